@@ -1,0 +1,125 @@
+"""Everything that decides which change of state is legal. The docs' table is drawn from this one.
+
+PREPARING is committed before the first effect; after it every exit passes TERMINATING, because only a
+container that its reachable engine reports exited or absent frees the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core.model import EndCause, Session, SessionState
+from fgpu_scheduler.errors import InvalidTransition
+
+S = SessionState
+
+LEGAL: dict[SessionState, tuple[SessionState, ...]] = {
+    S.PENDING: (S.SCHEDULED, S.CANCELLED),
+    S.SCHEDULED: (S.PREPARING, S.PENDING, S.CANCELLED),
+    S.PREPARING: (S.PULLING, S.RUNNING, S.TERMINATING),
+    S.PULLING: (S.RUNNING, S.TERMINATING),
+    S.RUNNING: (S.TERMINATING,),
+    S.TERMINATING: (S.TERMINATED, S.ERROR),
+    S.TERMINATED: (),
+    S.ERROR: (),
+    S.CANCELLED: (),
+}
+
+MOVED_BY: dict[SessionState, str] = {
+    S.PENDING: "the scheduler, when a request is admitted or its node is lost before the launch",
+    S.SCHEDULED: "the planner, when a placement is committed",
+    S.PREPARING: "the spawner, before its first effect",
+    S.PULLING: "the spawner, when the engine has to fetch the image",
+    S.RUNNING: "the spawner, when the server answers",
+    S.TERMINATING: "the spawner or reconcile, at the first sign of an end",
+    S.TERMINATED: "the spawner or reconcile, when the engine reports the container gone",
+    S.ERROR: "the spawner or reconcile, when the engine reports a failed container gone",
+    S.CANCELLED: "the spawner or the queue's deadline, before anything was started",
+}
+"""Who moves a session into each state, for the docs."""
+
+HOLDING: tuple[SessionState, ...] = (
+    S.SCHEDULED,
+    S.PREPARING,
+    S.PULLING,
+    S.RUNNING,
+    S.TERMINATING,
+)
+"""The states in which, and only in which, a session holds its shares."""
+
+WAITING: tuple[SessionState, ...] = (S.PENDING,)
+LAUNCHING: tuple[SessionState, ...] = (S.PREPARING, S.PULLING)
+ENDED: tuple[SessionState, ...] = (S.TERMINATED, S.ERROR, S.CANCELLED)
+LIVE: tuple[SessionState, ...] = (
+    S.PENDING,
+    S.SCHEDULED,
+    S.PREPARING,
+    S.PULLING,
+    S.RUNNING,
+    S.TERMINATING,
+)
+SERVING: tuple[SessionState, ...] = (S.PENDING, S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING)
+"""The states in which a session is its server's current one: at most one of these per server.
+
+TERMINATING is left out: a server may be asked for again while its last container still goes down.
+"""
+
+FAILURES: tuple[EndCause, ...] = (
+    EndCause.NODE_LOST,
+    EndCause.PULL_FAILED,
+    EndCause.LAUNCH_FAILED,
+    EndCause.OOM,
+    EndCause.ISOLATION_FAILED,
+)
+"""Causes after which a session ends in ERROR and not in TERMINATED."""
+
+
+def check(session_id: int, current: SessionState, to: SessionState) -> None:
+    """Raise `InvalidTransition` unless ``current -> to`` is legal."""
+    if to not in LEGAL[current]:
+        legal = ", ".join(LEGAL[current]) or "none: it has ended"
+        raise InvalidTransition(f"session {session_id}: {current} -> {to} is not legal (legal: {legal})")
+
+
+def moved(
+    session: Session,
+    to: SessionState,
+    *,
+    now_s: int,
+    cause: EndCause | None = None,
+    message: str | None = None,
+) -> Session:
+    """Return ``session`` in state ``to``, with the fields that follow from it.
+
+    The first cause and message stay. The placement stays too, as a record of what was held; it goes
+    only with a return to the queue.
+
+    Raises:
+        InvalidTransition: the life cycle has no such change.
+    """
+    check(session.id, session.state, to)
+    if to in (S.TERMINATING, S.CANCELLED) and cause is None:
+        raise InvalidTransition(f"session {session.id}: {to} needs an end_cause")
+    return replace(
+        session,
+        state=to,
+        wait_reason=session.wait_reason if to is S.PENDING else None,
+        held=session.held if to not in ENDED else False,
+        placement=None if to is S.PENDING else session.placement,
+        scheduled_at_s=_scheduled_at_s(session, to, now_s),
+        started_at_s=now_s if to is S.RUNNING else session.started_at_s,
+        ended_at_s=now_s if to in ENDED else None,
+        end_cause=session.end_cause or cause,
+        message=session.message or message,
+    )
+
+
+def _scheduled_at_s(session: Session, to: SessionState, now_s: int) -> int | None:
+    if to is S.SCHEDULED:
+        return now_s
+    return None if to is S.PENDING else session.scheduled_at_s
+
+
+def final_state(cause: EndCause | None) -> SessionState:
+    """Return the state in which a TERMINATING session with this cause ends."""
+    return S.ERROR if cause in FAILURES else S.TERMINATED

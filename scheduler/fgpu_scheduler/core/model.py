@@ -1,0 +1,190 @@
+"""The values of the scheduler: devices, nodes, requests, sessions and one snapshot of them all.
+
+Everything is frozen; a change makes a new value. Tuples are in a stated order, so that equal
+snapshots give equal plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
+
+
+class NodeState(StrEnum):
+    """READY takes sessions; CORDONED keeps those it has; LOST does not answer and keeps their shares."""
+
+    READY = "READY"
+    CORDONED = "CORDONED"
+    LOST = "LOST"
+
+
+class SessionState(StrEnum):
+    """Where a session is in its life; `lifecycle` holds the legal changes."""
+
+    PENDING = "PENDING"
+    SCHEDULED = "SCHEDULED"
+    PREPARING = "PREPARING"
+    PULLING = "PULLING"
+    RUNNING = "RUNNING"
+    TERMINATING = "TERMINATING"
+    TERMINATED = "TERMINATED"
+    ERROR = "ERROR"
+    CANCELLED = "CANCELLED"
+
+
+class WaitReason(StrEnum):
+    """Why a session is PENDING."""
+
+    RESOURCES = "RESOURCES"
+    QUOTA = "QUOTA"
+    PRIORITY = "PRIORITY"
+    RESERVED = "RESERVED"
+    HELD = "HELD"
+
+
+class EndCause(StrEnum):
+    """Why a session ended, or never ran."""
+
+    USER = "USER"
+    EXITED = "EXITED"
+    IDLE = "IDLE"
+    TIME_LIMIT = "TIME_LIMIT"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_LOST = "NODE_LOST"
+    PULL_FAILED = "PULL_FAILED"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    OOM = "OOM"
+    ISOLATION_FAILED = "ISOLATION_FAILED"
+
+
+class ShareMode(StrEnum):
+    """What of a device a share limits."""
+
+    MEMORY = "memory"
+    MEMORY_COMPUTE = "memory+compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical GPU. ``capacity_milli`` is the administrator's fGPU per GPU of its model x 1000."""
+
+    uuid: str
+    node_id: str
+    index: int
+    model: str
+    memory_mib: int
+    capacity_milli: int
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The host of some devices (in order of their index), with CPU and memory for sessions."""
+
+    id: str
+    resource_group: str
+    cpu_milli: int
+    memory_mib: int
+    devices: tuple[Device, ...]
+    state: NodeState = NodeState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for one session.
+
+    ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core.
+    """
+
+    user: str
+    server_name: str
+    image: str
+    resource_group: str
+    fgpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a session holds, or would hold, of one device."""
+
+    device_uuid: str
+    fgpu_milli: int
+    memory_mib: int
+    compute_percent: int
+    mode: ShareMode = ShareMode.MEMORY_COMPUTE
+
+    @classmethod
+    def of(cls, device: Device, fgpu_milli: int) -> Share:
+        """Return the share that ``fgpu_milli`` of ``device`` is worth (product A3)."""
+        return cls(
+            device_uuid=device.uuid,
+            fgpu_milli=fgpu_milli,
+            memory_mib=share_memory_mib(
+                fgpu_milli,
+                capacity_milli=device.capacity_milli,
+                device_memory_mib=device.memory_mib,
+            ),
+            compute_percent=share_compute_percent(fgpu_milli, capacity_milli=device.capacity_milli),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Proposed shares on one node. A placement never spans nodes."""
+
+    node_id: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One server of one user, from submission to end.
+
+    ``held`` is true while nobody waits to launch it (its Hub restarted, say): it keeps its place but
+    is not placed. ``attempt`` counts launches; with the id it names the container. ``launched`` is the
+    launcher's own note on what it started, opaque here.
+    """
+
+    id: int
+    request: Request
+    state: SessionState
+    submitted_at_s: int
+    held: bool = False
+    attempt: int = 0
+    placement: Placement | None = None
+    wait_reason: WaitReason | None = None
+    scheduled_at_s: int | None = None
+    started_at_s: int | None = None
+    ended_at_s: int | None = None
+    end_cause: EndCause | None = None
+    message: str | None = None
+    launched: str | None = None
+    replaces: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a decision may depend on: nodes by id and live sessions by id, at one instant.
+
+    ``version`` changes with every commit of the store, so that a plan made on a stale snapshot is refused.
+    """
+
+    now_s: int
+    version: int
+    nodes: tuple[Node, ...]
+    sessions: tuple[Session, ...] = field(default=())
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the session with this id, or None."""
+        return next((s for s in self.sessions if s.id == session_id), None)
+
+    def with_sessions(self, sessions: Iterable[Session]) -> Snapshot:
+        """Return this snapshot with other sessions, put in order of their ids."""
+        ordered = tuple(sorted(sessions, key=lambda s: s.id))
+        return Snapshot(self.now_s, self.version, self.nodes, ordered)

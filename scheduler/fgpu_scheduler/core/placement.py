@@ -1,0 +1,207 @@
+"""What is free, what fits, and which of the fitting placements is taken.
+
+`after` is the one fit check: the planner and the committing store both call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Device, Node, NodeState, Placement, Request, Session, Share, Snapshot
+
+MAX_SHARES = 20
+"""Slices on one GPU at the most (product H1; Huawei CCE's limit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFree:
+    """What is left of one device."""
+
+    device: Device
+    fgpu_milli: int
+    memory_mib: int
+    compute_percent: int
+    shares: int
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no session holds any of it."""
+        return self.shares == MAX_SHARES
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFree:
+    """What is left of one node; devices in order of their index."""
+
+    node: Node
+    cpu_milli: int
+    memory_mib: int
+    devices: tuple[DeviceFree, ...]
+
+
+Free = tuple[NodeFree, ...]
+"""What is left of every node, in order of the nodes' ids."""
+
+
+def untouched(node: Node) -> NodeFree:
+    """Return ``node`` with nothing taken."""
+    devices = tuple(
+        DeviceFree(d, d.capacity_milli, d.memory_mib, 100, MAX_SHARES) for d in node.devices
+    )
+    return NodeFree(node, node.cpu_milli, node.memory_mib, devices)
+
+
+def free(snapshot: Snapshot) -> Free:
+    """Return what the sessions that hold shares leave of each node.
+
+    Amounts can be below zero where an administrator has made a node smaller than what runs on it.
+    """
+    by_node: dict[str, list[Session]] = {}
+    for session in snapshot.sessions:
+        if session.state in HOLDING and session.placement is not None:
+            by_node.setdefault(session.placement.node_id, []).append(session)
+    return tuple(_left(node, by_node.get(node.id, ())) for node in snapshot.nodes)
+
+
+def _left(node: Node, sessions: Iterable[Session]) -> NodeFree:
+    left = untouched(node)
+    for session in sessions:
+        assert session.placement is not None
+        left = _taken(left, session.request, session.placement.shares)
+    return left
+
+
+def _taken(left: NodeFree, request: Request, shares: Sequence[Share]) -> NodeFree:
+    by_uuid = {share.device_uuid: share for share in shares}
+    devices = tuple(
+        d if (share := by_uuid.get(d.device.uuid)) is None else _less(d, share) for d in left.devices
+    )
+    return replace(
+        left,
+        cpu_milli=left.cpu_milli - request.cpu_milli,
+        memory_mib=left.memory_mib - request.memory_mib,
+        devices=devices,
+    )
+
+
+def _less(left: DeviceFree, share: Share) -> DeviceFree:
+    return replace(
+        left,
+        fgpu_milli=left.fgpu_milli - share.fgpu_milli,
+        memory_mib=left.memory_mib - share.memory_mib,
+        compute_percent=left.compute_percent - share.compute_percent,
+        shares=left.shares - 1,
+    )
+
+
+def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | None:
+    """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
+
+    Memory and compute are checked beside fGPU, because shares taken under an earlier unit may be
+    worth more than their fGPU says today.
+    """
+    if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
+        return None
+    if sum(share.fgpu_milli for share in placement.shares) != request.fgpu_milli:
+        return None
+    known = [d.device.uuid for d in left.devices]
+    wanted = [share.device_uuid for share in placement.shares]
+    if len(set(wanted)) != len(wanted) or any(uuid not in known for uuid in wanted):
+        return None
+    taken = _taken(left, request, placement.shares)
+    if taken.cpu_milli < 0 or taken.memory_mib < 0:
+        return None
+    for device in taken.devices:
+        if device.device.uuid in wanted and (
+            min(device.fgpu_milli, device.memory_mib, device.compute_percent, device.shares) < 0
+        ):
+            return None
+    return taken
+
+
+def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
+    """Return how many devices of this capacity the amount takes, or None where it would straddle.
+
+    A fraction lies on one device; more than one device is whole devices only.
+    """
+    if fgpu_milli <= capacity_milli:
+        return 1
+    count, rest = divmod(fgpu_milli, capacity_milli)
+    return None if rest else count
+
+
+def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
+    """Yield each way that ``request`` fits on a node, with what that leaves, in order of device uuid.
+
+    For whole devices there is one: those of the lowest uuids. (They are alike, being untouched.)
+    """
+    if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
+        return
+    whole: dict[int, list[Device]] = {}
+    for device in sorted((d for d in left.devices), key=lambda d: d.device.uuid):
+        capacity = device.device.capacity_milli
+        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
+        if needed == 1:
+            placement = Placement(left.node.id, (Share.of(device.device, request.fgpu_milli),))
+            leaves = after(left, request, placement)
+            if leaves is not None:
+                yield placement, leaves
+        elif needed is not None and device.untouched:
+            group = whole.setdefault(capacity, [])
+            group.append(device.device)
+            if len(group) == needed:
+                shares = tuple(Share.of(d, d.capacity_milli) for d in group)
+                placement = Placement(left.node.id, shares)
+                leaves = after(left, request, placement)
+                if leaves is not None:
+                    yield placement, leaves
+
+
+Score = Callable[[Placement, NodeFree], tuple[int, ...]]
+"""Lower is better; compared before the node's id and the uuids, which break ties."""
+
+
+def best_fit(placement: Placement, leaves: NodeFree) -> tuple[int, ...]:
+    """Score by the share of its devices that a placement leaves free, in millionths: [0, 10^6 x n].
+
+    For whole devices that is 0 everywhere, so the node's untouched devices decide: fewer is better.
+    """
+    uuids = [share.device_uuid for share in placement.shares]
+    rest = sum(
+        10**6 * d.fgpu_milli // d.device.capacity_milli
+        for d in leaves.devices
+        if d.device.uuid in uuids
+    )
+    return rest, sum(1 for d in leaves.devices if d.untouched)
+
+
+def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
+    """Return the best placement of ``request`` and what it leaves, or None if none fits."""
+    found: tuple[tuple[tuple[int, ...], str, tuple[str, ...]], Placement, int, NodeFree] | None = None
+    for at, node in enumerate(left):
+        if node.node.resource_group != request.resource_group:
+            continue
+        for placement, leaves in placements(node, request):
+            key = (
+                score(placement, leaves),
+                placement.node_id,
+                tuple(share.device_uuid for share in placement.shares),
+            )
+            if found is None or key < found[0]:
+                found = key, placement, at, leaves
+    if found is None:
+        return None
+    _, placement, at, leaves = found
+    return placement, (*left[:at], leaves, *left[at + 1 :])
+
+
+def could_ever_fit(request: Request, nodes: Iterable[Node]) -> bool:
+    """Return whether ``request`` fits on some node when nothing else runs, cordoned or not."""
+    empty = tuple(
+        untouched(replace(node, state=NodeState.READY))
+        for node in nodes
+        if node.resource_group == request.resource_group
+    )
+    return place(request, empty, score=best_fit) is not None

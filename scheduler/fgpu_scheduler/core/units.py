@@ -1,0 +1,68 @@
+"""Amounts: the administrator's unit fGPU and what a share of a device is worth.
+
+An amount of fGPU is a ``Decimal`` only at the edge; inside it is ``fgpu_milli``, an integer count of
+thousandths, so that sums and differences are exact ("0.9" is never 0.8999).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+from fgpu_scheduler.errors import BadAmount
+
+MILLI = 1000
+MEMORY_GRAIN_MIB = 128
+"""Shares of GPU memory are multiples of this (product H3; Huawei CCE's ``gpu-mem.128Mi``)."""
+
+LARGEST_MILLI = 10**9
+"""A million units: nobody owns more, and it keeps every sum inside 64 bits."""
+
+
+def parse_milli(text: str, *, field: str) -> int:
+    """Read an exact decimal such as ``"0.5"`` as thousandths.
+
+    Raises:
+        BadAmount: not a plain decimal, negative, too large, or with a fourth decimal.
+    """
+    shown = text if len(text) <= 40 else text[:40] + "..."
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5") from None
+    if not value.is_finite():
+        raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5")
+    if value < 0:
+        raise BadAmount(f"{field}: {shown} is negative; it must be above 0")
+    if value * MILLI > LARGEST_MILLI:
+        raise BadAmount(f"{field}: {shown} is too large; at most {LARGEST_MILLI // MILLI} is possible")
+    milli = value * MILLI
+    if milli != milli.to_integral_value():
+        raise BadAmount(f"{field}: {shown} has more than three decimals")
+    return int(milli)
+
+
+def format_milli(milli: int) -> str:
+    """Return the exact decimal of ``milli`` thousandths, without trailing zeros ("0.5", "2")."""
+    whole, rest = divmod(milli, MILLI)
+    return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)
+
+
+def share_memory_mib(fgpu_milli: int, *, capacity_milli: int, device_memory_mib: int) -> int:
+    """Return the GPU memory in MiB that goes with ``fgpu_milli`` of a device.
+
+    Rounded down to 128 MiB, so that shares never sum above the device; the whole device has all of
+    its memory, whatever its size is a multiple of.
+    """
+    if fgpu_milli >= capacity_milli:
+        return device_memory_mib
+    exact = device_memory_mib * fgpu_milli // capacity_milli
+    return exact - exact % MEMORY_GRAIN_MIB
+
+
+def share_compute_percent(fgpu_milli: int, *, capacity_milli: int) -> int:
+    """Return the share of compute in whole percent that goes with ``fgpu_milli``.
+
+    Rounded down, so that shares never sum above 100, and at least 1. The floor of 1 can make more
+    than 100 shares of under one percent sum above 100; `MAX_SHARES` per device rules that out.
+    """
+    return max(1, min(100, 100 * fgpu_milli // capacity_milli))

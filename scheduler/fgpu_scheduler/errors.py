@@ -1,0 +1,63 @@
+"""The root of every error that this project raises on purpose."""
+
+from __future__ import annotations
+
+
+class FGPUError(Exception):
+    """An error with a stable ``code`` and a message that is safe to show a user."""
+
+    code = "error"
+
+
+class BadAmount(FGPUError):
+    """An amount that cannot be read or is outside what is possible."""
+
+    code = "bad_amount"
+
+
+class BadSettings(FGPUError):
+    """A setting of the administrator that cannot work. The message is one line."""
+
+    code = "bad_settings"
+
+
+class InvalidTransition(FGPUError):
+    """A change of state that the life cycle does not know. A bug, or a lost race."""
+
+    code = "invalid_transition"
+
+
+class StaleVersion(FGPUError):
+    """The store changed since the snapshot was read; plan again."""
+
+    code = "stale_version"
+
+
+class UnknownSession(FGPUError):
+    """No session has this id."""
+
+    code = "unknown_session"
+
+
+class SessionExists(FGPUError):
+    """The user's server has a live session already."""
+
+    code = "session_exists"
+
+
+class TooManyPending(FGPUError):
+    """The user's pending requests would exceed the limit."""
+
+    code = "too_many_pending"
+
+
+class StoreUnavailable(FGPUError):
+    """The database cannot be reached or is of another version."""
+
+    code = "store_unavailable"
+
+
+class ProbeFailed(FGPUError):
+    """The GPUs could not be read. Never to be taken for "no GPU"."""
+
+    code = "probe_failed"

@@ -1,0 +1,61 @@
+"""What the scheduler asks of the world: the time, the devices, and who starts and stops sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fgpu_scheduler.core.reconcile import Observed
+
+
+class Clock(Protocol):
+    """The time. Injected, so that tests and the simulator own it."""
+
+    def now_s(self) -> int:
+        """Return the instant as integer UTC seconds."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_s(self) -> int:
+        """Return the instant as integer UTC seconds."""
+        return int(time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A GPU as a probe reports it, before the administrator's unit is known."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    simulated: bool = False
+
+
+class DeviceProbe(Protocol):
+    """Lists the GPUs of this machine."""
+
+    def devices(self) -> tuple[FoundDevice, ...]:
+        """Return the GPUs in order of their index; empty only if there truly is none.
+
+        Raises:
+            ProbeFailed: the GPUs could not be read.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Sees and removes what sessions were launched as (containers, processes)."""
+
+    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+        """Return everything that carries this installation's marks, and the nodes that answered."""
+        ...
+
+    async def remove(self, observed: Observed) -> bool:
+        """Stop and remove it; return whether it is known to be gone. Idempotent."""
+        ...
