@@ -16,8 +16,8 @@ class NvmlProbe:
     def devices(self) -> tuple[FoundDevice, ...]:
         """Return the GPUs in order of their index.
 
-        A machine without the NVIDIA library, or whose library says that there is no device, has none.
-        Any other NVML error is raised: a broken driver is not "no GPU".
+        A machine without the NVIDIA library has none, as has one whose library counts no device. Any
+        other NVML error is raised: a broken driver is not "no GPU".
 
         Raises:
             ProbeFailed: with NVML's own text.
@@ -25,8 +25,7 @@ class NvmlProbe:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as e:
-            absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_NO_DEVICE)
-            if getattr(e, "value", None) in absent:
+            if getattr(e, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 return ()
             raise ProbeFailed(f"NVML cannot be used: {e}") from e
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import Node, Request
-from fgpu_scheduler.core.units import format_milli
+from fgpu_scheduler.core.units import format_milli, share_memory_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,14 @@ def amounts_that_fit(nodes: Iterable[Node], caps: Caps) -> tuple[int, ...]:
         for device in node.devices:
             by_capacity[device.capacity_milli] = by_capacity.get(device.capacity_milli, 0) + 1
         for capacity, number in by_capacity.items():
-            found.update(range(caps.fgpu_step_milli, capacity + 1, caps.fgpu_step_milli))
             found.update(capacity * n for n in range(1, number + 1))
+        for capacity, memory_mib in sorted({(d.capacity_milli, d.memory_mib) for d in node.devices}):
+            found.update(
+                amount
+                for amount in range(caps.fgpu_step_milli, capacity + 1, caps.fgpu_step_milli)
+                # A slice so thin that its memory rounds down to nothing is no slice.
+                if share_memory_mib(amount, capacity_milli=capacity, device_memory_mib=memory_mib)
+            )
     most = caps.max_fgpu_milli
     return tuple(sorted(a for a in found if most is None or a <= most))
 
@@ -109,11 +115,19 @@ def _fgpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     if asked > one_gpu:
         message = (
             f"fgpu: {shown} is more than one GPU ({format_milli(one_gpu)} fGPU) and not a whole number of "
-            f"GPUs; the nearest possible is {nearest}"
+            f"GPUs; {_nearest(asked, fitting)}"
         )
         return Refusal("fgpu", "straddles", message, format_milli(one_gpu), nearest)
-    message = f"fgpu: {shown} is not a multiple of {step}; the nearest possible is {nearest}"
+    message = f"fgpu: {shown} is not a multiple of {step}; {_nearest(asked, fitting)}"
     return Refusal("fgpu", "not_a_step", message, step, nearest)
+
+
+def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
+    """Name the amounts next to ``asked`` on both sides."""
+    below = [format_milli(a) for a in fitting if a < asked][-1:]
+    above = [format_milli(a) for a in fitting if a > asked][:1]
+    found = (*below, *above)
+    return f"the nearest possible {'are' if len(found) > 1 else 'is'} {' and '.join(found)}"
 
 
 def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
@@ -123,7 +137,7 @@ def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     if caps.max_cpu_milli is not None and asked > caps.max_cpu_milli:
         limit = format_milli(caps.max_cpu_milli)
         message = f"cpu: {format_milli(asked)} is above the limit of {limit} per session"
-        return Refusal("cpu", "above_cap", message, limit, limit)
+        return Refusal("cpu", "above_cap", message, limit, format_milli(min(most, caps.max_cpu_milli)))
     if asked > most:
         limit = format_milli(most)
         message = f"cpu: {format_milli(asked)} is more than any node has; the most is {limit}"
@@ -142,7 +156,8 @@ def _memory(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
         return Refusal("memory_mib", "too_small", message, str(MIN_MEMORY_MIB), str(MIN_MEMORY_MIB))
     if caps.max_memory_mib is not None and asked > caps.max_memory_mib:
         message = f"memory_mib: {asked} is above the limit of {caps.max_memory_mib} MiB per session"
-        return Refusal("memory_mib", "above_cap", message, str(caps.max_memory_mib), str(caps.max_memory_mib))
+        nearest = str(min(most, caps.max_memory_mib))
+        return Refusal("memory_mib", "above_cap", message, str(caps.max_memory_mib), nearest)
     if asked > most:
         message = f"memory_mib: {asked} is more than any node has; the most is {most} MiB"
         return Refusal("memory_mib", "never_fits", message, str(most), str(most))

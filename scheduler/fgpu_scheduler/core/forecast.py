@@ -7,23 +7,28 @@ sessions end after their typical length, the planner would place it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
+    NodeState,
     Request,
     Session,
     SessionState,
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.core.planner import Plan, Policy, Shape, place_in_order, plan, shape
 from fgpu_scheduler.core.units import format_milli
 
 BASIS_NOW = "free now"
 BASIS_TYPICAL = "typical length of sessions here"
 BASIS_UNKNOWN = "unknown: too few sessions have ended to tell"
+BASIS_NO_NODE = "unknown: no node that takes sessions now could hold it"
+
+STARTS_NOW = "starts now"
 
 SOON_S = 60
 """A session that has outlived the typical length is expected to end about this much later."""
@@ -31,7 +36,10 @@ SOON_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is known of one waiting session. ``position`` 1 is next; 0 means that it starts now."""
+    """What is known of one waiting session.
+
+    ``position`` 0 means that it starts now; 1 is the first of those of its resource group that wait on.
+    """
 
     session_id: int
     position: int
@@ -41,9 +49,7 @@ class Forecast:
     basis: str
 
 
-def forecast(
-    snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None
-) -> tuple[Forecast, ...]:
+def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None) -> tuple[Forecast, ...]:
     """Return a forecast for every waiting session, in queue order.
 
     ``typical_length_s`` is the median length of sessions that ended here, or None while too few have.
@@ -51,61 +57,73 @@ def forecast(
     """
     now = plan(snapshot, policy)
     left = placement.free(snapshot)
-    positions = order.positions(snapshot.sessions, order=policy.order)
+    sessions = {s.id: s for s in snapshot.sessions}
+    length: dict[str, int] = {}
+    shortages: dict[Shape, str] = {}
     starts = _starts(snapshot, policy, now, typical_length_s)
     placed_now = {p.session_id for p in now.placed}
     found = []
     for decision in now.decisions:
-        session = snapshot.session(decision.session_id)
-        assert session is not None
+        session = sessions[decision.session_id]
         start = starts.get(session.id)
         if session.id in placed_now:
-            reason, text, basis = WaitReason.RESOURCES, "starts now", BASIS_NOW
-        elif session.held:
+            found.append(Forecast(session.id, 0, WaitReason.RESOURCES, STARTS_NOW, start, BASIS_NOW))
+            continue
+        group, asked = session.request.resource_group, shape(session.request)
+        length[group] = length.get(group, 0) + 1
+        if session.held:
             reason, text = WaitReason.HELD, "the Hub restarted; it resumes this request by itself"
-            basis = BASIS_TYPICAL if start is not None else BASIS_UNKNOWN
         else:
-            reason, text = WaitReason.RESOURCES, shortage(session.request, left)
-            basis = BASIS_TYPICAL if start is not None else BASIS_UNKNOWN
-        found.append(Forecast(session.id, positions[session.id], reason, text, start, basis))
+            if asked not in shortages:
+                shortages[asked] = shortage(session.request, left)
+            reason, text = WaitReason.RESOURCES, shortages[asked]
+        basis = _basis(start, typical_length_s)
+        found.append(Forecast(session.id, length[group], reason, text, start, basis))
     return tuple(found)
 
 
-def _starts(
-    snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int | None
-) -> dict[int, int]:
+def _basis(start: int | None, typical_length_s: int | None) -> str:
+    if start is not None:
+        return BASIS_TYPICAL
+    return BASIS_UNKNOWN if typical_length_s is None else BASIS_NO_NODE
+
+
+def _starts(snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int | None) -> dict[int, int]:
     """Return the expected start of each waiting session for which one can be told."""
     starts = {p.session_id: snapshot.now_s for p in now.placed}
     if typical_length_s is None:
         return starts
-    world = _unheld(snapshot)
-    ends = {
-        s.id: _expected_end_at_s(s, snapshot.now_s, typical_length_s)
-        for s in world.sessions
-        if s.state in HOLDING
-    }
+    now_s = snapshot.now_s
+    left = {n.node.id: n for n in placement.free(snapshot)}
+    holding = {s.id: (s.request, s.placement) for s in snapshot.sessions if s.state in HOLDING and s.placement}
+    ends = [(_expected_end_at_s(s, now_s, typical_length_s), s.id) for s in snapshot.sessions if s.id in holding]
+    heapify(ends)
+    waiting = list(order.queue(snapshot.sessions, order=policy.order))
+    # What did not fit can fit only where something has ended since: the other nodes need no second try.
+    changed = tuple(left)
     # Each turn ends at least one session, and each session ends once: this comes to an end.
-    while True:
-        step = plan(world, policy)
-        world = _applied(world, step)
-        for placed in step.placed:
-            starts.setdefault(placed.session_id, world.now_s)
-            ends[placed.session_id] = world.now_s + typical_length_s
-        if not ends or not any(s.state is SessionState.PENDING for s in world.sessions):
-            return starts
-        instant = min(ends.values())
-        gone = [i for i, at in ends.items() if at == instant]
-        for i in gone:
-            del ends[i]
-        world = replace(world, now_s=max(world.now_s, instant)).with_sessions(
-            s for s in world.sessions if s.id not in gone
-        )
-
-
-def _unheld(snapshot: Snapshot) -> Snapshot:
-    return snapshot.with_sessions(
-        replace(s, held=False) if s.state is SessionState.PENDING else s for s in snapshot.sessions
-    )
+    while waiting:
+        placed, leaves = place_in_order(waiting, tuple(left[i] for i in changed), policy)
+        left.update((n.node.id, n) for n in leaves)
+        if placed:
+            for s in waiting:
+                if s.id in placed:
+                    starts.setdefault(s.id, now_s)
+                    holding[s.id] = s.request, placed[s.id]
+                    heappush(ends, (now_s + typical_length_s, s.id))
+            waiting = [s for s in waiting if s.id not in placed]
+        if not ends:
+            break
+        instant = ends[0][0]
+        now_s = max(now_s, instant)
+        gone: dict[str, None] = {}
+        while ends and ends[0][0] == instant:
+            request, where = holding[heappop(ends)[1]]
+            if where.node_id in left:
+                left[where.node_id] = placement.returned(left[where.node_id], request, where)
+                gone[where.node_id] = None
+        changed = tuple(sorted(gone))
+    return starts
 
 
 def _expected_end_at_s(session: Session, now_s: int, typical_length_s: int) -> int:
@@ -132,29 +150,62 @@ def shortage(request: Request, left: placement.Free) -> str:
     """Say in plain words why ``request`` does not fit now, or that it would."""
     if placement.place(request, left, score=placement.best_fit) is not None:
         return "waits for its turn"
-    own = [n for n in left if n.node.resource_group == request.resource_group]
+    own = [n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY]
+    if not own:
+        return f"no node of resource group {request.resource_group!r} takes sessions now"
+    enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]
+    if not enough:
+        return _fgpu_shortage(request.fgpu_milli, own)
     asked = format_milli(request.fgpu_milli)
-    per_device = [d.fgpu_milli for n in own for d in n.devices]
-    most, total = max(per_device, default=0), sum(m for m in per_device if m > 0)
-    whole = [d for n in own for d in n.devices if d.untouched]
-    capacity = max((d.device.capacity_milli for n in own for d in n.devices), default=0)
-    if request.fgpu_milli > capacity > 0:
+    roomy = [n for n in enough if n.cpu_milli >= request.cpu_milli and n.memory_mib >= request.memory_mib]
+    if not roomy:
         return (
-            f"{asked} fGPU needs {request.fgpu_milli // capacity} whole GPUs on one node: "
-            f"{len(whole)} are free now"
+            f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
+            f"{request.memory_mib} MiB memory on the same node"
         )
-    if most < request.fgpu_milli <= total:
+    if all(d.shares < 1 for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli):
+        return f"{asked} fGPU is free, but {placement.MAX_SHARES} sessions already share that GPU"
+    return f"{asked} fGPU is free, but its GPU memory or compute is still held by earlier sessions"
+
+
+def _has_fgpu(left: placement.NodeFree, asked: int) -> bool:
+    if any(asked <= d.fgpu_milli for d in left.devices):
+        return True
+    untouched, needed = _whole(left, asked)
+    return 0 < needed <= untouched
+
+
+def _whole(left: placement.NodeFree, asked: int) -> tuple[int, int]:
+    """Return how many untouched devices a node has of those it would give whole, and how many it takes.
+
+    (0, 0) where the amount is not a number of whole devices there. Fewest missing where models differ.
+    """
+    found = []
+    for capacity in sorted({d.device.capacity_milli for d in left.devices}):
+        needed = placement.devices_needed(asked, capacity_milli=capacity)
+        alike = [d for d in left.devices if d.device.capacity_milli == capacity]
+        if needed is not None and 1 < needed <= len(alike):
+            found.append((sum(1 for d in alike if d.untouched), needed))
+    return max(found, key=lambda f: (f[0] - f[1], f[1]), default=(0, 0))
+
+
+def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
+    asked = format_milli(asked_milli)
+    per_device = [d.fgpu_milli for n in own for d in n.devices]
+    most, total = max(0, max(per_device, default=0)), sum(m for m in per_device if m > 0)
+    if asked_milli > max((d.device.capacity_milli for n in own for d in n.devices), default=0):
+        wholes = [w for n in own if (w := _whole(n, asked_milli))[1]]
+        if not wholes:
+            return f"{asked} fGPU is more than any node that takes sessions now has"
+        untouched, needed = max(wholes, key=lambda w: w[0] - w[1])
+        return f"{asked} fGPU needs {needed} whole GPUs on one node: at most {untouched} are free on one now"
+    if asked_milli <= total:
         return (
             f"{asked} fGPU does not fit on one GPU: {format_milli(total)} fGPU is free in all, "
             f"but at most {format_milli(most)} on one GPU"
         )
-    if most < request.fgpu_milli:
-        free = f"{format_milli(max(0, most))} fGPU" if most > 0 else "nothing"
-        return f"{asked} fGPU is not free: {free} is free now"
-    return (
-        f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
-        f"{request.memory_mib} MiB memory on the same node"
-    )
+    free = f"{format_milli(most)} fGPU" if most else "nothing"
+    return f"{asked} fGPU is not free: {free} is free now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +234,18 @@ def forecast_request(
     ``position`` and the expected start are those of the last of the sessions, when all have started.
     """
     next_id = max((s.id for s in snapshot.sessions), default=0) + 1
-    new = [
-        Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)
-    ]
-    world = _unheld(snapshot).with_sessions((*snapshot.sessions, *new))
+    new = [Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)]
+    world = snapshot.with_sessions((*snapshot.sessions, *new))
     found = {f.session_id: f for f in forecast(world, policy, typical_length_s=typical_length_s)}
     own = [found[s.id] for s in new]
-    waiting = [f for f in own if f.text != "starts now"]
+    waiting = [f for f in own if f.basis != BASIS_NOW]
     largest = largest_now_milli(request, snapshot, policy, caps)
     if not waiting:
-        return RequestForecast(count, None, snapshot.now_s, BASIS_NOW, "starts now", largest)
+        return RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, largest)
     last = waiting[-1]
     return RequestForecast(
         startable_now=count - len(waiting),
-        position=last.position - (count - len(waiting)),
+        position=last.position,
         expected_start_at_s=last.expected_start_at_s,
         basis=last.basis,
         text=waiting[0].text,
@@ -204,9 +253,7 @@ def forecast_request(
     )
 
 
-def largest_now_milli(
-    request: Request, snapshot: Snapshot, policy: Policy, caps: Caps
-) -> int | None:
+def largest_now_milli(request: Request, snapshot: Snapshot, policy: Policy, caps: Caps) -> int | None:
     """Return the largest amount that would start at once beside the same CPU and memory, or None."""
     # What is placed from the queue in this very pass is ahead of a newcomer.
     world = _applied(snapshot, plan(snapshot, policy))

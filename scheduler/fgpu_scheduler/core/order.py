@@ -12,8 +12,12 @@ Order = Callable[[Session], tuple[int, ...]]
 
 
 def fifo(session: Session) -> tuple[int, ...]:
-    """First come, first served: by the instant of submission."""
-    return (session.submitted_at_s,)
+    """First come, first served: in the order of submission.
+
+    Ids tell it, being given in that order. Instants do not: a clock that is set back would let everybody
+    who comes later overtake.
+    """
+    return (session.id,)
 
 
 def queue(sessions: Iterable[Session], *, order: Order) -> tuple[Session, ...]:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import Device, Node, NodeState, Placement, Request, Session, Share, Snapshot
+from fgpu_scheduler.core.model import Device, Node, NodeState, Placement, Request, Share, Snapshot
 
 MAX_SHARES = 20
 """Slices on one GPU at the most (product H1; Huawei CCE's limit)."""
@@ -47,9 +47,7 @@ Free = tuple[NodeFree, ...]
 
 def untouched(node: Node) -> NodeFree:
     """Return ``node`` with nothing taken."""
-    devices = tuple(
-        DeviceFree(d, d.capacity_milli, d.memory_mib, 100, MAX_SHARES) for d in node.devices
-    )
+    devices = tuple(DeviceFree(d, d.capacity_milli, d.memory_mib, 100, MAX_SHARES) for d in node.devices)
     return NodeFree(node, node.cpu_milli, node.memory_mib, devices)
 
 
@@ -58,41 +56,42 @@ def free(snapshot: Snapshot) -> Free:
 
     Amounts can be below zero where an administrator has made a node smaller than what runs on it.
     """
-    by_node: dict[str, list[Session]] = {}
+    left = {node.id: untouched(node) for node in snapshot.nodes}
     for session in snapshot.sessions:
-        if session.state in HOLDING and session.placement is not None:
-            by_node.setdefault(session.placement.node_id, []).append(session)
-    return tuple(_left(node, by_node.get(node.id, ())) for node in snapshot.nodes)
+        where = session.placement
+        if session.state in HOLDING and where is not None and where.node_id in left:
+            left[where.node_id] = _taken(left[where.node_id], session.request, where)
+    return tuple(left[node.id] for node in snapshot.nodes)
 
 
-def _left(node: Node, sessions: Iterable[Session]) -> NodeFree:
-    left = untouched(node)
-    for session in sessions:
-        assert session.placement is not None
-        left = _taken(left, session.request, session.placement.shares)
-    return left
+def _taken(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
+    return _changed(left, request, placement, -1)
 
 
-def _taken(left: NodeFree, request: Request, shares: Sequence[Share]) -> NodeFree:
-    by_uuid = {share.device_uuid: share for share in shares}
+def returned(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
+    """Return what is left of a node once a session that `free` or `after` counted has ended."""
+    return _changed(left, request, placement, 1)
+
+
+def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) -> NodeFree:
+    by_uuid = {share.device_uuid: share for share in placement.shares}
     devices = tuple(
-        d if (share := by_uuid.get(d.device.uuid)) is None else _less(d, share) for d in left.devices
+        d
+        if (share := by_uuid.get(d.device.uuid)) is None
+        else DeviceFree(
+            d.device,
+            d.fgpu_milli + sign * share.fgpu_milli,
+            d.memory_mib + sign * share.memory_mib,
+            d.compute_percent + sign * share.compute_percent,
+            d.shares + sign,
+        )
+        for d in left.devices
     )
-    return replace(
-        left,
-        cpu_milli=left.cpu_milli - request.cpu_milli,
-        memory_mib=left.memory_mib - request.memory_mib,
-        devices=devices,
-    )
-
-
-def _less(left: DeviceFree, share: Share) -> DeviceFree:
-    return replace(
-        left,
-        fgpu_milli=left.fgpu_milli - share.fgpu_milli,
-        memory_mib=left.memory_mib - share.memory_mib,
-        compute_percent=left.compute_percent - share.compute_percent,
-        shares=left.shares - 1,
+    return NodeFree(
+        left.node,
+        left.cpu_milli + sign * request.cpu_milli,
+        left.memory_mib + sign * request.memory_mib,
+        devices,
     )
 
 
@@ -100,7 +99,7 @@ def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | 
     """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
 
     Memory and compute are checked beside fGPU, because shares taken under an earlier unit may be
-    worth more than their fGPU says today.
+    worth more than their fGPU says today. A share of no memory is refused: no limit can be set to it.
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
@@ -110,7 +109,9 @@ def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | 
     wanted = [share.device_uuid for share in placement.shares]
     if len(set(wanted)) != len(wanted) or any(uuid not in known for uuid in wanted):
         return None
-    taken = _taken(left, request, placement.shares)
+    if any(share.fgpu_milli <= 0 or share.memory_mib <= 0 for share in placement.shares):
+        return None
+    taken = _taken(left, request, placement)
     if taken.cpu_milli < 0 or taken.memory_mib < 0:
         return None
     for device in taken.devices:
@@ -140,8 +141,11 @@ def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, No
     if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return
     whole: dict[int, list[Device]] = {}
-    for device in sorted((d for d in left.devices), key=lambda d: d.device.uuid):
+    for device in sorted(left.devices, key=lambda d: d.device.uuid):
         capacity = device.device.capacity_milli
+        # Most devices of a busy cluster end here; `after` decides on the others.
+        if device.fgpu_milli < min(request.fgpu_milli, capacity):
+            continue
         needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
         if needed == 1:
             placement = Placement(left.node.id, (Share.of(device.device, request.fgpu_milli),))
@@ -170,9 +174,7 @@ def best_fit(placement: Placement, leaves: NodeFree) -> tuple[int, ...]:
     """
     uuids = [share.device_uuid for share in placement.shares]
     rest = sum(
-        10**6 * d.fgpu_milli // d.device.capacity_milli
-        for d in leaves.devices
-        if d.device.uuid in uuids
+        10**6 * d.fgpu_milli // d.device.capacity_milli for d in leaves.devices if d.device.uuid in uuids
     )
     return rest, sum(1 for d in leaves.devices if d.untouched)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fgpu_scheduler.core import order, placement
-from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,40 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     A held session keeps its place and is not placed. Once an amount does not fit, no later session
     that asks for exactly the same is tried again in this pass.
     """
-    left = placement.free(snapshot)
-    misfits = []
-    decisions: list[Decision] = []
-    for session in order.queue(snapshot.sessions, order=policy.order):
-        assert session.state is SessionState.PENDING
-        if session.held:
-            decisions.append(Wait(session.id, WaitReason.HELD))
+    waiting = order.queue(snapshot.sessions, order=policy.order)
+    unheld = [s for s in waiting if not s.held]
+    where, _ = place_in_order(unheld, placement.free(snapshot), policy)
+    return Plan(snapshot.version, tuple(_decision(s, where.get(s.id)) for s in waiting))
+
+
+def _decision(session: Session, where: Placement | None) -> Decision:
+    if where is not None:
+        return Place(session.id, where)
+    return Wait(session.id, WaitReason.HELD if session.held else WaitReason.RESOURCES)
+
+
+Shape = tuple[str, int, int, int]
+"""What decides where a request fits: two of one shape fit exactly alike."""
+
+
+def shape(asked: Request) -> Shape:
+    """Return the shape of a request."""
+    return asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
+
+
+def place_in_order(
+    queue: Iterable[Session], left: placement.Free, policy: Policy
+) -> tuple[dict[int, Placement], placement.Free]:
+    """Place what fits, in the order given, and return where each goes and what they all leave."""
+    misfits: dict[Shape, None] = {}
+    where: dict[int, Placement] = {}
+    for session in queue:
+        asked = shape(session.request)
+        if asked in misfits:
             continue
-        asked = session.request
-        shape = (asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib)
-        found = None if shape in misfits else placement.place(asked, left, score=policy.score)
+        found = placement.place(session.request, left, score=policy.score)
         if found is None:
-            misfits.append(shape)
-            decisions.append(Wait(session.id, WaitReason.RESOURCES))
+            misfits[asked] = None
         else:
-            where, left = found
-            decisions.append(Place(session.id, where))
-    return Plan(snapshot.version, tuple(decisions))
+            where[session.id], left = found
+    return where, left

@@ -40,7 +40,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A running session's process is gone: end the session, and free its share if ``absent``."""
+    """A running session's process is gone: move it to TERMINATING. Its share is freed by a later `Finish`."""
 
     session_id: int
     attempt: int
@@ -80,9 +80,10 @@ def reconcile(
     by_session: dict[int, list[Observed]] = {}
     for thing in observed:
         by_session.setdefault(thing.session_id, []).append(thing)
+    now = {session.id: session for session in after.sessions}
     healings: list[Healing] = []
     for session in before.sessions:
-        later = after.session(session.id)
+        later = now.get(session.id)
         if (
             later is None
             or (later.state, later.attempt) != (session.state, session.attempt)
@@ -101,7 +102,7 @@ def reconcile(
             else:
                 healings.append(Finish(session.id))
     for thing in sorted(observed, key=lambda o: (o.session_id, o.attempt, o.handle)):
-        why = _ghostly(thing, after.session(thing.session_id))
+        why = _ghostly(thing, now.get(thing.session_id))
         if why is not None:
             healings.append(Remove(thing, why))
     return tuple(healings)

@@ -1,0 +1,280 @@
+"""Sessions as local processes: for one person, or a demo. All of them run as the Hub's own system user.
+
+Each process carries the installation, the session and the attempt in its environment, and so do its children.
+By that mark they are found again after a restart, and what a dead server left behind is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub.utils import random_port
+from traitlets import Integer, default
+from traitlets.config import Config
+
+from fgpu_scheduler import EndCause, Launcher, Node, Observed, Session
+from fgpuspawner.catalogue import Image
+from fgpuspawner.queued import LaunchFailed, QueuedSpawner
+from fgpuspawner.runtime import Runtime
+from fgpuspawner.settings import FGPU
+
+INSTALLATION = "FGPU_INSTALLATION"
+SESSION = "FGPU_SESSION_ID"
+ATTEMPT = "FGPU_ATTEMPT"
+LOG_TAIL_BYTES = 4096
+
+
+class LocalProcesses:
+    """A `Launcher` for local processes: knows them by their marks, and who is whose server by a note on disk."""
+
+    def __init__(
+        self, *, installation: str, node_ids: Sequence[str], folder: Path, stop_timeout_s: float
+    ) -> None:
+        self.installation = installation
+        self._node_ids = tuple(node_ids)
+        self._folder = folder
+        self._stop_timeout_s = stop_timeout_s
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def handle(self, session: Session) -> str:
+        """Return the name of the session's current attempt: ``session-attempt@node``."""
+        assert session.placement is not None
+        return f"{session.id}-{session.attempt}@{session.placement.node_id}"
+
+    def log_path(self, session: Session) -> Path:
+        """Return where the server's output goes."""
+        return self._folder / "logs" / f"{session.id}-{session.attempt}.log"
+
+    def start(self, session: Session, cmd: list[str], env: dict[str, str], home: Path) -> None:
+        """Start the session's server in a process session of its own, and note which process it is."""
+        handle = self.handle(session)
+        marks = {INSTALLATION: self.installation, SESSION: str(session.id), ATTEMPT: handle}
+        for folder in (self._folder / "run", self._folder / "logs", home):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.log_path(session).open("wb") as output:
+            child = subprocess.Popen(
+                cmd,
+                env=env | marks,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children[handle] = child
+        self._note(handle).write_text(str(child.pid))
+
+    def _note(self, handle: str) -> Path:
+        return self._folder / "run" / handle
+
+    def _marked(self) -> dict[str, list[psutil.Process]]:
+        """Return every live process that carries this installation's mark, by handle."""
+        found: dict[str, list[psutil.Process]] = {}
+        for process in psutil.process_iter():
+            try:
+                env = process.environ()
+                if env.get(INSTALLATION) == self.installation and process.status() != psutil.STATUS_ZOMBIE:
+                    found.setdefault(env.get(ATTEMPT, ""), []).append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
+                # It ended, or it is another user's, and then not ours.
+                continue
+        return found
+
+    def _server(self, handle: str) -> psutil.Process | None:
+        """Return the live server process that was noted for this handle, or None."""
+        child = self._children.get(handle)
+        if child is not None and child.poll() is not None:
+            return None
+        try:
+            process = psutil.Process(int(self._note(handle).read_text()))
+            # The pid may be somebody else's by now; the mark cannot.
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(ATTEMPT) == handle:
+                return process
+        except (OSError, ValueError, psutil.Error):
+            pass
+        return None
+
+    def exit_status(self, session: Session) -> tuple[int, str] | None:
+        """Return None while the session's server lives, else its exit status (-1: not known) and the last words."""
+        handle = self.handle(session)
+        if self._server(handle) is not None:
+            return None
+        child = self._children.get(handle)
+        status = child.poll() if child is not None else None
+        try:
+            tail = self.log_path(session).read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        except OSError:
+            tail = ""
+        return (status if status is not None else -1), tail
+
+    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+        """Return every marked process group of this installation, one entry per attempt of a session."""
+        return await asyncio.to_thread(self._observe), self._node_ids
+
+    def _observe(self) -> list[Observed]:
+        found = []
+        for handle in self._marked():
+            match = re.fullmatch(r"(\d+)-(\d+)@(.+)", handle)
+            if match is None:
+                continue
+            alive = self._server(handle) is not None or not self._note(handle).exists()
+            found.append(
+                Observed(
+                    node_id=match[3],
+                    session_id=int(match[1]),
+                    attempt=int(match[2]),
+                    handle=handle,
+                    alive=alive,
+                    message="the session's server process ended",
+                )
+            )
+        return found
+
+    async def remove(self, observed: Observed) -> bool:
+        """End every process of this attempt; return whether all are gone."""
+        return await asyncio.to_thread(self._remove, [observed.handle], False)
+
+    async def remove_session(self, session: Session, *, now: bool) -> bool:
+        """End every process of every attempt of this session; return whether all are gone."""
+        return await asyncio.to_thread(self._remove_session, session, now)
+
+    def _remove_session(self, session: Session, now: bool) -> bool:
+        prefix = f"{session.id}-"
+        handles = {h for h in self._marked() if h.startswith(prefix)} | {self.handle(session)}
+        return self._remove(sorted(handles), now)
+
+    def _remove(self, handles: Sequence[str], now: bool) -> bool:
+        """Ask the server to end, then end what is left of it and its children, the hard way in the end."""
+        servers = [s for h in handles if (s := self._server(h)) is not None]
+        if servers and not now:
+            _signal(servers, signal.SIGTERM)
+            psutil.wait_procs(servers, timeout=self._stop_timeout_s)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            marked = self._marked()
+            left = [p for h in handles for p in marked.get(h, ())]
+            if not left:
+                break
+            _signal(left, signal.SIGKILL if now else sign)
+            psutil.wait_procs(left, timeout=3)
+        marked = self._marked()
+        for handle in handles:
+            child = self._children.get(handle)
+            if child is not None and child.poll() is not None:
+                del self._children[handle]
+            if not marked.get(handle):
+                self._note(handle).unlink(missing_ok=True)
+        return not any(marked.get(h) for h in handles)
+
+
+def _signal(processes: Sequence[psutil.Process], sign: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(sign)
+        except psutil.NoSuchProcess:
+            continue
+
+
+class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
+    """Sessions as processes of the Hub's own user, beside each other and not kept apart.
+
+    Fine for one person or a demo. Limits of CPU and memory are counted, and not enforced.
+    """
+
+    stop_timeout_s = Integer(
+        10,
+        help="""How long a server may take to end after SIGTERM before it is killed.
+
+        Example: ``c.LocalFGPUSpawner.stop_timeout_s = 5``
+        """,
+    ).tag(config=True)
+
+    @default("cmd")
+    def _own_server(self) -> list[str]:
+        return ["jupyterhub-singleuser"]
+
+    @classmethod
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
+    ) -> Launcher:
+        """Return what sees and ends the local processes of this installation."""
+        own = config.get(cls.__name__, {})
+        return LocalProcesses(
+            installation=installation,
+            node_ids=[n.id for n in nodes],
+            folder=settings.data_path(),
+            stop_timeout_s=float(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
+        )
+
+    @property
+    def _processes(self) -> LocalProcesses:
+        launcher = Runtime.current().launcher
+        assert isinstance(launcher, LocalProcesses)
+        return launcher
+
+    @property
+    def home(self) -> Path:
+        """The user's folder. The name is quoted, so that it is always one folder below ``home``."""
+        name = quote(self.user.name, safe="").replace(".", "%2E")
+        return self.runtime.settings.data_path() / "home" / name
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Return ``env`` with the user's home. There is no system user of that name."""
+        env["USER"] = self.user.name
+        env["HOME"] = str(self.home)
+        env["SHELL"] = "/bin/bash"
+        return env
+
+    def limits_path_in_session(self) -> str:
+        """Return where the limits file is: where it was written."""
+        return str(self.runtime.limits_folder / str(self.session.id) / "limits")
+
+    async def launch(self, session: Session) -> tuple[str, int]:
+        """Start the server in the image's Python environment, on a free port of the loopback."""
+        image = self.runtime.catalogue.get(session.request.image)
+        if image is None:
+            raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
+        binaries, program = self._program(image)
+        self.port = random_port()
+        self.ip = "127.0.0.1"
+        env = self.get_env()
+        env["PATH"] = f"{binaries}{os.pathsep}{env.get('PATH', os.defpath)}"
+        root = ["--allow-root"] if os.geteuid() == 0 else []
+        self._processes.start(session, [program, *self.cmd[1:], *self.get_args(), *root], env, self.home)
+        return self.ip, self.port
+
+    def _program(self, image: Image) -> tuple[Path, str]:
+        """Return the folder of the environment's programs, and the server's program in it."""
+        binaries = Path(image.environment or sys.prefix).expanduser() / "bin"
+        program = shutil.which(self.cmd[0], path=str(binaries))
+        if program is None:
+            raise LaunchFailed(
+                f"image {image.slug!r}: its environment has no {self.cmd[0]}; ask an administrator to install it",
+                EndCause.PULL_FAILED,
+            )
+        return binaries, program
+
+    async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
+        """Return None while the server process lives, else how it ended."""
+        ended = self._processes.exit_status(session)
+        if ended is None:
+            return None
+        status, tail = ended
+        self.log.info("Last output of session %d:\n%s", session.id, tail)
+        lines = [line for line in tail.splitlines() if line.strip()]
+        last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status > 0 else ""
+        return max(status, 0), EndCause.EXITED, f"the server ended with status {status}{last}"
+
+    async def remove(self, session: Session, *, now: bool) -> bool:
+        """End every process of the session."""
+        return await self._processes.remove_session(session, now=now)

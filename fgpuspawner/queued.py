@@ -1,0 +1,443 @@
+"""The Hub's contract for a spawn that waits.
+
+`start` stays pending in the queue and returns when the server answers; only what can never run is refused
+there. The rules that the Hub imposes, each with a test in tests/hub/test_contract.py:
+
+- `poll` says "running" from the moment `start` is entered until `stop` has been called, so that a cancelled
+  spawn reaches `stop`, the one place where anything is released. A cancelled task releases nothing: the Hub
+  cancels its tasks when it shuts down, too.
+- After a restart a mere ticket polls as stopped. It keeps its place in the store, and the next `start` of
+  the same server takes it up again.
+- `ready` is false while a start is pending, or the Hub routes to a server that is not there.
+- Every start validates its options again: they may be old, or forged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+
+from jupyterhub.spawner import Spawner, SpawnException
+from tornado.httpclient import AsyncHTTPClient
+from traitlets import default
+from traitlets.config import Config
+
+from fgpu_scheduler import (
+    LAUNCHING,
+    EndCause,
+    FGPUError,
+    Launcher,
+    Node,
+    Refusal,
+    Session,
+    SessionExists,
+    SessionState,
+    TooManyPending,
+)
+from fgpu_scheduler.service import SessionEnded
+from fgpuspawner import form
+from fgpuspawner.isolation import limits
+from fgpuspawner.options import Offer, Refused, Wanted, parse, read_fields
+from fgpuspawner.runtime import Runtime
+from fgpuspawner.settings import FGPU
+
+STATE_VERSION = 1
+PROBE_EVERY_S = 0.03
+LOOK_EVERY_S = 0.5
+
+
+class LaunchFailed(FGPUError):
+    """A launch that came to nothing; the message is for the owner."""
+
+    code = "launch_failed"
+
+    def __init__(self, message: str, cause: EndCause = EndCause.LAUNCH_FAILED) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class QueuedSpawner(Spawner):
+    """Mixin: waits in the scheduler's queue, then launches with the shares that it got.
+
+    A class that mixes it in gives `launch`, `exit_status`, `remove` and `make_launcher`.
+    """
+
+    # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
+    IDLE: ClassVar[str] = "idle"
+    STARTING: ClassVar[str] = "starting"
+    UP: ClassVar[str] = "up"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = self.IDLE
+        self._session: Session | None = None
+        self._launching: asyncio.Task[str] | None = None
+        self._failure: tuple[EndCause, str] | None = None
+
+    # -- for the classes that mix this in -------------------------------------------------------------
+
+    async def launch(self, session: Session) -> tuple[str, int]:
+        """Start the server of ``session`` and return where it will listen.
+
+        Raises:
+            LaunchFailed: with words for the owner.
+        """
+        raise NotImplementedError
+
+    async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
+        """Return None while the session's server lives, else its status, the cause and words for the owner."""
+        raise NotImplementedError
+
+    async def remove(self, session: Session, *, now: bool) -> bool:
+        """End everything that any attempt of the session left; return whether it is known to be gone."""
+        raise NotImplementedError
+
+    @classmethod
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
+    ) -> Launcher:
+        """Return what sees and removes what this class launches."""
+        raise NotImplementedError
+
+    # -- what the session is asked and told -----------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        """The Hub's one runtime."""
+        return Runtime.current()
+
+    @property
+    def session(self) -> Session:
+        """The session that this spawner launches, or launched."""
+        assert self._session is not None, "no session was placed yet"
+        return self._session
+
+    def offer(self) -> Offer:
+        """Return what this user may choose."""
+        return self.runtime.offer(self.user.name, [g.name for g in self.user.groups])
+
+    @default("options_form")
+    def _queued_options_form(self) -> Any:
+        return self._render_form
+
+    async def _render_form(self, spawner: Spawner) -> str:
+        await self.runtime.ready()
+        try:
+            offer = self.offer()
+        except Refused as e:
+            return form.render_refusal(e)
+        return form.render(
+            offer,
+            hub_prefix=self.hub.base_url,
+            server_name=self.name,
+            given=form.given(self.handler),
+        )
+
+    @default("options_from_form")
+    def _queued_options_from_form(self) -> Any:
+        return self._read_form
+
+    def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
+        try:
+            return parse(read_fields(fields), self.offer()).as_options()
+        except Refused as e:
+            raise self._refusal(e) from None
+
+    @default("apply_user_options")
+    def _queued_apply_user_options(self) -> Any:
+        # They are applied by asking the scheduler for them, in `start`.
+        return lambda spawner, options: None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server can be used. Not while a start is pending, cancelled or not."""
+        return bool(super().ready) and not self._start_pending
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment, with what it is told of its slice."""
+        env: dict[str, str] = super().get_env()
+        if self._session is not None and self._session.placement is not None:
+            env.update(
+                limits.environment(
+                    self._session,
+                    limits_path=self.limits_path_in_session(),
+                    simulated=self.runtime.is_simulated(self._session),
+                )
+            )
+            env["FGPU_SERVICE_URL"] = self.runtime.settings.service_url()
+        return env
+
+    def limits_path_in_session(self) -> str:
+        """Return where the session finds its limits file."""
+        return limits.PATH_IN_CONTAINER
+
+    # -- start ----------------------------------------------------------------------------------------
+
+    async def start(self) -> str:
+        """Queue, wait, launch, and return the server's URL when it answers.
+
+        Raises:
+            SpawnException: it can never run, was cancelled, waited too long, or its launch failed.
+        """
+        self._phase = self.STARTING
+        self._session = None
+        self._launching = None
+        self._failure = None
+        await self.runtime.ready()
+        try:
+            wanted = parse(dict(self.user_options or {}), self.offer())
+            session = await self._enqueue(wanted)
+        except Refused as e:
+            await self._drop_ticket(str(e))
+            raise self._refusal(e) from None
+        except (TooManyPending, SessionExists) as e:
+            raise SpawnException(str(e), reason=e.code, status_code=409) from None
+        # From here on `stop` finds the session by its id; before, by the server's name.
+        self._session = session
+        try:
+            self._session = await self.runtime.scheduler.placed(session.id)
+            self._launching = asyncio.ensure_future(self._launch())
+            # Shielded: a cancelled spawn leaves the launch to `stop`, which waits for what is in flight.
+            url = await asyncio.shield(self._launching)
+        except SessionEnded as e:
+            cause = e.session.end_cause or EndCause.USER
+            raise SpawnException(str(e), reason=cause.value.lower(), status_code=409) from None
+        except LaunchFailed as e:
+            self._failure = e.cause, str(e)
+            raise SpawnException(str(e), reason=e.code, status_code=500) from None
+        self._phase = self.UP
+        return url
+
+    async def _enqueue(self, wanted: Wanted) -> Session:
+        """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
+        scheduler = self.runtime.scheduler
+        request = wanted.request(self.user.name, self.name)
+        current = await scheduler.serving(self.user.name, self.name)
+        if current is not None:
+            if current.request == request and current.state is not SessionState.RUNNING:
+                self.log.info("%s takes up session %d again", self._log_name, current.id)
+                return current
+            await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
+        further = self._further_names(wanted.count - 1)
+        names = [self.name, *further]
+        sessions = await scheduler.submit([wanted.request(self.user.name, name) for name in names])
+        if further:
+            self._spawn_further(wanted, further)
+        return sessions[0]
+
+    def _further_names(self, count: int) -> list[str]:
+        """Return names for the further sessions of one submission: the lowest numbers that are free."""
+        if count < 1:
+            return []
+        settings = self.user.settings
+        if not settings.get("allow_named_servers"):
+            message = "count: only 1 session at a time, because named servers are not enabled"
+            raise Refused([Refusal("count", "no_named_servers", message, "1", "1")])
+        taken = {name for name, spawner in self.user.spawners.items() if spawner.active}
+        names: list[str] = []
+        number = 2
+        while len(names) < count:
+            name = f"{self.name or 'gpu'}-{number}"
+            if name not in taken and name != self.name:
+                names.append(name)
+            number += 1
+        limit = settings.get("named_server_limit_per_user") or 0
+        limit = limit(self.handler) if callable(limit) else limit
+        if isinstance(limit, int) and limit > 0:
+            named = {n for n in self.user.orm_spawners if n} | set(names)
+            if len(named) > limit:
+                message = f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
+                raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
+        return names
+
+    def _spawn_further(self, wanted: Wanted, names: Sequence[str]) -> None:
+        """Start the further servers of this submission, as the request that started this one would.
+
+        Their places in the queue are committed already; should this process die first, they are resumed
+        like any other request.
+        """
+        options = {**wanted.as_options(), "count": 1}
+        # A later start of this server that reuses its options must not ask for all of them again.
+        self.orm_spawner.user_options = options
+        self.user.db.commit()
+        handler = self.handler
+
+        async def spawn(name: str) -> None:
+            try:
+                self.user.get_or_create_spawner(name, name, replace_failed=True)
+                await handler.spawn_single_user(self.user, name, name, options=options)
+            except Exception as e:
+                # It stays in the queue, held, and the service asks the Hub again.
+                self.log.warning("Could not start %s:%s yet: %s", self.user.name, name, e)
+
+        for name in names:
+            task = asyncio.ensure_future(spawn(name))
+            _BACKGROUND.add(task)
+            task.add_done_callback(_BACKGROUND.discard)
+
+    async def _launch(self) -> str:
+        """Launch the placed session: one durable step before the first effect, one after the last."""
+        scheduler = self.runtime.scheduler
+        placed = self.session
+        try:
+            session = self._session = await scheduler.prepare(placed.id)
+            async with asyncio.timeout(self.runtime.settings.launch_timeout_s):
+                if session.attempt > 1 and not await self.remove(session, now=True):
+                    raise LaunchFailed("what an earlier launch of this session left could not be removed")
+                limits.write(self.runtime.limits_folder, session)
+                ip, port = await self.launch(session)
+                await self._answers(session, ip, port)
+        except TimeoutError:
+            limit = self.runtime.settings.launch_timeout_s
+            raise LaunchFailed(
+                f"the server did not answer within the launch limit of {limit} seconds"
+            ) from None
+        except (FGPUError, asyncio.CancelledError):
+            raise
+        except Exception as e:
+            self.log.exception("Launching session %d failed", placed.id)
+            raise LaunchFailed(f"the launch failed: {e}") from e
+        note = json.dumps({"ip": ip, "port": port})
+        self._session = await scheduler.running(session.id, session.attempt, note)
+        return f"http://{ip}:{port}"
+
+    async def _answers(self, session: Session, ip: str, port: int) -> None:
+        """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
+        client = AsyncHTTPClient(force_instance=True)
+        url = f"http://{ip}:{port}{self.server.base_url}api"
+        looked = time.monotonic()
+        try:
+            while True:
+                try:
+                    answer = await client.fetch(
+                        url, request_timeout=5, follow_redirects=False, raise_error=False
+                    )
+                    # 599 is tornado's own: no answer.
+                    if answer.code < 500:
+                        return
+                except OSError:
+                    pass
+                if time.monotonic() - looked > LOOK_EVERY_S:
+                    ended = await self.exit_status(session)
+                    if ended is not None:
+                        raise LaunchFailed(
+                            ended[2], ended[1] if ended[1] is EndCause.OOM else EndCause.LAUNCH_FAILED
+                        )
+                    looked = time.monotonic()
+                await asyncio.sleep(PROBE_EVERY_S)
+        finally:
+            client.close()
+
+    # -- poll, stop -----------------------------------------------------------------------------------
+
+    async def poll(self) -> int | None:
+        """Return None while the server runs, waits or starts, else its status. See the module's rules."""
+        await self.runtime.ready()
+        if self._phase == self.STARTING:
+            return None
+        if self._phase == self.IDLE:
+            current = await self.runtime.scheduler.serving(self.user.name, self.name)
+            if current is None or current.state is not SessionState.RUNNING:
+                return 0
+            self._session, self._phase = current, self.UP
+        ended = await self.exit_status(self.session)
+        if ended is None:
+            return None
+        status, cause, message = ended
+        self.log.warning("Session %d of %s has ended: %s", self.session.id, self._log_name, message)
+        await self._end(self.session, cause, message, now=True)
+        self._phase = self.IDLE
+        return status
+
+    async def get_url(self) -> str:
+        """Return where the server listens, as it was noted when it first answered."""
+        await self.runtime.ready()
+        if self._session is not None and self._session.launched:
+            note = json.loads(self._session.launched)
+            return f"http://{note['ip']}:{note['port']}{self.server.base_url}"
+        return str(await super().get_url())
+
+    async def stop(self, now: bool = False) -> None:
+        """End the session, or cancel its request. The one place where anything is released.
+
+        Returns when the server is gone, or when ending it has been left to the scheduler, which tries again.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._stop(now=now)))
+
+    async def _stop(self, *, now: bool) -> None:
+        scheduler = self.runtime.scheduler
+        session = self._session or await scheduler.serving(self.user.name, self.name)
+        if session is not None:
+            cause, message = self._failure or (EndCause.USER, None)
+            await self._end(session, cause, message, now=now)
+        self._phase = self.IDLE
+
+    async def _end(self, session: Session, cause: EndCause, message: str | None, *, now: bool) -> None:
+        """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares."""
+        session = await self.runtime.scheduler.end(session.id, cause, message)
+        if self._launching is not None and not self._launching.done():
+            self._launching.cancel()
+            await asyncio.wait([self._launching])
+        if session.state is SessionState.TERMINATING:
+            if await self.remove(session, now=now):
+                await self.runtime.scheduler.gone(session.id)
+            else:
+                self.log.warning(
+                    "Session %d could not be removed yet; it keeps its share until it is", session.id
+                )
+        limits.remove(self.runtime.limits_folder, session.id)
+
+    async def _drop_ticket(self, why: str) -> None:
+        """Cancel the request that this server left in the queue, which may not be made any more."""
+        current = await self.runtime.scheduler.serving(self.user.name, self.name)
+        if current is not None:
+            await self._end(current, EndCause.USER, why, now=True)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the Hub keeps: which session this is. The rest is in the scheduler's database."""
+        state: dict[str, Any] = super().get_state()
+        if self._session is not None and self._phase == self.UP:
+            state["fgpu"] = {"version": STATE_VERSION, "session_id": self._session.id}
+        return state
+
+    def clear_state(self) -> None:
+        """Forget the session; the scheduler's database keeps it."""
+        super().clear_state()
+        if self._phase != self.STARTING:
+            self._session = None
+
+    # -- what is told while it waits ------------------------------------------------------------------
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what to show while the session waits and starts, whenever that changes."""
+        last: dict[str, Any] | None = None
+        async for _ in self.runtime.scheduler.changes(at_least_every_s=20):
+            event = await self._progress_event()
+            if event is None:
+                return
+            if event != last:
+                yield event
+                last = event
+
+    async def _progress_event(self) -> dict[str, Any] | None:
+        if self._session is None:
+            return {"progress": 0, "message": "Asking the scheduler"}
+        session = await self.runtime.scheduler.session(self._session.id)
+        if session.state is SessionState.PENDING:
+            found = (await self.runtime.scheduler.forecasts()).get(session.id)
+            return form.waiting_event(session, found, simulated=self.runtime.simulated)
+        if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
+            return form.starting_event(session, simulated=self.runtime.simulated)
+        return None
+
+    def _refusal(self, refused: Refused) -> SpawnException:
+        return SpawnException(
+            str(refused), reason=refused.refusals[0].code, message_html=form.refusal_html(refused)
+        )
+
+
+_BACKGROUND: set[asyncio.Task[None]] = set()
+"""Keeps background tasks from being collected before they are done."""

@@ -1,0 +1,153 @@
+"""What the Hub process has one of: settings, store, scheduler, catalogue, and the sessions' launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from traitlets.config import Config
+
+from fgpu_scheduler import (
+    FGPUError,
+    Launcher,
+    Node,
+    Session,
+)
+from fgpu_scheduler.service import Deadlines, Scheduler
+from fgpu_scheduler.store import Store
+from fgpuspawner.catalogue import Catalogue, load_catalogue
+from fgpuspawner.isolation import limits
+from fgpuspawner.options import Offer, make_offer
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu")
+
+
+class LaunchingSpawner(Protocol):
+    """The spawner class of the Hub, as far as the runtime needs it."""
+
+    @classmethod
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
+    ) -> Launcher:
+        """Return what sees and removes what this kind of spawner launches."""
+        ...
+
+
+class Runtime:
+    """Opened once, before the Hub looks at its servers; started in its event loop."""
+
+    _current: Runtime | None = None
+
+    def __init__(self, settings: FGPU, *, config: Config, spawner_class: type[LaunchingSpawner]) -> None:
+        self.settings = settings.checked()
+        self._config = config
+        self._spawner_class = spawner_class
+        self._started: asyncio.Future[None] | None = None
+
+    @classmethod
+    def current(cls) -> Runtime:
+        """Return the Hub's runtime.
+
+        Raises:
+            RuntimeError: the Hub was not configured with `fgpuspawner.config.configure`.
+        """
+        if cls._current is None:
+            raise RuntimeError(
+                "fgpuspawner is not configured: call fgpuspawner.config.configure(c) in jupyterhub_config.py"
+            )
+        return cls._current
+
+    def open(self) -> None:
+        """Read the catalogue, find the GPUs, open the database. Blocks; for the Hub's start.
+
+        Raises:
+            FGPUError: one of them cannot be used; the message is one line.
+        """
+        self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
+        self.nodes: tuple[Node, ...] = self.settings.discover_nodes()
+        self.store = Store(self.settings.database_url())
+        self.store.open()
+        self.limits_folder = self.settings.data_path() / "limits"
+        self.launcher = self._spawner_class.make_launcher(
+            config=self._config,
+            settings=self.settings,
+            installation=self.store.installation_id,
+            nodes=self.nodes,
+        )
+        self.scheduler = Scheduler(
+            self.store,
+            policy=self.settings.policy(),
+            caps=self.settings.caps(),
+            launcher=self.launcher,
+            deadlines=Deadlines(
+                queue_timeout_s=self.settings.queue_timeout_s,
+                resume_grace_s=self.settings.resume_grace_s,
+                abandoned_after_s=self.settings.abandoned_after_s,
+            ),
+        )
+        Runtime._current = self
+
+    def start(self) -> None:
+        """Begin to schedule, in the running event loop. `ready` waits until that is done."""
+        self._started = asyncio.ensure_future(self._start())
+
+    async def _start(self) -> None:
+        live = [s.id for s in self.store.snapshot(0).sessions]
+        limits.prune(self.limits_folder, live)
+        await self.scheduler.start(self.nodes)
+        kinds = "simulated GPUs" if self.simulated else "GPUs"
+        count = sum(len(n.devices) for n in self.nodes)
+        log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    async def ready(self) -> None:
+        """Wait until what the last run left is known and healed."""
+        assert self._started is not None, "the runtime was not started"
+        await asyncio.shield(self._started)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any GPU is simulated."""
+        return any(d.simulated for n in self.nodes for d in n.devices)
+
+    def is_simulated(self, session: Session) -> bool:
+        """Whether any GPU of this session's shares is simulated."""
+        assert session.placement is not None
+        own = [s.device_uuid for s in session.placement.shares]
+        return any(d.simulated and d.uuid in own for n in self.nodes for d in n.devices)
+
+    def offer(self, user: str, hub_groups: Collection[str]) -> Offer:
+        """Return what this user may choose.
+
+        Raises:
+            Refused: no image, or no resource group, is open to them.
+        """
+        return make_offer(
+            self.settings,
+            self.nodes,
+            self.catalogue.visible_to(user, hub_groups),
+            self.settings.groups_of(user, hub_groups),
+        )
+
+
+def start_with_the_hub(app: Any) -> None:
+    """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
+    from fgpuspawner.config import check_hub  # The one place that knows both.
+
+    ours = logging.getLogger("fgpu")
+    ours.handlers = app.log.handlers
+    ours.setLevel(app.log.level)
+    ours.propagate = False
+    try:
+        settings = FGPU.from_config(app.config)
+        check_hub(app, settings)
+        runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
+        runtime.open()
+    except (FGPUError, OSError) as e:
+        sys.exit(f"fgpuspawner: {e}")
+    runtime.start()
+
+

@@ -1,0 +1,7 @@
+"""``python -m fgpuspawner.service``: what the Hub starts as its managed service."""
+
+import sys
+
+from fgpuspawner.service.app import main
+
+sys.exit(main())

@@ -1,0 +1,79 @@
+"""The two calls to the Hub's own API: start a server again, and end one. Tokens stay in headers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tornado.httpclient import HTTPError, HTTPRequest
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+
+TIMEOUT_S = 60.0
+"""The Hub answers a start or an end that takes long with 202 well before."""
+
+
+class HubUnreachable(Exception):
+    """The Hub did not answer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The Hub's answer: the status, and its own words in case of an error."""
+
+    status: int
+    message: str = ""
+
+
+class Hub:
+    """The Hub's API at ``api_url``."""
+
+    def __init__(self, api_url: str) -> None:
+        self._api_url = api_url.rstrip("/")
+        self._http = SimpleAsyncHTTPClient(force_instance=True, max_clients=100)
+
+    async def start_server(self, user: str, server_name: str, *, token: str) -> Answer:
+        """Start a server with the options that it was last asked for with.
+
+        Raises:
+            HubUnreachable: the Hub does not answer.
+        """
+        return await self._call("POST", user, server_name, token)
+
+    async def stop_server(self, user: str, server_name: str, *, token: str) -> Answer:
+        """Stop a server, or cancel its start.
+
+        Raises:
+            HubUnreachable: the Hub does not answer.
+        """
+        return await self._call("DELETE", user, server_name, token)
+
+    def close(self) -> None:
+        """Give up on calls that are not answered."""
+        self._http.close()
+
+    async def _call(self, method: str, user: str, server_name: str, token: str) -> Answer:
+        where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
+        request = HTTPRequest(
+            f"{self._api_url}/users/{quote(user, safe='')}/{where}",
+            method=method,
+            headers={"Authorization": f"token {token}", "Accept": "application/json"},
+            # Without a body the Hub takes the options of the last start.
+            body=b"" if method == "POST" else None,
+            connect_timeout=5.0,
+            request_timeout=TIMEOUT_S,
+            follow_redirects=False,
+        )
+        try:
+            response = await self._http.fetch(request, raise_error=False)
+        except (HTTPError, OSError) as e:
+            raise HubUnreachable(f"the Hub does not answer: {e}") from None
+        return Answer(response.code, _message(response.body) if response.code >= 400 else "")
+
+
+def _message(body: bytes) -> str:
+    try:
+        said = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return " ".join(str(said).split())[:300]

@@ -1,0 +1,209 @@
+"""The store, read in a few worker threads; one reading is shared by all who ask at about the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from fgpu_scheduler import (
+    Caps,
+    Clock,
+    Forecast,
+    RequestForecast,
+    Session,
+    Snapshot,
+    StoreUnavailable,
+    forecast,
+    forecast_request,
+)
+from fgpu_scheduler.store import Store
+from fgpuspawner.catalogue import Catalogue
+from fgpuspawner.options import Offer, Wanted, make_offer
+from fgpuspawner.service.view import World
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+THREADS = 4
+FRESH_S = 1.5
+"""A reading serves this long while the store's version stays the same: forecasts move with the clock."""
+CONNECT_EVERY_S = 0.5
+MAX_EVENTS = 1000
+"""A listener that missed more is told to read everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What happened after an event: each changed session once, with its newest event, oldest first."""
+
+    last_event_id: int
+    sessions: tuple[tuple[int, Session], ...]
+
+
+class Reader:
+    """Reads the store for everybody. Every failure is `StoreUnavailable`, never an empty answer."""
+
+    def __init__(self, store: Store, settings: FGPU, catalogue: Catalogue, clock: Clock) -> None:
+        self.settings = settings
+        self.catalogue = catalogue
+        self._store = store
+        self._clock = clock
+        self._caps: Caps = settings.caps()
+        self._policy = settings.policy()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
+        self._connected = False
+        self._why_not = "the database is not connected yet"
+        self._reading = asyncio.Lock()
+        self._world: World | None = None
+        self._fresh_until = 0.0
+
+    async def connect(self) -> None:
+        """Connect, trying again until it works: the Hub, which migrates, starts at the same time."""
+        while not self._connected:
+            try:
+                await self._in_thread(self._store.connect_readonly)
+            except StoreUnavailable as e:
+                if str(e) != self._why_not:
+                    log.warning("%s; trying again", e)
+                self._why_not = str(e)
+                await asyncio.sleep(CONNECT_EVERY_S)
+            else:
+                self._connected = True
+                log.info("Connected to the scheduler's database")
+
+    async def close(self) -> None:
+        """Wait for what is being read, and close every connection."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        await asyncio.to_thread(self._store.close)
+
+    async def world(self) -> World:
+        """Return a reading that is not older than the store's version, nor than a moment.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        async with self._reading:
+            version = await self._read(self._store.version)
+            world = self._world
+            if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
+                began = time.monotonic()
+                world = await self._read(self._read_world)
+                ended = time.monotonic()
+                self._world = world
+                # A long queue takes long to forecast: then not again at once.
+                self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
+            return world
+
+    @property
+    def last_world(self) -> World | None:
+        """The last good reading, however old; to be shown with its age only."""
+        return self._world
+
+    async def session(self, session_id: int) -> Session | None:
+        """Return one session, live or ended, as it is now."""
+        return await self._read(self._store.session, session_id)
+
+    async def ended(self, user: str | None, limit: int) -> tuple[Session, ...]:
+        """Return the sessions that ended last, of one user or of all (None), newest first."""
+        return await self._read(lambda: self._store.ended(user=user, limit=limit))
+
+    async def held_sessions(self) -> tuple[Session, ...]:
+        """Return what nobody waits for, in the order to resume it."""
+        return await self._read(self._store.held_sessions)
+
+    async def last_event_id(self) -> int:
+        """Return the newest event's id."""
+        return await self._read(self._store.last_event_id)
+
+    async def changes(self, after_id: int) -> Changes | None:
+        """Return what happened after an event; None where that is too much to tell."""
+        return await self._read(self._changes, after_id)
+
+    async def forecast(self, wanted: Wanted, user: str) -> RequestForecast:
+        """Return what would become of a request that may queue."""
+        world = await self.world()
+        return await self._read(self._forecast, wanted, user, world)
+
+    def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
+        """Return what this user may choose; raises `options.Refused` where that is nothing."""
+        images = self.catalogue.visible_to(user, hub_groups)
+        return make_offer(self.settings, world.snapshot.nodes, images, groups)
+
+    # --- In the worker threads ---
+
+    async def _read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self._connected:
+            raise StoreUnavailable(self._why_not)
+        return await self._in_thread(function, *args, **kwargs)
+
+    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        except SQLAlchemyError as e:
+            # What the store does not tell apart, such as a damaged file: the details are for the log.
+            log.error("The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300])
+            raise StoreUnavailable("the scheduler's database cannot be read") from e
+
+    def _read_world(self) -> World:
+        snapshot = self._store.snapshot(self._clock.now_s())
+        found: dict[int, Forecast] = {}
+        largest: dict[str, int | None] = {}
+        typical: dict[str, int | None] = {}
+        for group in sorted({n.resource_group for n in snapshot.nodes}):
+            own = of_group(snapshot, group)
+            typical[group] = self._store.typical_length_s(group)
+            found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
+            largest[group] = self._largest_now(own, group)
+        return World(snapshot, found, largest, typical)
+
+    def _largest_now(self, own: Snapshot, group: str) -> int | None:
+        default = make_offer(self.settings, own.nodes, self.catalogue.images, (group,)).default
+        asked = replace(default, group=group).request("", "")
+        found = forecast_request(asked, 1, own, self._policy, self._caps, typical_length_s=None)
+        return found.largest_now_milli
+
+    def _forecast(self, wanted: Wanted, user: str, world: World) -> RequestForecast:
+        return forecast_request(
+            # Its name is none that a server can have: the request is only thought of.
+            wanted.request(user, "/"),
+            wanted.count,
+            of_group(world.snapshot, wanted.group),
+            self._policy,
+            self._caps,
+            typical_length_s=world.typical_length_s.get(wanted.group),
+        )
+
+    def _changes(self, after_id: int) -> Changes | None:
+        events = self._store.events(after_id=after_id, limit=MAX_EVENTS + 1)
+        if len(events) > MAX_EVENTS:
+            return None
+        newest = {e.session_id: e.id for e in events if e.session_id is not None}
+        live = {s.id: s for s in self._store.snapshot(self._clock.now_s()).sessions}
+        changed = []
+        for session_id, event_id in sorted(newest.items(), key=lambda item: item[1]):
+            session = live.get(session_id) or self._store.session(session_id)
+            if session is not None:
+                changed.append((event_id, session))
+        return Changes(events[-1].id if events else after_id, tuple(changed))
+
+
+def of_group(snapshot: Snapshot, group: str) -> Snapshot:
+    """Return the part of a snapshot that a resource group is. Groups share nothing, so each is forecast alone."""
+    return Snapshot(
+        snapshot.now_s,
+        snapshot.version,
+        tuple(n for n in snapshot.nodes if n.resource_group == group),
+        tuple(s for s in snapshot.sessions if s.request.resource_group == group),
+    )

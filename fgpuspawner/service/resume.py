@@ -1,0 +1,106 @@
+"""After a restart of the Hub: ask it to spawn the waiting requests again, in queue order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fgpu_scheduler import Session, StoreUnavailable
+from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
+from fgpuspawner.service.reader import Reader
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+ANSWER_WAIT_S = 1.0
+"""The Hub may take its time to answer a start that waits. It has seen the request by then, in order."""
+LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How often a session's resume was tried, when it is tried next, and the last reason logged."""
+
+    count: int = 0
+    next_at: float = 0.0
+    said: str = ""
+
+
+class Resumer:
+    """Resumes held sessions through the Hub until its spawner attends each. Idempotent."""
+
+    def __init__(self, reader: Reader, hub: Hub, token: str) -> None:
+        self._reader = reader
+        self._hub = hub
+        self._token = token
+        self._attempts: Mapping[int, Attempts] = {}
+        self._in_flight: dict[int, asyncio.Task[Answer]] = {}
+        self._unreachable = False
+
+    async def run(self) -> None:
+        """Look for held sessions, for ever. It never ends by an error of the store or of the Hub."""
+        while True:
+            try:
+                await self._round(await self._reader.held_sessions())
+                self._unreachable = False
+            except StoreUnavailable:
+                # The reader says so in the log; there is nothing to resume from.
+                pass
+            except HubUnreachable as e:
+                if not self._unreachable:
+                    log.warning("Waiting requests are resumed once the Hub answers: %s", e)
+                self._unreachable = True
+            await asyncio.sleep(EVERY_S)
+
+    async def close(self) -> None:
+        """Give up on what the Hub has not answered."""
+        for task in self._in_flight.values():
+            task.cancel()
+        await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+
+    async def _round(self, held: tuple[Session, ...]) -> None:
+        ids = [session.id for session in held]
+        self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
+        now = asyncio.get_running_loop().time()
+        for session in held:
+            if self._attempts.get(session.id, Attempts()).next_at <= now:
+                await self._try(session)
+
+    async def _try(self, session: Session) -> None:
+        if session.id not in self._in_flight:
+            asked = session.request
+            self._in_flight[session.id] = asyncio.create_task(
+                self._hub.start_server(asked.user, asked.server_name, token=self._token)
+            )
+        task = self._in_flight[session.id]
+        await asyncio.wait([task], timeout=ANSWER_WAIT_S)
+        if not task.done():
+            return
+        del self._in_flight[session.id]
+        self._note(session, task.result())
+
+    def _note(self, session: Session, answer: Answer) -> None:
+        last = self._attempts.get(session.id, Attempts())
+        delay_s = min(LONGEST_DELAY_S, 2.0**last.count)
+        next_at = asyncio.get_running_loop().time() + delay_s
+        attempts = replace(last, count=last.count + 1, next_at=next_at)
+        name = f"{session.request.user}/{session.request.server_name}"
+        if answer.status in (201, 202):
+            if last.said != "asked":
+                log.info("session %d (%s): the Hub spawns it again", session.id, name)
+            attempts = replace(attempts, said="asked")
+        elif answer.status == 400 and "pending check" in answer.message:
+            # The Hub is still looking at what it had before it restarted: that takes a moment, not a back-off.
+            attempts = last
+        elif not last.said.startswith("failed"):
+            log.warning(
+                "session %d (%s): the Hub does not spawn it again: %d %s; trying on",
+                session.id,
+                name,
+                answer.status,
+                answer.message,
+            )
+            attempts = replace(attempts, said="failed")
+        self._attempts = {**self._attempts, session.id: attempts}

@@ -1,0 +1,91 @@
+"""The store's statements, built once: building one costs more than many of them take to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, case, insert, select, update
+
+from fgpu_scheduler.core import lifecycle
+from fgpu_scheduler.core.model import Node, Session, SessionState
+from fgpu_scheduler.rows import nodes_of, sessions_of
+from fgpu_scheduler.schema import devices, in_states, is_live, is_serving, meta, nodes, sessions, shares
+
+S = SessionState
+
+
+class Sessions:
+    """Statements, built once, that read the sessions of one condition and all their shares."""
+
+    def __init__(self, chosen: Select[Any]) -> None:
+        ids = chosen.with_only_columns(sessions.c.id)
+        self.chosen = chosen
+        self.shares = (
+            select(shares).where(shares.c.session_id.in_(ids)).order_by(shares.c.session_id, shares.c.position)
+        )
+
+    def read(self, connection: Connection, **values: Any) -> tuple[Session, ...]:
+        rows = connection.execute(self.chosen, values).all()
+        return sessions_of(rows, connection.execute(self.shares, values) if rows else ())
+
+
+def _live(*states: SessionState) -> Select[Any]:
+    # The first condition is for the index, the second may narrow it.
+    return select(sessions).where(is_live, in_states(states)).order_by(sessions.c.id)
+
+
+LIVE_SESSIONS = Sessions(select(sessions).where(is_live).order_by(sessions.c.id))
+PENDING_SESSIONS = Sessions(_live(S.PENDING))
+HELD_SESSIONS = Sessions(
+    _live(S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
+    .where(sessions.c.held)
+    .order_by(None)
+    .order_by(case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id)
+)
+HOLDING_ON = Sessions(
+    _live(*lifecycle.HOLDING).where(sessions.c.node_id.in_(bindparam("node_ids", expanding=True)))
+)
+ONE_SESSION = Sessions(select(sessions).where(sessions.c.id == bindparam("session_id")))
+SERVING_SESSION = Sessions(
+    select(sessions).where(
+        is_serving,
+        sessions.c.user_name == bindparam("user"),
+        sessions.c.server_name == bindparam("server_name"),
+    )
+)
+_newest_ended = (
+    select(sessions)
+    .where(sessions.c.ended_at_s.is_not(None))
+    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
+ENDED_SESSIONS = Sessions(_newest_ended)
+ENDED_OF = Sessions(_newest_ended.where(sessions.c.user_name == bindparam("user")))
+SERVERS_OF = select(sessions.c.user_name, sessions.c.server_name, sessions.c.state).where(
+    is_serving,
+    sessions.c.user_name.in_(bindparam("users", expanding=True)),
+    # Follows from the first; it keeps SQLite from reading all that the users ever ran.
+    sessions.c.ended_at_s.is_(None),
+)
+LENGTHS = (
+    _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
+    .where(sessions.c.started_at_s.is_not(None))
+    .where(sessions.c.resource_group == bindparam("resource_group"))
+)
+HELD_DEVICES = (
+    select(sessions.c.node_id, shares.c.device_uuid)
+    .join_from(sessions, shares)
+    .where(is_live, in_states(lifecycle.HOLDING))
+)
+VERSION = select(meta.c.version)
+NEXT_VERSION = update(meta).values(version=meta.c.version + 1).returning(meta.c.version)
+NODES = select(nodes)
+OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
+SUBMIT = insert(sessions).returning(sessions.c.id)
+SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
+
+
+
+def read_nodes(connection: Connection) -> tuple[Node, ...]:
+    """Return the nodes by id, with the devices that are offered."""
+    return nodes_of(connection.execute(NODES), connection.execute(OFFERED_DEVICES))

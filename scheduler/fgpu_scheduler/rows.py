@@ -1,0 +1,203 @@
+"""How rows of the tables become the scheduler's values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fgpu_scheduler.core.model import (
+    Device,
+    EndCause,
+    Node,
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    ShareMode,
+    WaitReason,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the append-only log.
+
+    ``kind`` is "submitted", "moved", "attempt", "held", "waits" or "nodes". ``reason`` is the wait
+    reason or the end cause; of "held" it is HELD or None (let go), of "nodes" what became of which node.
+    """
+
+    id: int
+    at_s: int
+    session_id: int | None
+    kind: str
+    from_state: SessionState | None
+    to_state: SessionState | None
+    reason: str | None
+    user: str | None
+
+
+def event_of(row: Sequence[Any]) -> Event:
+    """Return the event of a row of `events`, columns in the table's order."""
+    id_, at_s, session_id, kind, from_state, to_state, reason, user = row
+    return Event(
+        id_,
+        at_s,
+        session_id,
+        kind,
+        SessionState(from_state) if from_state else None,
+        SessionState(to_state) if to_state else None,
+        reason,
+        user,
+    )
+
+
+def sessions_of(session_rows: Iterable[Sequence[Any]], share_rows: Iterable[Sequence[Any]]) -> tuple[Session, ...]:
+    """Return the sessions of rows in the tables' column order; shares in order of their position."""
+    held: dict[int, list[Share]] = {}
+    for session_id, _, uuid, fgpu_milli, memory_mib, compute_percent, mode in share_rows:
+        share = Share(uuid, fgpu_milli, memory_mib, compute_percent, ShareMode(mode))
+        held.setdefault(session_id, []).append(share)
+    return tuple(_session(row, held) for row in session_rows)
+
+
+def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
+    (
+        id_,
+        user,
+        server_name,
+        image,
+        resource_group,
+        fgpu_milli,
+        cpu_milli,
+        memory_mib,
+        state,
+        submitted_at_s,
+        is_held,
+        attempt,
+        node_id,
+        wait_reason,
+        scheduled_at_s,
+        started_at_s,
+        ended_at_s,
+        end_cause,
+        message,
+        launched,
+        replaces,
+    ) = row
+    return Session(
+        id_,
+        Request(user, server_name, image, resource_group, fgpu_milli, cpu_milli, memory_mib),
+        SessionState(state),
+        submitted_at_s,
+        is_held,
+        attempt,
+        None if node_id is None else Placement(node_id, tuple(held[id_])),
+        WaitReason(wait_reason) if wait_reason else None,
+        scheduled_at_s,
+        started_at_s,
+        ended_at_s,
+        EndCause(end_cause) if end_cause else None,
+        message,
+        launched,
+        replaces,
+    )
+
+
+def request_values(request: Request) -> dict[str, Any]:
+    """Return the columns that a session has from its request and never changes."""
+    return {
+        "user_name": request.user,
+        "server_name": request.server_name,
+        "image": request.image,
+        "resource_group": request.resource_group,
+        "fgpu_milli": request.fgpu_milli,
+        "cpu_milli": request.cpu_milli,
+        "memory_mib": request.memory_mib,
+    }
+
+
+def life_values(session: Session) -> dict[str, Any]:
+    """Return the columns that change in the life of a session."""
+    return {
+        "state": session.state.value,
+        "submitted_at_s": session.submitted_at_s,
+        "held": session.held,
+        "attempt": session.attempt,
+        "node_id": session.placement.node_id if session.placement else None,
+        "wait_reason": session.wait_reason.value if session.wait_reason else None,
+        "scheduled_at_s": session.scheduled_at_s,
+        "started_at_s": session.started_at_s,
+        "ended_at_s": session.ended_at_s,
+        "end_cause": session.end_cause.value if session.end_cause else None,
+        "message": session.message,
+        "launched": session.launched,
+        "replaces": session.replaces,
+    }
+
+
+def share_values(session: Session) -> list[dict[str, Any]]:
+    """Return the rows of `shares` that the session's placement is."""
+    found = session.placement.shares if session.placement else ()
+    return [
+        {
+            "session_id": session.id,
+            "position": position,
+            "device_uuid": share.device_uuid,
+            "fgpu_milli": share.fgpu_milli,
+            "memory_mib": share.memory_mib,
+            "compute_percent": share.compute_percent,
+            "mode": share.mode.value,
+        }
+        for position, share in enumerate(found)
+    ]
+
+
+def nodes_of(
+    node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]
+) -> tuple[Node, ...]:
+    """Return the nodes of rows in the tables' column order, by id; devices by index."""
+    by_node: dict[str, list[Device]] = {}
+    for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _ in device_rows:
+        device = Device(uuid, node_id, index, model, memory_mib, capacity_milli, simulated)
+        by_node.setdefault(node_id, []).append(device)
+    found = [
+        Node(
+            id_,
+            group,
+            cpu_milli,
+            memory_mib,
+            tuple(sorted(by_node.get(id_, ()), key=lambda d: (d.index, d.uuid))),
+            NodeState(state),
+        )
+        for id_, group, cpu_milli, memory_mib, state in node_rows
+    ]
+    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    return tuple(sorted(found, key=lambda node: node.id))
+
+
+def node_values(node: Node, state: NodeState) -> dict[str, Any]:
+    """Return the row of `nodes` that the node is in ``state``."""
+    return {
+        "id": node.id,
+        "resource_group": node.resource_group,
+        "cpu_milli": node.cpu_milli,
+        "memory_mib": node.memory_mib,
+        "state": state.value,
+    }
+
+
+def device_values(device: Device, node_id: str) -> dict[str, Any]:
+    """Return the row of `devices` that the device is on this node."""
+    return {
+        "uuid": device.uuid,
+        "node_id": node_id,
+        "device_index": device.index,
+        "model": device.model,
+        "memory_mib": device.memory_mib,
+        "capacity_milli": device.capacity_milli,
+        "simulated": device.simulated,
+        "retired": False,
+    }

@@ -1,0 +1,144 @@
+"""The tables.
+
+Columns say their unit as the values do. No foreign key leads to nodes or devices from a session: what
+an ended session held stays on record after its node is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    literal_column,
+)
+
+from fgpu_scheduler.core.lifecycle import LIVE, SERVING
+from fgpu_scheduler.core.model import SessionState
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only in a column that is declared INTEGER.
+Id = BigInteger().with_variant(Integer(), "sqlite")
+
+meta = Table(
+    "fgpu_meta",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("installation_id", Text, nullable=False),
+    CheckConstraint("id = 1", name="fgpu_meta_one_row"),
+)
+"""One row. Every write adds 1 to its ``version``, first of all: on PostgreSQL that serialises writers."""
+
+nodes = Table(
+    "fgpu_nodes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("resource_group", Text, nullable=False),
+    Column("cpu_milli", BigInteger, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+)
+
+devices = Table(
+    "fgpu_devices",
+    metadata,
+    Column("uuid", Text, primary_key=True),
+    Column("node_id", Text, ForeignKey("fgpu_nodes.id", name="fgpu_devices_node"), nullable=False),
+    Column("device_index", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("capacity_milli", BigInteger, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    # No longer configured, but a session holds a share: kept on record, and not offered.
+    Column("retired", Boolean, nullable=False),
+)
+
+sessions = Table(
+    "fgpu_sessions",
+    metadata,
+    Column("id", Id, primary_key=True),
+    # Not "user": on PostgreSQL that word, unquoted, is the database's own user.
+    Column("user_name", Text, nullable=False),
+    Column("server_name", Text, nullable=False),
+    Column("image", Text, nullable=False),
+    Column("resource_group", Text, nullable=False),
+    Column("fgpu_milli", BigInteger, nullable=False),
+    Column("cpu_milli", BigInteger, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("submitted_at_s", BigInteger, nullable=False),
+    Column("held", Boolean, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("node_id", Text),
+    Column("wait_reason", Text),
+    Column("scheduled_at_s", BigInteger),
+    Column("started_at_s", BigInteger),
+    Column("ended_at_s", BigInteger),
+    Column("end_cause", Text),
+    Column("message", Text),
+    Column("launched", Text),
+    Column("replaces", BigInteger),
+    # Ids are never reused, even after the newest row were deleted: they name containers.
+    sqlite_autoincrement=True,
+)
+
+shares = Table(
+    "fgpu_shares",
+    metadata,
+    Column("session_id", Id, ForeignKey("fgpu_sessions.id", name="fgpu_shares_session"), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("device_uuid", Text, nullable=False),
+    Column("fgpu_milli", BigInteger, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("compute_percent", Integer, nullable=False),
+    Column("mode", Text, nullable=False),
+    CheckConstraint("fgpu_milli > 0 AND memory_mib >= 0 AND compute_percent > 0", name="fgpu_shares_amounts"),
+)
+
+events = Table(
+    "fgpu_events",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at_s", BigInteger, nullable=False),
+    Column("session_id", BigInteger),
+    Column("kind", Text, nullable=False),
+    Column("from_state", Text),
+    Column("to_state", Text),
+    Column("reason", Text),
+    Column("user_name", Text),
+    sqlite_autoincrement=True,
+)
+
+
+def in_states(states: Collection[SessionState]) -> ColumnElement[bool]:
+    """Return the condition with its words in the SQL: SQLite matches a partial index only so."""
+    return sessions.c.state.in_([literal_column(f"'{state.value}'") for state in states])
+
+
+is_live = in_states(LIVE)
+is_serving = in_states(SERVING)
+
+# Almost every session has ended. These two hold the few others, whatever the table grows to.
+Index("fgpu_sessions_live", sessions.c.id, sqlite_where=is_live, postgresql_where=is_live)
+Index(
+    "fgpu_sessions_serving",
+    sessions.c.user_name,
+    sessions.c.server_name,
+    unique=True,
+    sqlite_where=is_serving,
+    postgresql_where=is_serving,
+)
+Index("fgpu_sessions_ended", sessions.c.ended_at_s)
+Index("fgpu_sessions_user_ended", sessions.c.user_name, sessions.c.ended_at_s)

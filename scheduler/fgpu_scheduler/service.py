@@ -1,0 +1,412 @@
+"""The loop: snapshot, plan, commit, dispatch. One per installation, in the process that launches.
+
+The store is used from one worker thread, so that a slow database never stops the event loop, and writes are
+in the order in which they were asked for. What happens to a session comes back through `prepare`, `pulling`,
+`running`, `end` and `gone`; each is one durable step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.forecast import Forecast, forecast
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Node,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.reconcile import Ended, Finish, Remove, Stop, reconcile
+from fgpu_scheduler.errors import FGPUError, InvalidTransition, StaleVersion, UnknownSession
+from fgpu_scheduler.ports import Clock, Launcher, SystemClock
+from fgpu_scheduler.store import Store
+
+log = logging.getLogger("fgpu.scheduler")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = SessionState
+
+
+class SessionEnded(FGPUError):
+    """The session that was waited for has ended instead; ``session`` says why."""
+
+    code = "session_ended"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.message or f"the session was ended ({session.end_cause})")
+        self.session = session
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long things may take, in seconds. See the settings of the same names."""
+
+    queue_timeout_s: int = 24 * 3600
+    resume_grace_s: int = 60
+    abandoned_after_s: int = 900
+    reconcile_every_s: float = 5.0
+
+
+class Scheduler:
+    """Gives sessions their shares, in order, and takes them back when their containers are gone."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        policy: Policy,
+        caps: Caps,
+        launcher: Launcher,
+        deadlines: Deadlines | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.caps = caps
+        self._launcher = launcher
+        self._deadlines = deadlines or Deadlines()
+        self._clock: Clock = clock or SystemClock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
+        self._waiting: dict[int, asyncio.Future[Session]] = {}
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_at_s = 0
+        self._forecasts: tuple[int, dict[int, Forecast]] = (-1, {})
+
+    # -- life of the loop -----------------------------------------------------------------------------
+
+    async def start(self, nodes: Sequence[Node]) -> None:
+        """Take up the nodes and what the last run left, heal what differs, and begin to schedule."""
+        self._started_at_s = self._clock.now_s()
+        await self._call(self.store.set_nodes, nodes, now_s=self._started_at_s)
+        held = await self._call(self.store.hold_waiting, now_s=self._started_at_s)
+        if held:
+            log.info("%d requests of the last run wait to be resumed", held)
+        await self.reconcile()
+        self._tasks = [asyncio.create_task(self._schedule()), asyncio.create_task(self._watch())]
+
+    async def stop(self) -> None:
+        """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._thread.shutdown(wait=True)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[Request]) -> tuple[Session, ...]:
+        """Queue these, all or none, in this order. They are held until somebody waits for them.
+
+        Raises:
+            SessionExists: one of the servers has a live session.
+            TooManyPending: over the user's limit of waiting requests.
+        """
+        sessions = await self._call(
+            self.store.submit,
+            requests,
+            now_s=self._clock.now_s(),
+            max_pending_per_user=self.caps.max_pending_per_user,
+            held=True,
+        )
+        for session in sessions:
+            self._say(session, None, "submitted")
+        self._announce()
+        return sessions
+
+    async def placed(self, session_id: int) -> Session:
+        """Wait until the session has its shares and return it, SCHEDULED or already launching.
+
+        Cancelling this releases nothing: the request keeps its place.
+
+        Raises:
+            SessionEnded: it was cancelled, or its time in the queue ran out.
+        """
+        future = self._waiting.get(session_id)
+        if future is None or future.done():
+            future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
+        session = await self._call(self.store.set_held, session_id, False, now_s=self._clock.now_s())
+        if session.state in ENDED or session.state is S.TERMINATING:
+            self._waiting.pop(session_id, None)
+            raise SessionEnded(session)
+        if session.state is not S.PENDING:
+            self._waiting.pop(session_id, None)
+            return session
+        self.wake()
+        # Shielded: a cancelled spawn must not cancel the future that a next one may wait for.
+        return await asyncio.shield(future)
+
+    async def prepare(self, session_id: int) -> Session:
+        """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one."""
+        session = await self._get(session_id)
+        if session.state in LAUNCHING:
+            return self._done(
+                session, await self._call(self.store.new_attempt, session_id, now_s=self._clock.now_s())
+            )
+        return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
+
+    async def pulling(self, session_id: int, attempt: int) -> Session:
+        """Commit that the engine fetches the image."""
+        session = await self._get(session_id)
+        return await self._move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
+
+    async def running(self, session_id: int, attempt: int, launched: str) -> Session:
+        """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
+        session = await self._get(session_id)
+        return await self._move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
+
+    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
+        """Commit that the session is to end: CANCELLED before any effect, else TERMINATING. Idempotent.
+
+        A TERMINATING session keeps its shares until `gone`.
+        """
+        while True:
+            session = await self._get(session_id)
+            if session.state in ENDED or session.state is S.TERMINATING:
+                return session
+            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
+            try:
+                return await self._move(session, to, expect=(session.state,), cause=cause, message=message)
+            except InvalidTransition:
+                # It moved on meanwhile, to a state with another way out.
+                continue
+
+    async def gone(self, session_id: int) -> Session:
+        """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
+        session = await self._get(session_id)
+        if session.state in ENDED:
+            return session
+        return await self._move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
+
+    async def session(self, session_id: int) -> Session:
+        """Return the session, live or ended.
+
+        Raises:
+            UnknownSession: there is none with this id.
+        """
+        return await self._get(session_id)
+
+    async def serving(self, user: str, server_name: str) -> Session | None:
+        """Return this server's current session, or None."""
+        return await self._call(self.store.serving, user, server_name)
+
+    # -- what is to be told ---------------------------------------------------------------------------
+
+    async def forecasts(self) -> dict[int, Forecast]:
+        """Return the forecast of every waiting session, computed once per version of the store."""
+        version, known = self._forecasts
+        if version != await self._call(self.store.version):
+            version, known = await self._call(self._forecast_now)
+            self._forecasts = version, known
+        return known
+
+    def _forecast_now(self) -> tuple[int, dict[int, Forecast]]:
+        snapshot = self.store.snapshot(self._clock.now_s())
+        found: dict[int, Forecast] = {}
+        for group in sorted({n.resource_group for n in snapshot.nodes}):
+            typical = self.store.typical_length_s(group)
+            own = Snapshot(
+                snapshot.now_s,
+                snapshot.version,
+                tuple(n for n in snapshot.nodes if n.resource_group == group),
+                tuple(s for s in snapshot.sessions if s.request.resource_group == group),
+            )
+            for f in forecast(own, self.policy, typical_length_s=typical):
+                found[f.session_id] = f
+        return snapshot.version, found
+
+    async def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
+        """Yield at once, and then whenever anything changed, or that much time has passed."""
+        while True:
+            changed = self._changed
+            yield
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(at_least_every_s):
+                    await changed.wait()
+
+    def wake(self) -> None:
+        """Plan again soon."""
+        self._wake.set()
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    async def _schedule(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                if await self._resuming():
+                    continue
+                placed = await self._call(self._cycle)
+            except Exception:
+                # The loop must outlive a database that is away for a while.
+                log.exception("Scheduling failed; trying again")
+                asyncio.get_running_loop().call_later(1, self.wake)
+                continue
+            for session in placed:
+                self._say(session, S.PENDING, None)
+                self._resolve(session)
+            if placed:
+                self._announce()
+
+    def _cycle(self) -> tuple[Session, ...]:
+        """Plan and commit once, in the store's thread; again while another write came in between."""
+        while True:
+            now_s = self._clock.now_s()
+            decided = plan(self.store.snapshot(now_s), self.policy)
+            try:
+                return self.store.commit(decided, now_s=now_s)
+            except StaleVersion:
+                continue
+
+    async def _resuming(self) -> bool:
+        """Return whether placing has to wait until the requests of the last run are back in their order."""
+        if self._clock.now_s() - self._started_at_s >= self._deadlines.resume_grace_s:
+            return False
+        held = await self._call(self.store.held_sessions)
+        # What was submitted in this run is held only for the instant before its spawn attends it.
+        return any(s.state is S.PENDING and s.submitted_at_s < self._started_at_s for s in held)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._deadlines.reconcile_every_s)
+            try:
+                await self._deadlines_passed()
+                await self.reconcile()
+            except Exception:
+                log.exception("Reconciling failed; trying again")
+            self.wake()
+
+    async def _deadlines_passed(self) -> None:
+        now_s = self._clock.now_s()
+        snapshot = await self._call(self.store.snapshot, now_s)
+        for session in snapshot.sessions:
+            if session.state is not S.PENDING:
+                continue
+            if now_s - session.submitted_at_s >= self._deadlines.queue_timeout_s:
+                limit = self._deadlines.queue_timeout_s
+                message = f"nothing became free within the queue's limit of {limit} seconds"
+                await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
+            elif (
+                session.held
+                and now_s - max(session.submitted_at_s, self._started_at_s)
+                >= self._deadlines.abandoned_after_s
+            ):
+                limit = self._deadlines.abandoned_after_s
+                message = f"the Hub restarted, and nobody resumed this request for {limit} seconds"
+                await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
+
+    async def reconcile(self) -> None:
+        """Compare the store with what the launcher sees, and heal what differs."""
+        before = await self._call(self.store.snapshot, self._clock.now_s())
+        observed, reachable = await self._launcher.observe()
+        after = await self._call(self.store.snapshot, self._clock.now_s())
+        for healing in reconcile(before, after, observed, reachable=reachable):
+            match healing:
+                case Remove(thing, why):
+                    log.warning(
+                        "Removing the ghost %s of session %d: %s", thing.handle, thing.session_id, why
+                    )
+                    await self._launcher.remove(thing)
+                case Ended(session_id, attempt, cause, message):
+                    log.warning("Session %d has no server any more: %s", session_id, message)
+                    with contextlib.suppress(InvalidTransition):
+                        session = await self._get(session_id)
+                        if session.attempt == attempt:
+                            await self._move(
+                                session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
+                            )
+                case Stop(session_id, thing):
+                    log.info("Stopping %s of session %d", thing.handle, session_id)
+                    await self._launcher.remove(thing)
+                case Finish(session_id):
+                    with contextlib.suppress(InvalidTransition):
+                        await self.gone(session_id)
+
+    # -- parts ----------------------------------------------------------------------------------------
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        return await asyncio.shield(future)
+
+    async def _get(self, session_id: int) -> Session:
+        session = await self._call(self.store.session, session_id)
+        if session is None:
+            raise UnknownSession(f"there is no session {session_id}")
+        return session
+
+    async def _move(
+        self,
+        session: Session,
+        to: SessionState,
+        *,
+        expect: Sequence[SessionState],
+        attempt: int | None = None,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+    ) -> Session:
+        moved = await self._call(
+            self.store.move,
+            session.id,
+            to,
+            now_s=self._clock.now_s(),
+            cause=cause,
+            message=message,
+            launched=launched,
+            expect=expect,
+            attempt=attempt,
+        )
+        return self._done(session, moved)
+
+    def _done(self, before: Session, session: Session) -> Session:
+        """Say what has been committed, and let those who wait for it know."""
+        self._say(session, before.state, None)
+        if session.state in ENDED:
+            self._resolve(session)
+            self.wake()
+        self._announce()
+        return session
+
+    def _resolve(self, session: Session) -> None:
+        future = self._waiting.pop(session.id, None)
+        if future is None or future.done():
+            return
+        if session.state in ENDED:
+            future.set_exception(SessionEnded(session))
+            # Its spawn may have been cancelled; then nobody asks for the exception.
+            future.exception()
+        else:
+            future.set_result(session)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _say(self, session: Session, before: SessionState | None, reason: str | None) -> None:
+        why = reason or session.end_cause or session.wait_reason or ""
+        asked = session.request
+        log.info(
+            "Session %d (%s/%s): %s -> %s%s",
+            session.id,
+            asked.user,
+            asked.server_name,
+            before or "new",
+            session.state,
+            f" ({why})" if why else "",
+        )

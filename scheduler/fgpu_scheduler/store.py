@@ -1,0 +1,383 @@
+"""Everything that outlives the Hub process: nodes, sessions, their shares, and the log of all changes.
+
+Every method is one transaction. One that writes first adds 1 to the store's version, and logs an event
+for each change it makes; one that turns out to change nothing is rolled back, version and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from statistics import median
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from fgpu_scheduler.core import lifecycle, placement
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Node,
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.database import Database
+from fgpu_scheduler.errors import BadSettings, InvalidTransition, SessionExists, StaleVersion, TooManyPending
+from fgpu_scheduler.inventory import become
+from fgpu_scheduler.queries import (
+    ENDED_OF,
+    ENDED_SESSIONS,
+    HELD_SESSIONS,
+    HOLDING_ON,
+    LENGTHS,
+    LIVE_SESSIONS,
+    ONE_SESSION,
+    PENDING_SESSIONS,
+    SERVERS_OF,
+    SERVING_SESSION,
+    SUBMIT,
+    VERSION,
+    read_nodes,
+)
+from fgpu_scheduler.rows import Event, event_of, life_values, request_values, share_values
+from fgpu_scheduler.schema import events, shares
+from fgpu_scheduler.schema import nodes as node_rows
+from fgpu_scheduler.writing import Write, writing
+
+__all__ = ["Event", "Store"]
+
+S = SessionState
+
+
+class Store:
+    """The store of one installation. Thread-safe; other processes may use the same database."""
+
+    def __init__(self, url: str) -> None:
+        """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
+
+        Raises:
+            BadSettings: the URL cannot be read, or names another kind of database. No I/O happens here.
+        """
+        self._database = Database(url)
+        self._installation_id = ""
+
+    def open(self) -> None:
+        """Connect and bring the schema up to date.
+
+        Raises:
+            StoreUnavailable: unreachable, or of a newer version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=True)
+
+    def connect_readonly(self) -> None:
+        """Connect for reading, without migrating. What writes then raises `StoreUnavailable`.
+
+        Raises:
+            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=False)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._database.close()
+
+    @property
+    def installation_id(self) -> str:
+        """Twelve random hex digits, made with the database: they mark what this installation launches."""
+        return self._installation_id
+
+    # --- Nodes ---
+
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None:
+        """Make the nodes and devices those that are configured, and forget nothing that is held.
+
+        A node that is no longer configured is deleted, or becomes LOST while a session holds a share of
+        it. A device that its node no longer has is deleted, or is no longer offered while it is held.
+        A CORDONED node stays so, and a held device stays on its node, whatever is configured.
+
+        Raises:
+            BadSettings: a node or a device is configured twice.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            become(nodes, write)
+
+    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None:
+        """Set the state of a node.
+
+        Raises:
+            BadSettings: there is no such node.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            at = node_rows.c.id == node_id
+            old = write.connection.execute(select(node_rows.c.state).where(at)).scalar_one_or_none()
+            if old is None:
+                raise BadSettings(f"there is no node {node_id!r}")
+            if old != state.value:
+                write.connection.execute(update(node_rows).where(at).values(state=state.value))
+                write.event("nodes", reason=f"{node_id}: {old} -> {state}")
+
+    def snapshot(self, now_s: int) -> Snapshot:
+        """Return nodes and live sessions as they are at one instant."""
+        with self._database.reading() as connection:
+            version = connection.execute(VERSION).scalar_one()
+            return Snapshot(now_s, version, read_nodes(connection), LIVE_SESSIONS.read(connection))
+
+    # --- The queue ---
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        *,
+        now_s: int,
+        max_pending_per_user: int | None = None,
+        held: bool = False,
+    ) -> tuple[Session, ...]:
+        """Queue all of the requests, or none.
+
+        Raises:
+            SessionExists: a request's server has a session that is not ending.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            users = sorted({request.user for request in requests})
+            found = write.connection.execute(SERVERS_OF, {"users": users}).all()
+            servers = {(user, server_name) for user, server_name, _ in found}
+            for request in requests:
+                server = request.user, request.server_name
+                if server in servers:
+                    raise SessionExists(f"the server {request.server_name!r} of {request.user} has a session")
+                servers.add(server)
+            if max_pending_per_user is not None:
+                for user in users:
+                    waiting = sum(1 for u, _, state in found if u == user and state == S.PENDING)
+                    more = sum(1 for request in requests if request.user == user)
+                    if waiting + more > max_pending_per_user:
+                        raise TooManyPending(
+                            f"{user} may have {max_pending_per_user} requests waiting: "
+                            f"{waiting} wait already, and this would add {more}"
+                        )
+            return tuple(_submitted(write, request, held=held) for request in requests)
+
+    def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
+        """Write a plan's decisions, after checking again that they fit; return who got their shares.
+
+        Raises:
+            StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            if write.version_before != plan.version:
+                raise StaleVersion(f"planned on version {plan.version}; the store is at {write.version_before}")
+            waiting = {session.id: session for session in PENDING_SESSIONS.read(write.connection)}
+            left = _left_on(write.connection, [place.placement for place in plan.placed])
+            placed: list[Session] = []
+            waits: list[Session] = []
+            for decision in plan.decisions:
+                session = waiting.get(decision.session_id)
+                if session is None:
+                    raise StaleVersion(f"session {decision.session_id} does not wait")
+                if isinstance(decision, Place):
+                    node_id = decision.placement.node_id
+                    leaves = (
+                        placement.after(left[node_id], session.request, decision.placement)
+                        if node_id in left and not session.held
+                        else None
+                    )
+                    if leaves is None:
+                        raise StaleVersion(f"session {session.id} does not fit where it was placed")
+                    left[node_id] = leaves
+                    del waiting[session.id]
+                    scheduled = lifecycle.moved(session, S.SCHEDULED, now_s=now_s)
+                    placed.append(replace(scheduled, placement=decision.placement))
+                    write.event("moved", placed[-1], was=S.PENDING)
+                elif session.wait_reason is not decision.reason:
+                    waits.append(replace(session, wait_reason=decision.reason))
+                    write.event("waits", session, reason=decision.reason.value)
+            write.save([*placed, *waits])
+            rows = [row for session in placed for row in share_values(session)]
+            if rows:
+                write.connection.execute(insert(shares), rows)
+            return tuple(placed)
+
+    # --- A session's life ---
+
+    def move(
+        self,
+        session_id: int,
+        to: SessionState,
+        *,
+        now_s: int,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+        expect: Collection[SessionState] | None = None,
+        attempt: int | None = None,
+    ) -> Session:
+        """Move a session to another state, if it is in one of ``expect`` and at ``attempt``.
+
+        To PREPARING is a new attempt; back to PENDING gives up the shares. ``launched`` replaces the
+        launcher's note unless None.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: the life cycle has no such change, the session is elsewhere than expected,
+                or ``to`` is SCHEDULED, which only `commit` gives.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            old = _expected(write.one(session_id), expect, attempt)
+            if to is S.SCHEDULED:
+                raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
+            new = lifecycle.moved(old, to, now_s=now_s, cause=cause, message=message)
+            new = replace(
+                new,
+                attempt=old.attempt + 1 if to is S.PREPARING else old.attempt,
+                launched=old.launched if launched is None else launched,
+            )
+            if new.placement is None and old.placement is not None:
+                write.connection.execute(delete(shares).where(shares.c.session_id == session_id))
+            write.save([new])
+            write.event("moved", new, was=old.state, reason=new.end_cause.value if new.end_cause else None)
+            return new
+
+    def new_attempt(self, session_id: int, *, now_s: int) -> Session:
+        """Begin to launch a session anew, its share held throughout.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is neither PREPARING nor PULLING.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            old = _expected(write.one(session_id), lifecycle.LAUNCHING, None)
+            new = replace(old, state=S.PREPARING, attempt=old.attempt + 1, launched=None)
+            write.save([new])
+            write.event("attempt", new, was=old.state)
+            return new
+
+    def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None:
+        """Keep the launcher's note on what it started for this attempt.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
+        """
+        with writing(self._database, now_s=0) as write:
+            old = _expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
+            write.save([replace(old, launched=launched)])
+
+    def hold_waiting(self, *, now_s: int) -> int:
+        """Hold every session that has not started, since nobody waits to launch it now.
+
+        Return how many are held then, with those that were before.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            found = [
+                session
+                for session in LIVE_SESSIONS.read(write.connection)
+                if session.state in (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
+            ]
+            _hold(write, [session for session in found if not session.held], True)
+            return len(found)
+
+    def set_held(self, session_id: int, held: bool, *, now_s: int) -> Session:
+        """Hold a session or let it go.
+
+        Raises:
+            UnknownSession: no session has this id.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            session = write.one(session_id)
+            return session if session.held is held else _hold(write, [session], held)[0]
+
+    # --- Reading ---
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the session with this id, live or ended."""
+        with self._database.reading() as connection:
+            return next(iter(ONE_SESSION.read(connection, session_id=session_id)), None)
+
+    def serving(self, user: str, server_name: str) -> Session | None:
+        """Return the server's current session."""
+        with self._database.reading() as connection:
+            return next(iter(SERVING_SESSION.read(connection, user=user, server_name=server_name)), None)
+
+    def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
+        """Return the sessions that ended last, of one user or of all, newest first."""
+        with self._database.reading() as connection:
+            if user is None:
+                return ENDED_SESSIONS.read(connection, limit=limit)
+            return ENDED_OF.read(connection, limit=limit, user=user)
+
+    def held_sessions(self) -> tuple[Session, ...]:
+        """Return what is held, in the order to resume it: what has its share first, then the queue."""
+        with self._database.reading() as connection:
+            return HELD_SESSIONS.read(connection)
+
+    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None:
+        """Return the median length of the sessions that ran and ended last, or None below ``least``."""
+        with self._database.reading() as connection:
+            values = {"resource_group": resource_group, "limit": newest}
+            lengths = connection.execute(LENGTHS, values).scalars().all()
+        return int(median(lengths)) if lengths and len(lengths) >= least else None
+
+    def version(self) -> int:
+        """Return the store's version: another one after every write."""
+        with self._database.reading() as connection:
+            return int(connection.execute(VERSION).scalar_one())
+
+    def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
+        """Return the oldest events after an id, in the order in which they were committed."""
+        with self._database.reading() as connection:
+            newer = select(events).where(events.c.id > after_id).order_by(events.c.id).limit(limit)
+            return tuple(event_of(row) for row in connection.execute(newer))
+
+    def last_event_id(self) -> int:
+        """Return the newest event's id, 0 where there is none."""
+        with self._database.reading() as connection:
+            return connection.execute(select(func.max(events.c.id))).scalar_one() or 0
+
+
+def _left_on(connection: Connection, placements: Collection[Placement]) -> dict[str, placement.NodeFree]:
+    """Return what is free on the nodes of these placements, as far as they exist.
+
+    Only of the devices that these take: the rest of a large node would be counted for nothing.
+    """
+    if not placements:
+        return {}
+    node_ids = {place.node_id for place in placements}
+    uuids = {share.device_uuid for place in placements for share in place.shares}
+    chosen = tuple(
+        replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
+        for node in read_nodes(connection)
+        if node.id in node_ids
+    )
+    holding = HOLDING_ON.read(connection, node_ids=sorted(node_ids))
+    return {left.node.id: left for left in placement.free(Snapshot(0, 0, chosen, holding))}
+
+
+def _submitted(write: Write, request: Request, *, held: bool) -> Session:
+    new = Session(0, request, S.PENDING, write.now_s, held)
+    row = {**request_values(request), **life_values(new)}
+    new = replace(new, id=write.connection.execute(SUBMIT, row).scalar_one())
+    write.event("submitted", new)
+    return new
+
+
+def _expected(
+    session: Session, states: Collection[SessionState] | None, attempt: int | None
+) -> Session:
+    if states is not None and session.state not in states:
+        wanted = " or ".join(state for state in SessionState if state in states)
+        raise InvalidTransition(f"session {session.id} is {session.state} and not {wanted}")
+    if attempt is not None and session.attempt != attempt:
+        raise InvalidTransition(f"session {session.id} is at attempt {session.attempt} and not {attempt}")
+    return session
+
+
+def _hold(write: Write, found: Sequence[Session], held: bool) -> list[Session]:
+    changed = [replace(session, held=held) for session in found]
+    write.save(changed)
+    for session in changed:
+        write.event("held", session, reason="HELD" if held else None)
+    return changed

@@ -1,0 +1,78 @@
+"""A write transaction of the store: the next version, what changed, and the log of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, insert
+
+from fgpu_scheduler.core.model import Session, SessionState
+from fgpu_scheduler.database import Database
+from fgpu_scheduler.errors import UnknownSession
+from fgpu_scheduler.queries import NEXT_VERSION, ONE_SESSION, SAVE_SESSION
+from fgpu_scheduler.rows import life_values
+from fgpu_scheduler.schema import events
+
+
+@contextmanager
+def writing(database: Database, *, now_s: int) -> Iterator[Write]:
+    """Run a write transaction; one that changed nothing is rolled back, its version too."""
+    with database.writing() as connection:
+        write = Write(connection, now_s)
+        yield write
+        if write.log:
+            connection.execute(insert(events), write.log)
+        if not (write.log or write.saved):
+            connection.rollback()
+
+
+class Write:
+    """A write transaction: what is to be logged, and the version that the store had before."""
+
+    def __init__(self, connection: Connection, now_s: int) -> None:
+        self.connection = connection
+        self.now_s = now_s
+        self.version_before = connection.execute(NEXT_VERSION).scalar_one() - 1
+        self.log: list[dict[str, Any]] = []
+        self.saved = False
+
+    def one(self, session_id: int) -> Session:
+        """Return the session with this id.
+
+        Raises:
+            UnknownSession: there is none.
+        """
+        found = ONE_SESSION.read(self.connection, session_id=session_id)
+        if not found:
+            raise UnknownSession(f"there is no session {session_id}")
+        return found[0]
+
+    def event(
+        self,
+        kind: str,
+        session: Session | None = None,
+        *,
+        was: SessionState | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Log a change; with ``was`` it is one of the session's state, to the one it has now."""
+        self.log.append(
+            {
+                "at_s": self.now_s,
+                "session_id": session.id if session else None,
+                "kind": kind,
+                "from_state": was.value if was else None,
+                "to_state": session.state.value if session and (was or kind == "submitted") else None,
+                "reason": reason,
+                "user_name": session.request.user if session else None,
+            }
+        )
+
+    def save(self, changed: Sequence[Session]) -> None:
+        """Write the columns that change in the life of a session. The shares are the caller's."""
+        rows = [{"session_id": session.id, **life_values(session)} for session in changed]
+        if rows:
+            self.connection.execute(SAVE_SESSION, rows)
+            self.saved = True

@@ -1,0 +1,282 @@
+"""A real Hub process with its real proxy, for tests: started, asked through its API, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import requests
+from fgpu_scheduler import Session
+from fgpu_scheduler.store import Store
+
+ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
+
+CONFIG = '''
+import os
+from fgpuspawner.config import configure
+
+c = get_config()  # noqa: F821
+c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
+c.JupyterHub.hub_port = {port} + 1
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
+c.ConfigurableHTTPProxy.command = [{proxy!r}]
+c.ConfigurableHTTPProxy.auth_token = "{token}"
+c.JupyterHub.authenticator_class = "shared-password"
+c.SharedPasswordAuthenticator.user_password = "test-password"
+c.SharedPasswordAuthenticator.admin_password = "test-admin-password-0123456789-abcdef"
+c.Authenticator.admin_users = {{"admin"}}
+c.Authenticator.allow_all = True
+c.Authenticator.any_allow_config = True
+c.JupyterHub.services = [{{"name": "test", "api_token": "{token}"}}]
+c.JupyterHub.load_roles = [
+    {{"name": "test", "services": ["test"], "scopes": ["admin:users", "admin:servers", "tokens", "list:services",
+     "access:servers", "proxy", "shutdown", "custom:fgpu:admin", "custom:fgpu:queue:read", "access:services"]}},
+]
+c.JupyterHub.log_level = "DEBUG"
+{before}
+configure(c, data_dir={data!r}, service_port={port} + 3, resume_grace_s=10, **{settings!r})
+{after}
+'''
+
+
+def free_ports(count: int) -> int:
+    """Return the first of ``count`` neighbouring ports that are free now."""
+    while True:
+        first = secrets.randbelow(20000) + 20000
+        taken = []
+        try:
+            for port in range(first, first + count):
+                s = socket.socket()
+                taken.append(s)
+                s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        finally:
+            for s in taken:
+                s.close()
+        return first
+
+
+def until(found: Callable[[], T], *, within_s: float = 30, what: str = "") -> T:
+    """Return what ``found`` returns as soon as it is true; fail after ``within_s``."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = found()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s} s: {what or found}; last: {value!r}")
+        time.sleep(0.05)
+
+
+class HubProcess:
+    """One Hub on ports and in a folder of its own. ``before`` and ``after`` are lines around `configure`."""
+
+    def __init__(
+        self, folder: Path, *, before: str = "", after: str = "", env: dict[str, str] | None = None, **settings: Any
+    ) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.port = free_ports(4)
+        self.token = secrets.token_hex(16)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "hub.log"
+        self.env = env or {}
+        self.before, self.after = before, after
+        self.settings = {"simulated_gpus": "1", **settings}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._store: Store | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write_config(self) -> Path:
+        """Write the Hub's configuration and return its path."""
+        path = self.folder / "jupyterhub_config.py"
+        path.write_text(
+            CONFIG.format(
+                port=self.port,
+                proxy_port=self.port + 2,
+                proxy=str(ROOT / ".node/node_modules/.bin/configurable-http-proxy"),
+                token=self.token,
+                data=str(self.data),
+                before=self.before,
+                after=self.after,
+                settings=self.settings,
+            )
+        )
+        return path
+
+    def start(self, *, wait: bool = True) -> HubProcess:
+        """Start the Hub; with ``wait``, until it answers."""
+        config = self.write_config()
+        env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")} | self.env
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jupyterhub", "-f", str(config)],
+                cwd=self.folder,
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if wait:
+            until(self._answers, within_s=60, what="the Hub answers")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the Hub ended with {self.process.returncode}:\n{self.log_text()[-4000:]}")
+        try:
+            return requests.get(f"{self.url}/hub/api/", timeout=5).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL the Hub, as a crash would; its proxy and sessions stay."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+    def terminate(self) -> None:
+        """SIGTERM the Hub and wait until it has ended."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(60)
+
+    def close(self) -> None:
+        """End the Hub and everything that ever descended from it."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30)
+        if self._store is not None:
+            self._store.close()
+        mine = [p for p in psutil.process_iter() if self._is_mine(p)]
+        for process in mine:
+            process.kill()
+        psutil.wait_procs(mine, timeout=10)
+
+    def _is_mine(self, process: psutil.Process) -> bool:
+        try:
+            if process.pid == os.getpid():
+                return False
+            return str(self.folder) in " ".join(process.cmdline()) or str(self.folder) in (
+                process.environ().get("FGPU_LIMITS_FILE", "") + process.environ().get("FGPU_SETTINGS", "")
+                + process.cwd()
+            )
+        except (psutil.Error, OSError):
+            return False
+
+    def log_text(self) -> str:
+        """Return what the Hub has logged."""
+        return self.log.read_text(errors="replace")
+
+    # -- the Hub's API --------------------------------------------------------------------------------
+
+    def api(self, method: str, path: str, *, token: str | None = None, **kwargs: Any) -> requests.Response:
+        """Ask the Hub's API, as the test's own service unless a token is given."""
+        headers = {"Authorization": f"token {token or self.token}"}
+        return requests.request(method, f"{self.url}/hub/api/{path}", headers=headers, timeout=60, **kwargs)
+
+    def add_user(self, name: str) -> str:
+        """Make sure that the user exists, and return a token of theirs."""
+        assert self.api("POST", f"users/{name}").status_code in (201, 409)
+        return str(self.api("POST", f"users/{name}/tokens").json()["token"])
+
+    def _server(self, user: str, server: str) -> str:
+        return f"users/{user}/servers/{server}" if server else f"users/{user}/server"
+
+    def spawn(self, user: str, server: str = "", *, options: dict[str, Any] | None = None) -> requests.Response:
+        """Ask for a server, with these options or with the Hub's last ones."""
+        kwargs = {} if options is None else {"json": {"user_options": options}}
+        return self.api("POST", self._server(user, server), **kwargs)
+
+    def stop(self, user: str, server: str = "") -> requests.Response:
+        """Ask for a server's end."""
+        return self.api("DELETE", self._server(user, server))
+
+    def servers(self, user: str) -> dict[str, Any]:
+        """Return the Hub's model of the user's servers."""
+        answer = self.api("GET", f"users/{user}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["servers"])
+
+    def ready(self, user: str, server: str = "") -> bool:
+        """Return whether the Hub says that this server is ready."""
+        return bool(self.servers(user).get(server, {}).get("ready"))
+
+    # -- the scheduler's database ---------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """The scheduler's database, as another process sees it."""
+        if self._store is None:
+            self._store = Store(self.settings.get("db_url") or f"sqlite:///{self.data / 'fgpu.sqlite'}")
+            until(self._store_is_there, what="the Hub has made its database")
+        return self._store
+
+    def _store_is_there(self) -> bool:
+        from fgpu_scheduler import StoreUnavailable
+
+        assert self._store is not None
+        try:
+            self._store.connect_readonly()
+        except StoreUnavailable:
+            return False
+        return True
+
+    def sessions(self) -> dict[str, Session]:
+        """Return the live sessions by ``user/server``. Each server has at most one but for those ending."""
+        found: dict[str, Session] = {}
+        for session in self.store.snapshot(int(time.time())).sessions:
+            key = f"{session.request.user}/{session.request.server_name}"
+            if key not in found or found[key].state == "TERMINATING":
+                found[key] = session
+        return found
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each live session by ``user/server``."""
+        return {key: session.state.value for key, session in self.sessions().items()}
+
+    def reach(self, states: dict[str, str], *, within_s: float = 40) -> None:
+        """Wait until the live sessions are exactly these."""
+        seen: dict[str, str] = {}
+
+        def same() -> bool:
+            seen.clear()
+            seen.update(self.states())
+            return seen == states
+
+        try:
+            until(same, within_s=within_s)
+        except AssertionError:
+            raise AssertionError(f"{seen} != {states}; the Hub says:\n{self.log_text()[-6000:]}") from None
+
+
+@contextmanager
+def running(folder: Path, **kwargs: Any) -> Iterator[HubProcess]:
+    """A Hub for the time of a test."""
+    hub = HubProcess(folder, **kwargs)
+    try:
+        yield hub.start()
+    finally:
+        hub.close()
+
+
+def wait_gone(pid: int, *, within_s: float = 20) -> None:
+    """Wait until a process is gone."""
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", within_s=within_s)
+
+
+__all__ = ["HubProcess", "running", "signal", "until", "wait_gone"]

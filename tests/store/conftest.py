@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_worlds import database, opened
+
+from fgpu_scheduler.store import Store
+
+
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An open store on an empty database."""
+    with database(request.param, tmp_path) as url, opened(url) as store:
+        yield store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database that several stores can share, which one in memory cannot be."""
+    with database(request.param, tmp_path) as url:
+        yield url

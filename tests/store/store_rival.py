@@ -1,0 +1,28 @@
+"""Waits for a line, then opens the database and asks for the servers in turn; says which it got."""
+
+from __future__ import annotations
+
+import sys
+
+from store_worlds import ask
+
+from fgpu_scheduler.errors import SessionExists
+from fgpu_scheduler.store import Store
+
+
+def main(url: str, servers: str) -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    store = Store(url)
+    store.open()
+    for number in range(int(servers)):
+        try:
+            store.submit([ask("alice", f"server{number}")], now_s=0)
+        except SessionExists:
+            continue
+        print(number, flush=True)
+    store.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,174 @@
+"""Committing plans: what is stale or does not fit is refused whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, opened, placing, run, schedule
+
+from fgpu_scheduler.core.model import EndCause, NodeState, Placement, Share, WaitReason
+from fgpu_scheduler.core.planner import Place, Plan, Policy, Wait, plan
+from fgpu_scheduler.errors import StaleVersion
+from fgpu_scheduler.store import Store
+
+
+def assert_refused(store: Store, decided: Plan) -> None:
+    """Assert that the plan is refused and that nothing at all was written."""
+    before, log = store.snapshot(0), store.last_event_id()
+    with pytest.raises(StaleVersion):
+        store.commit(decided, now_s=99)
+    assert store.snapshot(0) == before
+    assert store.last_event_id() == log
+
+
+def test_a_committed_plan_gives_shares_and_reasons(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    first, second = store.submit([ask("alice", fgpu_milli=600), ask("bob", fgpu_milli=600)], now_s=1)
+    placed = schedule(store, now_s=5)
+    where = Placement("n1", (Share.of(device(0), 600),))
+    assert placed == (replace(first, state=S.SCHEDULED, placement=where, scheduled_at_s=5),)
+    waits = replace(second, wait_reason=WaitReason.RESOURCES)
+    assert store.snapshot(6).sessions == (*placed, waits)
+
+
+def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
+    store.set_nodes([node(devices=3)], now_s=0)
+    session = store.submit([ask(fgpu_milli=3000)], now_s=1)[0]
+    where = Placement("n1", tuple(Share.of(device(number), 1000) for number in (2, 0, 1)))
+    placed = store.commit(Plan(store.version(), (Place(session.id, where),)), now_s=2)
+    assert placed[0].placement == where
+    assert store.session(session.id) == placed[0]
+
+
+def test_a_plan_that_changes_nothing_writes_nothing(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    store.submit([ask(fgpu_milli=2000)], now_s=1)
+    schedule(store)
+    before, log = store.version(), store.last_event_id()
+    assert schedule(store) == ()
+    assert store.commit(Plan(store.version(), ()), now_s=2) == ()
+    assert (store.version(), store.last_event_id()) == (before, log)
+
+
+def test_a_stale_plan_is_refused(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    store.submit([ask("alice")], now_s=1)
+    decided = plan(store.snapshot(1), Policy())
+    store.submit([ask("bob")], now_s=2)
+    assert_refused(store, decided)
+
+
+def test_a_plan_is_committed_once(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    store.submit([ask("alice")], now_s=1)
+    decided = plan(store.snapshot(1), Policy())
+    store.commit(decided, now_s=1)
+    assert_refused(store, decided)
+
+
+def test_of_two_stores_that_plan_on_one_version_one_commits(url: str) -> None:
+    with opened(url) as one, opened(url) as other:
+        one.set_nodes([node(devices=1)], now_s=0)
+        one.submit([ask("alice", fgpu_milli=1000)], now_s=1)
+        plans = [plan(store.snapshot(1), Policy()) for store in (one, other)]
+        assert len(other.commit(plans[1], now_s=2)) == 1
+        assert_refused(one, plans[0])
+
+
+def test_a_plan_of_the_right_version_that_oversells_is_refused_whole(store: Store) -> None:
+    store.set_nodes([node(devices=2)], now_s=0)
+    run(store, ask("before", fgpu_milli=600))
+    first, second = store.submit([ask("alice"), ask("bob")], now_s=1)
+    taken = store.snapshot(0).sessions[0].placement
+    assert taken is not None
+    full = next(d for d in store.snapshot(0).nodes[0].devices if d.uuid == taken.shares[0].device_uuid)
+    free = next(d for d in store.snapshot(0).nodes[0].devices if d != full)
+    assert_refused(store, placing(store, first.id, on=[full]))
+    fits = placing(store, first.id, on=[free])
+    assert_refused(store, replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions)))
+    assert len(store.commit(fits, now_s=2)) == 1
+
+
+def test_two_places_of_one_plan_are_counted_together(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    ids = [s.id for s in store.submit([ask(u, fgpu_milli=600) for u in ("alice", "bob")], now_s=1)]
+    assert_refused(store, placing(store, *ids, on=[device(0)], fgpu_milli=600))
+
+
+@pytest.mark.parametrize("state", [S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING])
+def test_a_share_is_held_until_its_container_is_gone(store: Store, state: S) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    session = store.submit([ask("alice", fgpu_milli=1000)], now_s=1)[0]
+    schedule(store)
+    path = {S.TERMINATING: (S.PREPARING, S.TERMINATING), S.PREPARING: (S.PREPARING,)}
+    for to in path.get(state, (S.PREPARING, state)):
+        store.move(session.id, to, now_s=2, cause=EndCause.USER if to is S.TERMINATING else None)
+    waiting = store.submit([ask("bob", fgpu_milli=1000)], now_s=3)[0]
+    assert schedule(store) == ()
+    assert_refused(store, placing(store, waiting.id, on=[device(0)], fgpu_milli=1000))
+    if state is not S.TERMINATING:
+        store.move(session.id, S.TERMINATING, now_s=4, cause=EndCause.USER)
+    store.move(session.id, S.TERMINATED, now_s=5)
+    assert [s.id for s in schedule(store)] == [waiting.id]
+
+
+def test_processor_and_memory_of_the_node_are_checked_too(store: Store) -> None:
+    store.set_nodes([node(devices=8, cpu_milli=1500)], now_s=0)
+    run(store, ask("alice"))
+    waiting = store.submit([ask("bob")], now_s=1)[0]
+    assert_refused(store, placing(store, waiting.id, on=[device(5)]))
+
+
+def test_nothing_is_placed_where_a_node_takes_nothing(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    waiting = store.submit([ask()], now_s=1)[0]
+    store.set_node_state("n1", NodeState.CORDONED, now_s=1)
+    assert_refused(store, placing(store, waiting.id, on=[device(0)]))
+
+
+def test_a_plan_with_an_unknown_place_or_session_is_refused(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    waiting = store.submit([ask("alice")], now_s=1)[0]
+    running = run(store, ask("bob"))
+    assert_refused(store, placing(store, waiting.id, on=[device(0, node_id="n9")]))
+    assert_refused(store, placing(store, waiting.id, on=[device(9)]))
+    assert_refused(store, placing(store, 999, on=[device(0)]))
+    assert_refused(store, placing(store, running.id, on=[device(0)]))
+    assert_refused(store, placing(store, waiting.id, waiting.id, on=[device(0)]))
+    assert_refused(store, Plan(store.version(), (Wait(running.id, WaitReason.QUOTA),)))
+
+
+def test_a_held_session_is_not_placed(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    held = store.submit([ask()], now_s=1, held=True)[0]
+    assert_refused(store, placing(store, held.id, on=[device(0)]))
+    schedule(store)
+    waits = store.session(held.id)
+    assert waits is not None
+    assert waits.wait_reason is WaitReason.HELD
+
+
+def test_a_placement_of_another_amount_than_asked_is_refused(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    waiting = store.submit([ask(fgpu_milli=500)], now_s=1)[0]
+    assert_refused(store, placing(store, waiting.id, on=[device(0)], fgpu_milli=400))
+    assert_refused(store, placing(store, waiting.id, on=[device(0), device(1)], fgpu_milli=500))
+
+
+def test_a_wait_reason_is_written_when_it_changes(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    session = store.submit([ask(fgpu_milli=3000)], now_s=1)[0]
+    for reason in (WaitReason.RESOURCES, WaitReason.RESOURCES, WaitReason.QUOTA):
+        store.commit(Plan(store.version(), (Wait(session.id, reason),)), now_s=2)
+        waits = store.session(session.id)
+        assert waits is not None
+        assert waits.wait_reason is reason
+    assert [e.reason for e in store.events() if e.kind == "waits"] == ["RESOURCES", "QUOTA"]
+
+
+def test_a_freed_share_is_given_again(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=0)
+    for number in range(3):
+        end(store, run(store, ask(fgpu_milli=1000), now_s=number).id, now_s=number)
+    assert_nothing_is_oversold(store)

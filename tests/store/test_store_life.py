@@ -1,0 +1,202 @@
+"""Moving a session through its life."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_worlds import S, ask, node, run, schedule
+
+from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
+from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.errors import InvalidTransition, UnknownSession
+from fgpu_scheduler.store import Store
+
+PATHS: dict[S, tuple[S, ...]] = {
+    S.PENDING: (),
+    S.SCHEDULED: (S.SCHEDULED,),
+    S.PREPARING: (S.SCHEDULED, S.PREPARING),
+    S.PULLING: (S.SCHEDULED, S.PREPARING, S.PULLING),
+    S.RUNNING: (S.SCHEDULED, S.PREPARING, S.RUNNING),
+    S.TERMINATING: (S.SCHEDULED, S.PREPARING, S.TERMINATING),
+    S.TERMINATED: (S.SCHEDULED, S.PREPARING, S.TERMINATING, S.TERMINATED),
+    S.ERROR: (S.SCHEDULED, S.PREPARING, S.TERMINATING, S.ERROR),
+    S.CANCELLED: (S.CANCELLED,),
+}
+
+
+def session_in(store: Store, state: S, *, user: str = "alice") -> Session:
+    store.set_nodes([node(devices=4)], now_s=0)
+    session = store.submit([ask(user)], now_s=1)[0]
+    for to in PATHS[state]:
+        session = step(store, session, to)
+    return session
+
+
+def step(store: Store, session: Session, to: S) -> Session:
+    if to is S.SCHEDULED:
+        return schedule(store, now_s=2)[0]
+    cause = EndCause.USER if to in (S.TERMINATING, S.CANCELLED) else None
+    return store.move(session.id, to, now_s=2, cause=cause)
+
+
+@pytest.mark.parametrize("state", list(S))
+def test_a_move_is_made_as_the_life_cycle_says_or_refused(store: Store, state: S) -> None:
+    for number, to in enumerate(S):
+        session = session_in(store, state, user=f"user{number}")
+        assert session.state is state
+        before = store.version()
+        if to in LEGAL[state] and to is not S.SCHEDULED:
+            moved = store.move(session.id, to, now_s=9, cause=EndCause.IDLE)
+            assert moved.state is to
+            assert store.session(session.id) == moved
+            assert store.version() == before + 1
+            last = store.events(limit=1000)[-1]
+            assert (last.kind, last.from_state, last.to_state) == ("moved", state, to)
+            assert last.reason == (moved.end_cause.value if moved.end_cause else None)
+        else:
+            with pytest.raises(InvalidTransition):
+                store.move(session.id, to, now_s=9, cause=EndCause.IDLE)
+            assert store.session(session.id) == session
+            assert store.version() == before
+        if session.state not in ENDED:
+            retire(store, session.id)
+
+
+def retire(store: Store, session_id: int) -> None:
+    """Bring the session to an end from wherever it is, so that the next one fits."""
+    while (session := store.session(session_id)) is not None and session.state not in ENDED:
+        to = next(s for s in (S.CANCELLED, S.TERMINATING, S.TERMINATED) if s in LEGAL[session.state])
+        step(store, session, to)
+
+
+def test_only_a_commit_schedules(store: Store) -> None:
+    session = session_in(store, S.PENDING)
+    with pytest.raises(InvalidTransition, match="only a committed plan"):
+        store.move(session.id, S.SCHEDULED, now_s=3)
+
+
+def test_each_launch_is_a_new_attempt(store: Store) -> None:
+    session = session_in(store, S.SCHEDULED)
+    assert session.attempt == 0
+    assert store.move(session.id, S.PREPARING, now_s=3).attempt == 1
+    store.note_launched(session.id, "container-1", attempt=1)
+    store.move(session.id, S.PULLING, now_s=4)
+    again = store.new_attempt(session.id, now_s=5)
+    assert (again.state, again.attempt, again.launched) == (S.PREPARING, 2, None)
+    assert again.placement == session.placement
+    assert store.session(session.id) == again
+    last = store.events()[-1]
+    assert (last.kind, last.from_state, last.to_state) == ("attempt", S.PULLING, S.PREPARING)
+
+
+def test_a_session_back_in_the_queue_gives_up_its_shares_and_gets_new_ones(store: Store) -> None:
+    session = session_in(store, S.SCHEDULED)
+    waiting = store.move(session.id, S.PENDING, now_s=3)
+    assert (waiting.placement, waiting.scheduled_at_s) == (None, None)
+    assert store.session(session.id) == waiting
+    placed = schedule(store, now_s=4)
+    assert placed == (replace(session, scheduled_at_s=4),)
+    assert store.session(session.id) == placed[0]
+
+
+def test_the_first_cause_and_message_stay(store: Store) -> None:
+    session = session_in(store, S.RUNNING)
+    store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.OOM, message="out of memory")
+    ended = store.move(session.id, S.ERROR, now_s=4, cause=EndCause.USER, message="later")
+    assert (ended.end_cause, ended.message, ended.ended_at_s) == (EndCause.OOM, "out of memory", 4)
+
+
+def test_an_end_needs_a_cause(store: Store) -> None:
+    session = session_in(store, S.RUNNING)
+    with pytest.raises(InvalidTransition, match="end_cause"):
+        store.move(session.id, S.TERMINATING, now_s=3)
+
+
+def test_the_launcher_s_note_is_kept_and_replaced(store: Store) -> None:
+    session = session_in(store, S.PREPARING)
+    assert store.move(session.id, S.PULLING, now_s=3, launched="first").launched == "first"
+    assert store.move(session.id, S.RUNNING, now_s=4).launched == "first"
+    ended = store.move(session.id, S.TERMINATING, now_s=5, cause=EndCause.USER, launched="")
+    assert ended.launched == ""
+    assert store.session(session.id) == ended
+
+
+def test_a_note_bumps_the_version_and_is_for_its_attempt_only(store: Store) -> None:
+    session = session_in(store, S.PREPARING)
+    before = store.version()
+    store.note_launched(session.id, "container", attempt=1)
+    assert store.version() == before + 1
+    with pytest.raises(InvalidTransition, match="at attempt 1 and not 2"):
+        store.note_launched(session.id, "other", attempt=2)
+    noted = store.session(session.id)
+    assert noted is not None
+    assert noted.launched == "container"
+
+
+@pytest.mark.parametrize("state", [s for s in S if s not in (S.PREPARING, S.PULLING)])
+def test_a_note_or_new_attempt_is_only_for_a_launch(store: Store, state: S) -> None:
+    session = session_in(store, state)
+    with pytest.raises(InvalidTransition):
+        store.note_launched(session.id, "x", attempt=session.attempt)
+    with pytest.raises(InvalidTransition):
+        store.new_attempt(session.id, now_s=3)
+    assert store.session(session.id) == session
+
+
+def test_a_move_is_refused_when_the_session_is_not_where_it_is_expected(store: Store) -> None:
+    session = session_in(store, S.RUNNING)
+    with pytest.raises(InvalidTransition, match="is RUNNING and not PREPARING or PULLING"):
+        store.move(
+            session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=(S.PULLING, S.PREPARING)
+        )
+    with pytest.raises(InvalidTransition, match="is at attempt 1 and not 2"):
+        store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, attempt=2)
+    assert store.session(session.id) == session
+    ended = store.move(
+        session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=[S.RUNNING], attempt=1
+    )
+    assert ended.state is S.TERMINATING
+
+
+def test_an_end_lets_go_what_was_held(store: Store) -> None:
+    session = store.submit([ask()], now_s=1, held=True)[0]
+    assert not store.move(session.id, S.CANCELLED, now_s=2, cause=EndCause.QUEUE_TIMEOUT).held
+    assert store.held_sessions() == ()
+
+
+def test_an_unknown_session_is_named(store: Store) -> None:
+    for attempted in (
+        lambda: store.move(5, S.RUNNING, now_s=1),
+        lambda: store.new_attempt(5, now_s=1),
+        lambda: store.note_launched(5, "x", attempt=1),
+        lambda: store.set_held(5, True, now_s=1),
+    ):
+        with pytest.raises(UnknownSession, match="there is no session 5"):
+            attempted()
+
+
+def test_the_log_of_one_life_is_complete(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    session = run(store, ask("alice"), now_s=3)
+    store.move(session.id, S.TERMINATING, now_s=4, cause=EndCause.IDLE)
+    store.move(session.id, S.TERMINATED, now_s=5)
+    log = [(e.at_s, e.kind, e.from_state, e.to_state, e.reason) for e in store.events() if e.user == "alice"]
+    assert log == [
+        (3, "submitted", None, S.PENDING, None),
+        (3, "moved", S.PENDING, S.SCHEDULED, None),
+        (3, "moved", S.SCHEDULED, S.PREPARING, None),
+        (3, "moved", S.PREPARING, S.RUNNING, None),
+        (4, "moved", S.RUNNING, S.TERMINATING, "IDLE"),
+        (5, "moved", S.TERMINATING, S.TERMINATED, "IDLE"),
+    ]
+
+
+def test_the_log_is_read_in_pages(store: Store) -> None:
+    assert (store.events(), store.last_event_id()) == ((), 0)
+    store.submit([ask(f"user{number}") for number in range(5)], now_s=1)
+    log = store.events()
+    assert store.events(limit=2) == log[:2]
+    assert store.events(after_id=log[1].id, limit=2) == log[2:4]
+    assert store.events(after_id=log[4].id) == ()
+    assert store.last_event_id() == log[4].id

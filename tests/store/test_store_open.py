@@ -1,0 +1,194 @@
+"""Opening, migrating, and saying in one line why the database cannot be used."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_engine, make_url, text
+from store_worlds import ask, opened, postgres_url
+
+from fgpu_scheduler.errors import BadSettings, StoreUnavailable
+from fgpu_scheduler.migrations import VERSION_TABLE
+from fgpu_scheduler.schema import metadata
+from fgpu_scheduler.store import Store
+
+PASSWORD = "swordfish"
+
+
+def refused(url: str, *, readonly: bool = False) -> str:
+    """Return the one line with which the store says that it cannot be opened."""
+    store = Store(url)
+    with pytest.raises(StoreUnavailable) as raised:
+        store.connect_readonly() if readonly else store.open()
+    line = str(raised.value)
+    assert "\n" not in line
+    assert PASSWORD not in line
+    return line
+
+
+def test_migrations_and_tables_agree(store: Store) -> None:
+    options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    with store._database.reading() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+
+
+def test_migrations_and_tables_agree_to_the_letter_on_sqlite(tmp_path: Path) -> None:
+    # Alembic compares neither checks nor the conditions of partial indexes.
+    with opened(f"sqlite:///{tmp_path}/migrated.sqlite"):
+        pass
+    engine = create_engine(f"sqlite:///{tmp_path}/made.sqlite")
+    metadata.create_all(engine)
+    engine.dispose()
+    migrated, made = (_definitions(tmp_path / name) for name in ("migrated.sqlite", "made.sqlite"))
+    assert {k: v for k, v in migrated.items() if k != VERSION_TABLE} == made
+
+
+def _definitions(path: Path) -> dict[str, set[str]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    connection.close()
+    return {name: {line.strip(" \t,") for line in sql.splitlines()} for name, sql in rows}
+
+
+def test_opening_again_keeps_everything(url: str) -> None:
+    with opened(url) as store:
+        installation_id, session = store.installation_id, store.submit([ask()], now_s=1)[0]
+    assert len(installation_id) == 12
+    assert int(installation_id, 16) >= 0
+    with opened(url) as store:
+        assert store.installation_id == installation_id
+        assert store.session(session.id) == session
+        store.close()
+        store.close()
+        store.open()
+        assert store.installation_id == installation_id
+
+
+def test_each_database_is_an_installation_of_its_own() -> None:
+    with opened("sqlite://") as one, opened("sqlite://") as other:
+        assert one.installation_id != other.installation_id
+
+
+def test_a_store_that_is_not_open_says_so() -> None:
+    store = Store("sqlite://")
+    with pytest.raises(StoreUnavailable, match="is not open"):
+        store.version()
+    with pytest.raises(StoreUnavailable, match="is not open"):
+        store.submit([ask()], now_s=1)
+
+
+def test_a_reading_store_writes_nothing(url: str) -> None:
+    with opened(url) as hub:
+        service = Store(url)
+        service.connect_readonly()
+        with pytest.raises(StoreUnavailable, match="not open for writing"):
+            service.submit([ask()], now_s=1)
+        service.close()
+        assert hub.snapshot(1).sessions == ()
+
+
+def test_a_reading_store_makes_and_migrates_nothing(url: str) -> None:
+    line = refused(url, readonly=True)
+    assert "the Hub" in line
+    if url.startswith("sqlite"):
+        assert not Path(make_url(url).database or "").exists()
+        sqlite3.connect(make_url(url).database or "").close()
+        assert "not migrated yet" in refused(url, readonly=True)
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_a_newer_schema_is_refused(url: str, readonly: bool) -> None:
+    with opened(url) as store, store._database.writing() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    assert "has schema 9999, which is newer than this program" in refused(url, readonly=readonly)
+
+
+def test_an_unreachable_server_is_one_line() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        line = refused(f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:{port}/fgpu")
+    assert line.startswith(f"postgresql+psycopg://hub:***@127.0.0.1:{port}/fgpu: ")
+    assert "refused" in line
+
+
+def test_an_unknown_user_is_one_line() -> None:
+    url = make_url(postgres_url()).set(username="nobody_of_this_name", password=PASSWORD)
+    line = refused(url.render_as_string(hide_password=False))
+    assert "nobody_of_this_name" in line
+    assert refused(url.set(password=None).update_query_dict({"password": PASSWORD}).render_as_string())
+
+
+@pytest.fixture
+def strict_server() -> Iterator[int]:
+    """The port of a server that refuses every password, as PostgreSQL does (its protocol, version 3.0)."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            while True:
+                length, code = struct.unpack("!II", peer.recv(8))
+                peer.recv(length - 8)
+                if code == 196608:
+                    break
+                peer.sendall(b"N")  # Neither TLS nor GSSAPI.
+            said = f'password authentication failed for user "hub" ({PASSWORD})'
+            fields = b"SFATAL\0VFATAL\0C28P01\0M" + said.encode() + b"\0\0"
+            peer.sendall(b"E" + struct.pack("!I", 4 + len(fields)) + fields)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listener.getsockname()[1]
+    thread.join()
+    listener.close()
+
+
+def test_a_wrong_password_is_one_line_without_it(strict_server: int) -> None:
+    line = refused(f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:{strict_server}/fgpu")
+    assert 'password authentication failed for user "hub" (***)' in line
+
+
+@pytest.mark.parametrize("url", [f"mysql://hub:{PASSWORD}@db/fgpu", f"//hub:{PASSWORD}@db", f"db2://x:{PASSWORD}@y"])
+def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> None:
+    with pytest.raises(BadSettings) as raised:
+        Store(url)
+    assert PASSWORD not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    # Not even root makes files in /proc.
+    assert refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
+    assert "unable to open database file" in refused(f"sqlite:///{tmp_path}/missing/fgpu.sqlite")
+    assert "unable to open database file" in refused(f"sqlite:///{tmp_path}")
+
+
+def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("These are notes. " * 100)
+    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/notes.txt")
+
+
+def test_a_locked_database_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "fgpu.sqlite"
+    with opened(f"sqlite:///{path}"):
+        pass
+    with opened(f"sqlite:///{path}?timeout=0.01") as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            store.submit([ask()], now_s=1)
+        # Readers go on.
+        assert store.snapshot(1).sessions == ()
+        other.execute("ROLLBACK")
+        other.close()
+        assert store.submit([ask()], now_s=1)

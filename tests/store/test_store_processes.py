@@ -1,0 +1,139 @@
+"""Several threads and processes on one database, and processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from store_worlds import (
+    S,
+    ask,
+    assert_nothing_is_oversold,
+    assert_the_log_tells_every_state,
+    opened,
+)
+
+import fgpu_scheduler
+from fgpu_scheduler.errors import SessionExists
+from fgpu_scheduler.store import Store
+
+HERE = Path(__file__).parent
+SERVERS = 25
+
+
+def started(script: str, *arguments: str) -> subprocess.Popen[str]:
+    where = [str(HERE), str(Path(fgpu_scheduler.__file__).parent.parent)]
+    child = subprocess.Popen(
+        [sys.executable, str(HERE / script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(where)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def test_of_two_processes_that_ask_for_one_server_exactly_one_gets_it(url: str) -> None:
+    # Neither finds a database: they race for its creation and migration as well.
+    rivals = [started("store_rival.py", url, str(SERVERS)) for _ in range(2)]
+    for rival in rivals:
+        assert rival.stdin is not None
+        rival.stdin.write("go\n")
+        rival.stdin.flush()
+    won = []
+    for rival in rivals:
+        out, _ = rival.communicate(timeout=60)
+        assert rival.returncode == 0
+        won += [int(line) for line in out.splitlines()]
+    assert sorted(won) == list(range(SERVERS))
+    with opened(url) as store:
+        assert len(store.snapshot(0).sessions) == SERVERS
+        assert len(store.events(limit=1000)) == SERVERS
+        assert store.version() == 1 + SERVERS
+
+
+def test_a_killed_writer_loses_no_acknowledged_step_and_leaves_no_half_of_one(url: str) -> None:
+    acknowledged: list[tuple[int, S]] = []
+    for life in range(3):
+        with started("store_writer.py", url, f"life{life}-") as writer:
+            assert writer.stdout is not None
+            said = [writer.stdout.readline() for _ in range(20 + 7 * life)]
+            writer.kill()
+            said += writer.stdout.readlines()
+        # The last line may have been cut off in the pipe.
+        for session_id, state in (line.split() for line in said if line.endswith("\n")):
+            acknowledged.append((int(session_id), S(state)))
+        with opened(url) as store:
+            assert_nothing_is_oversold(store)
+            assert_the_log_tells_every_state(store)
+            logged = {(event.session_id, event.to_state) for event in store.events(limit=10**6)}
+            assert set(acknowledged) <= logged
+            placed = [s for s in store.snapshot(0).sessions if s.state is not S.PENDING]
+            assert all(s.placement and s.placement.shares for s in placed)
+            if url.startswith("sqlite"):
+                with store._database.reading() as connection:
+                    assert connection.execute(text("PRAGMA integrity_check")).scalar_one() == "ok"
+                    assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    base = store.version()
+
+    def submit(name: str) -> None:
+        for number in range(10):
+            store.submit([ask(name, f"server{number}")], now_s=number)
+            # Each submission adds one session and one version, so every instant has as many.
+            snapshot = store.snapshot(number)
+            assert len(snapshot.sessions) == snapshot.version - base
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(submit, ["alice", "bob", "carol", "dan"]))
+    assert len(store.snapshot(0).sessions) == 40
+    assert_the_log_tells_every_state(store)
+
+
+def test_of_two_threads_that_ask_for_one_server_exactly_one_gets_it(store: Store) -> None:
+    def won(server_name: str) -> bool:
+        try:
+            store.submit([ask("alice", server_name)], now_s=0)
+        except SessionExists:
+            return False
+        return True
+
+    servers = [f"server{number // 2}" for number in range(20)]
+    with ThreadPoolExecutor(2) as threads:
+        assert sum(threads.map(won, servers)) == 10
+
+
+def test_what_one_process_commits_another_reads(url: str) -> None:
+    with opened(url) as hub:
+        service = Store(url)
+        service.connect_readonly()
+        try:
+            assert service.installation_id == hub.installation_id
+            session = hub.submit([ask()], now_s=1)[0]
+            assert service.snapshot(2) == hub.snapshot(2)
+            assert service.session(session.id) == session
+            assert service.events() == hub.events()
+        finally:
+            service.close()
+
+
+@pytest.mark.parametrize("rows", [1000])
+def test_a_snapshot_of_a_full_queue_takes_no_query_per_session(store: Store, rows: int) -> None:
+    store.submit([ask(f"user{number}") for number in range(rows)], now_s=0)
+    statements: list[str] = []
+    from sqlalchemy import event
+
+    engine = store._database._reader
+    assert engine is not None
+    event.listen(engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    assert len(store.snapshot(1).sessions) == rows
+    assert len([s for s in statements if s.startswith("SELECT")]) == 5

@@ -1,0 +1,206 @@
+"""Submitting, and reading the queue."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
+from store_worlds import S, ask, end, node, opened, run, schedule
+
+from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.errors import SessionExists, TooManyPending
+from fgpu_scheduler.rows import life_values, request_values
+from fgpu_scheduler.schema import sessions
+from fgpu_scheduler.store import Store
+
+
+def test_a_submitted_request_waits_and_reads_back_the_same(store: Store) -> None:
+    submitted = store.submit([ask("alice", "work")], now_s=7)
+    assert submitted == (Session(1, ask("alice", "work"), S.PENDING, 7),)
+    assert store.snapshot(8).sessions == submitted
+    assert store.session(1) == submitted[0]
+    assert store.serving("alice", "work") == submitted[0]
+
+
+def test_requests_submitted_together_are_in_their_order(store: Store) -> None:
+    asked = [ask("bob"), ask("alice"), ask("carol")]
+    submitted = store.submit(asked, now_s=1)
+    assert [s.request for s in submitted] == asked
+    assert [s.id for s in submitted] == sorted(s.id for s in submitted)
+
+
+def test_a_request_can_be_submitted_held(store: Store) -> None:
+    assert store.submit([ask()], now_s=1, held=True)[0].held
+    assert store.snapshot(1).sessions[0].held
+
+
+def test_nothing_submitted_changes_nothing(store: Store) -> None:
+    before = store.version()
+    assert store.submit([], now_s=1) == ()
+    assert store.version() == before
+
+
+def test_a_server_has_one_session_at_a_time(store: Store) -> None:
+    store.submit([ask("alice", "work")], now_s=1)
+    before = store.version()
+    with pytest.raises(SessionExists, match="'work' of alice"):
+        store.submit([ask("alice", "other"), ask("alice", "work")], now_s=2)
+    assert store.version() == before
+    assert store.serving("alice", "other") is None
+    assert len(store.events()) == 1
+
+
+def test_one_submission_cannot_ask_twice_for_a_server(store: Store) -> None:
+    with pytest.raises(SessionExists):
+        store.submit([ask("alice", "work"), ask("alice", "work")], now_s=1)
+    assert store.snapshot(1).sessions == ()
+
+
+def test_servers_of_the_same_name_belong_to_their_users(store: Store) -> None:
+    assert len(store.submit([ask("alice", "work"), ask("bob", "work")], now_s=1)) == 2
+
+
+def test_a_server_can_be_asked_for_again_while_its_last_container_goes_down(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    old = run(store, ask())
+    store.move(old.id, S.TERMINATING, now_s=1, cause=EndCause.USER)
+    assert store.serving("alice", "") is None
+    new = store.submit([ask()], now_s=2)[0]
+    assert store.serving("alice", "") == new
+    assert [s.state for s in store.snapshot(3).sessions] == [S.TERMINATING, S.PENDING]
+
+
+def test_the_database_itself_refuses_a_second_session_of_a_server(store: Store) -> None:
+    session = store.submit([ask()], now_s=1)[0]
+    row = {**request_values(session.request), **life_values(session)}
+    with pytest.raises(IntegrityError), store._database.writing() as connection:
+        connection.execute(insert(sessions).values(row))
+
+
+def test_too_many_waiting_requests_are_refused_with_the_limit_and_the_number(store: Store) -> None:
+    store.submit([ask("alice", "a"), ask("alice", "b")], now_s=1, max_pending_per_user=3)
+    before = store.version()
+    with pytest.raises(TooManyPending) as refused:
+        store.submit([ask("alice", "c"), ask("alice", "d")], now_s=1, max_pending_per_user=3)
+    assert str(refused.value) == "alice may have 3 requests waiting: 2 wait already, and this would add 2"
+    assert store.version() == before
+    assert len(store.submit([ask("alice", "c")], now_s=1, max_pending_per_user=3)) == 1
+
+
+def test_only_what_waits_counts_against_the_limit(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    run(store, ask("alice", "a"))
+    store.submit([ask("bob", "b")], now_s=1)
+    assert len(store.submit([ask("alice", "b")], now_s=1, max_pending_per_user=1)) == 1
+
+
+def test_ids_are_never_reused(store: Store) -> None:
+    first = store.submit([ask("alice", "a")], now_s=1)[0]
+    store.move(first.id, S.CANCELLED, now_s=1, cause=EndCause.USER)
+    with store._database.writing() as connection:
+        connection.execute(sessions.delete())
+    assert store.submit([ask("alice", "a")], now_s=2)[0].id > first.id
+
+
+def test_held_sessions_come_with_their_shares_first_and_then_in_queue_order(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    launching = store.submit([ask("launching")], now_s=20)[0]
+    scheduled = store.submit([ask("scheduled")], now_s=19)[0]
+    schedule(store)
+    store.move(launching.id, S.PREPARING, now_s=21)
+    late, early, also_early = (
+        store.submit([ask(name, fgpu_milli=2000)], now_s=now_s)[0]
+        for name, now_s in (("late", 9), ("early", 5), ("also early", 5))
+    )
+    run(store, ask("running"))
+    let_go = store.submit([ask("let go", fgpu_milli=2000)], now_s=1)[0]
+    store.hold_waiting(now_s=22)
+    store.set_held(let_go.id, False, now_s=23)
+    held = store.held_sessions()
+    assert [s.id for s in held] == [scheduled.id, launching.id, early.id, also_early.id, late.id]
+    assert [s.placement is not None for s in held] == [True, True, False, False, False]
+
+
+def test_what_a_restart_finds_not_started_is_held(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    running = run(store, ask("running"))
+    launching = store.submit([ask("launching")], now_s=1)[0]
+    schedule(store)
+    store.move(launching.id, S.PREPARING, now_s=1)
+    store.move(launching.id, S.PULLING, now_s=1)
+    store.submit([ask("waiting", fgpu_milli=2000)], now_s=1)
+    store.submit([ask("held before", fgpu_milli=2000)], now_s=1, held=True)
+    assert store.hold_waiting(now_s=2) == 3
+    held = {s.request.user: s.held for s in store.snapshot(3).sessions}
+    assert held == {"running": False, "launching": True, "waiting": True, "held before": True}
+    assert [e.user for e in store.events() if e.kind == "held"] == ["launching", "waiting"]
+    version = store.version()
+    assert store.hold_waiting(now_s=4) == 3
+    assert store.version() == version
+    assert store.session(running.id) == running
+
+
+def test_holding_twice_changes_nothing_the_second_time(store: Store) -> None:
+    session = store.submit([ask()], now_s=1)[0]
+    assert store.set_held(session.id, True, now_s=2).held
+    version = store.version()
+    assert store.set_held(session.id, True, now_s=3).held
+    assert store.version() == version
+    assert not store.set_held(session.id, False, now_s=4).held
+    assert [e.reason for e in store.events() if e.kind == "held"] == ["HELD", None]
+
+
+def test_ended_sessions_come_newest_first_and_keep_what_they_held(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    first = end(store, run(store, ask("alice")).id, now_s=10)
+    second = end(store, run(store, ask("bob")).id, now_s=30)
+    third = end(store, run(store, ask("alice")).id, now_s=20)
+    assert store.ended(user=None, limit=10) == (second, third, first)
+    assert store.ended(user="alice", limit=10) == (third, first)
+    assert store.ended(user=None, limit=1) == (second,)
+    assert store.session(first.id) == first
+    assert first.placement is not None
+    assert store.snapshot(40).sessions == ()
+
+
+def test_the_typical_length_is_the_median_of_the_newest_that_ran(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    for number, length_s in enumerate((1000, 10, 20, 30, 60)):
+        session = run(store, ask(), now_s=number)
+        assert store.typical_length_s("lab") is None
+        end(store, session.id, now_s=2000 * number + length_s)
+    cancelled = store.submit([ask()], now_s=1)[0]
+    store.move(cancelled.id, S.CANCELLED, now_s=50000, cause=EndCause.USER)
+    lengths = sorted((1000, 2010 - 1, 4020 - 2, 6030 - 3, 8060 - 4))
+    assert store.typical_length_s("lab") == lengths[2]
+    assert store.typical_length_s("lab", newest=2) is None
+    assert store.typical_length_s("lab", least=2, newest=2) == sum(lengths[-2:]) // 2
+    assert store.typical_length_s("lab", least=6) is None
+    assert store.typical_length_s("other") is None
+
+
+def test_an_unknown_session_or_server_is_none(store: Store) -> None:
+    assert store.session(1) is None
+    assert store.serving("nobody", "") is None
+    assert store.ended(user="nobody", limit=5) == ()
+    assert store.held_sessions() == ()
+
+
+def test_names_come_back_as_they_were(store: Store) -> None:
+    for number, name in enumerate(("o'brien", "Zoë; DROP TABLE", "日本", "100%", ":user")):
+        session = store.submit([ask(name, name)], now_s=number)[0]
+        assert store.serving(name, name) == session
+
+
+def test_an_instant_after_2038_and_a_large_amount_are_kept(store: Store) -> None:
+    session = store.submit([ask(fgpu_milli=10**9)], now_s=2**33)[0]
+    assert store.session(session.id) == session
+
+
+def test_a_database_in_use_by_others_stays_consistent_for_a_reader(url: str) -> None:
+    with opened(url) as writer, opened(url) as reader:
+        base = writer.version()
+        for number in range(20):
+            writer.submit([ask(f"user{number}")], now_s=number)
+            snapshot = reader.snapshot(number)
+            assert len(snapshot.sessions) == snapshot.version - base == number + 1

@@ -1,0 +1,160 @@
+"""Random histories against a model that is just a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_worlds import (
+    S,
+    ask,
+    assert_nothing_is_oversold,
+    assert_the_log_tells_every_state,
+    database,
+    device,
+    node,
+    opened,
+)
+
+from fgpu_scheduler.core.lifecycle import ENDED, LEGAL, SERVING
+from fgpu_scheduler.core.model import EndCause, Placement, Session, Share
+from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
+from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, UnknownSession
+from fgpu_scheduler.store import Store
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 5), st.sampled_from((100, 300, 500, 1000, 2000))),
+        st.tuples(st.just("schedule"), st.just(0), st.just(0)),
+        st.tuples(st.just("stale"), st.just(0), st.just(0)),
+        st.tuples(st.just("force"), st.integers(1, 12), st.integers(0, 2)),
+        st.tuples(st.just("move"), st.integers(1, 12), st.sampled_from(list(S))),
+        st.tuples(st.just("attempt"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("hold"), st.integers(1, 12), st.booleans()),
+        st.tuples(st.just("nodes"), st.integers(0, 3), st.just(0)),
+    ),
+    max_size=40,
+)
+Model = dict[int, Session]
+
+
+class World:
+    """A store, and what it should hold: sessions as the methods returned them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.model: Model = {}
+        self.now_s = 0
+
+    def submit(self, user: int, fgpu_milli: int) -> None:
+        server = f"user{user}"
+        serves = any(s.request.user == server and s.state in SERVING for s in self.model.values())
+        with raising(SessionExists if serves else None):
+            self.put(*self.store.submit([ask(server, fgpu_milli=fgpu_milli)], now_s=self.now_s))
+
+    def schedule(self, *_: int) -> None:
+        decided = plan(self.store.snapshot(self.now_s), Policy())
+        self.put(*self.store.commit(decided, now_s=self.now_s))
+        for wait in decided.decisions:
+            if not isinstance(wait, Place):
+                self.put(replace(self.model[wait.session_id], wait_reason=wait.reason))
+
+    def stale(self, *_: int) -> None:
+        decided = plan(self.store.snapshot(self.now_s), Policy())
+        with pytest.raises(StaleVersion):
+            self.store.commit(replace(decided, version=decided.version - 1), now_s=self.now_s)
+
+    def force(self, session_id: int, number: int) -> None:
+        """Commit a placement that nobody planned: it is either refused or fits."""
+        session = self.model.get(session_id)
+        amount = session.request.fgpu_milli if session else 500
+        where = Placement("n1", (Share.of(device(number), amount),))
+        decided = Plan(self.store.version(), (Place(session_id, where),))
+        try:
+            self.put(*self.store.commit(decided, now_s=self.now_s))
+        except StaleVersion:
+            assert self.store.version() == decided.version
+
+    def move(self, session_id: int, to: S) -> None:
+        session = self.model.get(session_id)
+        legal = session is not None and to in LEGAL[session.state] and to is not S.SCHEDULED
+        cause = EndCause.USER if to in (S.TERMINATING, S.CANCELLED) else None
+        with raising(UnknownSession if session is None else None if legal else InvalidTransition):
+            self.put(self.store.move(session_id, to, now_s=self.now_s, cause=cause))
+
+    def attempt(self, session_id: int, _: int) -> None:
+        session = self.model.get(session_id)
+        legal = session is not None and session.state in (S.PREPARING, S.PULLING)
+        with raising(UnknownSession if session is None else None if legal else InvalidTransition):
+            self.put(self.store.new_attempt(session_id, now_s=self.now_s))
+
+    def hold(self, session_id: int, held: bool) -> None:
+        with raising(None if session_id in self.model else UnknownSession):
+            self.put(self.store.set_held(session_id, held, now_s=self.now_s))
+
+    def nodes(self, devices: int, _: int) -> None:
+        self.store.set_nodes([node(devices=devices)], now_s=self.now_s)
+
+    def put(self, *changed: Session) -> None:
+        self.model.update({session.id: session for session in changed})
+
+    def check(self) -> None:
+        snapshot = self.store.snapshot(self.now_s)
+        live = [s for s in self.model.values() if s.state not in ENDED]
+        assert snapshot.sessions == tuple(sorted(live, key=lambda s: s.id))
+        ended = [s for s in self.model.values() if s.state in ENDED]
+        newest = sorted(ended, key=lambda s: (s.ended_at_s, s.id), reverse=True)
+        assert self.store.ended(user=None, limit=1000) == tuple(newest)
+        assert_nothing_is_oversold(self.store)
+
+
+@contextmanager
+def raising(error: type[Exception] | None) -> Iterator[None]:
+    if error is None:
+        yield
+    else:
+        with pytest.raises(error):
+            yield
+
+
+def live_through(kind: str, folder: Path, steps: list[tuple[str, int, object]]) -> None:
+    with database(kind, folder) as url, opened(url) as store:
+        world = World(store)
+        world.nodes(2, 0)
+        for name, first, second in steps:
+            world.now_s += 1
+            before = store.version(), store.last_event_id()
+            getattr(world, name)(first, second)
+            after = store.version(), store.last_event_id()
+            # A change has a version and an event, and what has neither is no change.
+            assert (after[0] > before[0]) == (after[1] > before[1])
+            world.check()
+        assert_the_log_tells_every_state(store)
+
+
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
+@given(steps=STEPS)
+def test_any_history_in_memory_is_as_the_model_says(tmp_path: Path, steps: list[tuple[str, int, object]]) -> None:
+    live_through("memory", tmp_path, steps)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
+@given(steps=STEPS)
+def test_any_history_in_a_file_is_as_the_model_says(tmp_path: Path, steps: list[tuple[str, int, object]]) -> None:
+    live_through("sqlite", tmp_path, steps)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
+@given(steps=STEPS)
+def test_any_history_on_postgresql_is_as_the_model_says(
+    tmp_path: Path, steps: list[tuple[str, int, object]]
+) -> None:
+    live_through("postgresql", tmp_path, steps)
