@@ -1,0 +1,125 @@
+"""The server extension: two handlers over one shared reading."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from tornado import web
+from traitlets import Float
+from traitlets.config import LoggingConfigurable
+
+from .environment import NoService, read_service, read_slice
+from .gpu_memory import GpuMemory
+from .service_client import ServiceError
+from .shared_read import SharedRead
+from .status import StatusReader
+
+NVML_TIMEOUT_S = 2.0
+
+
+class FGPUStatus(LoggingConfigurable):
+    """Settings of the extension, and what all of this server's tabs share."""
+
+    cache_s = Float(
+        3.0,
+        min=2.0,
+        max=60.0,
+        config=True,
+        help="""Seconds for which one reading serves all tabs.
+
+        Example: `c.FGPUStatus.cache_s = 5`
+        """,
+    )
+    timeout_s = Float(
+        4.0,
+        min=0.1,
+        max=60.0,
+        config=True,
+        help="""Seconds to wait for each call to the fGPU service before its last answer is shown.
+
+        Example: `c.FGPUStatus.timeout_s = 10`
+        """,
+    )
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        service = read_service(os.environ)
+        if isinstance(service, NoService):
+            self.log.info("jupyterlab_fgpu: %s", service.reason)
+        slice_ = read_slice(os.environ)
+        self.reader = StatusReader(
+            service=service,
+            slice_=slice_,
+            gpu_memory=GpuMemory(
+                session_id=None if slice_ is None else slice_.session_id, timeout_s=NVML_TIMEOUT_S
+            ),
+            timeout_s=self.timeout_s,
+        )
+        self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
+
+
+class _Handler(APIHandler):
+    auth_resource = "fgpu"
+
+    def initialize(self, status: FGPUStatus) -> None:
+        self.status = status
+
+
+class StatusHandler(_Handler):
+    """`GET fgpu/api/status`: the payload that jupyterlab_fgpu.status describes."""
+
+    # Polled by every open tab: counting it would keep idle servers alive for ever.
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        reading = await self.status.shared.get()
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps(self.status.reader.payload(reading)))
+
+
+class StopHandler(_Handler):
+    """`POST fgpu/api/sessions/{id}/stop`: end or cancel another of the user's sessions.
+
+    202 and the session, or the service's own status and error object.
+    """
+
+    @web.authenticated
+    @authorized
+    async def post(self, session_id: str) -> None:
+        try:
+            session = await self.status.reader.stop(int(session_id))
+        except ServiceError as error:
+            self.set_status(error.status)
+            body = {"code": error.code, "field": error.field, "message": error.message}
+            self.finish(json.dumps({"error": body}))
+            return
+        finally:
+            self.status.shared.forget()
+        self.set_status(202)
+        self.finish(json.dumps({"session": session}))
+
+
+def load(server_app: Any) -> None:
+    """Register the handlers below the server's base URL."""
+    status = FGPUStatus(parent=server_app)
+    base = url_path_join(server_app.web_app.settings["base_url"], "fgpu", "api")
+    server_app.web_app.add_handlers(
+        ".*$",
+        [
+            (url_path_join(base, "status"), StatusHandler, {"status": status}),
+            # At most 18 digits: what the service's database can hold as an id.
+            (
+                url_path_join(base, "sessions", r"([0-9]{1,18})", "stop"),
+                StopHandler,
+                {"status": status},
+            ),
+        ],
+    )
+    server_app.log.info("jupyterlab_fgpu is loaded")

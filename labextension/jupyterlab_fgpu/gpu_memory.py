@@ -1,0 +1,142 @@
+"""How much of this session's GPU memory is in use, as NVML tells it.
+
+Only two readings count as the slice's own: the device itself reports the slice as its total (the
+session's isolation does that, and a whole device is one), or the driver's processes can be told
+apart by session. Anything else is unknown, with the reason, and never zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+MIB = 1024 * 1024
+# The inode number of the first PID namespace (PROC_PID_INIT_INO in Linux).
+HOST_PID_NAMESPACE = 0xEFFFFFFC
+
+
+class Device(NamedTuple):
+    """One device of the slice; `memory_mib` is the slice's limit on it, None if not known."""
+
+    uuid: str
+    memory_mib: int | None
+    simulated: bool
+
+
+class Used(NamedTuple):
+    """Memory in use in MiB, or None and why it cannot be told."""
+
+    mib: int | None
+    reason: str | None
+
+
+class GpuMemory:
+    """Samples NVML in a thread of its own, one sample at a time.
+
+    A driver that hangs costs a thread and an honest "unknown", never the server's event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        session_id: int | None,
+        timeout_s: float,
+        proc: Path = Path("/proc"),
+        load_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+    ) -> None:
+        self._session_id = session_id
+        self._timeout_s = timeout_s
+        self._proc = proc
+        self._load_nvml = load_nvml
+        self._running: concurrent.futures.Future[list[Used]] | None = None
+
+    async def sample(self, devices: Sequence[Device]) -> list[Used]:
+        """Return one reading per device, within `timeout_s`."""
+        if all(device.simulated for device in devices):
+            return [_simulated() for _ in devices]
+        if self._running is not None and not self._running.done():
+            return [Used(None, "the GPU driver has not answered yet") for _ in devices]
+        result: concurrent.futures.Future[list[Used]] = concurrent.futures.Future()
+        self._running = result
+
+        def run() -> None:
+            try:
+                result.set_result(self._read(devices))
+            except Exception as error:  # handed to the waiter below
+                result.set_exception(error)
+
+        # A daemon thread: an executor would keep the server from exiting while the driver hangs.
+        threading.Thread(target=run, name="fgpu-nvml", daemon=True).start()
+        try:
+            return await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(result)), self._timeout_s
+            )
+        except asyncio.TimeoutError:
+            return [Used(None, "the GPU driver did not answer in time") for _ in devices]
+
+    def _read(self, devices: Sequence[Device]) -> list[Used]:
+        try:
+            nvml = self._load_nvml()
+        except ImportError:
+            return [Used(None, "nvidia-ml-py is not installed in this image") for _ in devices]
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            return [Used(None, f"no NVIDIA driver answers here ({error})") for _ in devices]
+        try:
+            return [self._read_device(nvml, device) for device in devices]
+        finally:
+            # Counted by NVML; holding it open would keep a lost GPU's handle for ever.
+            nvml.nvmlShutdown()
+
+    def _read_device(self, nvml: Any, device: Device) -> Used:
+        if device.simulated:
+            return _simulated()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            if device.memory_mib is not None and memory.total // MIB == device.memory_mib:
+                return Used(_round_up(memory.used), None)
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError as error:
+            return Used(None, f"the GPU driver says: {error}")
+        return self._of_this_session([(p.pid, p.usedGpuMemory) for p in processes])
+
+    def _of_this_session(self, processes: Sequence[tuple[int, int | None]]) -> Used:
+        if self._session_id is None:
+            return Used(None, "this session's processes cannot be told from others'")
+        if not self._sees_host_processes():
+            # NVML numbers processes as the host does; here the same number is somebody else.
+            return Used(None, "the GPU driver's process list cannot be read from a container")
+        mine = [used for pid, used in processes if self._is_mine(pid)]
+        if None in mine:
+            return Used(None, "the GPU driver does not report memory per process")
+        return Used(_round_up(sum(used for used in mine if used is not None)), None)
+
+    def _sees_host_processes(self) -> bool:
+        try:
+            return os.stat(self._proc / "self/ns/pid").st_ino == HOST_PID_NAMESPACE
+        except OSError:
+            return False
+
+    def _is_mine(self, pid: int) -> bool:
+        try:
+            environ = (self._proc / str(pid) / "environ").read_bytes()
+        except OSError:
+            # Gone meanwhile, or another user's: a session's processes are its owner's.
+            return False
+        return f"FGPU_SESSION_ID={self._session_id}".encode() in environ.split(b"\0")
+
+
+def _simulated() -> Used:
+    return Used(None, "the GPU is simulated: it has no memory to use")
+
+
+def _round_up(used_bytes: int) -> int:
+    return -(-used_bytes // MIB)

@@ -1,0 +1,241 @@
+"""The one payload that every tab of this server polls: this session, the others, the queue.
+
+`hub` says how far it can be trusted:
+
+- `ok`: the service answered `as_of_s` seconds ago.
+- `unreachable`: it does not answer. What it said last is still shown, with its age in `as_of_s`;
+  if it never answered, `as_of_s` is null and this session is what its environment says.
+- `forbidden`: it does not accept this server's token; nothing that it said before is shown.
+- `absent`: there is no service to ask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable
+
+from .environment import NoService, Service, Slice
+from .gpu_memory import Device, GpuMemory, Used
+from .service_client import (
+    Forbidden,
+    Gpu,
+    Queue,
+    Refused,
+    ServiceClient,
+    ServiceError,
+    Session,
+    Unreachable,
+)
+
+ENDED = ("TERMINATED", "ERROR", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class HubView:
+    """What the service last said, and whether it still says so."""
+
+    hub: str
+    message: str | None = None
+    session: Session | None = None
+    others: tuple[Session, ...] = ()
+    queue: Queue | None = None
+    queue_reason: str | None = None
+    read_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One moment of the Hub's view and of the GPU's memory."""
+
+    view: HubView
+    session: Session | None
+    source: str | None
+    used: tuple[Used, ...]
+
+
+class StatusReader:
+    """Reads the service and the GPU; every failure becomes a state with a reason."""
+
+    def __init__(
+        self,
+        *,
+        service: Service | NoService,
+        slice_: Slice | None,
+        gpu_memory: GpuMemory,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._absent_reason = service.reason if isinstance(service, NoService) else None
+        self._client = (
+            ServiceClient(service, timeout_s=timeout_s) if isinstance(service, Service) else None
+        )
+        self._slice = slice_
+        self._gpu_memory = gpu_memory
+        self._clock = clock
+        self._last: HubView | None = None
+        self._server_name: str | None = None
+
+    async def read(self) -> Reading:
+        """Ask the service, then the GPU; never raises for what they do."""
+        view = await self._ask_hub()
+        session, source = view.session, "service"
+        if session is None and self._slice is not None and view.read_at is None:
+            session, source = session_from_environment(self._slice), "environment"
+        gpus = [] if session is None else session["gpus"]
+        used = await self._gpu_memory.sample(
+            [Device(gpu["uuid"], gpu["memory_mib"], gpu["simulated"]) for gpu in gpus]
+        )
+        return Reading(view, session, None if session is None else source, tuple(used))
+
+    async def stop(self, session_id: int) -> Session:
+        """End or cancel another of the user's sessions; raises ServiceError."""
+        if self._client is None:
+            raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
+        if session_id == self._own_id():
+            raise Refused(
+                "this_session",
+                "This is the session you are working in. End it on the Hub's page.",
+                status=409,
+            )
+        return await self._client.stop(session_id)
+
+    def payload(self, reading: Reading) -> dict[str, Any]:
+        """Return what the browser gets; `as_of_s` is the age at this moment."""
+        view = reading.view
+        age_s = None if view.read_at is None else max(0, int(self._clock() - view.read_at))
+        return {
+            "hub": view.hub,
+            "hub_message": view.message,
+            "as_of_s": age_s,
+            "session": _with_use(reading),
+            "others": list(view.others),
+            "queue": {
+                "group": None if view.queue is None else view.queue.group,
+                "length": None if view.queue is None else view.queue.length,
+                "reason": view.queue_reason,
+            },
+            "simulated": _simulated(reading),
+        }
+
+    def _own_id(self) -> int | None:
+        if self._last is not None and self._last.session is not None:
+            return self._last.session["id"]
+        return None if self._slice is None else self._slice.session_id
+
+    async def _ask_hub(self) -> HubView:
+        if self._client is None:
+            return HubView("absent", self._absent_reason, queue_reason=self._absent_reason)
+        try:
+            self._last = await self._fresh_view(self._client)
+            return self._last
+        except Forbidden as error:
+            self._last = None
+            self._server_name = None
+            return HubView("forbidden", error.message, queue_reason=error.message)
+        except ServiceError as error:
+            stale = self._last or HubView("unreachable", queue_reason=error.message)
+            return replace(stale, hub="unreachable", message=error.message)
+
+    async def _fresh_view(self, client: ServiceClient) -> HubView:
+        if self._server_name is None:
+            # A token belongs to one server for its life, so this is asked once.
+            self._server_name = await client.server_name()
+        sessions = await client.sessions()
+        session = self._this_session(sessions)
+        others = tuple(s for s in sessions if s is not session and s["state"] not in ENDED)
+        queue, reason = await self._queue(client, session, others)
+        return HubView("ok", None, session, others, queue, reason, self._clock())
+
+    async def _queue(
+        self, client: ServiceClient, session: Session | None, others: Sequence[Session]
+    ) -> tuple[Queue | None, str | None]:
+        known = ([session] if session is not None else []) + list(others)
+        group = known[0]["resource_group"] if known else None
+        try:
+            return await client.queue(group), None
+        except (Forbidden, Refused) as error:
+            # Sessions are readable without the right to read the queue.
+            return None, error.message
+
+    def _this_session(self, sessions: Sequence[Session]) -> Session | None:
+        own_id = None if self._slice is None else self._slice.session_id
+        if self._server_name is not None:
+            sessions = [s for s in sessions if s["server_name"] == self._server_name]
+            # While a server restarts, its ended session and its new one share the name.
+            sessions = sorted(sessions, key=lambda s: (s["id"] != own_id, s["state"] in ENDED))
+            return sessions[0] if sessions else None
+        return next((s for s in sessions if own_id is not None and s["id"] == own_id), None)
+
+
+def session_from_environment(slice_: Slice) -> Session:
+    """Return this session as far as its environment tells; it is running, or nobody would ask."""
+    # With several devices the environment gives only their sum.
+    memory_mib = slice_.memory_mib if len(slice_.uuids) == 1 else None
+    compute_percent = slice_.compute_percent if len(slice_.uuids) == 1 else None
+    return Session(
+        id=slice_.session_id,
+        server_name=slice_.server_name or "",
+        display_name=slice_.server_name or "",
+        state="RUNNING",
+        image_name=None,
+        resource_group=None,
+        fgpu=slice_.fgpu,
+        gpu_memory_mib=slice_.memory_mib,
+        compute_percent=slice_.compute_percent,
+        gpus=[
+            Gpu(
+                uuid=uuid,
+                model=None,
+                fgpu=None,
+                memory_mib=memory_mib,
+                compute_percent=compute_percent,
+                simulated=slice_.simulated,
+            )
+            for uuid in slice_.uuids
+        ],
+        wait_reason=None,
+        wait_text=None,
+        position=None,
+        ahead=None,
+        expected_start_at_s=None,
+        forecast_basis=None,
+        message=None,
+        url=None,
+        pending_url=None,
+        simulated=slice_.simulated,
+    )
+
+
+def _with_use(reading: Reading) -> dict[str, Any] | None:
+    session = reading.session
+    if session is None:
+        return None
+    total = total_use(reading.used)
+    gpus = [
+        {**gpu, "used_mib": used.mib, "used_reason": used.reason}
+        for gpu, used in zip(session["gpus"], reading.used)
+    ]
+    return {
+        **session,
+        "gpus": gpus,
+        "source": reading.source,
+        "gpu_memory_used_mib": total.mib,
+        "gpu_memory_used_reason": total.reason,
+    }
+
+
+def total_use(used: Sequence[Used]) -> Used:
+    """Return the sum over the devices; one unknown makes the sum unknown."""
+    if not used:
+        return Used(None, "it is not known which GPU this session has")
+    for reading in used:
+        if reading.mib is None:
+            return reading
+    return Used(sum(reading.mib or 0 for reading in used), None)
+
+
+def _simulated(reading: Reading) -> bool:
+    sessions = [*reading.view.others, *([] if reading.session is None else [reading.session])]
+    return any(session["simulated"] for session in sessions)

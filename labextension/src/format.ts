@@ -1,0 +1,239 @@
+/**
+ * From data to words, without a browser: everything here is pure.
+ */
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { IReading, ISession, IThisSession } from './tokens';
+
+/** Return "512 / 2048 MiB", or the limit alone where the use is not known. */
+export function memoryText(
+  usedMib: number | null,
+  limitMib: number | null,
+  trans: TranslationBundle
+): string | null {
+  if (limitMib === null) {
+    return usedMib === null ? null : trans.__('%1 MiB used', usedMib);
+  }
+  return usedMib === null
+    ? trans.__('%1 MiB', limitMib)
+    : trans.__('%1 / %2 MiB', usedMib, limitMib);
+}
+
+/** Return "0.5 fGPU", or null where the amount is not known. */
+export function amountText(
+  session: ISession,
+  trans: TranslationBundle
+): string | null {
+  return session.fgpu === null ? null : trans.__('%1 fGPU', session.fgpu);
+}
+
+/** Return the few words of the status bar, or null where there is nothing to say. */
+export function statusBarText(
+  reading: IReading,
+  trans: TranslationBundle
+): string | null {
+  const { server, status } = reading;
+  if (server === 'missing') {
+    return trans.__('fGPU: no server extension');
+  }
+  if (status === null) {
+    return server === 'offline' ? trans.__('fGPU: offline') : null;
+  }
+  const parts: string[] = [];
+  if (status.session !== null) {
+    parts.push(...sessionParts(status.session, trans));
+  } else if (status.hub === 'absent') {
+    return null;
+  } else if (status.hub === 'ok') {
+    parts.push(trans.__('no fGPU'));
+  } else {
+    parts.push(trans.__('fGPU'));
+  }
+  if (server === 'offline') {
+    parts.push(trans.__('offline'));
+  } else if (status.hub === 'unreachable') {
+    parts.push(trans.__('service down'));
+  } else if (status.hub === 'forbidden') {
+    parts.push(trans.__('no access'));
+  }
+  return parts.join(' · ');
+}
+
+function sessionParts(
+  session: IThisSession,
+  trans: TranslationBundle
+): string[] {
+  const memory = memoryText(
+    session.gpu_memory_used_mib,
+    session.gpu_memory_mib,
+    trans
+  );
+  const parts = [amountText(session, trans) ?? trans.__('fGPU')];
+  if (memory !== null) {
+    parts.push(memory);
+  }
+  if (session.simulated) {
+    parts.push(trans.__('simulated'));
+  }
+  return parts;
+}
+
+/** Return what is wrong, in a sentence or two, or null while all is well. */
+export function problemText(
+  reading: IReading,
+  now: number,
+  trans: TranslationBundle
+): string | null {
+  const { server, status } = reading;
+  if (server === 'missing') {
+    return trans.__(
+      'The server extension jupyterlab_fgpu is not running on this Jupyter server. It comes with the Python package jupyterlab-fgpu.'
+    );
+  }
+  if (server === 'offline') {
+    const text = trans.__('This Jupyter server gives no current status.');
+    return status === null
+      ? text
+      : `${text} ${trans.__('Shown is what it said %1 ago.', ageText(ageS(reading, now) ?? 0, trans))}`;
+  }
+  if (status === null || status.hub === 'ok') {
+    return null;
+  }
+  const text =
+    status.hub_message ?? trans.__('The fGPU service has a problem.');
+  const age = ageS(reading, now);
+  return status.hub === 'unreachable' && age !== null
+    ? `${text} ${trans.__('Shown is what it said %1 ago.', ageText(age, trans))}`
+    : text;
+}
+
+/** Return the age of what the service said, in seconds at `now`, or null if it said nothing. */
+export function ageS(reading: IReading, now: number): number | null {
+  const { status } = reading;
+  if (status === null) {
+    return null;
+  }
+  const inTabS = Math.max(0, (now - reading.receivedAt) / 1000);
+  if (reading.server === 'offline') {
+    return Math.round((status.as_of_s ?? 0) + inTabS);
+  }
+  return status.as_of_s === null ? null : Math.round(status.as_of_s + inTabS);
+}
+
+/** Return a duration in its largest unit, rounded down. */
+export function ageText(seconds: number, trans: TranslationBundle): string {
+  if (seconds < 60) {
+    return trans.__('%1 s', Math.floor(seconds));
+  }
+  if (seconds < 3600) {
+    return trans.__('%1 min', Math.floor(seconds / 60));
+  }
+  return trans.__('%1 h', Math.floor(seconds / 3600));
+}
+
+/** Return the state in plain words; one that this version does not know is shown as it came. */
+export function stateText(state: string, trans: TranslationBundle): string {
+  switch (state) {
+    case 'PENDING':
+      return trans.__('Waiting');
+    case 'SCHEDULED':
+    case 'PREPARING':
+      return trans.__('Starting');
+    case 'PULLING':
+      return trans.__('Fetching image');
+    case 'RUNNING':
+      return trans.__('Running');
+    case 'TERMINATING':
+      return trans.__('Ending');
+    case 'TERMINATED':
+      return trans.__('Ended');
+    case 'CANCELLED':
+      return trans.__('Cancelled');
+    case 'ERROR':
+      return trans.__('Failed');
+    default:
+      return state;
+  }
+}
+
+/** Return "Next in the queue, about 14:20", or null for a session that does not wait. */
+export function queueText(
+  session: ISession,
+  now: number,
+  trans: TranslationBundle,
+  locale?: string
+): string | null {
+  if (session.state !== 'PENDING') {
+    return null;
+  }
+  const place =
+    session.position === null
+      ? trans.__('In the queue')
+      : session.position === 1
+        ? trans.__('Next in the queue')
+        : trans.__('Number %1 in the queue', session.position);
+  const start =
+    session.expected_start_at_s === null
+      ? trans.__('start time not known')
+      : trans.__(
+          'about %1',
+          instantText(session.expected_start_at_s, now, locale)
+        );
+  return `${place}, ${start}`;
+}
+
+/** Return local time; with the day, unless that is today's. */
+export function instantText(atS: number, now: number, locale?: string): string {
+  const instant = new Date(atS * 1000);
+  const time: Intl.DateTimeFormatOptions = {
+    hour: 'numeric',
+    minute: '2-digit'
+  };
+  return instant.toDateString() === new Date(now).toDateString()
+    ? instant.toLocaleTimeString(locale, time)
+    : instant.toLocaleString(locale, {
+        ...time,
+        weekday: 'short',
+        day: 'numeric',
+        month: 'short'
+      });
+}
+
+/** Return the sessions that waited or were starting in `before` and run in `after`. */
+export function becameReady(
+  before: readonly ISession[],
+  after: readonly ISession[]
+): ISession[] {
+  const waited = new Set(
+    before
+      .filter(session =>
+        ['PENDING', 'SCHEDULED', 'PREPARING', 'PULLING'].includes(session.state)
+      )
+      .map(session => session.id)
+  );
+  return after.filter(
+    session => session.state === 'RUNNING' && waited.has(session.id)
+  );
+}
+
+/** Where the Hub is, as JupyterLab's page says; `prefix` is empty without a Hub. */
+export interface IHubLocation {
+  host: string;
+  prefix: string;
+}
+
+/**
+ * Return the address of a path of the Hub's host, or null without a Hub or if it is not one:
+ * the paths come from the service, and no other origin or scheme may be reached through them.
+ */
+export function hubHref(hub: IHubLocation, path: string | null): string | null {
+  if (!hub.prefix || path === null || !/^\/(?![/\\])/.test(path)) {
+    return null;
+  }
+  return hub.host.replace(/\/+$/, '') + path;
+}
+
+/** Return the address of the fGPU service's own page, or null without a Hub. */
+export function servicePageHref(hub: IHubLocation): string | null {
+  return hubHref(hub, hub.prefix.replace(/hub\/?$/, 'services/fgpu/'));
+}

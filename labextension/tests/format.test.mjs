@@ -1,0 +1,153 @@
+// The words of the status bar and the panel. Run by `jlpm test`, which compiles first.
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import {
+  ageText,
+  becameReady,
+  hubHref,
+  memoryText,
+  problemText,
+  queueText,
+  servicePageHref,
+  stateText,
+  statusBarText
+} from '../lib/format.js';
+
+process.env.TZ = 'UTC';
+
+const fill = (text, ...values) =>
+  text.replace(/%(\d)/g, (_, n) => String(values[n - 1]));
+const trans = { __: fill };
+
+const session = changes => ({
+  id: 12,
+  display_name: 'gpu-1',
+  state: 'RUNNING',
+  fgpu: '0.5',
+  gpu_memory_mib: 2048,
+  gpu_memory_used_mib: null,
+  simulated: false,
+  position: null,
+  expected_start_at_s: null,
+  ...changes
+});
+
+const reading = (status, changes) => ({
+  server: 'ok',
+  receivedAt: 0,
+  status: {
+    hub: 'ok',
+    hub_message: null,
+    as_of_s: 0,
+    session: session(),
+    others: [],
+    ...status
+  },
+  ...changes
+});
+
+test('the status bar shows the slice and, where known, its use', () => {
+  const bar = changes =>
+    statusBarText(reading({ session: session(changes) }), trans);
+  assert.equal(bar({}), '0.5 fGPU · 2048 MiB');
+  assert.equal(bar({ gpu_memory_used_mib: 0 }), '0.5 fGPU · 0 / 2048 MiB');
+  assert.equal(bar({ simulated: true }), '0.5 fGPU · 2048 MiB · simulated');
+  assert.equal(bar({ fgpu: null, gpu_memory_mib: null }), 'fGPU');
+});
+
+test('the status bar names each problem and is silent without a Hub', () => {
+  const bar = (status, changes) =>
+    statusBarText(reading(status, changes), trans);
+  assert.match(bar({ hub: 'unreachable' }), /service down$/);
+  assert.match(bar({ hub: 'forbidden' }), /no access$/);
+  assert.match(bar({}, { server: 'offline' }), /offline$/);
+  assert.equal(bar({}, { server: 'missing' }), 'fGPU: no server extension');
+  assert.equal(bar({ session: null }), 'no fGPU');
+  assert.equal(bar({ session: null, hub: 'absent' }), null);
+  assert.equal(bar({}, { server: 'loading', status: null }), null);
+});
+
+test('stale data is shown with its age at this moment', () => {
+  const stale = reading({
+    hub: 'unreachable',
+    hub_message: 'Down.',
+    as_of_s: 50
+  });
+  assert.equal(
+    problemText(stale, 20_000, trans),
+    'Down. Shown is what it said 1 min ago.'
+  );
+  const never = reading({
+    hub: 'unreachable',
+    hub_message: 'Down.',
+    as_of_s: null
+  });
+  assert.equal(problemText(never, 20_000, trans), 'Down.');
+  assert.equal(problemText(reading({}), 20_000, trans), null);
+});
+
+test('an unknown use is never a zero', () => {
+  assert.equal(memoryText(null, 2048, trans), '2048 MiB');
+  assert.equal(memoryText(null, null, trans), null);
+  assert.equal(memoryText(7, null, trans), '7 MiB used');
+});
+
+test('a waiting session tells its place and its expected start', () => {
+  const now = Date.UTC(2026, 0, 5, 12, 0);
+  const waiting = changes =>
+    queueText(session({ state: 'PENDING', ...changes }), now, trans, 'en-GB');
+  assert.equal(
+    waiting({ position: 1, expected_start_at_s: now / 1000 + 8400 }),
+    'Next in the queue, about 14:20'
+  );
+  assert.match(
+    waiting({ position: 2, expected_start_at_s: now / 1000 + 86400 }),
+    /^Number 2 in the queue, about Tue.* 12:00$/
+  );
+  assert.equal(waiting({}), 'In the queue, start time not known');
+  assert.equal(queueText(session(), now, trans), null);
+});
+
+test('durations are told in their largest unit, rounded down', () => {
+  assert.deepEqual(
+    [0, 59.9, 60, 3599, 7300].map(s => ageText(s, trans)),
+    ['0 s', '59 s', '1 min', '59 min', '2 h']
+  );
+});
+
+test('only a session that was seen waiting becomes ready', () => {
+  const before = [session({ id: 1, state: 'PENDING' }), session({ id: 2 })];
+  const after = [session({ id: 1 }), session({ id: 2 }), session({ id: 3 })];
+  assert.deepEqual(
+    becameReady(before, after).map(s => s.id),
+    [1]
+  );
+  assert.deepEqual(becameReady(after, after), []);
+});
+
+test('an unknown state is shown as it came', () => {
+  assert.equal(stateText('PENDING', trans), 'Waiting');
+  assert.equal(stateText('FROZEN', trans), 'FROZEN');
+});
+
+test('links stay on the host of the Hub and honour its prefix', () => {
+  const hub = { host: '', prefix: '/jhub/hub/' };
+  assert.equal(servicePageHref(hub), '/jhub/services/fgpu/');
+  assert.equal(
+    servicePageHref({ host: 'https://h', prefix: '/hub/' }),
+    'https://h/services/fgpu/'
+  );
+  assert.equal(hubHref(hub, '/user/a/b/'), '/user/a/b/');
+  for (const path of [
+    '//evil/',
+    '/\\evil',
+    'javascript:alert(1)',
+    'https://evil/',
+    '',
+    null
+  ]) {
+    assert.equal(hubHref(hub, path), null);
+  }
+  assert.equal(hubHref({ host: '', prefix: '' }, '/user/a/'), null);
+});

@@ -1,0 +1,238 @@
+"""A small stand-in of the service `fgpu`: a real HTTP server that answers as docs/rest-api.md says.
+
+The tests import it. `python tests/standin.py PORT` runs it for a look at the panel in a browser;
+the line "promote", "down", "up" or "refuse" on its standard input changes what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from copy import deepcopy
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from tornado.web import Application, RequestHandler
+
+TOKEN = "server-token-0123456789abcdef"
+PREFIX = "/services/fgpu/"
+
+
+def gpu(**changes: Any) -> dict[str, Any]:
+    """A quarter of a simulated GPU."""
+    return {
+        "uuid": "GPU-51a00000-0000-0000-0000-000000000001",
+        "model": "Simulated 8 GiB",
+        "fgpu": "0.5",
+        "memory_mib": 2048,
+        "compute_percent": 25,
+        "simulated": True,
+        **changes,
+    }
+
+
+def running(**changes: Any) -> dict[str, Any]:
+    """The session that the token belongs to."""
+    return {
+        "id": 12,
+        "user": "alice",
+        "server_name": "gpu-1",
+        "display_name": "gpu-1",
+        "state": "RUNNING",
+        "image": "python",
+        "image_name": "Python 3.11",
+        "resource_group": "default",
+        "fgpu": "0.5",
+        "cpu": "1",
+        "memory_mib": 2048,
+        "gpu_memory_mib": 2048,
+        "compute_percent": 25,
+        "node": "local",
+        "gpus": [gpu()],
+        "wait_reason": None,
+        "wait_text": None,
+        "position": None,
+        "ahead": None,
+        "expected_start_at_s": None,
+        "forecast_basis": None,
+        "submitted_at_s": 1790000000,
+        "started_at_s": 1790000060,
+        "ended_at_s": None,
+        "end_cause": None,
+        "message": None,
+        "url": "/user/alice/gpu-1/",
+        "pending_url": "/hub/spawn-pending/alice/gpu-1",
+        "mine": True,
+        "simulated": True,
+        **changes,
+    }
+
+
+def pending(**changes: Any) -> dict[str, Any]:
+    """Another session of the same user, waiting at the head of the queue."""
+    return running(
+        **{
+            "id": 13,
+            "server_name": "gpu-2",
+            "display_name": "gpu-2",
+            "state": "PENDING",
+            "fgpu": "1",
+            "gpu_memory_mib": None,
+            "compute_percent": None,
+            "node": None,
+            "gpus": [],
+            "wait_reason": "RESOURCES",
+            "wait_text": "1 fGPU does not fit: the most free on one GPU is 0.5 fGPU",
+            "position": 1,
+            "ahead": 0,
+            "expected_start_at_s": int(time.time()) + 1200,
+            "forecast_basis": "typical length of sessions here",
+            "started_at_s": None,
+            "url": "/user/alice/gpu-2/",
+            "pending_url": "/hub/spawn-pending/alice/gpu-2",
+            **changes,
+        }
+    )
+
+
+class StandIn:
+    """The service's state; a test changes it between calls."""
+
+    def __init__(self) -> None:
+        self.server_name: str | None = "gpu-1"
+        self.sessions = [running(), pending()]
+        self.queue_length = 3
+        self.delay_s = 0.0
+        # path -> (status, body) answered instead; "*" stands for every path.
+        self.instead: dict[str, tuple[int, str]] = {}
+        self.calls: list[str] = []
+        self.base_url = ""
+        self._server: HTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        """What FGPU_SERVICE_URL holds."""
+        return self.base_url + PREFIX
+
+    async def start(self, port: int | None = None) -> None:
+        """Listen on loopback, on a free port unless one is given."""
+        api = PREFIX + "api/v1/(.*)"
+        self._server = HTTPServer(Application([(api, _Api, {"standin": self})], log_function=_mute))
+        if port is None:
+            socket, port = bind_unused_port()
+            self._server.add_socket(socket)
+        else:
+            self._server.listen(port, "127.0.0.1")
+        self.base_url = f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Stop listening and drop every connection."""
+        if self._server is not None:
+            self._server.stop()
+            await self._server.close_all_connections()
+            self._server = None
+
+    def refuse(self, path: str, status: int, message: str, code: str = "forbidden") -> None:
+        """Answer `path` with the API's error object."""
+        body = {"error": {"code": code, "field": None, "message": message}}
+        self.instead[path] = (status, json.dumps(body))
+
+    def promote(self) -> None:
+        """Let the first waiting session run."""
+        for session in self.sessions:
+            if session["state"] == "PENDING":
+                session.update(
+                    state="RUNNING",
+                    gpus=[gpu(fgpu=session["fgpu"], memory_mib=4096, compute_percent=50)],
+                    gpu_memory_mib=4096,
+                    compute_percent=50,
+                    wait_reason=None,
+                    wait_text=None,
+                    position=None,
+                    ahead=None,
+                    expected_start_at_s=None,
+                    forecast_basis=None,
+                )
+                return
+
+    def answer(self, method: str, path: str, group: str) -> tuple[int, str]:
+        """Return status and body of one call."""
+        for key in (f"{method} {path}", path, "*"):
+            if key in self.instead:
+                return self.instead[key]
+        if path == "me":
+            return _ok(user="alice", admin=False, server_name=self.server_name, groups=["default"])
+        if path == "sessions":
+            return _ok(sessions=deepcopy(self.sessions))
+        if path == "queue":
+            return _ok(group=group, length=self.queue_length, entries=[])
+        if method == "DELETE" and path.startswith("sessions/"):
+            for session in self.sessions:
+                if path == f"sessions/{session['id']}":
+                    was_waiting = session["state"] == "PENDING"
+                    session["state"] = "CANCELLED" if was_waiting else "TERMINATING"
+                    if was_waiting:
+                        self.sessions.remove(session)
+                    return 202, _ok(session=session)[1]
+        error = {"code": "not_found", "field": None, "message": "There is no such session."}
+        return 404, json.dumps({"error": error})
+
+
+def _ok(**body: Any) -> tuple[int, str]:
+    return 200, json.dumps({**body, "simulated": True})
+
+
+def _mute(_handler: RequestHandler) -> None:
+    pass
+
+
+class _Api(RequestHandler):
+    def initialize(self, standin: StandIn) -> None:
+        self.standin = standin
+
+    async def get(self, path: str) -> None:
+        await self._serve(path)
+
+    async def delete(self, path: str) -> None:
+        await self._serve(path)
+
+    async def _serve(self, path: str) -> None:
+        standin = self.standin
+        standin.calls.append(f"{self.request.method} {path}")
+        if standin.delay_s:
+            await asyncio.sleep(standin.delay_s)
+        if self.request.headers.get("Authorization") != f"token {TOKEN}":
+            error = {"code": "forbidden", "field": None, "message": "Log in first."}
+            status, body = 403, json.dumps({"error": error})
+        else:
+            group = self.get_query_argument("group", "default")
+            status, body = standin.answer(self.request.method or "", path, group)
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(body)
+
+
+async def _main(port: int) -> None:
+    standin = StandIn()
+    await standin.start(port)
+    print(f"stand-in at {standin.url}", flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        command = line.strip()
+        if command == "promote":
+            standin.promote()
+        elif command == "down":
+            await standin.stop()
+        elif command == "up":
+            await standin.start(port)
+        elif command == "refuse":
+            standin.refuse("*", 403, "Your account may not use fGPU here.")
+        print(f"done: {command}", flush=True)
+    await standin.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

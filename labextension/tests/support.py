@@ -1,0 +1,47 @@
+"""What the tests share besides fixtures: a session's environment and a browser tab."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from standin import TOKEN
+from tornado.httpclient import HTTPClientError
+
+SESSION_ENVIRONMENT = {
+    "FGPU_SESSION_ID": "12",
+    "FGPU_AMOUNT": "0.5",
+    "FGPU_MEMORY_MIB": "2048",
+    "FGPU_COMPUTE_PERCENT": "25",
+    "FGPU_SIMULATED": "1",
+    "NVIDIA_VISIBLE_DEVICES": "GPU-51a00000-0000-0000-0000-000000000001",
+    "JUPYTERHUB_SERVER_NAME": "gpu-1",
+    "JUPYTERHUB_API_TOKEN": TOKEN,
+}
+
+
+class Caller:
+    """Calls the extension as a browser tab does and keeps all that it was sent."""
+
+    def __init__(self, fetch: Any) -> None:
+        self._fetch = fetch
+        self.sent = ""
+
+    async def call(self, *path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON body, errors included."""
+        arguments: dict[str, Any] = {"method": method}
+        if method == "POST":
+            arguments["body"] = "{}"
+        try:
+            response = await self._fetch("fgpu", "api", *path, **arguments)
+        except HTTPClientError as error:
+            response = error.response
+        text = response.body.decode()
+        self.sent += text + str(dict(response.headers))
+        return response.code, json.loads(text)
+
+    async def status(self) -> dict[str, Any]:
+        """Return the payload; it must be a 200."""
+        code, body = await self.call("status")
+        assert code == 200
+        return body

@@ -1,0 +1,260 @@
+"""The server extension against a service over HTTP, in every way that the service can be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from standin import TOKEN, StandIn, pending, running
+from support import SESSION_ENVIRONMENT, Caller
+
+
+async def test_the_payload_holds_this_session_the_others_and_the_queue(
+    caller: Caller, standin: StandIn
+) -> None:
+    status = await caller.status()
+    assert status["hub"] == "ok"
+    assert status["hub_message"] is None
+    assert status["as_of_s"] == 0
+    assert status["simulated"] is True
+    session = status["session"]
+    assert (session["id"], session["fgpu"], session["gpu_memory_mib"]) == (12, "0.5", 2048)
+    assert session["source"] == "service"
+    assert session["gpu_memory_used_mib"] is None
+    assert "simulated" in session["gpu_memory_used_reason"]
+    assert session["gpus"][0]["model"] == "Simulated 8 GiB"
+    [other] = status["others"]
+    assert (other["display_name"], other["state"], other["position"]) == ("gpu-2", "PENDING", 1)
+    assert other["wait_text"].startswith("1 fGPU does not fit")
+    assert status["queue"] == {"group": "default", "length": 3, "reason": None}
+    assert standin.calls == ["GET me", "GET sessions", "GET queue"]
+
+
+async def test_tabs_that_ask_together_share_one_read(caller: Caller, standin: StandIn) -> None:
+    standin.delay_s = 0.05
+    await asyncio.gather(*(caller.status() for _ in range(5)))
+    await caller.status()
+    assert standin.calls == ["GET me", "GET sessions", "GET queue"]
+
+
+async def test_a_service_that_went_down_leaves_stale_data_with_its_age(
+    caller: Caller, standin: StandIn, extension: Any
+) -> None:
+    await caller.status()
+    await standin.stop()
+    extension.shared.forget()
+    clock = extension.reader._clock
+    extension.reader._clock = lambda: clock() + 90
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert status["hub_message"] == "The fGPU service cannot be reached."
+    assert status["as_of_s"] == 90
+    assert status["session"]["id"] == 12
+    assert [other["id"] for other in status["others"]] == [13]
+    assert status["queue"]["length"] == 3
+
+
+async def test_a_service_that_never_answered_leaves_the_environment(
+    caller: Caller, standin: StandIn
+) -> None:
+    await standin.stop()
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert status["as_of_s"] is None
+    session = status["session"]
+    assert session["source"] == "environment"
+    assert (session["id"], session["fgpu"], session["gpu_memory_mib"]) == (12, "0.5", 2048)
+    assert session["compute_percent"] == 25
+    assert session["simulated"] is True
+    assert status["others"] == []
+    assert status["queue"]["length"] is None
+    assert status["queue"]["reason"] == "The fGPU service cannot be reached."
+
+
+async def test_a_slow_service_counts_as_unreachable(caller: Caller, standin: StandIn) -> None:
+    standin.delay_s = 3
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert status["hub_message"] == "The fGPU service did not answer in time."
+
+
+async def test_a_refused_token_shows_the_message_and_nothing_older(
+    caller: Caller, standin: StandIn, extension: Any
+) -> None:
+    await caller.status()
+    standin.refuse("sessions", 403, "Your account may not use fGPU here.")
+    extension.shared.forget()
+    status = await caller.status()
+    assert status["hub"] == "forbidden"
+    assert status["hub_message"] == "Your account may not use fGPU here."
+    assert status["as_of_s"] is None
+    assert status["others"] == []
+    assert status["session"]["source"] == "environment"
+
+
+async def test_a_refused_queue_leaves_the_sessions(caller: Caller, standin: StandIn) -> None:
+    standin.refuse("queue", 403, "You may not read the queue.")
+    status = await caller.status()
+    assert status["hub"] == "ok"
+    assert status["session"]["id"] == 12
+    assert status["queue"]["length"] is None
+    assert status["queue"]["reason"] == "You may not read the queue."
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>not JSON</html>",
+        "[]",
+        "{}",
+        '{"sessions": {}}',
+        '{"sessions": [1]}',
+        '{"sessions": [{"id": "12"}]}',
+        json.dumps({"sessions": [running(gpu_memory_mib="2048")]}),
+        json.dumps({"sessions": [running(id=True)]}),
+        "[" * 100_000,
+    ],
+)
+async def test_an_answer_that_is_not_understood_is_not_shown(
+    caller: Caller, standin: StandIn, body: str
+) -> None:
+    standin.instead["sessions"] = (200, body)
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert status["hub_message"].startswith("The fGPU service's answer was not understood")
+    assert status["session"]["source"] == "environment"
+
+
+async def test_a_failing_service_counts_as_unreachable(caller: Caller, standin: StandIn) -> None:
+    standin.instead["*"] = (503, "no")
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert status["hub_message"] == "The fGPU service is failing (status 503)."
+
+
+async def test_a_redirect_is_not_followed_with_the_token(caller: Caller, standin: StandIn) -> None:
+    standin.instead["me"] = (302, "")
+    status = await caller.status()
+    assert status["hub"] == "unreachable"
+    assert standin.calls == ["GET me"]
+
+
+async def test_this_session_is_the_tokens_server_even_when_the_environment_is_another(
+    caller: Caller, standin: StandIn
+) -> None:
+    standin.server_name = "gpu-2"
+    status = await caller.status()
+    assert status["session"]["id"] == 13
+    assert [other["id"] for other in status["others"]] == [12]
+
+
+async def test_a_persons_token_falls_back_to_the_session_id(
+    caller: Caller, standin: StandIn
+) -> None:
+    standin.server_name = None
+    status = await caller.status()
+    assert status["session"]["id"] == 12
+
+
+async def test_other_peoples_sessions_are_left_out(caller: Caller, standin: StandIn) -> None:
+    standin.sessions.append(pending(id=99, user="bob", mine=False))
+    status = await caller.status()
+    assert [other["id"] for other in status["others"]] == [13]
+
+
+async def test_stop_cancels_and_the_next_status_knows(caller: Caller, standin: StandIn) -> None:
+    await caller.status()
+    code, body = await caller.call("sessions", "13", "stop", method="POST")
+    assert code == 202
+    assert body["session"]["state"] == "CANCELLED"
+    assert (await caller.status())["others"] == []
+    assert "DELETE sessions/13" in standin.calls
+
+
+async def test_stop_passes_a_refusal_on(caller: Caller, standin: StandIn) -> None:
+    standin.refuse("DELETE sessions/13", 403, "This server may not stop others.")
+    code, body = await caller.call("sessions", "13", "stop", method="POST")
+    assert code == 403
+    assert body["error"]["message"] == "This server may not stop others."
+    standin.refuse("DELETE sessions/13", 409, "It has ended already.", code="ended")
+    code, body = await caller.call("sessions", "13", "stop", method="POST")
+    assert (code, body["error"]["code"]) == (409, "ended")
+    code, body = await caller.call("sessions", "77", "stop", method="POST")
+    assert (code, body["error"]["code"]) == (404, "not_found")
+
+
+async def test_stop_refuses_the_session_that_it_runs_in(caller: Caller, standin: StandIn) -> None:
+    code, body = await caller.call("sessions", "12", "stop", method="POST")
+    assert (code, body["error"]["code"]) == (409, "this_session")
+    assert standin.calls == []
+
+
+async def test_stop_says_when_the_service_is_down(caller: Caller, standin: StandIn) -> None:
+    await standin.stop()
+    code, body = await caller.call("sessions", "13", "stop", method="POST")
+    assert (code, body["error"]["code"]) == (502, "down")
+
+
+async def test_polling_is_no_activity_and_needs_a_login(
+    caller: Caller, jp_serverapp: Any, http_server_client: Any, jp_base_url: str
+) -> None:
+    before = jp_serverapp.web_app.settings.get("api_last_activity")
+    await caller.status()
+    assert jp_serverapp.web_app.settings.get("api_last_activity") == before
+    await caller.call("sessions", "13", "stop", method="POST")
+    assert jp_serverapp.web_app.settings.get("api_last_activity") != before
+    answer = await http_server_client.fetch(jp_base_url + "fgpu/api/status", raise_error=False)
+    assert answer.code == 403
+
+
+async def test_the_token_is_in_no_answer_and_no_log_line(
+    caller: Caller, standin: StandIn, extension: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await caller.status()
+    echo = json.dumps({"error": {"code": TOKEN, "field": TOKEN, "message": f"bad {TOKEN}"}})
+    for status in (200, 302, 400, 403, 404, 500):
+        standin.instead["*"] = (status, echo)
+        extension.shared.forget()
+        await caller.status()
+        await caller.call("sessions", "13", "stop", method="POST")
+    standin.instead.clear()
+    standin.sessions[1]["wait_text"] = f"leaked {TOKEN}"
+    extension.shared.forget()
+    assert "leaked [token]" in json.dumps(await caller.status())
+    await standin.stop()
+    extension.shared.forget()
+    await caller.status()
+    assert TOKEN not in caller.sent
+    assert TOKEN not in caplog.text
+    assert TOKEN not in repr(vars(extension.reader._client))
+
+
+class TestWithoutAHub:
+    @pytest.fixture
+    def session_environment(self) -> dict[str, str]:
+        return {}
+
+    async def test_there_is_no_session_and_the_reason_is_told(self, caller: Caller) -> None:
+        status = await caller.status()
+        assert status["hub"] == "absent"
+        assert status["hub_message"] == "This server was not started by a Hub with fGPU."
+        assert status["session"] is None
+        assert status["others"] == []
+        assert status["queue"]["length"] is None
+        code, body = await caller.call("sessions", "13", "stop", method="POST")
+        assert (code, body["error"]["code"]) == (502, "absent")
+
+
+class TestWithoutAService:
+    @pytest.fixture
+    def session_environment(self) -> dict[str, str]:
+        return SESSION_ENVIRONMENT
+
+    async def test_the_slice_of_the_environment_is_still_shown(self, caller: Caller) -> None:
+        status = await caller.status()
+        assert status["hub"] == "absent"
+        assert status["session"]["fgpu"] == "0.5"
