@@ -153,7 +153,9 @@ class Reader:
             return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
         except SQLAlchemyError as e:
             # What the store does not tell apart, such as a damaged file: the details are for the log.
-            log.error("The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300])
+            log.error(
+                "The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300]
+            )
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_world(self) -> World:

@@ -54,21 +54,28 @@ class Watcher:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._listeners: list[Listener] = []
+        self._starting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, who: str) -> Listener:
-        """Open a stream for ``who``.
+    async def listen(self, who: str) -> Listener:
+        """Open a stream for ``who``, of everything that is not in the event log yet.
 
         Raises:
             Problem: 429, they have too many open.
+            StoreUnavailable: the event log cannot be read.
         """
         if sum(1 for listener in self._listeners if listener.who == who) >= MAX_LISTENERS:
             message = f"at most {MAX_LISTENERS} event streams per user; close one of the others"
             raise Problem(429, "too_many_streams", message)
         listener = Listener(who)
         self._listeners.append(listener)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._watch())
+        try:
+            async with self._starting:
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._watch(await self._reader.last_event_id()))
+        except BaseException:
+            self.leave(listener)
+            raise
         return listener
 
     def leave(self, listener: Listener) -> None:
@@ -88,9 +95,8 @@ class Watcher:
         for listener in tuple(self._listeners):
             tell(listener)
 
-    async def _watch(self) -> None:
+    async def _watch(self, seen: int) -> None:
         try:
-            seen = await self._reader.last_event_id()
             while self._listeners:
                 if await self._reader.last_event_id() != seen:
                     changes = await self._reader.changes(seen)

@@ -296,9 +296,7 @@ def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
     if group not in viewer.groups:
         return Amounts()
     left = [
-        n
-        for n in free(world.snapshot)
-        if n.node.resource_group == group and n.node.state is NodeState.READY
+        n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
     ]
     return Amounts(
         # A GPU that is shared by as many sessions as may share it has nothing to give.

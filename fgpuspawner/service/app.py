@@ -1,0 +1,218 @@
+"""The process: settings from the Hub, the tornado application, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler, StaticFileHandler, url
+from traitlets import TraitError
+
+from fgpu_scheduler import BadSettings, FGPUError, SystemClock
+from fgpu_scheduler.store import Store
+from fgpuspawner.catalogue import Catalogue, load_catalogue
+from fgpuspawner.service import handlers, pages
+from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
+from fgpuspawner.service.hub import Hub
+from fgpuspawner.service.reader import Reader
+from fgpuspawner.service.resume import Resumer
+from fgpuspawner.service.stream import Watcher
+from fgpuspawner.service.view import Site
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+AUTH_CACHE_S = 30
+"""So long a token, a scope or a group that the Hub took away may still count here."""
+BIND_FOR_S = 15.0
+"""So long the port may still be taken, by the service of a Hub that has just died."""
+
+
+class Static(StaticFileHandler):
+    """The page's script and style; their addresses change with their contents."""
+
+    def set_default_headers(self) -> None:
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
+        self.clear_header("Server")
+
+
+def make_app(service: Service) -> Application:
+    """Return the application, below the service's prefix."""
+    prefix, api = service.prefix, f"{service.prefix}api/v1/"
+    own = {"service": service}
+    return Application(
+        [
+            url(f"{prefix}", pages.Front, own),
+            url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
+            url(f"{prefix}health", handlers.Health, own),
+            url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
+            url(f"{api}me", handlers.Me, own),
+            url(f"{api}sessions", handlers.Sessions, own),
+            url(f"{api}sessions/([0-9]{{1,15}})", handlers.OneSession, own),
+            url(f"{api}queue", handlers.Queue, own),
+            url(f"{api}capacity", handlers.Capacity, own),
+            url(f"{api}forecast", handlers.Forecast, own),
+            url(f"{api}images", handlers.Images, own),
+            url(f"{api}events", handlers.Events, own),
+            url(f"{prefix}api/.*", handlers.NotThere, own),
+        ],
+        default_handler_class=pages.NoPage,
+        default_handler_args=own,
+        # The cookie only carries a token of the Hub; after a restart the Hub gives another, unasked.
+        cookie_secret=secrets.token_bytes(32),
+        template_path=str(HERE / "templates"),
+        static_path=str(HERE / "static"),
+        static_url_prefix=f"{prefix}static/",
+        static_handler_class=Static,
+        log_function=log_request,
+    )
+
+
+def log_request(handler: RequestHandler) -> None:
+    """Log one line: never the query, which can hold a token. Reading is logged only where it failed."""
+    status, request = handler.get_status(), handler.request
+    quiet = request.method in ("GET", "HEAD") and status < 400
+    user = handler.current_user if isinstance(handler.current_user, dict) else {}
+    level = logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING
+    took_ms = 1000 * request.request_time()
+    log.log(
+        level, "%d %s %s (%s) %.0f ms", status, request.method, request.path, user.get("name", "-"), took_ms
+    )
+
+
+def settings_from(environment: dict[str, str]) -> FGPU:
+    """Return the settings that the Hub passed on.
+
+    Raises:
+        BadSettings: there are none, or they cannot work. The text never repeats them: they hold a password.
+    """
+    text = environment.get("FGPU_SETTINGS")
+    if text is None:
+        raise BadSettings("FGPU_SETTINGS is not set; JupyterHub starts this service, with fgpuspawner.config")
+    try:
+        return FGPU.from_json(text).checked()
+    except json.JSONDecodeError:
+        raise BadSettings("FGPU_SETTINGS is not JSON; it must be what FGPU.to_json wrote") from None
+    except (TraitError, TypeError, AttributeError):
+        raise BadSettings(
+            "FGPU_SETTINGS does not fit; the Hub and this service must be of one version"
+        ) from None
+
+
+def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]:
+    """Return where to listen: where the Hub looks for the service, else as set."""
+    parsed = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    return parsed.hostname or settings.service_ip, parsed.port or settings.service_port
+
+
+async def bind(ip: str, port: int) -> list[socket.socket]:
+    """Return the sockets to listen on, waiting for a predecessor that still ends.
+
+    Raises:
+        BadSettings: the address cannot be had.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BIND_FOR_S
+    while True:
+        try:
+            return bind_sockets(port, ip)
+        except OSError as e:
+            if loop.time() >= deadline:
+                raise BadSettings(
+                    f"cannot listen on {ip}:{port}: {e.strerror}; see c.FGPU.service_port"
+                ) from None
+        await asyncio.sleep(0.5)
+
+
+async def until_told_to_end(parent: int) -> None:
+    """Return at SIGTERM or SIGINT, or once the Hub that started this process is gone.
+
+    A Hub that was killed starts another service when it is back, on the same port.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    while os.getppid() == parent:
+        try:
+            await asyncio.wait_for(ended.wait(), 1.0)
+        except TimeoutError:
+            continue
+        return
+    log.warning("The Hub that started this service is gone")
+
+
+async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogue, store: Store) -> None:
+    """Serve until told to end."""
+    parent = os.getppid()
+    auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
+    base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
+    site = Site(base_url, {image.slug: image.name for image in catalogue.images})
+    reader = Reader(store, settings, catalogue, SystemClock())
+    watcher, hub = Watcher(reader), Hub(auth.api_url)
+    resumer = Resumer(reader, hub, auth.api_token)
+    ip, port = address_from(environment, settings)
+    server = HTTPServer(make_app(Service(settings, reader, watcher, hub, site, auth.base_url)), xheaders=True)
+    server.add_sockets(await bind(ip, port))
+    log.info("Serving %s on %s:%d", auth.base_url, ip, port)
+    tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]
+    try:
+        stop = asyncio.create_task(until_told_to_end(parent))
+        await first_of(stop, tasks)
+    finally:
+        server.stop()
+        await watcher.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await resumer.close()
+        hub.close()
+        await server.close_all_connections()
+        await reader.close()
+        log.info("Ended")
+
+
+async def first_of(stop: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for ``stop``; an error in one of the tasks ends the process instead of leaving it half alive."""
+    waiting = {stop, *tasks}
+    while not stop.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def main() -> int:
+    """Run the service; return the process's exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="[%(levelname)1.1s %(asctime)s %(name)s] %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    # At lower levels JupyterHub's authentication logs cookies' contents.
+    logging.getLogger("tornado.application").setLevel(logging.WARNING)
+    environment: dict[str, Any] = dict(os.environ)
+    try:
+        settings = settings_from(environment)
+        if not environment.get("JUPYTERHUB_API_TOKEN"):
+            raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
+        catalogue = load_catalogue(settings.catalogue_path())
+        store = Store(settings.database_url())
+        asyncio.run(serve(environment, settings, catalogue, store))
+    except FGPUError as e:
+        print(f"fgpuspawner.service: {' '.join(str(e).split())}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,293 @@
+"""The REST API v1, as docs/rest-api.md says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+from tornado.web import RequestHandler
+
+from fgpu_scheduler import ENDED, Session, SessionState, StoreUnavailable
+from fgpuspawner.options import Refused, parse, read_fields
+from fgpuspawner.service import view
+from fgpuspawner.service.base import Handler, Service, viewer_of
+from fgpuspawner.service.hub import HubUnreachable
+from fgpuspawner.service.problems import Problem, hub_unavailable
+from fgpuspawner.service.reader import Changes
+
+ENDED_SHOWN = 50
+KEEPALIVE_S = 15.0
+
+
+class Api(Handler):
+    """Answers with JSON objects."""
+
+    def answer(self, found: view.Json, status: int = 200) -> None:
+        """Send an object."""
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(json.dumps(found))
+
+    def object_of(self, session: Session, world: view.World) -> view.Json:
+        """Return a session as its object."""
+        return view.session_object(session, world, self.viewer, self.service.site)
+
+    async def visible_session(self, session_id: str) -> Session:
+        """Return a session that the caller may see; otherwise there is none."""
+        session = await self.service.reader.session(int(session_id))
+        if session is None or not view.is_visible(session, self.viewer):
+            raise no_such_session(session_id)
+        return session
+
+
+def no_such_session(session_id: str) -> Problem:
+    """There is none, or none that the caller may know of."""
+    return Problem(404, "no_such_session", f"there is no session {session_id}")
+
+
+class NotThere(Api):
+    """Whatever the API does not have."""
+
+    needs_scope = None
+
+    async def prepare(self) -> None:
+        raise Problem(404, "not_found", "there is no such address in the API; docs/rest-api.md lists them")
+
+
+class Me(Api):
+    needs_scope = None
+
+    async def get(self) -> None:
+        self.answer(view.me_object(self.viewer, await self.service.reader.world()))
+
+
+class Sessions(Api):
+    async def get(self) -> None:
+        everybody, with_ended = self.flag("all"), self.flag("ended")
+        if everybody and not self.viewer.admin:
+            raise Problem(403, "forbidden", "all: only administrators see everybody's sessions", field="all")
+        world = await self.service.reader.world()
+        found = view.live_sessions(world, self.viewer, everybody=everybody)
+        if with_ended and (everybody or self.viewer.user is not None):
+            user = None if everybody else self.viewer.user
+            found = (*found, *await self.service.reader.ended(user, ENDED_SHOWN))
+        self.answer(view.sessions_object(found, world, self.viewer, self.service.site))
+
+
+class OneSession(Api):
+    async def get(self, session_id: str) -> None:
+        session = await self.visible_session(session_id)
+        shown = self.object_of(session, await self.service.reader.world())
+        self.answer({"session": shown, "simulated": shown["simulated"]})
+
+    async def delete(self, session_id: str) -> None:
+        session = await end_session(self, session_id)
+        shown = self.object_of(session, await self.service.reader.world())
+        self.answer({"session": shown, "simulated": shown["simulated"]}, status=202)
+
+
+async def end_session(handler: Handler, session_id: str) -> Session:
+    """End or cancel a session through the Hub with the caller's own rights, and return it as it is then.
+
+    Whether they may is the Hub's to say, not this service's.
+    """
+    reader = handler.service.reader
+    session = await reader.session(int(session_id))
+    if session is None:
+        raise no_such_session(session_id)
+    if session.state in ENDED:
+        raise Problem(409, "already_ended", f"session {session_id} has ended already")
+    if session.held and view.is_visible(session, handler.viewer):
+        # The Hub knows of no start that it could cancel, and would say that all is well.
+        raise Problem(409, "held", "JupyterHub restarted and takes this request up again; try in a moment")
+    if session.state is SessionState.TERMINATING and view.is_visible(session, handler.viewer):
+        # Not asked for again: the server may have its next session by now.
+        return session
+    asked = session.request
+    try:
+        found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
+    except HubUnreachable as e:
+        raise hub_unavailable() from e
+    if found.status == 403:
+        raise Problem(403, "forbidden", "JupyterHub does not let you end this session")
+    if found.status == 404:
+        raise no_such_session(session_id)
+    if found.status >= 500:
+        raise Problem(502, "hub_failed", f"JupyterHub could not end it: {found.message or found.status}")
+    if found.status >= 400:
+        raise Problem(409, "hub_refused", f"JupyterHub did not end it: {found.message or found.status}")
+    return await reader.session(session.id) or session
+
+
+class Queue(Api):
+    async def get(self) -> None:
+        world = await self.service.reader.world()
+        known = world.groups if self.viewer.admin else self.viewer.groups
+        group = self.get_query_argument("group", known[0] if known else "")
+        if group not in known:
+            message = f"group: there is no such group; choose one of {', '.join(known) or 'none'}"
+            raise Problem(404, "no_such_group", message, field="group")
+        self.answer(view.queue_object(group, world, self.viewer))
+
+
+class Capacity(Api):
+    async def get(self) -> None:
+        step = self.service.settings.caps().fgpu_step_milli
+        world = await self.service.reader.world()
+        self.answer(view.capacity_object(world, self.viewer, fgpu_step_milli=step))
+
+
+class Forecast(Api):
+    async def get(self) -> None:
+        reader, viewer = self.service.reader, self.viewer
+        if viewer.user is None:
+            raise Problem(403, "forbidden", "only users start sessions")
+        world = await reader.world()
+        simulated = world.simulated(viewer.groups)
+        # Decoded by tornado, which refuses what is not UTF-8; the check against forgery is no option.
+        fields = {
+            name: self.get_query_arguments(name) for name in self.request.query_arguments if name != "_xsrf"
+        }
+        try:
+            offer = reader.offer(world, viewer.user, viewer.hub_groups, viewer.groups)
+            wanted = parse(read_fields(fields), offer)
+        except Refused as e:
+            self.answer(view.refused_object(e.refusals, count=_count(fields), simulated=simulated))
+            return
+        found = await reader.forecast(wanted, viewer.user)
+        simulated = world.simulated([wanted.group])
+        self.answer(view.forecast_object(found, count=wanted.count, simulated=simulated))
+
+
+def _count(fields: dict[str, list[str]]) -> int:
+    asked = (fields.get("count") or ["1"])[0]
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 1
+
+
+class Images(Api):
+    needs_scope = None
+
+    async def get(self) -> None:
+        catalogue, viewer = self.service.reader.catalogue, self.viewer
+        world = await self.service.reader.world()
+        user = viewer.user or ""
+        self.answer(
+            view.images_object(
+                catalogue.visible_to(user, viewer.hub_groups),
+                default=catalogue.default_for(user, viewer.hub_groups),
+                simulated=world.simulated(viewer.groups),
+            )
+        )
+
+
+class Events(Api):
+    """Server-sent events, until the caller leaves, may no longer listen, or the store fails."""
+
+    async def get(self) -> None:
+        after_id = self._last_event_id()
+        listener = await self.service.watcher.listen(str(self.current_user["name"]))
+        self._left = listener.end
+        try:
+            sent = await self._begin(after_id)
+            while True:
+                try:
+                    changes = await listener.next(KEEPALIVE_S)
+                except TimeoutError:
+                    if not await self._still_allowed():
+                        return
+                    await self._send(": keepalive\n\n")
+                    continue
+                if changes is None:
+                    return
+                if changes.last_event_id > sent:
+                    await self._tell(changes, sent)
+                    sent = changes.last_event_id
+        except StreamClosedError:
+            pass
+        except StoreUnavailable:
+            if not self._headers_written:
+                raise
+        finally:
+            self.service.watcher.leave(listener)
+
+    def _last_event_id(self) -> int | None:
+        given = self.request.headers.get("Last-Event-ID") or self.get_query_argument("last_event_id", "")
+        if not given:
+            return None
+        if not (given.isascii() and given.isdigit() and len(given) < 19):
+            raise Problem(
+                400, "bad_argument", "Last-Event-ID: must be an event's number", field="Last-Event-ID"
+            )
+        return int(given)
+
+    async def _begin(self, after_id: int | None) -> int:
+        """Send what was missed, or else where the stream stands; return the id up to which all is told."""
+        reader = self.service.reader
+        newest = await reader.last_event_id()
+        changes = None if after_id is None or after_id > newest else await reader.changes(after_id)
+        if changes is None:
+            # Nothing to resume from: they are to read everything once.
+            changes = Changes(newest, ())
+        await reader.world()
+        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
+        # Some proxies would otherwise hold the stream back until it ends.
+        self.set_header("X-Accel-Buffering", "no")
+        await self._send("retry: 2000\n\n")
+        await self._tell(changes, after_id or 0)
+        return changes.last_event_id
+
+    async def _tell(self, changes: Changes, after_id: int) -> None:
+        world = await self.service.reader.world()
+        for event_id, session in changes.sessions:
+            if event_id > after_id and view.is_visible(session, self.viewer):
+                shown = self.object_of(session, world)
+                await self._event("change", event_id, {"session": shown, "simulated": shown["simulated"]})
+        simulated = world.simulated(None if self.viewer.admin else self.viewer.groups)
+        about = {"version": world.snapshot.version, "simulated": simulated}
+        await self._event("queue", changes.last_event_id, about)
+
+    async def _event(self, name: str, event_id: int, data: dict[str, Any]) -> None:
+        await self._send(f"event: {name}\nid: {event_id}\ndata: {json.dumps(data)}\n\n")
+
+    async def _send(self, text: str) -> None:
+        self.write(text)
+        await self.flush()
+
+    async def _still_allowed(self) -> bool:
+        """Ask the Hub again (it is cached for a while): a stream must not outlive its token."""
+        try:
+            model = await self.hub_auth.user_for_token(
+                self.token, session_id=self.hub_auth.get_session_id(self), sync=False
+            )
+        except Exception:
+            # The Hub restarts: whoever was let in stays until it answers.
+            return True
+        if model is None or not self.hub_auth.check_scopes(self.needs_scope, model):
+            return False
+        self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
+        return True
+
+    def on_connection_close(self) -> None:
+        super().on_connection_close()
+        left = getattr(self, "_left", None)
+        if left is not None:
+            left()
+
+
+class Health(RequestHandler):
+    """For the Hub and for monitoring; needs no login and tells nothing else."""
+
+    def initialize(self, service: Service) -> None:
+        self.service = service
+
+    async def get(self) -> None:
+        self.set_header("Cache-Control", "no-store")
+        try:
+            await asyncio.wait_for(self.service.reader.last_event_id(), 5.0)
+        except (StoreUnavailable, TimeoutError):
+            self.set_status(503)
+            self.finish({"status": "unavailable"})
+        else:
+            self.finish({"status": "ok"})

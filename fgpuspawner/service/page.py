@@ -1,0 +1,285 @@
+"""What the first page shows, in words and lengths of bars. Pure: from the API's objects, so both always agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from urllib.parse import quote
+
+from fgpuspawner.service.view import Json, Viewer
+
+STATE_WORDS = {
+    "PENDING": "waiting in the queue",
+    "SCHEDULED": "about to start",
+    "PREPARING": "starting",
+    "PULLING": "fetching its image",
+    "RUNNING": "running",
+    "TERMINATING": "ending",
+    "TERMINATED": "ended",
+    "ERROR": "failed",
+    "CANCELLED": "cancelled",
+}
+END_WORDS = {
+    "USER": "ended by its owner or an administrator",
+    "EXITED": "its server ended by itself",
+    "IDLE": "ended because it was idle",
+    "TIME_LIMIT": "reached its time limit",
+    "QUEUE_TIMEOUT": "waited longer than the queue allows",
+    "PREEMPTED": "ended for a session of higher priority",
+    "NODE_LOST": "its node was lost",
+    "PULL_FAILED": "its image could not be fetched",
+    "LAUNCH_FAILED": "it could not be started",
+    "OOM": "it ran out of memory",
+    "ISOLATION_FAILED": "its GPU limit could not be put in force",
+}
+LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time: for machines, and in UTC for readers without scripts."""
+
+    machine: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session in the table."""
+
+    id: int
+    name: str
+    user: str
+    mine: bool
+    image: str
+    amount: str
+    gpu_memory: str
+    state: str
+    state_words: str
+    why: str
+    position: str
+    expected: Instant | None
+    unexpected: str
+    submitted: Instant | None
+    started: Instant | None
+    open_url: str | None
+    wait_url: str | None
+    power: str | None
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One session that has ended."""
+
+    id: int
+    name: str
+    user: str
+    amount: str
+    image: str
+    state: str
+    why: str
+    ended: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: the viewer's own of what is theirs or could be. ``percent`` is its length, to a tenth."""
+
+    label: str
+    text: str
+    percent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """Upper and lower bar of one resource (product C2, C3), and what everybody uses in the group (C1)."""
+
+    name: str
+    upper: Bar
+    lower: Bar
+    everybody: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All that the first page shows."""
+
+    rows: tuple[Row, ...]
+    past: tuple[Past, ...]
+    gauges: tuple[Gauge, ...]
+    group: str
+    groups: tuple[str, ...]
+    waiting: int
+    largest_now: str | None
+    everybody: bool
+    simulated: bool
+    as_of: Instant
+    new_url: str | None
+
+
+def page(
+    *,
+    sessions: Sequence[Json],
+    ended: Sequence[Json],
+    capacity: Json,
+    group: str | None,
+    viewer: Viewer,
+    everybody: bool,
+    base_url: str,
+    read_at_s: int,
+) -> Page:
+    """Return the page for a viewer, with the bars of ``group``, or of their first one."""
+    groups = tuple(g["name"] for g in capacity["groups"])
+    chosen = group if group is not None and group in groups else next(iter(groups), "")
+    here = next((g for g in capacity["groups"] if g["name"] == chosen), None)
+    return Page(
+        rows=tuple(_row(s, base_url) for s in sessions),
+        past=tuple(_past(s) for s in ended),
+        gauges=() if here is None else gauges(here, capacity),
+        group=chosen,
+        groups=groups,
+        waiting=0 if here is None else here["waiting"],
+        largest_now=None if here is None else here["largest_fgpu_now"],
+        everybody=everybody,
+        simulated=capacity["simulated"] or any(s["simulated"] for s in sessions),
+        as_of=instant(read_at_s),
+        new_url=new_session_url(sessions, viewer, base_url),
+    )
+
+
+def new_session_url(sessions: Sequence[Json], viewer: Viewer, base_url: str) -> str | None:
+    """Return where the Hub asks for a new session: the default server if it is unused, else a named one."""
+    if viewer.user is None:
+        return None
+    # A server whose last session still ends may be asked for again.
+    used = {s["server_name"] for s in sessions if s["mine"] and s["state"] != "TERMINATING"}
+    if "" not in used:
+        return f"{base_url}hub/spawn"
+    number = next(n for n in range(1, len(used) + 2) if f"gpu-{n}" not in used)
+    return f"{base_url}hub/spawn/{quote(viewer.user, safe='@~')}/gpu-{number}"
+
+
+def instant(at_s: int) -> Instant:
+    """Return an instant for machines and readers."""
+    at = datetime.fromtimestamp(at_s, UTC)
+    return Instant(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def _row(session: Json, base_url: str) -> Row:
+    state, position = session["state"], session["position"]
+    running = state == "RUNNING"
+    waits = state == "PENDING"
+    expected, started = session["expected_start_at_s"], session["started_at_s"]
+    words = STATE_WORDS[state]
+    return Row(
+        id=session["id"],
+        name=session["display_name"],
+        user=session["user"],
+        mine=session["mine"],
+        image=session["image_name"],
+        amount=f"{session['fgpu']} fGPU",
+        gpu_memory="" if session["gpu_memory_mib"] is None else mib(session["gpu_memory_mib"]),
+        state=state,
+        state_words=words,
+        why=session["wait_text"] or "" if waits else ("" if running else words),
+        position=position_words(position, session["ahead"]) if position else "",
+        expected=instant(expected) if waits and expected is not None else None,
+        unexpected=(session["forecast_basis"] or "") if waits and expected is None else "",
+        submitted=instant(session["submitted_at_s"]),
+        started=instant(started) if started is not None else None,
+        # Others' servers are not for an administrator to walk into from here.
+        open_url=session["url"] if running and session["mine"] else None,
+        wait_url=session["pending_url"] if (waits or state in LAUNCHING) and session["mine"] else None,
+        power=None if state == "TERMINATING" else ("Cancel" if waits else "End"),
+        simulated=session["simulated"],
+    )
+
+
+def _past(session: Json) -> Past:
+    why = END_WORDS.get(session["end_cause"] or "", "")
+    message = session["message"] or ""
+    return Past(
+        id=session["id"],
+        name=session["display_name"],
+        user=session["user"],
+        amount=f"{session['fgpu']} fGPU",
+        image=session["image_name"],
+        state=session["state"],
+        why=f"{why}: {message}" if why and message else (why or message),
+        ended=instant(session["ended_at_s"]) if session["ended_at_s"] is not None else None,
+    )
+
+
+def position_words(position: int, ahead: int) -> str:
+    """Return a place in the queue in words: "1st in the queue, nobody is ahead"."""
+    if ahead == 0:
+        return "1st in the queue, nobody is ahead"
+    return f"{ordinal(position)} in the queue, {ahead} {'is' if ahead == 1 else 'are'} ahead"
+
+
+def ordinal(number: int) -> str:
+    """Return "1st", "2nd", "3rd", "4th", "11th", "21st"."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def mib(amount: int) -> str:
+    """Return memory exactly: in GiB where three decimals hold it, else in MiB."""
+    return f"{_gib(amount)} GiB" if _is_gib(amount) else f"{amount} MiB"
+
+
+def _is_gib(amount: int) -> bool:
+    # 1/8 GiB is 128 MiB: the finest that three decimals hold.
+    return amount % 128 == 0 and amount >= 512
+
+
+def _gib(amount: int) -> str:
+    return format(Decimal(amount) / 1024, "f")
+
+
+def gauges(here: Json, capacity: Json) -> tuple[Gauge, ...]:
+    """Return the gauges of fGPU, CPU and memory for one group."""
+    return tuple(
+        Gauge(
+            name=name,
+            upper=_bar(f"In group {here['name']}", here["mine"][key], here["allocatable"][key], unit, key),
+            lower=_bar(
+                "Overall", capacity["mine_overall"][key], capacity["allocatable_overall"][key], unit, key
+            ),
+            everybody=_of(_number(here["used"][key]), _number(here["total"][key]), unit, key),
+        )
+        for name, key, unit in (
+            ("GPU", "fgpu", "fGPU"),
+            ("CPU", "cpu", "cores"),
+            ("Memory", "memory_mib", "MiB"),
+        )
+    )
+
+
+def _bar(label: str, mine: str | int, allocatable: str | int, unit: str, key: str) -> Bar:
+    own = _number(mine)
+    whole = own + _number(allocatable)
+    return Bar(label, _of(own, whole, unit, key), percent(own, whole))
+
+
+def percent(part: Decimal, whole: Decimal) -> str:
+    """Return a bar's length in percent, rounded down to a tenth; "0" where there is nothing at all."""
+    if whole <= 0 or part <= 0:
+        return "0"
+    tenths = min(1000, int(part * 1000 / whole))
+    return f"{tenths // 10}.{tenths % 10}"
+
+
+def _of(part: Decimal, whole: Decimal, unit: str, key: str) -> str:
+    if key == "memory_mib" and all(n == 0 or _is_gib(int(n)) for n in (part, whole)):
+        return f"{_gib(int(part))} of {_gib(int(whole))} GiB"
+    return f"{part:f} of {whole:f} {unit}"
+
+
+def _number(amount: str | int) -> Decimal:
+    return Decimal(amount)

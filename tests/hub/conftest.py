@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hubprocess import HubProcess
+
+MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+WITHOUT_SERVICE = """
+c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
+c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
+"""
+
+
+@pytest.fixture
+def make_hub(tmp_path: Path) -> Iterator[Callable[..., HubProcess]]:
+    """A factory of Hubs that are ended after the test. Sessions run the miniserver unless ``mini`` is false."""
+    hubs: list[HubProcess] = []
+
+    def make(*, mini: bool = True, service: bool = True, after: str = "", **kwargs: Any) -> HubProcess:
+        after = (MINI if mini else "") + after + ("" if service else WITHOUT_SERVICE)
+        hub = HubProcess(tmp_path / f"hub{len(hubs)}", after=after, **kwargs)
+        hubs.append(hub)
+        return hub
+
+    yield make
+    for hub in hubs:
+        hub.close()
+
+
+@pytest.fixture(scope="module")
+def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """One Hub for all the tests of a module that only read, or clean up after themselves."""
+    hub = HubProcess(tmp_path_factory.mktemp("hub"), after=MINI + WITHOUT_SERVICE)
+    try:
+        yield hub.start()
+    finally:
+        hub.close()

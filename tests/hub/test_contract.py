@@ -1,0 +1,311 @@
+"""One test for each rule that the Hub imposes on a spawn that waits, against a real Hub process."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from hubprocess import HubProcess, until
+
+ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
+
+SLOW_LAUNCH = """
+import time
+from fgpuspawner.docker import to_the_end
+from fgpuspawner.local import LocalFGPUSpawner
+import asyncio
+
+class SlowSpawner(LocalFGPUSpawner):
+    async def launch(self, session):
+        # Like an engine that takes its time, and cannot be interrupted.
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 3))
+        return await super().launch(session)
+
+c.JupyterHub.spawner_class = SlowSpawner
+"""
+
+
+def full(hub: HubProcess) -> None:
+    """Take the whole of the one simulated GPU (2 fGPU)."""
+    hub.add_user("holder")
+    assert hub.spawn("holder", options={**ONE, "fgpu": "2"}).status_code in (201, 202)
+    hub.reach({"holder/": "RUNNING"})
+
+
+def hub_row(hub: HubProcess, user: str, server: str = "") -> dict[str, Any]:
+    """Return the Hub's own database row of a server."""
+    with sqlite3.connect(hub.data / "jupyterhub.sqlite") as db:
+        db.row_factory = sqlite3.Row
+        row = db.execute(
+            "select s.* from spawners s join users u on u.id = s.user_id where u.name = ? and s.name = ?",
+            (user, server),
+        ).fetchone()
+    return dict(row)
+
+
+def routes(hub: HubProcess) -> list[str]:
+    """Return the paths that the proxy routes."""
+    return sorted(hub.api("GET", "proxy").json())
+
+
+def last(hub: HubProcess, user: str) -> Any:
+    """Return the newest ended session of a user."""
+    return until(lambda: hub.store.ended(user=user, limit=1), what=f"a session of {user} has ended")[0]
+
+
+class Stream:
+    """The Hub's progress stream of one server, read by a thread."""
+
+    def __init__(self, hub: HubProcess, user: str, server: str = "") -> None:
+        path = f"users/{user}/servers/{server}/progress"
+        self.answer = requests.get(
+            f"{hub.url}/hub/api/{path}", headers={"Authorization": f"token {hub.token}"}, stream=True, timeout=60
+        )
+        self.events: list[dict[str, Any]] = []
+        self.ended = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for line in self.answer.iter_lines():
+                if line.startswith(b"data:"):
+                    self.events.append(json.loads(line[5:]))
+        except requests.RequestException:
+            pass
+        self.ended.set()
+
+
+def test_what_can_never_run_is_refused_with_its_words_and_counts_as_no_failure(make_hub: Any) -> None:
+    hub = make_hub(service=False, after="c.Spawner.consecutive_failure_limit = 2\n").start()
+    hub.add_user("alice")
+    for _ in range(4):
+        answer = hub.spawn("alice", options={**ONE, "fgpu": "7"})
+        assert answer.status_code == 400
+        assert answer.json()["message"] == "fgpu: 7 is more than any node has; the largest possible is 2"
+    assert hub.states() == {}
+    assert hub.servers("alice") == {}
+    assert hub.spawn("alice", options=ONE).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING"})
+
+
+def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hubs_database(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    full(hub)
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code == 202
+    hub.reach({"holder/": "RUNNING", "alice/": "PENDING"})
+    server = hub.servers("alice")[""]
+    assert (server["pending"], server["ready"]) == ("spawn", False)
+    row = hub_row(hub, "alice")
+    assert row["state"] in (None, "null", "{}")
+    assert json.loads(row["user_options"])["fgpu"] == "1"
+    assert hub.spawn("alice", options=ONE).status_code == 202, "asking again is not an error"
+    assert list(hub.states()) == ["holder/", "alice/"]
+
+
+def test_progress_tells_position_and_reason_and_changes_when_they_change(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    full(hub)
+    for user in ("first", "second"):
+        hub.add_user(user)
+        hub.spawn(user, options=ONE)
+    stream = Stream(hub, "second")
+    until(lambda: any(e.get("fgpu", {}).get("position") == 2 for e in stream.events), what="position 2 is told")
+    assert hub.stop("first").status_code in (202, 204)
+    event = until(
+        lambda: next((e for e in stream.events if e.get("fgpu", {}).get("position") == 1), None),
+        what="position 1 is told",
+    )
+    assert event["message"] == "You are next in the queue: 1 fGPU is not free: nothing is free now"
+    assert event["fgpu"]["simulated"] is True
+    assert hub.stop("holder").status_code in (202, 204)
+    assert stream.ended.wait(20)
+    assert stream.events[-1]["ready"] is True
+
+
+def test_cancelling_a_queued_spawn_frees_its_place_and_leaves_no_zombie(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    full(hub)
+    hub.add_user("alice")
+    hub.spawn("alice", "work", options=ONE)
+    hub.reach({"holder/": "RUNNING", "alice/work": "PENDING"})
+    stream = Stream(hub, "alice", "work")
+    until(lambda: stream.events, what="the stream has begun")
+    assert hub.stop("alice", "work").status_code == 204
+    hub.reach({"holder/": "RUNNING"})
+    ended = last(hub, "alice")
+    assert (ended.state, ended.end_cause, ended.attempt) == ("CANCELLED", "USER", 0)
+    assert not hub.servers("alice").get("work", {}).get("ready")
+    assert "/user/alice/work/" not in routes(hub)
+    assert stream.ended.wait(20)
+    assert not any(e.get("ready") for e in stream.events), "a cancelled spawn never looks ready"
+    assert hub.spawn("alice", "work", options=ONE).status_code == 202, "and it can be asked for again"
+
+
+def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zombie(make_hub: Any) -> None:
+    hub = make_hub(service=False, after=SLOW_LAUNCH).start()
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code == 202
+    hub.reach({"alice/": "PREPARING"})
+    assert hub.stop("alice").status_code in (202, 204)
+    hub.reach({})
+    ended = last(hub, "alice")
+    assert (ended.state, ended.end_cause) == ("TERMINATED", "USER")
+    until(lambda: not hub.servers("alice"), what="the Hub has no server of alice")
+    assert "/user/alice/" not in routes(hub)
+    assert "500 DELETE" not in hub.log_text()
+
+
+def test_a_request_that_waits_too_long_is_cancelled_with_the_limit_in_words(make_hub: Any) -> None:
+    hub = make_hub(service=False, queue_timeout_s=2, after="c.Spawner.consecutive_failure_limit = 1\n").start()
+    full(hub)
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"holder/": "RUNNING"})
+    ended = last(hub, "alice")
+    assert (ended.state, ended.end_cause) == ("CANCELLED", "QUEUE_TIMEOUT")
+    assert ended.message == "nothing became free within the queue's limit of 2 seconds"
+    page = hub.api("GET", "users/alice")
+    assert page.status_code == 200, "and the Hub still answers"
+    assert not hub.servers("alice").get("", {}).get("pending")
+
+
+def test_a_launch_that_takes_too_long_has_failed_and_frees_its_share(make_hub: Any) -> None:
+    after = "c.Spawner.cmd = ['python', '-c', 'import time; time.sleep(600)']\n"
+    hub = make_hub(mini=False, service=False, launch_timeout_s=2, after=after).start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    ended = last(hub, "alice")
+    assert (ended.state, ended.end_cause) == ("ERROR", "LAUNCH_FAILED")
+    assert ended.message == "the server did not answer within the launch limit of 2 seconds"
+    assert hub.states() == {}
+
+
+def test_a_server_that_ends_at_once_fails_at_once_with_its_last_words(make_hub: Any) -> None:
+    after = "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(\"no kernel here\")']\n"
+    hub = make_hub(mini=False, service=False, after=after).start()
+    hub.add_user("alice")
+    answer = hub.spawn("alice", options=ONE)
+    assert answer.status_code == 500
+    expected = "the server ended with status 1; its last words: no kernel here"
+    assert answer.json()["message"] == expected
+    assert last(hub, "alice").message == expected
+
+
+def test_consecutive_failures_do_not_end_the_hub_and_free_everything(make_hub: Any) -> None:
+    after = "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(3)']\nc.Spawner.consecutive_failure_limit = 0\n"
+    hub = make_hub(mini=False, service=False, after=after).start()
+    hub.add_user("alice")
+    for _ in range(6):
+        assert hub.spawn("alice", options=ONE).status_code == 500
+    assert hub.states() == {}
+    assert len(hub.store.ended(user="alice", limit=10)) == 6
+
+
+def test_two_hundred_queued_spawns_at_once_are_all_accepted_in_order_and_none_is_throttled(make_hub: Any) -> None:
+    hub = make_hub(service=False, max_pending_per_user=300).start()
+    full(hub)
+    hub.add_user("alice")
+    with ThreadPoolExecutor(20) as threads:
+        answers = list(threads.map(lambda n: hub.spawn("alice", f"s{n}", options=ONE).status_code, range(200)))
+    assert set(answers) == {202}
+    states = hub.states()
+    assert sum(state == "PENDING" for state in states.values()) == 200
+    assert hub.api("GET", "").status_code == 200
+
+
+def test_too_many_waiting_requests_of_one_user_are_refused(make_hub: Any) -> None:
+    hub = make_hub(service=False, max_pending_per_user=1).start()
+    full(hub)
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code == 202
+    answer = hub.spawn("alice", "more", options=ONE)
+    assert answer.status_code == 409
+    assert "1" in answer.json()["message"]
+
+
+def test_several_sessions_in_one_submission_queue_together_as_named_servers(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**ONE, "count": 3}).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING", "alice/gpu-2": "RUNNING", "alice/gpu-3": "PENDING"})
+    assert hub.stop("alice", "gpu-2").status_code in (202, 204)
+    hub.reach({"alice/": "RUNNING", "alice/gpu-3": "RUNNING"})
+    assert hub.stop("alice").status_code in (202, 204)
+    # Started again with its last options it asks for itself alone.
+    assert hub.spawn("alice").status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING", "alice/gpu-3": "RUNNING"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fgpu": "0.55"}, "fgpu: 0.55 is not a multiple of 0.1; the nearest possible are 0.5 and 0.6"),
+        ({"image": "../etc"}, "image: there is no '../etc'; choose one of python"),
+        ({"group": "class"}, "group: there is no 'class'; choose one of default"),
+        ({"mem_limit": "1T"}, "'mem_limit': no such option; the options are image, group, fgpu, cpu, memory_mib, count"),
+        ({"cpu": "1e9"}, "cpu: 1e9 is too large; at most 1000000 is possible"),
+        ({"memory_mib": -5}, "memory_mib: -5 is not a whole number such as 12032"),
+        ({"count": 99}, "count: 99 is not between 1 and 8 sessions"),
+    ],
+)
+def test_forged_options_are_refused_when_they_come_through_the_api(
+    shared_hub: HubProcess, options: dict[str, Any], message: str
+) -> None:
+    shared_hub.add_user("mallory")
+    answer = shared_hub.spawn("mallory", options=options)
+    assert answer.status_code == 400
+    expected = message.split("such as")[0]
+    assert answer.json()["message"].startswith(expected)
+
+
+def test_stale_options_are_validated_again_when_the_hub_reuses_them(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**ONE, "fgpu": "2"}).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING"})
+    hub.stop("alice")
+    hub.reach({})
+    hub.terminate()
+    hub.settings["max_fgpu"] = "1"
+    hub.start()
+    answer = hub.spawn("alice")
+    assert answer.status_code == 400
+    assert answer.json()["message"] == "fgpu: 2 is above the limit of 1 per session"
+
+
+def test_a_session_that_ends_by_itself_frees_its_share_and_says_why(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    full(hub)
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    note = json.loads(hub.sessions()["holder/"].launched or "{}")
+    import psutil
+
+    server = next(
+        c.pid for c in psutil.net_connections("tcp") if c.laddr.port == note["port"] and c.status == "LISTEN"
+    )
+    psutil.Process(server).kill()
+    hub.reach({"alice/": "RUNNING"})
+    ended = last(hub, "holder")
+    assert (ended.state, ended.end_cause) == ("TERMINATED", "EXITED")
+
+
+def test_running_time_is_counted_from_the_start_and_not_from_the_submission(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    full(hub)
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"holder/": "RUNNING", "alice/": "PENDING"})
+    waited = hub.sessions()["alice/"]
+    until(lambda: __import__("time").time() > waited.submitted_at_s + 2)
+    hub.stop("holder")
+    hub.reach({"alice/": "RUNNING"})
+    session = hub.sessions()["alice/"]
+    assert session.started_at_s is not None
+    assert session.started_at_s >= session.submitted_at_s + 2

@@ -1,0 +1,91 @@
+"""Seeded histories of a simulated lab: the real core, every check after every write."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing import MemoryStore, Report, Violation, checks, simulate
+
+ROOT = Path(__file__).parents[2]
+EVENTS = 300
+MEMORY_SEEDS = range(60)
+SQL_SEEDS = range(100, 106)
+SLOW_MEMORY_SEEDS = range(1000, 1400)
+SLOW_SQL_SEEDS = range(2000, 2040)
+
+
+def run_all(seeds: range, *, sql: bool = False, events: int = EVENTS) -> list[Report]:
+    reports = []
+    for seed in seeds:
+        if not sql:
+            reports.append(simulate(seed, events))
+            continue
+        store = Store("sqlite://")
+        store.open()
+        try:
+            reports.append(simulate(seed, events, store=store))
+        finally:
+            store.close()
+    # Shown by pytest when something fails, and with -s or -rP.
+    print(f"seeds {seeds.start}..{seeds.stop - 1} x {events} events, {sum(r.looks for r in reports)} looks")
+    return reports
+
+
+def test_every_check_holds_after_every_write():
+    reports = run_all(MEMORY_SEEDS)
+    # The histories must be rich enough to mean something.
+    assert sum(r.ran for r in reports) > 10 * len(reports)
+    assert sum(r.stale for r in reports) > len(reports)
+    assert sum(r.restarts for r in reports) > len(reports)
+    assert sum(r.orphans for r in reports) > 0
+
+
+def test_every_check_holds_with_the_sql_store():
+    assert all(report.looks > 0 for report in run_all(SQL_SEEDS, sql=True))
+
+
+def test_both_stores_have_the_same_history():
+    seeds = range(SQL_SEEDS.start, SQL_SEEDS.start + 2)
+    assert run_all(seeds, sql=True) == run_all(seeds)
+
+
+@pytest.mark.slow
+def test_every_check_holds_in_many_more_histories():
+    run_all(SLOW_MEMORY_SEEDS, events=800)
+
+
+@pytest.mark.slow
+def test_every_check_holds_in_many_more_histories_of_the_sql_store():
+    run_all(SLOW_SQL_SEEDS, sql=True, events=400)
+
+
+def history_under(hash_seed: str) -> str:
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "scheduler")}
+    command = [sys.executable, "-m", "fgpu_scheduler.testing", "--seed", "5", "--events", "200", "--log"]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_a_seed_is_one_history_under_every_hash_seed():
+    one, other = history_under("1"), history_under("4711")
+    assert "log_hash=" in one
+    assert one == other
+
+
+def test_a_failure_says_how_to_see_it_again(monkeypatch):
+    monkeypatch.setattr(
+        checks, "served_twice", lambda now: ["broken on purpose"] if len(now.sessions) > 3 else []
+    )
+    with pytest.raises(Violation, match="--seed 3 --events 100") as failure:
+        simulate(3, 100)
+    assert "broken on purpose" in str(failure.value)
+    assert "seed 3, step" in str(failure.value)
+
+
+def test_the_simulator_uses_no_store_but_the_one_it_is_given():
+    store = MemoryStore()
+    simulate(1, 30, store=store)
+    assert store.version() > 1

@@ -1,0 +1,149 @@
+"""The table of legal changes, and the fields that follow from a change."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import product
+
+import pytest
+
+from fgpu_scheduler.core import lifecycle
+from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LEGAL, LIVE, MOVED_BY, SERVING, final_state, moved
+from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, SessionState, Share, WaitReason
+from fgpu_scheduler.errors import InvalidTransition
+
+S = SessionState
+
+# Written out once more, from the design: the code's table is what is tested.
+DESIGNED = {
+    (S.PENDING, S.SCHEDULED),
+    (S.PENDING, S.CANCELLED),
+    (S.SCHEDULED, S.PREPARING),
+    (S.SCHEDULED, S.PENDING),
+    (S.SCHEDULED, S.CANCELLED),
+    (S.PREPARING, S.PULLING),
+    (S.PREPARING, S.RUNNING),
+    (S.PREPARING, S.TERMINATING),
+    (S.PULLING, S.RUNNING),
+    (S.PULLING, S.TERMINATING),
+    (S.RUNNING, S.TERMINATING),
+    (S.TERMINATING, S.TERMINATED),
+    (S.TERMINATING, S.ERROR),
+}
+
+REQUEST = Request("alice", "", "image", "lab", 500, 1000, 1024)
+PLACEMENT = Placement("n1", (Share("GPU-0", 500, 4096, 50),))
+
+
+def session(state: S, **changes: object) -> Session:
+    """Return a session in ``state`` with every other field set, so that each change shows."""
+    base = Session(
+        id=7,
+        request=REQUEST,
+        state=state,
+        submitted_at_s=1,
+        held=True,
+        attempt=3,
+        placement=PLACEMENT,
+        wait_reason=WaitReason.RESOURCES,
+        scheduled_at_s=2,
+        started_at_s=3,
+        ended_at_s=None,
+        end_cause=None,
+        message=None,
+        launched="container",
+        replaces=5,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def changed(old: Session, new: Session) -> dict[str, object]:
+    names = [field.name for field in fields(Session)]
+    return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
+
+
+@pytest.mark.parametrize(("current", "to"), list(product(S, S)))
+def test_a_change_is_legal_exactly_as_designed(current: S, to: S) -> None:
+    old = session(current)
+    if (current, to) in DESIGNED:
+        assert moved(old, to, now_s=9, cause=EndCause.USER).state is to
+    else:
+        with pytest.raises(InvalidTransition) as raised:
+            moved(old, to, now_s=9, cause=EndCause.USER)
+        assert str(raised.value).startswith(f"session 7: {current} -> {to} is not legal (legal: ")
+
+
+def test_an_illegal_change_names_the_legal_ones() -> None:
+    with pytest.raises(InvalidTransition, match=r"legal: RUNNING, TERMINATING\)"):
+        moved(session(S.PULLING), S.PENDING, now_s=9)
+    with pytest.raises(InvalidTransition, match="legal: none: it has ended"):
+        moved(session(S.ERROR), S.RUNNING, now_s=9)
+
+
+@pytest.mark.parametrize(
+    ("current", "to", "expected"),
+    [
+        (S.PENDING, S.SCHEDULED, {"wait_reason": None, "scheduled_at_s": 9}),
+        (S.PENDING, S.CANCELLED, {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE}),
+        (S.SCHEDULED, S.PREPARING, {"wait_reason": None}),
+        (S.SCHEDULED, S.PENDING, {"placement": None, "scheduled_at_s": None}),
+        (S.SCHEDULED, S.CANCELLED, {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE}),
+        (S.PREPARING, S.PULLING, {"wait_reason": None}),
+        (S.PREPARING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
+        (S.PREPARING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
+        (S.PULLING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
+        (S.PULLING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
+        (S.RUNNING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
+        (S.TERMINATING, S.TERMINATED, {"wait_reason": None, "held": False, "ended_at_s": 9}),
+        (S.TERMINATING, S.ERROR, {"wait_reason": None, "held": False, "ended_at_s": 9}),
+    ],
+)
+def test_only_the_fields_that_follow_from_a_change_change(
+    current: S, to: S, expected: dict[str, object]
+) -> None:
+    old = session(current)
+    cause = EndCause.IDLE if to in (S.TERMINATING, S.CANCELLED) else None
+    assert changed(old, moved(old, to, now_s=9, cause=cause)) == {"state": to, **expected}
+
+
+@pytest.mark.parametrize(("current", "to"), [(S.RUNNING, S.TERMINATING), (S.PENDING, S.CANCELLED)])
+def test_an_end_needs_a_cause(current: S, to: S) -> None:
+    with pytest.raises(InvalidTransition, match=f"session 7: {to} needs an end_cause"):
+        moved(session(current), to, now_s=9)
+
+
+def test_the_first_cause_and_message_stay() -> None:
+    ending = moved(session(S.RUNNING), S.TERMINATING, now_s=9, cause=EndCause.OOM, message="out of memory")
+    assert (ending.end_cause, ending.message) == (EndCause.OOM, "out of memory")
+    ended = moved(ending, S.ERROR, now_s=10, cause=EndCause.USER, message="stopped")
+    assert (ended.end_cause, ended.message) == (EndCause.OOM, "out of memory")
+
+
+@pytest.mark.parametrize("to", [S.TERMINATED, S.ERROR])
+def test_what_was_held_stays_on_record_after_the_end(to: S) -> None:
+    ended = moved(session(S.TERMINATING, end_cause=EndCause.USER), to, now_s=9)
+    assert ended.placement == PLACEMENT
+
+
+def test_shares_are_held_exactly_between_the_queue_and_the_end() -> None:
+    assert set(HOLDING) == {S.SCHEDULED, S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING}
+
+
+def test_every_state_is_live_or_ended_and_has_its_mover() -> None:
+    assert sorted((*LIVE, *ENDED)) == sorted(S)
+    assert set(ENDED) == {state for state in S if not LEGAL[state]}
+    assert set(LEGAL) == set(MOVED_BY) == set(S)
+    assert set(LIVE) - set(SERVING) == {S.TERMINATING}
+
+
+def test_after_the_first_effect_every_way_out_passes_terminating() -> None:
+    for state in (S.PREPARING, S.PULLING, S.RUNNING):
+        assert not set(LEGAL[state]) & set(ENDED)
+        assert S.TERMINATING in LEGAL[state]
+
+
+def test_a_failure_ends_in_error_and_all_else_in_terminated() -> None:
+    for cause in EndCause:
+        assert final_state(cause) is (S.ERROR if cause in lifecycle.FAILURES else S.TERMINATED)
+    assert final_state(None) is S.TERMINATED
+    assert EndCause.USER not in lifecycle.FAILURES
