@@ -387,7 +387,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             return []
         return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
-    async def remove(self, session: Session, *, now: bool) -> bool:
+    async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers."""
         return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
 

@@ -275,6 +275,6 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status > 0 else ""
         return max(status, 0), EndCause.EXITED, f"the server ended with status {status}{last}"
 
-    async def remove(self, session: Session, *, now: bool) -> bool:
+    async def take_down(self, session: Session, *, now: bool) -> bool:
         """End every process of the session."""
         return await self._processes.remove_session(session, now=now)

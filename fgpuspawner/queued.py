@@ -62,7 +62,7 @@ class LaunchFailed(FGPUError):
 class QueuedSpawner(Spawner):
     """Mixin: waits in the scheduler's queue, then launches with the shares that it got.
 
-    A class that mixes it in gives `launch`, `exit_status`, `remove` and `make_launcher`.
+    A class that mixes it in gives `launch`, `exit_status`, `take_down` and `make_launcher`.
     """
 
     # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
@@ -91,7 +91,7 @@ class QueuedSpawner(Spawner):
         """Return None while the session's server lives, else its status, the cause and words for the owner."""
         raise NotImplementedError
 
-    async def remove(self, session: Session, *, now: bool) -> bool:
+    async def take_down(self, session: Session, *, now: bool) -> bool:
         """End everything that any attempt of the session left; return whether it is known to be gone."""
         raise NotImplementedError
 
@@ -285,7 +285,7 @@ class QueuedSpawner(Spawner):
         try:
             session = self._session = await scheduler.prepare(placed.id)
             async with asyncio.timeout(self.runtime.settings.launch_timeout_s):
-                if session.attempt > 1 and not await self.remove(session, now=True):
+                if session.attempt > 1 and not await self.take_down(session, now=True):
                     raise LaunchFailed("what an earlier launch of this session left could not be removed")
                 limits.write(self.runtime.limits_folder, session)
                 ip, port = await self.launch(session)
@@ -382,7 +382,7 @@ class QueuedSpawner(Spawner):
             self._launching.cancel()
             await asyncio.wait([self._launching])
         if session.state is SessionState.TERMINATING:
-            if await self.remove(session, now=now):
+            if await self.take_down(session, now=now):
                 await self.runtime.scheduler.gone(session.id)
             else:
                 self.log.warning(

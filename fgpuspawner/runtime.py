@@ -149,5 +149,3 @@ def start_with_the_hub(app: Any) -> None:
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     runtime.start()
-
-

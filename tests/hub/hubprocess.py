@@ -22,7 +22,7 @@ from fgpu_scheduler.store import Store
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 
-CONFIG = '''
+CONFIG = """
 import os
 from fgpuspawner.config import configure
 
@@ -47,7 +47,7 @@ c.JupyterHub.log_level = "DEBUG"
 {before}
 configure(c, data_dir={data!r}, service_port={port} + 3, resume_grace_s=10, **{settings!r})
 {after}
-'''
+"""
 
 
 def free_ports(count: int) -> int:
@@ -84,7 +84,13 @@ class HubProcess:
     """One Hub on ports and in a folder of its own. ``before`` and ``after`` are lines around `configure`."""
 
     def __init__(
-        self, folder: Path, *, before: str = "", after: str = "", env: dict[str, str] | None = None, **settings: Any
+        self,
+        folder: Path,
+        *,
+        before: str = "",
+        after: str = "",
+        env: dict[str, str] | None = None,
+        **settings: Any,
     ) -> None:
         self.folder = folder
         self.data = folder / "data"
@@ -172,7 +178,8 @@ class HubProcess:
             if process.pid == os.getpid():
                 return False
             return str(self.folder) in " ".join(process.cmdline()) or str(self.folder) in (
-                process.environ().get("FGPU_LIMITS_FILE", "") + process.environ().get("FGPU_SETTINGS", "")
+                process.environ().get("FGPU_LIMITS_FILE", "")
+                + process.environ().get("FGPU_SETTINGS", "")
                 + process.cwd()
             )
         except (psutil.Error, OSError):
@@ -197,7 +204,9 @@ class HubProcess:
     def _server(self, user: str, server: str) -> str:
         return f"users/{user}/servers/{server}" if server else f"users/{user}/server"
 
-    def spawn(self, user: str, server: str = "", *, options: dict[str, Any] | None = None) -> requests.Response:
+    def spawn(
+        self, user: str, server: str = "", *, options: dict[str, Any] | None = None
+    ) -> requests.Response:
         """Ask for a server, with these options or with the Hub's last ones."""
         kwargs = {} if options is None else {"json": {"user_options": options}}
         return self.api("POST", self._server(user, server), **kwargs)

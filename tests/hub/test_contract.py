@@ -64,7 +64,10 @@ class Stream:
     def __init__(self, hub: HubProcess, user: str, server: str = "") -> None:
         path = f"users/{user}/servers/{server}/progress"
         self.answer = requests.get(
-            f"{hub.url}/hub/api/{path}", headers={"Authorization": f"token {hub.token}"}, stream=True, timeout=60
+            f"{hub.url}/hub/api/{path}",
+            headers={"Authorization": f"token {hub.token}"},
+            stream=True,
+            timeout=60,
         )
         self.events: list[dict[str, Any]] = []
         self.ended = threading.Event()
@@ -93,7 +96,9 @@ def test_what_can_never_run_is_refused_with_its_words_and_counts_as_no_failure(m
     hub.reach({"alice/": "RUNNING"})
 
 
-def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hubs_database(make_hub: Any) -> None:
+def test_a_queued_spawn_answers_202_and_stays_pending_with_its_options_in_the_hubs_database(
+    make_hub: Any,
+) -> None:
     hub = make_hub(service=False).start()
     full(hub)
     hub.add_user("alice")
@@ -115,7 +120,9 @@ def test_progress_tells_position_and_reason_and_changes_when_they_change(make_hu
         hub.add_user(user)
         hub.spawn(user, options=ONE)
     stream = Stream(hub, "second")
-    until(lambda: any(e.get("fgpu", {}).get("position") == 2 for e in stream.events), what="position 2 is told")
+    until(
+        lambda: any(e.get("fgpu", {}).get("position") == 2 for e in stream.events), what="position 2 is told"
+    )
     assert hub.stop("first").status_code in (202, 204)
     event = until(
         lambda: next((e for e in stream.events if e.get("fgpu", {}).get("position") == 1), None),
@@ -162,7 +169,9 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
 
 
 def test_a_request_that_waits_too_long_is_cancelled_with_the_limit_in_words(make_hub: Any) -> None:
-    hub = make_hub(service=False, queue_timeout_s=2, after="c.Spawner.consecutive_failure_limit = 1\n").start()
+    hub = make_hub(
+        service=False, queue_timeout_s=2, after="c.Spawner.consecutive_failure_limit = 1\n"
+    ).start()
     full(hub)
     hub.add_user("alice")
     hub.spawn("alice", options=ONE)
@@ -198,7 +207,9 @@ def test_a_server_that_ends_at_once_fails_at_once_with_its_last_words(make_hub: 
 
 
 def test_consecutive_failures_do_not_end_the_hub_and_free_everything(make_hub: Any) -> None:
-    after = "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(3)']\nc.Spawner.consecutive_failure_limit = 0\n"
+    after = (
+        "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(3)']\nc.Spawner.consecutive_failure_limit = 0\n"
+    )
     hub = make_hub(mini=False, service=False, after=after).start()
     hub.add_user("alice")
     for _ in range(6):
@@ -207,12 +218,16 @@ def test_consecutive_failures_do_not_end_the_hub_and_free_everything(make_hub: A
     assert len(hub.store.ended(user="alice", limit=10)) == 6
 
 
-def test_two_hundred_queued_spawns_at_once_are_all_accepted_in_order_and_none_is_throttled(make_hub: Any) -> None:
+def test_two_hundred_queued_spawns_at_once_are_all_accepted_in_order_and_none_is_throttled(
+    make_hub: Any,
+) -> None:
     hub = make_hub(service=False, max_pending_per_user=300).start()
     full(hub)
     hub.add_user("alice")
     with ThreadPoolExecutor(20) as threads:
-        answers = list(threads.map(lambda n: hub.spawn("alice", f"s{n}", options=ONE).status_code, range(200)))
+        answers = list(
+            threads.map(lambda n: hub.spawn("alice", f"s{n}", options=ONE).status_code, range(200))
+        )
     assert set(answers) == {202}
     states = hub.states()
     assert sum(state == "PENDING" for state in states.values()) == 200
@@ -248,7 +263,10 @@ def test_several_sessions_in_one_submission_queue_together_as_named_servers(make
         ({"fgpu": "0.55"}, "fgpu: 0.55 is not a multiple of 0.1; the nearest possible are 0.5 and 0.6"),
         ({"image": "../etc"}, "image: there is no '../etc'; choose one of python"),
         ({"group": "class"}, "group: there is no 'class'; choose one of default"),
-        ({"mem_limit": "1T"}, "'mem_limit': no such option; the options are image, group, fgpu, cpu, memory_mib, count"),
+        (
+            {"mem_limit": "1T"},
+            "'mem_limit': no such option; the options are image, group, fgpu, cpu, memory_mib, count",
+        ),
         ({"cpu": "1e9"}, "cpu: 1e9 is too large; at most 1000000 is possible"),
         ({"memory_mib": -5}, "memory_mib: -5 is not a whole number such as 12032"),
         ({"count": 99}, "count: 99 is not between 1 and 8 sessions"),
