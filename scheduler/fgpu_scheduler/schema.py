@@ -104,7 +104,7 @@ shares = Table(
     Column("memory_mib", BigInteger, nullable=False),
     Column("compute_percent", Integer, nullable=False),
     Column("mode", Text, nullable=False),
-    CheckConstraint("fgpu_milli > 0 AND memory_mib >= 0 AND compute_percent > 0", name="fgpu_shares_amounts"),
+    CheckConstraint("fgpu_milli > 0 AND memory_mib > 0 AND compute_percent > 0", name="fgpu_shares_amounts"),
 )
 
 events = Table(

@@ -135,7 +135,7 @@ def test_a_plan_with_an_unknown_place_or_session_is_refused(store: Store) -> Non
     assert_refused(store, placing(store, waiting.id, on=[device(9)]))
     assert_refused(store, placing(store, 999, on=[device(0)]))
     assert_refused(store, placing(store, running.id, on=[device(0)]))
-    assert_refused(store, placing(store, waiting.id, waiting.id, on=[device(0)]))
+    assert_refused(store, placing(store, waiting.id, waiting.id, on=[device(1)]))
     assert_refused(store, Plan(store.version(), (Wait(running.id, WaitReason.QUOTA),)))
 
 

@@ -95,8 +95,12 @@ def _starts(snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int
         return starts
     now_s = snapshot.now_s
     left = {n.node.id: n for n in placement.free(snapshot)}
-    holding = {s.id: (s.request, s.placement) for s in snapshot.sessions if s.state in HOLDING and s.placement}
-    ends = [(_expected_end_at_s(s, now_s, typical_length_s), s.id) for s in snapshot.sessions if s.id in holding]
+    holding = {
+        s.id: (s.request, s.placement) for s in snapshot.sessions if s.state in HOLDING and s.placement
+    }
+    ends = [
+        (_expected_end_at_s(s, now_s, typical_length_s), s.id) for s in snapshot.sessions if s.id in holding
+    ]
     heapify(ends)
     waiting = list(order.queue(snapshot.sessions, order=policy.order))
     # What did not fit can fit only where something has ended since: the other nodes need no second try.
@@ -150,7 +154,9 @@ def shortage(request: Request, left: placement.Free) -> str:
     """Say in plain words why ``request`` does not fit now, or that it would."""
     if placement.place(request, left, score=placement.best_fit) is not None:
         return "waits for its turn"
-    own = [n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY]
+    own = [
+        n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
+    ]
     if not own:
         return f"no node of resource group {request.resource_group!r} takes sessions now"
     enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]

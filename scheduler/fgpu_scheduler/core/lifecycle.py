@@ -109,7 +109,7 @@ def moved(
         scheduled_at_s=_scheduled_at_s(session, to, now_s),
         started_at_s=now_s if to is S.RUNNING else session.started_at_s,
         ended_at_s=now_s if to in ENDED else None,
-        end_cause=session.end_cause or cause,
+        end_cause=session.end_cause or (cause if to in (S.TERMINATING, *ENDED) else None),
         message=session.message or message,
     )
 

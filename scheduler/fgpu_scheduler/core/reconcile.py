@@ -7,7 +7,7 @@ be there), that something is a *ghost* by the later one (a launch is committed b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fgpu_scheduler.core.lifecycle import LAUNCHING
@@ -72,10 +72,13 @@ def reconcile(
     observed: Sequence[Observed],
     *,
     reachable: Sequence[str],
+    launching: Collection[int] = (),
 ) -> tuple[Healing, ...]:
     """Return what heals the difference, sessions first, each in order of id or handle.
 
-    ``reachable`` names the nodes whose engine answered; of the others nothing is concluded.
+    ``reachable`` names the nodes whose engine answered; of the others nothing is concluded. ``launching``
+    are the sessions whose launch was under way in this process when ``before`` was read: an engine that was
+    asked for a container may make it after the observation, so that its absence frees nothing.
     """
     by_session: dict[int, list[Observed]] = {}
     for thing in observed:
@@ -99,7 +102,7 @@ def reconcile(
         elif session.state is SessionState.TERMINATING:
             if own:
                 healings.extend(Stop(session.id, o) for o in own)
-            else:
+            elif session.id not in launching:
                 healings.append(Finish(session.id))
     for thing in sorted(observed, key=lambda o: (o.session_id, o.attempt, o.handle)):
         why = _ghostly(thing, now.get(thing.session_id))

@@ -33,12 +33,13 @@ def parse_milli(text: str, *, field: str) -> int:
         raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5")
     if value < 0:
         raise BadAmount(f"{field}: {shown} is negative; it must be above 0")
-    if value * MILLI > LARGEST_MILLI:
+    # Comparing is exact; arithmetic rounds to 28 digits, and overflows.
+    if value > LARGEST_MILLI // MILLI:
         raise BadAmount(f"{field}: {shown} is too large; at most {LARGEST_MILLI // MILLI} is possible")
-    milli = value * MILLI
-    if milli != milli.to_integral_value():
+    milli = int(value * MILLI)
+    if Decimal(milli).scaleb(-3) != value:
         raise BadAmount(f"{field}: {shown} has more than three decimals")
-    return int(milli)
+    return milli
 
 
 def format_milli(milli: int) -> str:

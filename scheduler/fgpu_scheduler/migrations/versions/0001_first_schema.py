@@ -100,7 +100,7 @@ def upgrade() -> None:
         sa.Column("compute_percent", sa.Integer, nullable=False),
         sa.Column("mode", sa.Text, nullable=False),
         sa.CheckConstraint(
-            "fgpu_milli > 0 AND memory_mib >= 0 AND compute_percent > 0", name="fgpu_shares_amounts"
+            "fgpu_milli > 0 AND memory_mib > 0 AND compute_percent > 0", name="fgpu_shares_amounts"
         ),
     )
     op.create_table(

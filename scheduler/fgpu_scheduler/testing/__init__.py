@@ -1,0 +1,25 @@
+"""What tests of the scheduler are made of: worlds, a store in memory, checks, and a seeded simulator.
+
+``python -m fgpu_scheduler.testing --seed 7 --events 300`` runs one simulation again.
+"""
+
+from fgpu_scheduler.testing.checks import Checks, Standing, Violation
+from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
+from fgpu_scheduler.testing.simulator import Faults, Report, Simulation, simulate
+from fgpu_scheduler.testing.world import NOW_S, World, decided, world
+
+__all__ = [
+    "NOW_S",
+    "Checks",
+    "Faults",
+    "MemoryStore",
+    "Report",
+    "SessionStore",
+    "Simulation",
+    "Standing",
+    "Violation",
+    "World",
+    "decided",
+    "simulate",
+    "world",
+]

@@ -1,0 +1,297 @@
+"""What must hold after every write, judged from outside: by snapshots and by what the engines really run.
+
+Each check is a function that yields complaints. None of them uses the code that it checks: sums are made
+here again, and changes are found by comparing two snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE, SERVING
+from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, Snapshot
+
+S = SessionState
+
+MOST_SHARES = 20
+"""Product H1, written again."""
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A container as it truly is, seen or not.
+
+    ``orphan``: the Hub that had asked for it died before it came up. Such a one cannot be waited for;
+    it must go in the end, but it may live on beside the share it had.
+    """
+
+    handle: str
+    node_id: str
+    session_id: int
+    attempt: int
+    alive: bool
+    orphan: bool = False
+
+
+Find = Callable[[int], Session | None]
+
+
+class Checks:
+    """Watches a store and the engines. `look` after every write and after every change of a container."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        self._states: dict[int, SessionState] = {s.id: s.state for s in snapshot.sessions}
+        self._containers: dict[str, Standing] = {}
+        self.looks = 0
+
+    def submitted(self, sessions: Iterable[Session]) -> None:
+        """Know of sessions that were accepted; call before the `look` at them."""
+        for session in sessions:
+            if session.id in self._states:
+                raise Violation(f"session {session.id} was submitted twice")
+            self._states[session.id] = session.state
+
+    def look(self, now: Snapshot, containers: Sequence[Standing], find: Find) -> None:
+        """Compare with the last look.
+
+        Raises:
+            Violation: with every complaint.
+        """
+        self.looks += 1
+        last, self._last = self._last, now
+        before = {s.id: s for s in last.sessions}
+        after = {s.id: s for s in now.sessions}
+        for session_id in before:
+            if session_id not in after and (gone := find(session_id)) is not None:
+                after[session_id] = gone
+        complaints = [
+            *over_capacity(last, now),
+            *wrongly_held(now),
+            *badly_placed(before, now),
+            *served_twice(now),
+            *illegal_changes(self._states, now, find),
+            *overtaken(before, after.values()),
+            *freed_too_early(before, after, containers),
+            *ended_alive(before, after, containers),
+            *unowned(self._containers, after, containers),
+            *removed_in_use(self._containers, after, containers),
+        ]
+        self._states.update((s.id, s.state) for s in after.values())
+        self._containers = {c.handle: c for c in containers}
+        if complaints:
+            raise Violation("; ".join(complaints))
+
+    def ended(self, containers: Sequence[Standing]) -> None:
+        """Check that everything has come to its end and nothing is held.
+
+        Raises:
+            Violation: with what is left.
+        """
+        left = [f"session {i} is {state}" for i, state in self._states.items() if state not in ENDED]
+        left += [f"session {s.id} is still live" for s in self._last.sessions]
+        left += [f"container {c.handle} still stands" for c in containers]
+        if left:
+            raise Violation("not everything ended: " + "; ".join(left))
+
+
+def over_capacity(last: Snapshot, now: Snapshot) -> Iterator[str]:
+    """Nothing is promised twice: GPU memory, compute, count of shares; fGPU, CPU and memory.
+
+    After an administrator has made a device or node smaller, what it holds may be above that, but it must
+    not grow. GPU memory, compute and the count do not depend on the unit: they hold always.
+    """
+    earlier = _sums(last)
+    sums = _sums(now)
+
+    def above(key: str, most: int) -> bool:
+        return sums.get(key, 0) > most and sums.get(key, 0) > earlier.get(key, 0)
+
+    for node in now.nodes:
+        if above(f"{node.id} cpu", node.cpu_milli):
+            yield f"node {node.id}: {sums[f'{node.id} cpu']} milli-CPU of {node.cpu_milli} are held"
+        if above(f"{node.id} memory", node.memory_mib):
+            yield f"node {node.id}: {sums[f'{node.id} memory']} MiB of {node.memory_mib} are held"
+        for device in node.devices:
+            if above(f"{device.uuid} fgpu", device.capacity_milli):
+                yield f"{device.uuid}: {sums[f'{device.uuid} fgpu']} of {device.capacity_milli} milli-fGPU are held"
+            for what, most in (("memory", device.memory_mib), ("compute", 100), ("shares", MOST_SHARES)):
+                if sums.get(f"{device.uuid} {what}", 0) > most:
+                    yield f"{device.uuid}: {sums[f'{device.uuid} {what}']} of {most} {what} are held"
+
+
+def _sums(snapshot: Snapshot) -> dict[str, int]:
+    sums: dict[str, int] = {}
+
+    def add(key: str, amount: int) -> None:
+        sums[key] = sums.get(key, 0) + amount
+
+    for session in snapshot.sessions:
+        if session.state not in HOLDING or session.placement is None:
+            continue
+        add(f"{session.placement.node_id} cpu", session.request.cpu_milli)
+        add(f"{session.placement.node_id} memory", session.request.memory_mib)
+        for share in session.placement.shares:
+            add(f"{share.device_uuid} fgpu", share.fgpu_milli)
+            add(f"{share.device_uuid} memory", share.memory_mib)
+            add(f"{share.device_uuid} compute", share.compute_percent)
+            add(f"{share.device_uuid} shares", 1)
+    return sums
+
+
+def wrongly_held(now: Snapshot) -> Iterator[str]:
+    """A share is held exactly in the holding states, and is worth what was asked."""
+    for session in now.sessions:
+        holds = session.placement is not None
+        if session.state not in LIVE:
+            yield f"session {session.id} is {session.state} in a snapshot of live sessions"
+        elif holds != (session.state in HOLDING):
+            yield f"session {session.id} is {session.state} and holds {session.placement}"
+        elif session.placement is not None:
+            shares = session.placement.shares
+            if sum(s.fgpu_milli for s in shares) != session.request.fgpu_milli:
+                yield f"session {session.id} asked for {session.request.fgpu_milli} and holds {shares}"
+            if any(min(s.fgpu_milli, s.memory_mib, s.compute_percent) <= 0 for s in shares):
+                yield f"session {session.id} holds a share of nothing: {shares}"
+
+
+def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
+    """A new placement is on one ready node of its group, a fraction on one device, else whole devices."""
+    nodes = {n.id: n for n in now.nodes}
+    for session in now.sessions:
+        old = before.get(session.id)
+        if session.placement is None or (old is not None and old.placement is not None):
+            continue
+        node = nodes.get(session.placement.node_id)
+        if node is None or node.state is not NodeState.READY:
+            yield f"session {session.id} was placed on {session.placement.node_id}, which takes nothing"
+            continue
+        if node.resource_group != session.request.resource_group:
+            yield f"session {session.id} was placed on {node.id} of group {node.resource_group}"
+        devices = {d.uuid: d for d in node.devices}
+        shares = session.placement.shares
+        if len({s.device_uuid for s in shares}) != len(shares) or any(
+            s.device_uuid not in devices for s in shares
+        ):
+            yield f"session {session.id} has shares of no or of equal devices: {shares}"
+        elif len(shares) > 1 and any(
+            (s.fgpu_milli, s.memory_mib)
+            != (devices[s.device_uuid].capacity_milli, devices[s.device_uuid].memory_mib)
+            for s in shares
+        ):
+            yield f"session {session.id} straddles devices: {shares}"
+
+
+def served_twice(now: Snapshot) -> Iterator[str]:
+    """A server has one current session."""
+    seen: dict[tuple[str, str], int] = {}
+    for session in now.sessions:
+        server = session.request.user, session.request.server_name
+        if session.state in SERVING:
+            if server in seen:
+                yield f"sessions {seen[server]} and {session.id} both serve {server}"
+            seen[server] = session.id
+
+
+def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -> Iterator[str]:
+    """Nobody appears from nowhere, is lost, comes back, or changes in a way that is not in the table."""
+    live = {s.id: s for s in now.sessions}
+    for session in now.sessions:
+        if session.id not in known:
+            yield f"session {session.id} was never submitted"
+    for session_id, old in known.items():
+        if old in ENDED:
+            if session_id in live:
+                yield f"session {session_id} was {old} and lives again"
+            continue
+        current = live.get(session_id) or find(session_id)
+        if current is None:
+            yield f"session {session_id} was {old} and is lost"
+        elif session_id not in live and current.state not in ENDED:
+            yield f"session {session_id} is {current.state} and not in the snapshot"
+        elif current.state is not old and current.state not in LEGAL[old]:
+            # A relaunch after a restart begins again, its share held throughout: `new_attempt`.
+            relaunched = old in LAUNCHING and current.state is S.PREPARING and current.attempt > 1
+            if not relaunched:
+                yield f"session {session_id}: {old} -> {current.state} is not legal"
+        if current is not None and current.state in ENDED and current.end_cause is None:
+            yield f"session {session_id} is {current.state} without a cause"
+
+
+def overtaken(before: dict[int, Session], after: Iterable[Session]) -> Iterator[str]:
+    """Nobody is placed while somebody who asked earlier for exactly the same still waits, and not held."""
+    waiting: dict[tuple[str, int, int, int], int] = {}
+    placed = []
+    for session in after:
+        asked = session.request
+        shape = asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
+        old = before.get(session.id)
+        if session.state is S.PENDING and not session.held and (old is None or not old.held):
+            waiting[shape] = min(waiting.get(shape, session.id), session.id)
+        elif old is not None and old.state is S.PENDING and session.state is S.SCHEDULED:
+            placed.append((session.id, shape))
+    for session_id, shape in placed:
+        if waiting.get(shape, session_id) < session_id:
+            yield f"session {session_id} was placed before {waiting[shape]}, which asked for the same earlier"
+
+
+def freed_too_early(
+    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Standing]
+) -> Iterator[str]:
+    """No share is freed while a container of the session is alive, whether its node answers or not."""
+    alive = {c.session_id: c.handle for c in containers if c.alive and not c.orphan}
+    for session_id, old in before.items():
+        new = after.get(session_id)
+        frees = old.state in HOLDING and (new is None or new.state not in HOLDING)
+        if frees and session_id in alive:
+            yield f"the share of session {session_id} was freed while {alive[session_id]} is alive"
+
+
+def ended_alive(
+    before: dict[int, Session], after: dict[int, Session], containers: Sequence[Standing]
+) -> Iterator[str]:
+    """Nobody is told that a session has exited while its process is alive."""
+    alive = {(c.session_id, c.attempt): c.handle for c in containers if c.alive}
+    for session_id, old in before.items():
+        new = after.get(session_id)
+        if old.state is S.RUNNING and new is not None and new.end_cause in (EndCause.EXITED, EndCause.OOM):
+            handle = alive.get((session_id, old.attempt))
+            if new.state is not S.RUNNING and handle is not None:
+                yield f"session {session_id} was ended as {new.end_cause} while {handle} is alive"
+
+
+def unowned(
+    known: dict[str, Standing], sessions: dict[int, Session], containers: Sequence[Standing]
+) -> Iterator[str]:
+    """No container comes up for a session that holds no share, or beside another one of its session."""
+    for container in containers:
+        if container.handle in known or not container.alive or container.orphan:
+            continue
+        owner = sessions.get(container.session_id)
+        if owner is None or owner.placement is None or owner.state not in HOLDING:
+            yield f"container {container.handle} came up without a share"
+        elif owner.placement.node_id != container.node_id:
+            yield f"container {container.handle} came up on {container.node_id}, not where its share is"
+        else:
+            for other in containers:
+                same = other.session_id == container.session_id and other.handle != container.handle
+                if same and other.alive and not other.orphan:
+                    yield f"containers {other.handle} and {container.handle} share what one session holds"
+
+
+def removed_in_use(
+    known: dict[str, Standing], sessions: dict[int, Session], containers: Sequence[Standing]
+) -> Iterator[str]:
+    """No container is removed that its session uses, or is about to."""
+    standing = {c.handle: None for c in containers}
+    for handle, container in known.items():
+        owner = sessions.get(container.session_id)
+        if handle in standing or owner is None or owner.attempt != container.attempt:
+            continue
+        if owner.state in (*LAUNCHING, S.RUNNING):
+            yield f"container {handle} was removed while its session is {owner.state}"

@@ -1,0 +1,325 @@
+"""The part of the store that decisions depend on, in memory: one `Snapshot` value after another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Protocol
+
+from fgpu_scheduler.core import lifecycle, placement
+from fgpu_scheduler.core.model import EndCause, Node, NodeState, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.errors import (
+    BadSettings,
+    InvalidTransition,
+    SessionExists,
+    StaleVersion,
+    TooManyPending,
+    UnknownSession,
+)
+
+S = SessionState
+
+
+class SessionStore(Protocol):
+    """What `MemoryStore` and the SQL `Store` have in common. `fgpu_scheduler.store.Store` has the promises."""
+
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None: ...
+
+    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None: ...
+
+    def snapshot(self, now_s: int) -> Snapshot: ...
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        *,
+        now_s: int,
+        max_pending_per_user: int | None = None,
+        held: bool = False,
+    ) -> tuple[Session, ...]: ...
+
+    def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]: ...
+
+    def move(
+        self,
+        session_id: int,
+        to: SessionState,
+        *,
+        now_s: int,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+        expect: Collection[SessionState] | None = None,
+        attempt: int | None = None,
+    ) -> Session: ...
+
+    def new_attempt(self, session_id: int, *, now_s: int) -> Session: ...
+
+    def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None: ...
+
+    def hold_waiting(self, *, now_s: int) -> int: ...
+
+    def set_held(self, session_id: int, held: bool, *, now_s: int) -> Session: ...
+
+    def session(self, session_id: int) -> Session | None: ...
+
+    def serving(self, user: str, server_name: str) -> Session | None: ...
+
+    def held_sessions(self) -> tuple[Session, ...]: ...
+
+    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None: ...
+
+    def version(self) -> int: ...
+
+
+class MemoryStore:
+    """A `SessionStore` that forgets everything when the process ends. For tests and the simulator."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._world = Snapshot(0, 1, tuple(sorted(nodes, key=lambda n: n.id)))
+        self._ended: dict[int, Session] = {}
+        self._next_id = 1
+
+    # --- Nodes ---
+
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None:
+        """Replace the nodes. One that is left out stays as LOST while a session holds a share of it."""
+        ids = {n.id for n in nodes}
+        held = {
+            s.placement.node_id for s in self._world.sessions if s.state in lifecycle.HOLDING and s.placement
+        }
+        kept = [
+            replace(n, state=NodeState.LOST) for n in self._world.nodes if n.id not in ids and n.id in held
+        ]
+        self._set_nodes((*nodes, *kept))
+
+    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None:
+        """Set the state of a node.
+
+        Raises:
+            BadSettings: there is no such node.
+        """
+        if all(n.id != node_id for n in self._world.nodes):
+            raise BadSettings(f"there is no node {node_id!r}")
+        self._set_nodes(replace(n, state=state) if n.id == node_id else n for n in self._world.nodes)
+
+    def _set_nodes(self, nodes: Iterable[Node]) -> None:
+        ordered = tuple(sorted(nodes, key=lambda n: n.id))
+        if ordered != self._world.nodes:
+            self._world = replace(self._world, version=self._world.version + 1, nodes=ordered)
+
+    def snapshot(self, now_s: int) -> Snapshot:
+        """Return nodes and live sessions as they are."""
+        return replace(self._world, now_s=now_s)
+
+    def version(self) -> int:
+        """Return the version: another one after every write."""
+        return self._world.version
+
+    # --- The queue ---
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        *,
+        now_s: int,
+        max_pending_per_user: int | None = None,
+        held: bool = False,
+    ) -> tuple[Session, ...]:
+        """Queue all of the requests, or none.
+
+        Raises:
+            SessionExists: a request's server has a session that is not ending.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+        """
+        servers = {_server(s.request) for s in self._world.sessions if s.state in lifecycle.SERVING}
+        for asked in requests:
+            if _server(asked) in servers:
+                raise SessionExists(f"the server {asked.server_name!r} of {asked.user} has a session")
+            servers.add(_server(asked))
+        if max_pending_per_user is not None:
+            self._check_pending(requests, max_pending_per_user)
+        first = self._next_id
+        new = tuple(Session(first + n, asked, S.PENDING, now_s, held) for n, asked in enumerate(requests))
+        self._next_id += len(new)
+        self._write(new)
+        return new
+
+    def _check_pending(self, requests: Sequence[Request], most: int) -> None:
+        waiting = [s.request.user for s in self._world.sessions if s.state is S.PENDING]
+        asking = [asked.user for asked in requests]
+        for user in asking:
+            if waiting.count(user) + asking.count(user) > most:
+                raise TooManyPending(
+                    f"{user} may have {most} requests waiting: {waiting.count(user)} wait already, "
+                    f"and this would add {asking.count(user)}"
+                )
+
+    def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
+        """Write a plan's decisions, after checking again that they fit; return who got their shares.
+
+        Raises:
+            StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
+        """
+        self._check_version(plan)
+        left = {n.node.id: n for n in placement.free(self._world)}
+        sessions = {s.id: s for s in self._world.sessions if s.state is S.PENDING}
+        placed, waits = [], []
+        for decision in plan.decisions:
+            session = sessions.get(decision.session_id)
+            if session is None:
+                raise StaleVersion(f"session {decision.session_id} does not wait")
+            if isinstance(decision, Place):
+                node = left.get(decision.placement.node_id)
+                leaves = placement.after(node, session.request, decision.placement) if node else None
+                if leaves is None or session.held:
+                    raise StaleVersion(f"session {session.id} does not fit where it was placed")
+                left[decision.placement.node_id] = leaves
+                scheduled = lifecycle.moved(session, S.SCHEDULED, now_s=now_s)
+                placed.append(replace(scheduled, placement=decision.placement))
+            elif session.wait_reason is not decision.reason:
+                waits.append(replace(session, wait_reason=decision.reason))
+        self._write((*placed, *waits))
+        return tuple(placed)
+
+    def _check_version(self, plan: Plan) -> None:
+        if plan.version != self._world.version:
+            raise StaleVersion(f"planned on version {plan.version}; the store is at {self._world.version}")
+
+    # --- A session's life ---
+
+    def move(
+        self,
+        session_id: int,
+        to: SessionState,
+        *,
+        now_s: int,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+        expect: Collection[SessionState] | None = None,
+        attempt: int | None = None,
+    ) -> Session:
+        """Move a session to another state, if it is in one of ``expect`` and at ``attempt``.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: not a legal change, or the session is elsewhere than expected.
+        """
+        old = self._expected(session_id, expect, attempt)
+        if to is S.SCHEDULED:
+            raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
+        new = replace(
+            lifecycle.moved(old, to, now_s=now_s, cause=cause, message=message),
+            attempt=old.attempt + 1 if to is S.PREPARING else old.attempt,
+            launched=old.launched if launched is None else launched,
+        )
+        self._write((new,))
+        return new
+
+    def new_attempt(self, session_id: int, *, now_s: int) -> Session:
+        """Begin to launch a session anew, its share held throughout.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is neither PREPARING nor PULLING.
+        """
+        old = self._expected(session_id, lifecycle.LAUNCHING, None)
+        new = replace(old, state=S.PREPARING, attempt=old.attempt + 1, launched=None)
+        self._write((new,))
+        return new
+
+    def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None:
+        """Keep the launcher's note on what it started for this attempt.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
+        """
+        old = self._expected(session_id, lifecycle.LAUNCHING, attempt)
+        self._write((replace(old, launched=launched),))
+
+    def hold_waiting(self, *, now_s: int) -> int:
+        """Hold every session that has not started; return how many are held then."""
+        early = (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
+        found = [s for s in self._world.sessions if s.state in early]
+        self._write([replace(s, held=True) for s in found if not s.held])
+        return len(found)
+
+    def set_held(self, session_id: int, held: bool, *, now_s: int) -> Session:
+        """Hold a session or let it go.
+
+        Raises:
+            UnknownSession: no session has this id.
+        """
+        old = self._expected(session_id, None, None)
+        new = replace(old, held=held)
+        if new != old:
+            self._write((new,))
+        return new
+
+    # --- Reading ---
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the session with this id, live or ended."""
+        return self._world.session(session_id) or self._ended.get(session_id)
+
+    def serving(self, user: str, server_name: str) -> Session | None:
+        """Return the server's current session."""
+        found = (s for s in self._world.sessions if _server(s.request) == (user, server_name))
+        return next((s for s in found if s.state in lifecycle.SERVING), None)
+
+    def held_sessions(self) -> tuple[Session, ...]:
+        """Return what is held, in the order to resume it: what has its share first, then the queue."""
+        held = (s for s in self._world.sessions if s.held and s.state is not S.TERMINATING)
+        return tuple(
+            sorted(
+                (s for s in held if s.state is not S.RUNNING),
+                key=lambda s: (s.state is S.PENDING, s.submitted_at_s, s.id),
+            )
+        )
+
+    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None:
+        """Return the median length of the sessions that ran and ended last, or None below ``least``."""
+        ran = [
+            (s.ended_at_s, s.id, s.ended_at_s - s.started_at_s)
+            for s in self._ended.values()
+            if s.request.resource_group == resource_group
+            and s.started_at_s is not None
+            and s.ended_at_s is not None
+        ]
+        lengths = [length for _, _, length in sorted(ran, reverse=True)[:newest]]
+        return int(median(lengths)) if lengths and len(lengths) >= least else None
+
+    # --- Parts ---
+
+    def _expected(
+        self, session_id: int, states: Collection[SessionState] | None, attempt: int | None
+    ) -> Session:
+        found = self.session(session_id)
+        if found is None:
+            raise UnknownSession(f"there is no session {session_id}")
+        if states is not None and found.state not in states:
+            raise InvalidTransition(f"session {session_id} is {found.state} and not {' or '.join(states)}")
+        if attempt is not None and found.attempt != attempt:
+            raise InvalidTransition(f"session {session_id} is at attempt {found.attempt} and not {attempt}")
+        return found
+
+    def _write(self, changed: Sequence[Session]) -> None:
+        if not changed:
+            return
+        sessions = {s.id: s for s in self._world.sessions}
+        for session in changed:
+            if session.state in lifecycle.ENDED:
+                sessions.pop(session.id, None)
+                self._ended[session.id] = session
+            else:
+                sessions[session.id] = session
+        after = self._world.with_sessions(sessions.values())
+        self._world = replace(after, version=self._world.version + 1)
+
+
+def _server(asked: Request) -> tuple[str, str]:
+    return asked.user, asked.server_name

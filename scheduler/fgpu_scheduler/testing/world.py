@@ -1,0 +1,214 @@
+"""Small worlds, written the way one says them: ``world(devices=2).running("a", "0.6").pending("b", "0.5")``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import (
+    Device,
+    Node,
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.units import parse_milli
+
+NOW_S = 1_000_000
+"""The instant of every world unless another is given."""
+
+
+@dataclass(frozen=True)
+class World(Snapshot):
+    """A snapshot that can be added to. Each session is the server "" of its own user, and ids count from 1."""
+
+    def node(
+        self,
+        node_id: str,
+        *,
+        devices: int = 1,
+        fgpu_per_gpu: int | str = 1,
+        memory_mib: int = 8192,
+        cpu: int | str = 32,
+        node_memory_mib: int = 262144,
+        group: str = "default",
+        model: str = "Test GPU",
+        state: NodeState = NodeState.READY,
+    ) -> World:
+        """Add a node whose devices are ``GPU-<node>-<index>``."""
+        capacity = parse_milli(str(fgpu_per_gpu), field="fgpu_per_gpu")
+        found = tuple(
+            Device(f"GPU-{node_id}-{i}", node_id, i, model, memory_mib, capacity) for i in range(devices)
+        )
+        new = Node(node_id, group, parse_milli(str(cpu), field="cpu"), node_memory_mib, found, state)
+        return replace(self, nodes=tuple(sorted((*self.nodes, new), key=lambda n: n.id)))
+
+    def pending(
+        self,
+        user: str,
+        fgpu: str,
+        *,
+        cpu: int | str = 1,
+        memory_mib: int = 1024,
+        group: str = "default",
+        held: bool = False,
+    ) -> World:
+        """Add a session that waits, behind those that are there."""
+        asked = request(user, fgpu, cpu=cpu, memory_mib=memory_mib, group=group)
+        new = Session(self._next_id(), asked, SessionState.PENDING, self.now_s, held)
+        return replace(self, sessions=(*self.sessions, new))
+
+    def running(
+        self,
+        user: str,
+        fgpu: str,
+        *,
+        on: str | None = None,
+        cpu: int | str = 1,
+        memory_mib: int = 1024,
+        group: str = "default",
+        started_ago_s: int = 0,
+        state: SessionState = SessionState.RUNNING,
+    ) -> World:
+        """Add a session that holds its share: on the device ``on``, else where the planner would put it."""
+        assert state in HOLDING
+        asked = request(user, fgpu, cpu=cpu, memory_mib=memory_mib, group=group)
+        where = self._best(asked) if on is None else self._on(on, asked)
+        at_s = self.now_s - started_ago_s
+        new = Session(
+            self._next_id(),
+            asked,
+            state,
+            submitted_at_s=at_s,
+            attempt=0 if state is SessionState.SCHEDULED else 1,
+            placement=where,
+            scheduled_at_s=at_s,
+            started_at_s=at_s if state is SessionState.RUNNING else None,
+        )
+        return replace(self, sessions=(*self.sessions, new))
+
+    def cordoned(self, node_id: str) -> World:
+        """Cordon a node."""
+        return self._in_state(node_id, NodeState.CORDONED)
+
+    def lost(self, node_id: str) -> World:
+        """Lose a node."""
+        return self._in_state(node_id, NodeState.LOST)
+
+    def unit(self, fgpu_per_gpu: int | str) -> World:
+        """Give every device another capacity; what is held stays as it is."""
+        capacity = parse_milli(str(fgpu_per_gpu), field="fgpu_per_gpu")
+        nodes = (
+            replace(n, devices=tuple(replace(d, capacity_milli=capacity) for d in n.devices))
+            for n in self.nodes
+        )
+        return replace(self, nodes=tuple(nodes))
+
+    def ended(self, user: str) -> World:
+        """Take away the sessions of a user."""
+        return replace(self, sessions=tuple(s for s in self.sessions if s.request.user != user))
+
+    def of(self, user: str) -> Session:
+        """Return the newest session of a user."""
+        return next(s for s in reversed(self.sessions) if s.request.user == user)
+
+    def device(self, uuid: str) -> placement.DeviceFree:
+        """Return what is free of a device."""
+        return next(d for n in placement.free(self) for d in n.devices if d.device.uuid == uuid)
+
+    def placed(self, plan: Plan) -> World:
+        """Return the world in which the sessions that ``plan`` places run."""
+        where = {p.session_id: p.placement for p in plan.placed}
+        return replace(
+            self,
+            sessions=tuple(
+                replace(
+                    s, state=SessionState.RUNNING, placement=where[s.id], attempt=1, started_at_s=self.now_s
+                )
+                if s.id in where
+                else s
+                for s in self.sessions
+            ),
+        )
+
+    def _next_id(self) -> int:
+        return max((s.id for s in self.sessions), default=0) + 1
+
+    def _best(self, asked: Request) -> Placement:
+        found = placement.place(asked, placement.free(self), score=placement.best_fit)
+        assert found is not None, f"{asked} does not fit into this world"
+        return found[0]
+
+    def _on(self, uuid: str, asked: Request) -> Placement:
+        device = next(d for n in self.nodes for d in n.devices if d.uuid == uuid)
+        return Placement(device.node_id, (Share.of(device, asked.fgpu_milli),))
+
+    def _in_state(self, node_id: str, state: NodeState) -> World:
+        assert any(n.id == node_id for n in self.nodes)
+        return replace(
+            self, nodes=tuple(replace(n, state=state) if n.id == node_id else n for n in self.nodes)
+        )
+
+
+def world(
+    *,
+    devices: int = 1,
+    fgpu_per_gpu: int | str = 1,
+    memory_mib: int = 8192,
+    cpu: int | str = 32,
+    node_memory_mib: int = 262144,
+    group: str = "default",
+    now_s: int = NOW_S,
+) -> World:
+    """Return a world of one node ``n1``; `World.node` adds others. Without devices there is no node."""
+    empty = World(now_s=now_s, version=1, nodes=())
+    if devices == 0:
+        return empty
+    return empty.node(
+        "n1",
+        devices=devices,
+        fgpu_per_gpu=fgpu_per_gpu,
+        memory_mib=memory_mib,
+        cpu=cpu,
+        node_memory_mib=node_memory_mib,
+        group=group,
+    )
+
+
+def request(
+    user: str = "u",
+    fgpu: str = "1",
+    *,
+    cpu: int | str = 1,
+    memory_mib: int = 1024,
+    group: str = "default",
+    server_name: str = "",
+    image: str = "image",
+) -> Request:
+    """Return a request in the notation of the form."""
+    return Request(
+        user=user,
+        server_name=server_name,
+        image=image,
+        resource_group=group,
+        fgpu_milli=parse_milli(fgpu, field="fgpu"),
+        cpu_milli=parse_milli(str(cpu), field="cpu"),
+        memory_mib=memory_mib,
+    )
+
+
+def decided(snapshot: Snapshot, plan: Plan) -> list[str]:
+    """Return a whole plan in words, in its order: ``"a: GPU-n1-0"``, ``"b waits: RESOURCES"``."""
+    users = {s.id: s.request.user for s in snapshot.sessions}
+    return [
+        f"{users[d.session_id]}: {' + '.join(s.device_uuid for s in d.placement.shares)}"
+        if isinstance(d, Place)
+        else f"{users[d.session_id]} waits: {d.reason}"
+        for d in plan.decisions
+    ]
