@@ -18,6 +18,7 @@ port = int(os.environ.get("PORT", "8000"))
 c.JupyterHub.bind_url = f"http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = port + 1
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 2}"
+c.ConfigurableHTTPProxy.command = ["configurable-http-proxy", "--log-level", "warn"]
 
 
 # Anybody may log in with one generated password, the administrator with another. On a real Hub: your own

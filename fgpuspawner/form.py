@@ -98,6 +98,8 @@ def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) 
         "basis": found.basis if found else None,
         "submitted_at_s": session.submitted_at_s,
     }
+    if found is not None and found.position == 0:
+        return {"progress": 30, "message": "Starting", "fgpu": facts}
     if found is None:
         return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
     ahead = found.position - 1

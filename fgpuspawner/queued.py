@@ -280,6 +280,10 @@ class QueuedSpawner(Spawner):
 
     async def _launch(self) -> str:
         """Launch the placed session: one durable step before the first effect, one after the last."""
+        with self.runtime.scheduler.launching(self.session.id):
+            return await self._launch_in_steps()
+
+    async def _launch_in_steps(self) -> str:
         scheduler = self.runtime.scheduler
         placed = self.session
         try:

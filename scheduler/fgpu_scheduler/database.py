@@ -174,7 +174,9 @@ class Database:
         with engine.execution_options(**{BEGIN: ""}).connect() as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
         if mode != "wal":
-            raise StoreUnavailable(f"{self._shown()}: SQLite cannot use WAL here; is it a network file system?")
+            raise StoreUnavailable(
+                f"{self._shown()}: SQLite cannot use WAL here; is it a network file system?"
+            )
 
     def _newer(self, error: migrations.SchemaIsNewer) -> StoreUnavailable:
         return StoreUnavailable(

@@ -86,7 +86,9 @@ def _rows(write: Write, table: Table, key: str) -> Rows:
 
 def _differing(old: Rows, new: Rows) -> list[dict[str, Any]]:
     keys = sorted({*old, *new})
-    return [row for key in keys if old.get(key) != new.get(key) for row in (old.get(key), new.get(key)) if row]
+    return [
+        row for key in keys if old.get(key) != new.get(key) for row in (old.get(key), new.get(key)) if row
+    ]
 
 
 def _put(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:

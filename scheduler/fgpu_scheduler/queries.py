@@ -21,7 +21,9 @@ class Sessions:
         ids = chosen.with_only_columns(sessions.c.id)
         self.chosen = chosen
         self.shares = (
-            select(shares).where(shares.c.session_id.in_(ids)).order_by(shares.c.session_id, shares.c.position)
+            select(shares)
+            .where(shares.c.session_id.in_(ids))
+            .order_by(shares.c.session_id, shares.c.position)
         )
 
     def read(self, connection: Connection, **values: Any) -> tuple[Session, ...]:
@@ -40,7 +42,9 @@ HELD_SESSIONS = Sessions(
     _live(S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
     .where(sessions.c.held)
     .order_by(None)
-    .order_by(case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id)
+    .order_by(
+        case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
+    )
 )
 HOLDING_ON = Sessions(
     _live(*lifecycle.HOLDING).where(sessions.c.node_id.in_(bindparam("node_ids", expanding=True)))
@@ -83,7 +87,6 @@ NODES = select(nodes)
 OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
 SUBMIT = insert(sessions).returning(sessions.c.id)
 SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
-
 
 
 def read_nodes(connection: Connection) -> tuple[Node, ...]:

@@ -54,7 +54,9 @@ def event_of(row: Sequence[Any]) -> Event:
     )
 
 
-def sessions_of(session_rows: Iterable[Sequence[Any]], share_rows: Iterable[Sequence[Any]]) -> tuple[Session, ...]:
+def sessions_of(
+    session_rows: Iterable[Sequence[Any]], share_rows: Iterable[Sequence[Any]]
+) -> tuple[Session, ...]:
     """Return the sessions of rows in the tables' column order; shares in order of their position."""
     held: dict[int, list[Share]] = {}
     for session_id, _, uuid, fgpu_milli, memory_mib, compute_percent, mode in share_rows:
@@ -155,9 +157,7 @@ def share_values(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def nodes_of(
-    node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]
-) -> tuple[Node, ...]:
+def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]) -> tuple[Node, ...]:
     """Return the nodes of rows in the tables' column order, by id; devices by index."""
     by_node: dict[str, list[Device]] = {}
     for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _ in device_rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -80,6 +80,7 @@ class Scheduler:
         self._clock: Clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
         self._waiting: dict[int, asyncio.Future[Session]] = {}
+        self._launching: dict[int, int] = {}
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -157,6 +158,21 @@ class Scheduler:
                 session, await self._call(self.store.new_attempt, session_id, now_s=self._clock.now_s())
             )
         return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
+
+    @contextlib.contextmanager
+    def launching(self, session_id: int) -> Iterator[None]:
+        """Mark that a launch of this session is under way: what is not seen of it may still come.
+
+        Around everything from `prepare` to `running`, by whoever launches. Meanwhile `reconcile` takes the
+        absence of a container for no sign that its shares are free.
+        """
+        self._launching[session_id] = self._launching.get(session_id, 0) + 1
+        try:
+            yield
+        finally:
+            self._launching[session_id] -= 1
+            if not self._launching[session_id]:
+                del self._launching[session_id]
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         """Commit that the engine fetches the image."""
@@ -294,27 +310,26 @@ class Scheduler:
         now_s = self._clock.now_s()
         snapshot = await self._call(self.store.snapshot, now_s)
         for session in snapshot.sessions:
-            if session.state is not S.PENDING:
-                continue
-            if now_s - session.submitted_at_s >= self._deadlines.queue_timeout_s:
+            held_since_s = max(session.submitted_at_s, self._started_at_s)
+            abandoned = session.held and now_s - held_since_s >= self._deadlines.abandoned_after_s
+            waited_s = now_s - session.submitted_at_s
+            if session.state is S.PENDING and waited_s >= self._deadlines.queue_timeout_s:
                 limit = self._deadlines.queue_timeout_s
                 message = f"nothing became free within the queue's limit of {limit} seconds"
                 await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
-            elif (
-                session.held
-                and now_s - max(session.submitted_at_s, self._started_at_s)
-                >= self._deadlines.abandoned_after_s
-            ):
+            elif abandoned and session.state in (S.PENDING, S.SCHEDULED, *LAUNCHING):
+                # What it may have launched is removed by `reconcile`, which then frees its share.
                 limit = self._deadlines.abandoned_after_s
                 message = f"the Hub restarted, and nobody resumed this request for {limit} seconds"
                 await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
 
     async def reconcile(self) -> None:
         """Compare the store with what the launcher sees, and heal what differs."""
+        launching = tuple(self._launching)
         before = await self._call(self.store.snapshot, self._clock.now_s())
         observed, reachable = await self._launcher.observe()
         after = await self._call(self.store.snapshot, self._clock.now_s())
-        for healing in reconcile(before, after, observed, reachable=reachable):
+        for healing in reconcile(before, after, observed, reachable=reachable, launching=launching):
             match healing:
                 case Remove(thing, why):
                     log.warning(

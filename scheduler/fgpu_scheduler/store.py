@@ -169,7 +169,9 @@ class Store:
         """
         with writing(self._database, now_s=now_s) as write:
             if write.version_before != plan.version:
-                raise StaleVersion(f"planned on version {plan.version}; the store is at {write.version_before}")
+                raise StaleVersion(
+                    f"planned on version {plan.version}; the store is at {write.version_before}"
+                )
             waiting = {session.id: session for session in PENDING_SESSIONS.read(write.connection)}
             left = _left_on(write.connection, [place.placement for place in plan.placed])
             placed: list[Session] = []
@@ -364,9 +366,7 @@ def _submitted(write: Write, request: Request, *, held: bool) -> Session:
     return new
 
 
-def _expected(
-    session: Session, states: Collection[SessionState] | None, attempt: int | None
-) -> Session:
+def _expected(session: Session, states: Collection[SessionState] | None, attempt: int | None) -> Session:
     if states is not None and session.state not in states:
         wanted = " or ".join(state for state in SessionState if state in states)
         raise InvalidTransition(f"session {session.id} is {session.state} and not {wanted}")

@@ -45,7 +45,7 @@ c.JupyterHub.load_roles = [
 ]
 c.JupyterHub.log_level = "DEBUG"
 {before}
-configure(c, data_dir={data!r}, service_port={port} + 3, resume_grace_s=10, **{settings!r})
+configure(c, data_dir={data!r}, service_port={port} + 3, **{settings!r})
 {after}
 """
 
@@ -100,7 +100,7 @@ class HubProcess:
         self.log = folder / "hub.log"
         self.env = env or {}
         self.before, self.after = before, after
-        self.settings = {"simulated_gpus": "1", **settings}
+        self.settings = {"simulated_gpus": "1", "resume_grace_s": 10, **settings}
         self.process: subprocess.Popen[bytes] | None = None
         self._store: Store | None = None
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,51 @@
+# make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
+# make test    install what the tests need and run them all;  make test-all  runs the slow ones too
+# make image   build the default session image (BASE=host: without a registry, from this machine's packages)
+
+SHELL := /bin/bash
+PY := .venv/bin/python
+export PORT ?= 8000
+export RUNTIME ?= local
+export SIMULATED_GPUS ?= auto
+export FGPU_PER_GPU ?= 2
+BASE ?=
+NAME ?= base
+
+.PHONY: run test test-all lint format image bench clean
+
+run:
+	@scripts/setup.sh run
+	@if [ "$(RUNTIME)" = docker ]; then $(MAKE) --no-print-directory image-if-missing; fi
+	@exec $(PY) scripts/run.py
+
+.PHONY: image-if-missing
+image-if-missing:
+	@docker image inspect fgpuspawner/base:0.1 >/dev/null 2>&1 || $(MAKE) --no-print-directory image
+
+image:
+	@scripts/setup.sh run
+	@scripts/image.sh $(NAME) $(BASE)
+
+test:
+	@scripts/setup.sh test
+	@scripts/test.sh
+
+test-all:
+	@scripts/setup.sh test
+	@scripts/test.sh --slow
+
+lint:
+	@scripts/setup.sh test
+	@scripts/test.sh --lint
+
+format:
+	@scripts/setup.sh test
+	@.venv/bin/ruff check --fix --quiet . ; .venv/bin/ruff format --quiet .
+
+bench:
+	@scripts/setup.sh test
+	@$(PY) bench/spawn.py
+
+clean:
+	rm -rf .venv .node labextension/node_modules labextension/lib labextension/dist \
+	  labextension/jupyterlab_fgpu/labextension

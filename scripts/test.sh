@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the checks and tests; `make test` has installed what they need.   test.sh [--lint | --slow] [pytest arguments]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
+what=${1:-}
+[ $# -gt 0 ] && shift
+
+echo "== lint"
+ruff check .
+ruff format --check .
+mypy
+lint-imports
+[ "$what" = --lint ] && exit 0
+
+echo "== services"
+work=${FGPU_TEST_DIR:-$(mktemp -d)}
+tests/services.sh --env "$work/services.env"
+set -a
+# shellcheck disable=SC1091
+. "$work/services.env"
+set +a
+trap 'tests/services.sh stop' EXIT
+if [ -n "${FGPU_TEST_DOCKER:-}" ]; then
+  scripts/image.sh base host
+fi
+
+echo "== JupyterLab extension"
+(cd labextension && python -m pytest -q && jlpm test)
+
+echo "== tests"
+if [ "$what" = --slow ]; then
+  python -m pytest "$@"
+else
+  python -m pytest -m "not slow" "$@"
+fi

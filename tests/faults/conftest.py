@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HUB_TESTS = Path(__file__).parents[1] / "hub"
+sys.path.insert(0, str(HUB_TESTS))
+
+from hubprocess import HubProcess
+
+MINI = HUB_TESTS / "miniserver.py"
+
+LOCAL = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
+DOCKER = f"""
+from pathlib import Path
+c.Spawner.cmd = ['/opt/fgpu/bin/python', '-c', Path({str(MINI)!r}).read_text()]
+c.FGPUSpawner.stop_timeout_s = 2
+"""
+
+
+def engine_answers() -> bool:
+    """Return whether a Docker engine can be used, with the image of these tests."""
+    found = subprocess.run(
+        ["docker", "image", "inspect", "fgpuspawner/base:0.1"], capture_output=True, check=False
+    )
+    return found.returncode == 0
+
+
+@pytest.fixture(params=["local", "docker"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of sessions: processes, or containers."""
+    if request.param == "docker" and not engine_answers():
+        reason = "no Docker engine with the image fgpuspawner/base:0.1 (tests/services.sh, make image)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return str(request.param)
+
+
+@pytest.fixture
+def make_hub(tmp_path: Path, kind: str) -> Iterator[Callable[..., HubProcess]]:
+    """A factory of Hubs with fast sessions of the test's kind; all that they made is gone afterwards."""
+    hubs: list[HubProcess] = []
+
+    def make(*, after: str = "", **kwargs: Any) -> HubProcess:
+        own = LOCAL if kind == "local" else DOCKER
+        hub = HubProcess(tmp_path / f"hub{len(hubs)}", runtime=kind, after=own + after, **kwargs)
+        hubs.append(hub)
+        return hub
+
+    yield make
+    for hub in hubs:
+        installation = hub.store.installation_id if hub.process is not None else None
+        hub.close()
+        if kind == "docker" and installation:
+            label = f"label=fgpu.installation={installation}"
+            ids = subprocess.run(
+                ["docker", "ps", "-aq", "--filter", label], capture_output=True, text=True, check=True
+            ).stdout.split()
+            if ids:
+                subprocess.run(["docker", "rm", "-f", *ids], capture_output=True, check=True)

@@ -1,0 +1,44 @@
+"""What really runs, seen from outside the Hub: processes or containers, by session."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+from hubprocess import HubProcess
+
+
+def launched(hub: HubProcess, kind: str) -> dict[int, int]:
+    """Return how many live servers each session has. More than one is a fault; none may be one."""
+    installation = hub.store.installation_id
+    return _containers(installation) if kind == "docker" else _processes(installation)
+
+
+def _containers(installation: str) -> dict[int, int]:
+    listed = subprocess.run(
+        [
+            "docker",
+            "ps",
+            "--filter",
+            f"label=fgpu.installation={installation}",
+            "--format",
+            '{{.Label "fgpu.session"}}',
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return {int(i): listed.count(i) for i in listed}
+
+
+def _processes(installation: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+            if env.get("FGPU_INSTALLATION") == installation and process.status() != psutil.STATUS_ZOMBIE:
+                session = int(env["FGPU_SESSION_ID"])
+                found[session] = found.get(session, 0) + 1
+        except (psutil.Error, OSError):
+            continue
+    return found

@@ -1,0 +1,76 @@
+"""Worlds of every kind, for hypothesis."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from fgpu_scheduler.core.model import Device, Node, NodeState, Request, Session, SessionState
+from fgpu_scheduler.core.placement import best_fit, free, place
+from fgpu_scheduler.testing import NOW_S, World
+
+GROUPS = ("lab", "class")
+STATES = (
+    SessionState.SCHEDULED,
+    SessionState.PREPARING,
+    SessionState.PULLING,
+    SessionState.RUNNING,
+    SessionState.RUNNING,
+    SessionState.TERMINATING,
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn, *, at_least: int = 0) -> tuple[Node, ...]:
+    """Up to four nodes of up to four GPUs, in two groups, of several units, some not ready."""
+    found = []
+    for number in range(draw(st.integers(at_least, 4))):
+        node_id = f"n{number}"
+        memory_mib = draw(st.sampled_from((8192, 16160, 24564, 81559)))
+        capacity = draw(st.sampled_from((500, 1000, 1000, 2000, 5000)))
+        count = draw(st.integers(1, 4))
+        devices = tuple(
+            Device(f"GPU-{node_id}-{i}", node_id, i, "m", memory_mib, capacity) for i in range(count)
+        )
+        state = draw(st.sampled_from((NodeState.READY,) * 4 + (NodeState.CORDONED, NodeState.LOST)))
+        cpu = 1000 * draw(st.integers(1, 16))
+        group = draw(st.sampled_from(GROUPS))
+        found.append(Node(node_id, group, cpu, 1024 * draw(st.integers(1, 16)), devices, state))
+    return tuple(found)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    return Request(
+        user=draw(st.sampled_from("abcdefgh")),
+        server_name="",
+        image="image",
+        resource_group=draw(st.sampled_from(GROUPS)),
+        fgpu_milli=draw(st.sampled_from((1, 50, 100, 300, 400, 500, 900, 1000, 1500, 2000, 4000, 5000))),
+        cpu_milli=draw(st.sampled_from((500, 1000, 3000))),
+        memory_mib=draw(st.sampled_from((512, 1024, 5000))),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, most: int = 14) -> World:
+    """A lab some of whose sessions hold what they fit into, and some wait; then perhaps another unit."""
+    lab = World(now_s=NOW_S, version=1, nodes=draw(nodes()))
+    for session_id in range(1, 1 + draw(st.integers(0, most))):
+        asked = draw(requests())
+        where = None
+        if draw(st.booleans()) and (found := place(asked, free(lab), score=best_fit)) is not None:
+            where = found[0]
+        ago_s = draw(st.integers(0, 9000))
+        state = draw(st.sampled_from(STATES)) if where else SessionState.PENDING
+        new = Session(
+            session_id,
+            asked,
+            state,
+            submitted_at_s=NOW_S - ago_s,
+            held=where is None and draw(st.sampled_from((False, False, True))),
+            attempt=1 if where else 0,
+            placement=where,
+            started_at_s=NOW_S - ago_s if state is SessionState.RUNNING else None,
+        )
+        lab = World(NOW_S, 1, lab.nodes, (*lab.sessions, new))
+    return lab.unit(draw(st.sampled_from(("1", "2", "5")))) if draw(st.booleans()) else lab

@@ -1,0 +1,197 @@
+"""What is true of every plan, forecast and admission, whatever the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from property_worlds import GROUPS, nodes, requests, worlds
+
+from fgpu_scheduler.core import forecast as forecasts
+from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_that_fit
+from fgpu_scheduler.core.forecast import forecast, forecast_request
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.placement import best_fit, free, place, placements, returned
+from fgpu_scheduler.core.planner import Policy, plan, shape
+from fgpu_scheduler.testing import World
+from fgpu_scheduler.testing.checks import badly_placed, over_capacity, wrongly_held
+
+POLICY = Policy()
+exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
+TYPICAL_S = st.sampled_from((1, 600, 3600))
+
+
+@exact
+@given(worlds())
+def test_a_plan_never_overcommits_and_never_straddles(lab: World) -> None:
+    planned = lab.placed(plan(lab, POLICY))
+    before = {s.id: s for s in lab.sessions}
+    assert [*over_capacity(lab, planned), *wrongly_held(planned), *badly_placed(before, planned)] == []
+
+
+@exact
+@given(worlds())
+def test_a_plan_decides_for_exactly_those_who_wait_in_their_order(lab: World) -> None:
+    waiting = [s.id for s in lab.sessions if s.state is SessionState.PENDING]
+    assert [d.session_id for d in plan(lab, POLICY).decisions] == waiting
+
+
+@exact
+@given(worlds(), st.randoms(use_true_random=False))
+def test_a_plan_does_not_depend_on_the_order_of_its_input(lab: World, rng: object) -> None:
+    sessions, nodes_ = list(lab.sessions), [replace(n, devices=tuple(reversed(n.devices))) for n in lab.nodes]
+    rng.shuffle(sessions)  # type: ignore[attr-defined]
+    rng.shuffle(nodes_)  # type: ignore[attr-defined]
+    other = Snapshot(lab.now_s, lab.version, tuple(nodes_), tuple(sessions))
+    assert plan(other, POLICY) == plan(lab, POLICY)
+
+
+@exact
+@given(worlds())
+def test_planning_again_places_nobody_else(lab: World) -> None:
+    """One pass is enough: nobody who waits after it could have been placed."""
+    assert plan(lab.placed(plan(lab, POLICY)), POLICY).placed == ()
+
+
+@exact
+@given(worlds())
+def test_nobody_waits_who_comes_before_somebody_placed_of_the_same_shape(lab: World) -> None:
+    placed = {p.session_id: None for p in plan(lab, POLICY).placed}
+    stuck: dict[object, None] = {}
+    for session in lab.sessions:
+        if session.state is not SessionState.PENDING or session.held:
+            continue
+        if session.id in placed:
+            assert shape(session.request) not in stuck
+        else:
+            stuck[shape(session.request)] = None
+
+
+@exact
+@given(worlds(), requests())
+def test_what_ends_gives_back_what_it_took(lab: World, asked: Request) -> None:
+    for left in free(lab):
+        for where, leaves in placements(left, asked):
+            assert returned(leaves, asked, where) == left
+
+
+def run_forward(lab: Snapshot, typical_length_s: int) -> dict[int, int]:
+    """Return when each starts if the whole plan is made anew whenever sessions end: slow and plain."""
+    world = lab.with_sessions(replace(s, held=False) for s in lab.sessions)
+    starts = {p.session_id: lab.now_s for p in plan(lab, POLICY).placed}
+    ends = {s.id: expected_end(s, lab.now_s, typical_length_s) for s in lab.sessions if s.state in HOLDING}
+    while True:
+        where = {p.session_id: p.placement for p in plan(world, POLICY).placed}
+        for session_id in where:
+            starts.setdefault(session_id, world.now_s)
+            ends[session_id] = world.now_s + typical_length_s
+        world = world.with_sessions(
+            replace(s, state=SessionState.RUNNING, placement=where[s.id]) if s.id in where else s
+            for s in world.sessions
+        )
+        if not ends:
+            return starts
+        instant = min(ends.values())
+        gone = [i for i, at in ends.items() if at == instant]
+        ends = {i: at for i, at in ends.items() if i not in gone}
+        world = replace(world, now_s=max(world.now_s, instant)).with_sessions(
+            s for s in world.sessions if s.id not in gone
+        )
+
+
+def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
+    if session.state is SessionState.TERMINATING:
+        return now_s + 1
+    end = (now_s if session.started_at_s is None else session.started_at_s) + typical_length_s
+    return end if end > now_s else now_s + forecasts.SOON_S
+
+
+@exact
+@given(worlds(), TYPICAL_S)
+def test_a_forecast_is_the_plan_run_forward(lab: World, typical_length_s: int) -> None:
+    told = forecast(lab, POLICY, typical_length_s=typical_length_s)
+    expected = run_forward(lab, typical_length_s)
+    assert {f.session_id: f.expected_start_at_s for f in told} == {
+        s.id: expected.get(s.id) for s in lab.sessions if s.state is SessionState.PENDING
+    }
+
+
+@exact
+@given(worlds())
+def test_a_forecast_starts_now_whom_the_plan_places(lab: World) -> None:
+    told = forecast(lab, POLICY, typical_length_s=None)
+    placed = [p.session_id for p in plan(lab, POLICY).placed]
+    assert [f.session_id for f in told if f.position == 0] == placed
+    assert [f.session_id for f in told if f.text == "starts now"] == placed
+    for group in GROUPS:
+        groups = {s.id: s.request.resource_group for s in lab.sessions}
+        positions = [f.position for f in told if f.position and groups[f.session_id] == group]
+        assert positions == list(range(1, len(positions) + 1))
+
+
+@exact
+@given(worlds(most=8), requests(), st.integers(1, 4), TYPICAL_S)
+def test_a_request_is_told_what_then_happens(
+    lab: World, asked: Request, count: int, typical_length_s: int
+) -> None:
+    caps = Caps(fgpu_step_milli=100)
+    told = forecast_request(asked, count, lab, POLICY, caps, typical_length_s=typical_length_s)
+    first = max((s.id for s in lab.sessions), default=0) + 1
+    new = [Session(first + n, asked, SessionState.PENDING, lab.now_s) for n in range(count)]
+    submitted = lab.with_sessions((*lab.sessions, *new))
+    placed = [p.session_id for p in plan(submitted, POLICY).placed if p.session_id >= first]
+    assert told.startable_now == len(placed)
+    last = forecast(submitted, POLICY, typical_length_s=typical_length_s)[-1]
+    assert last.session_id == new[-1].id
+    if len(placed) < count:
+        assert (told.position, told.expected_start_at_s) == (last.position, last.expected_start_at_s)
+
+
+@exact
+@given(worlds(most=8), requests())
+def test_the_largest_amount_now_would_start_and_no_larger_one(lab: World, asked: Request) -> None:
+    caps = Caps(fgpu_step_milli=100)
+    largest = forecasts.largest_now_milli(asked, lab, POLICY, caps)
+    left = free(lab.placed(plan(lab, POLICY)))
+    own = [n for n in lab.nodes if n.resource_group == asked.resource_group]
+    for amount in amounts_that_fit(own, caps):
+        fits = place(replace(asked, fgpu_milli=amount), left, score=best_fit) is not None
+        if amount == largest:
+            assert fits
+        elif largest is None or amount > largest:
+            assert not fits
+
+
+def caps() -> Iterator[Caps]:
+    for step in (1, 10, 50, 100, 300, 500):
+        for most in (None, 100, 1000, 2500):
+            yield Caps(fgpu_step_milli=step, max_fgpu_milli=most)
+
+
+@exact
+@given(nodes(at_least=1), st.sampled_from(list(caps())), st.sampled_from(GROUPS))
+def test_every_amount_that_is_said_to_fit_is_admitted(
+    lab: tuple[Node, ...], limits: Caps, group: str
+) -> None:
+    own = [n for n in lab if n.resource_group == group]
+    amounts = amounts_that_fit(own, limits)
+    assert list(amounts) == sorted(set(amounts))
+    for amount in (*amounts[:5], *amounts[len(amounts) // 2 :][:5], *amounts[-5:]):
+        asked = Request("u", "", "image", group, amount, 1, MIN_MEMORY_MIB)
+        assert admit(asked, 1, lab, limits) == ()
+
+
+@exact
+@given(nodes(at_least=1), requests(), st.integers(0, 10))
+def test_what_is_admitted_starts_in_an_empty_lab_and_what_is_refused_says_why(
+    lab: tuple[Node, ...], asked: Request, count: int
+) -> None:
+    refusals = admit(asked, count, lab, Caps(fgpu_step_milli=100))
+    if not refusals:
+        ready = World(0, 1, tuple(replace(n, state=NodeState.READY) for n in lab))
+        assert place(asked, free(ready), score=best_fit) is not None
+    for refusal in refusals:
+        assert refusal.message.startswith(f"{refusal.field}: ")

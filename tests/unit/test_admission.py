@@ -1,0 +1,209 @@
+"""What may queue; and, for what may not, the exact words of the refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+LAB = world(devices=3, fgpu_per_gpu=1, cpu=16, node_memory_mib=65536)
+"""One node of three GPUs."""
+
+CAPS = Caps(fgpu_step_milli=100, max_fgpu_milli=2000, max_cpu_milli=8000, max_memory_mib=32768)
+OPEN = Caps(fgpu_step_milli=100)
+
+
+def refusals(
+    fgpu: str = "0.5",
+    *,
+    cpu: int | str = 1,
+    memory_mib: int = 1024,
+    group: str = "default",
+    count: int = 1,
+    caps: Caps = OPEN,
+    lab: World = LAB,
+) -> tuple[Refusal, ...]:
+    return admit(request("u", fgpu, cpu=cpu, memory_mib=memory_mib, group=group), count, lab.nodes, caps)
+
+
+@pytest.mark.parametrize("fgpu", ["0.1", "0.5", "1", "2", "3"])
+def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
+    assert refusals(fgpu) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        (
+            {"fgpu": "0"},
+            Refusal("fgpu", "too_small", "fgpu: 0 is below the smallest amount, 0.1", "0.1", "0.1"),
+        ),
+        (
+            {"fgpu": "0.05"},
+            Refusal("fgpu", "too_small", "fgpu: 0.05 is below the smallest amount, 0.1", "0.1", "0.1"),
+        ),
+        (
+            {"fgpu": "0.25"},
+            Refusal(
+                "fgpu",
+                "not_a_step",
+                "fgpu: 0.25 is not a multiple of 0.1; the nearest possible are 0.2 and 0.3",
+                "0.1",
+                "0.2",
+            ),
+        ),
+        (
+            {"fgpu": "1.5"},
+            Refusal(
+                "fgpu",
+                "straddles",
+                "fgpu: 1.5 is more than one GPU (1 fGPU) and not a whole number of GPUs; "
+                "the nearest possible are 1 and 2",
+                "1",
+                "1",
+            ),
+        ),
+        (
+            {"fgpu": "2.1", "caps": CAPS},
+            Refusal("fgpu", "above_cap", "fgpu: 2.1 is above the limit of 2 per session", "2", "2"),
+        ),
+        (
+            {"fgpu": "3.5"},
+            Refusal(
+                "fgpu",
+                "never_fits",
+                "fgpu: 3.5 is more than any node has; the largest possible is 3",
+                "3",
+                "3",
+            ),
+        ),
+        (
+            {"caps": Caps(fgpu_step_milli=100, max_fgpu_milli=50)},
+            Refusal("fgpu", "no_amount_fits", "fgpu: no amount is possible here; ask an administrator"),
+        ),
+        (
+            {"cpu": 0},
+            Refusal("cpu", "too_small", "cpu: must be above 0", "0", "1"),
+        ),
+        (
+            {"cpu": "8.5", "caps": CAPS},
+            Refusal("cpu", "above_cap", "cpu: 8.5 is above the limit of 8 per session", "8", "8"),
+        ),
+        (
+            {"cpu": 64, "caps": Caps(fgpu_step_milli=100, max_cpu_milli=32000)},
+            # The nearest is what would be admitted, which the limit would not.
+            Refusal("cpu", "above_cap", "cpu: 64 is above the limit of 32 per session", "32", "16"),
+        ),
+        (
+            {"cpu": 17},
+            Refusal("cpu", "never_fits", "cpu: 17 is more than any node has; the most is 16", "16", "16"),
+        ),
+        (
+            {"memory_mib": 127},
+            Refusal("memory_mib", "too_small", "memory_mib: 127 is below the least of 128 MiB", "128", "128"),
+        ),
+        (
+            {"memory_mib": 32769, "caps": CAPS},
+            Refusal(
+                "memory_mib",
+                "above_cap",
+                "memory_mib: 32769 is above the limit of 32768 MiB per session",
+                "32768",
+                "32768",
+            ),
+        ),
+        (
+            {"memory_mib": 200000, "caps": Caps(fgpu_step_milli=100, max_memory_mib=131072)},
+            Refusal(
+                "memory_mib",
+                "above_cap",
+                "memory_mib: 200000 is above the limit of 131072 MiB per session",
+                "131072",
+                "65536",
+            ),
+        ),
+        (
+            {"memory_mib": 65537},
+            Refusal(
+                "memory_mib",
+                "never_fits",
+                "memory_mib: 65537 is more than any node has; the most is 65536 MiB",
+                "65536",
+                "65536",
+            ),
+        ),
+        (
+            {"count": 0},
+            Refusal("count", "out_of_range", "count: 0 is not between 1 and 8 sessions", "8", "1"),
+        ),
+        (
+            {"count": 9},
+            Refusal("count", "out_of_range", "count: 9 is not between 1 and 8 sessions", "8", "8"),
+        ),
+        (
+            {"group": "class"},
+            Refusal("group", "no_devices", "group: resource group 'class' has no GPU"),
+        ),
+        (
+            {"lab": world(devices=0).node("n1", devices=0)},
+            Refusal("group", "no_devices", "group: resource group 'default' has no GPU"),
+        ),
+        (
+            {
+                "fgpu": "2",
+                "cpu": 16,
+                "lab": world(devices=0).node("n1", devices=2, cpu=4).node("n2", devices=1, cpu=32),
+            },
+            Refusal(
+                "fgpu",
+                "never_fits_together",
+                "fgpu: no node has 2 fGPU together with 16 CPU and 1024 MiB memory; ask for less of one",
+            ),
+        ),
+    ],
+    ids=lambda value: value.code if isinstance(value, Refusal) else None,
+)
+def test_a_refusal_names_the_field_the_limit_and_what_would_work(
+    asked: dict[str, object], refusal: Refusal
+) -> None:
+    assert refusals(**asked) == (refusal,)  # type: ignore[arg-type]
+
+
+def test_all_refusals_are_told_at_once() -> None:
+    found = refusals("0.25", cpu=17, memory_mib=1, count=9)
+    assert [(r.field, r.code) for r in found] == [
+        ("fgpu", "not_a_step"),
+        ("cpu", "never_fits"),
+        ("memory_mib", "too_small"),
+        ("count", "out_of_range"),
+    ]
+
+
+def test_what_is_busy_or_cordoned_may_queue_all_the_same() -> None:
+    assert refusals("3", lab=LAB.running("a", "1").running("b", "1").cordoned("n1")) == ()
+    assert refusals("3", lab=LAB.lost("n1")) == ()
+
+
+def test_the_amounts_are_steps_of_one_device_and_whole_devices() -> None:
+    lab = world(devices=3, fgpu_per_gpu="0.5")
+    assert amounts_that_fit(lab.nodes, OPEN) == (100, 200, 300, 400, 500, 1000, 1500)
+
+
+def test_a_whole_device_is_possible_though_it_is_no_multiple_of_the_step() -> None:
+    lab = world(devices=2, fgpu_per_gpu=1)
+    assert amounts_that_fit(lab.nodes, Caps(fgpu_step_milli=300)) == (300, 600, 900, 1000, 2000)
+
+
+def test_the_amounts_of_nodes_with_different_units_are_joined() -> None:
+    lab = world(devices=0).node("n1", fgpu_per_gpu=1, devices=2).node("n2", fgpu_per_gpu=3)
+    caps = Caps(fgpu_step_milli=500, max_fgpu_milli=2500)
+    assert amounts_that_fit(lab.nodes, caps) == (500, 1000, 1500, 2000, 2500)
+
+
+def test_an_amount_whose_memory_rounds_down_to_nothing_is_not_offered() -> None:
+    fine = Caps(fgpu_step_milli=10, max_fgpu_milli=40)
+    assert amounts_that_fit(world(memory_mib=8192).nodes, fine) == (20, 30, 40)
+    (found,) = refusals("0.01", caps=fine, lab=world(memory_mib=8192))
+    assert found.message == "fgpu: 0.01 is below the smallest amount, 0.02"

@@ -1,0 +1,306 @@
+"""What is told to those who wait, and to those who are about to ask."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.forecast import (
+    BASIS_NO_NODE,
+    BASIS_NOW,
+    BASIS_TYPICAL,
+    BASIS_UNKNOWN,
+    SOON_S,
+    Forecast,
+    RequestForecast,
+    forecast,
+    forecast_request,
+    shortage,
+)
+from fgpu_scheduler.core.model import SessionState, WaitReason
+from fgpu_scheduler.core.placement import free
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.testing import NOW_S, World, world
+from fgpu_scheduler.testing.world import request
+
+CAPS = Caps(fgpu_step_milli=100)
+HOUR = 3600
+
+
+def told(lab: World, typical_length_s: int | None = HOUR) -> dict[str, Forecast]:
+    users = {s.id: s.request.user for s in lab.sessions}
+    return {users[f.session_id]: f for f in forecast(lab, Policy(), typical_length_s=typical_length_s)}
+
+
+def starts(lab: World, typical_length_s: int | None = HOUR) -> dict[str, int | None]:
+    """Return how long each who waits is expected to wait on."""
+    found = told(lab, typical_length_s)
+    return {
+        user: None if f.expected_start_at_s is None else f.expected_start_at_s - NOW_S
+        for user, f in found.items()
+    }
+
+
+def asks(
+    lab: World,
+    fgpu: str,
+    count: int = 1,
+    typical: int | None = HOUR,
+    *,
+    caps: Caps = CAPS,
+    cpu: int | str = 1,
+    memory_mib: int = 1024,
+) -> RequestForecast:
+    return forecast_request(
+        request("new", fgpu, cpu=cpu, memory_mib=memory_mib),
+        count,
+        lab,
+        Policy(),
+        caps,
+        typical_length_s=typical,
+    )
+
+
+def test_the_next_one_starts_when_the_first_who_runs_is_expected_to_end() -> None:
+    lab = world(devices=2).running("a", "1", started_ago_s=600).running("b", "1", started_ago_s=1200)
+    lab = lab.pending("c", "1").pending("d", "1").pending("e", "1")
+    assert starts(lab) == {"c": HOUR - 1200, "d": HOUR - 600, "e": 2 * HOUR - 1200}
+    assert {user: f.position for user, f in told(lab).items()} == {"c": 1, "d": 2, "e": 3}
+
+
+def test_a_whole_forecast_in_words() -> None:
+    lab = world().running("a", "1", started_ago_s=600).pending("b", "0.5")
+    assert forecast(lab, Policy(), typical_length_s=HOUR) == (
+        Forecast(
+            lab.of("b").id,
+            1,
+            WaitReason.RESOURCES,
+            "0.5 fGPU is not free: nothing is free now",
+            NOW_S + HOUR - 600,
+            BASIS_TYPICAL,
+        ),
+    )
+
+
+def test_position_zero_starts_now_and_the_rest_count_from_one() -> None:
+    lab = world().pending("a", "0.6").pending("b", "0.6").pending("c", "0.3").pending("d", "0.6")
+    found = told(lab)
+    assert {user: (f.position, f.text) for user, f in found.items()} == {
+        "a": (0, "starts now"),
+        "b": (1, "waits for its turn"),
+        "c": (0, "starts now"),
+        "d": (2, "waits for its turn"),
+    }
+    assert found["a"].basis == found["c"].basis == BASIS_NOW
+    assert found["a"].expected_start_at_s == NOW_S
+
+
+def test_positions_count_in_each_resource_group() -> None:
+    lab = (
+        world(devices=0)
+        .node("n1")
+        .node("n2", group="class")
+        .running("x", "1")
+        .running("y", "1", group="class")
+    )
+    lab = lab.pending("a", "1").pending("b", "1", group="class").pending("c", "1")
+    assert {user: f.position for user, f in told(lab).items()} == {"a": 1, "b": 1, "c": 2}
+
+
+def test_too_few_ended_sessions_make_the_start_unknown() -> None:
+    lab = world().running("a", "1").pending("b", "1")
+    assert starts(lab, None) == {"b": None}
+    assert told(lab, None)["b"].basis == BASIS_UNKNOWN
+
+
+def test_a_request_that_no_ready_node_could_hold_has_no_start_however_long_one_waits() -> None:
+    lab = world(devices=2).node("n2", devices=1).pending("a", "2").cordoned("n1")
+    assert starts(lab) == {"a": None}
+    assert told(lab)["a"].basis == BASIS_NO_NODE
+
+
+def test_a_session_that_has_outlived_the_typical_length_ends_soon() -> None:
+    lab = world().running("a", "1", started_ago_s=9 * HOUR).pending("b", "1")
+    assert starts(lab) == {"b": SOON_S}
+
+
+def test_a_terminating_session_ends_next_and_one_that_launches_has_its_length_before_it() -> None:
+    ending = world().running("a", "1", state=SessionState.TERMINATING).pending("b", "1")
+    launching = world().running("a", "1", state=SessionState.PULLING).pending("b", "1")
+    assert starts(ending) == {"b": 1}
+    assert starts(launching) == {"b": HOUR}
+
+
+def test_a_held_session_says_so_and_is_forecast_as_if_it_was_resumed() -> None:
+    lab = world().running("x", "1", started_ago_s=600).pending("a", "1", held=True).pending("b", "1")
+    assert starts(lab) == {"a": HOUR - 600, "b": 2 * HOUR - 600}
+    held = told(lab)["a"]
+    assert (held.position, held.reason) == (1, WaitReason.HELD)
+    assert held.text == "the Hub restarted; it resumes this request by itself"
+
+
+def test_one_who_fits_overtakes_in_the_forecast_as_in_the_plan() -> None:
+    lab = world(devices=2).running("a", "1", started_ago_s=600).running("b", "0.5", started_ago_s=60)
+    lab = lab.pending("c", "2").pending("d", "0.5")
+    # d starts now and is expected to last: c waits for a, b and d.
+    assert starts(lab) == {"c": HOUR, "d": 0}
+
+
+def test_an_empty_queue_has_an_empty_forecast() -> None:
+    assert forecast(world().running("a", "1"), Policy(), typical_length_s=HOUR) == ()
+
+
+@pytest.mark.parametrize(
+    ("lab", "asked", "words"),
+    [
+        (world().running("a", "1"), request(fgpu="0.5"), "0.5 fGPU is not free: nothing is free now"),
+        (world().running("a", "0.8"), request(fgpu="0.5"), "0.5 fGPU is not free: 0.2 fGPU is free now"),
+        (
+            world(devices=2).running("a", "0.7", on="GPU-n1-0").running("b", "0.6", on="GPU-n1-1"),
+            request(fgpu="0.5"),
+            "0.5 fGPU does not fit on one GPU: 0.7 fGPU is free in all, but at most 0.4 on one GPU",
+        ),
+        (
+            world(devices=3).running("a", "0.1", on="GPU-n1-0").running("b", "0.1", on="GPU-n1-1"),
+            request(fgpu="2"),
+            "2 fGPU needs 2 whole GPUs on one node: at most 1 are free on one now",
+        ),
+        (
+            # Two are free, but not on one node.
+            world(devices=0)
+            .node("n1", devices=2)
+            .node("n2", devices=2)
+            .running("a", "0.1", on="GPU-n1-0")
+            .running("b", "0.1", on="GPU-n2-0"),
+            request(fgpu="2"),
+            "2 fGPU needs 2 whole GPUs on one node: at most 1 are free on one now",
+        ),
+        (
+            world(devices=2, cpu=4),
+            request(fgpu="2", cpu=5),
+            "2 fGPU is free, but not together with 5 CPU and 1024 MiB memory on the same node",
+        ),
+        (
+            world(cpu=4).running("a", "0.1", cpu=3),
+            request(fgpu="0.5", cpu=2),
+            "0.5 fGPU is free, but not together with 2 CPU and 1024 MiB memory on the same node",
+        ),
+        (
+            world(devices=0).node("n1", cpu=1).node("n2", node_memory_mib=1024),
+            request(fgpu="0.5", cpu=2, memory_mib=2048),
+            "0.5 fGPU is free, but not together with 2 CPU and 2048 MiB memory on the same node",
+        ),
+        (
+            world(fgpu_per_gpu=1).running("a", "0.5").unit(5),
+            request(fgpu="3"),
+            "3 fGPU is free, but its GPU memory or compute is still held by earlier sessions",
+        ),
+        (
+            world().node("n2").cordoned("n1").lost("n2"),
+            request(fgpu="0.5"),
+            "no node of resource group 'default' takes sessions now",
+        ),
+        (
+            # What is free on a cordoned node is not to be had.
+            world().node("n2").running("a", "1", on="GPU-n2-0").cordoned("n1"),
+            request(fgpu="0.5"),
+            "0.5 fGPU is not free: nothing is free now",
+        ),
+        (
+            world(devices=2).node("n2").cordoned("n1"),
+            request(fgpu="2"),
+            "2 fGPU is more than any node that takes sessions now has",
+        ),
+        (world(), request(fgpu="0.5"), "waits for its turn"),
+    ],
+)
+def test_a_shortage_says_what_is_short(lab: World, asked: object, words: str) -> None:
+    assert shortage(asked, free(lab)) == words  # type: ignore[arg-type]
+
+
+def test_twenty_on_one_gpu_are_named_as_what_is_short() -> None:
+    lab = world()
+    for n in range(20):
+        lab = lab.running(f"u{n}", "0.04")
+    words = "0.2 fGPU is free, but 20 sessions already share that GPU"
+    assert shortage(request(fgpu="0.2"), free(lab)) == words
+
+
+def test_a_request_that_fits_starts_now() -> None:
+    lab = world().running("a", "0.5")
+    assert asks(lab, "0.4") == RequestForecast(1, None, NOW_S, BASIS_NOW, "starts now", 500)
+
+
+def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
+    lab = world().running("a", "0.1", started_ago_s=600)
+    found = asks(lab, "0.4", 3)
+    assert found == RequestForecast(2, 1, NOW_S + HOUR, BASIS_TYPICAL, "waits for its turn", 900)
+
+
+def test_a_request_behind_others_stands_behind_them() -> None:
+    lab = world().running("a", "1", started_ago_s=600).pending("b", "1").pending("c", "1")
+    found = asks(lab, "1", 2)
+    assert (found.startable_now, found.position) == (0, 4)
+    assert found.expected_start_at_s == NOW_S + 4 * HOUR - 600
+    assert found.text == "1 fGPU is not free: nothing is free now"
+    assert found.largest_now_milli is None
+
+
+def test_those_who_start_in_this_very_pass_are_not_ahead() -> None:
+    lab = world(devices=2).running("x", "1").pending("a", "1").pending("b", "1")
+    assert asks(lab, "1").position == 2
+
+
+def test_the_largest_amount_that_starts_now_is_beside_the_same_cpu_and_memory() -> None:
+    lab = world(devices=0).node("n1", cpu=2).node("n2", cpu=8).running("a", "0.7", on="GPU-n2-0")
+    assert asks(lab, "1", cpu=1).largest_now_milli == 1000
+    assert asks(lab, "1", cpu=4).largest_now_milli == 300
+    assert asks(lab, "1", cpu=9).largest_now_milli is None
+
+
+def test_the_largest_amount_is_below_the_cap_and_behind_those_who_start_now() -> None:
+    lab = world(devices=2)
+    assert asks(lab, "0.5", caps=Caps(100, max_fgpu_milli=700)).largest_now_milli == 700
+    assert asks(lab, "0.5").largest_now_milli == 2000
+    assert asks(lab.pending("a", "0.6").pending("b", "0.7"), "0.5").largest_now_milli == 400
+
+
+def test_without_history_a_request_that_waits_has_a_position_and_no_start() -> None:
+    found = asks(world().running("a", "1"), "1", typical=None)
+    assert (found.position, found.expected_start_at_s, found.basis) == (1, None, BASIS_UNKNOWN)
+
+
+@pytest.mark.parametrize("fgpu", ["0.1", "0.3", "0.5", "1", "2"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_is_told_to_start_now_is_what_the_planner_starts(fgpu: str, count: int) -> None:
+    lab = world(devices=2).running("a", "0.3").pending("b", "0.5", held=True).pending("c", "0.5")
+    submitted = lab
+    for n in range(count):
+        submitted = submitted.pending(f"new{n}", fgpu)
+    new = [s.id for s in submitted.sessions if s.request.user.startswith("new")]
+    placed = [p.session_id for p in plan(submitted, Policy()).placed]
+    assert asks(lab, fgpu, count).startable_now == sum(1 for i in new if i in placed)
+
+
+def test_a_forecast_of_two_hundred_over_fifty_gpus_takes_no_time_to_speak_of() -> None:
+    """Measured at 10 to 20 ms where this was written; ten times that is a mistake, not a slow machine."""
+    lab = world(devices=0)
+    for n in range(50):
+        lab = lab.node(f"n{n:02}", fgpu_per_gpu=2)
+    for n, fgpu in enumerate(["0.5", "1", "0.2", "0.3"] * 35):
+        lab = lab.running(f"r{n}", fgpu, on=f"GPU-n{n % 50:02}-0", started_ago_s=n * 20)
+    lab = replace(lab, sessions=lab.sessions)
+    for n in range(200):
+        lab = lab.pending(f"w{n}", ["2", "1.5", "1.9", "1.7"][n % 4])
+    least = min(took(lab) for _ in range(3))
+    assert len(forecast(lab, Policy(), typical_length_s=HOUR)) == 200
+    assert least < 0.5
+
+
+def took(lab: World) -> float:
+    began = time.perf_counter()
+    forecast(lab, Policy(), typical_length_s=HOUR)
+    return time.perf_counter() - began

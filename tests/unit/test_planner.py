@@ -1,0 +1,108 @@
+"""Whole plans for whole worlds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.testing import World, decided, world
+
+
+def plan_of(lab: World) -> list[str]:
+    return decided(lab, plan(lab, Policy()))
+
+
+def test_an_empty_queue_has_an_empty_plan_of_the_snapshots_version() -> None:
+    lab = replace(world().running("a", "1"), version=41)
+    assert plan(lab, Policy()) == Plan(41, ())
+
+
+def test_capacity_two_runs_two_of_three_sessions_of_one() -> None:
+    """Product B3, first form: one GPU of 2 fGPU."""
+    lab = world(fgpu_per_gpu=2).pending("a", "1").pending("b", "1").pending("c", "1")
+    assert plan_of(lab) == ["a: GPU-n1-0", "b: GPU-n1-0", "c waits: RESOURCES"]
+
+
+def test_capacity_two_of_two_devices_runs_two_of_three_sessions_of_one() -> None:
+    lab = world(devices=2).pending("a", "1").pending("b", "1").pending("c", "1")
+    assert plan_of(lab) == ["a: GPU-n1-0", "b: GPU-n1-1", "c waits: RESOURCES"]
+
+
+def test_capacity_one_runs_two_of_three_sessions_of_0_4() -> None:
+    """Product B3, second form: 0.2 stays free, and nobody gets a part of it."""
+    lab = world().pending("a", "0.4").pending("b", "0.4").pending("c", "0.4")
+    assert plan_of(lab) == ["a: GPU-n1-0", "b: GPU-n1-0", "c waits: RESOURCES"]
+
+
+def test_ending_one_that_runs_starts_the_one_that_waits() -> None:
+    lab = world().running("a", "0.4").running("b", "0.4").pending("c", "0.4")
+    assert plan_of(lab) == ["c waits: RESOURCES"]
+    assert plan_of(lab.ended("a")) == ["c: GPU-n1-0"]
+
+
+def test_a_terminating_session_keeps_others_waiting_until_it_is_gone() -> None:
+    lab = world().running("a", "1", state=SessionState.TERMINATING).pending("b", "1")
+    assert plan_of(lab) == ["b waits: RESOURCES"]
+
+
+def test_a_smaller_request_is_not_held_up_by_a_larger_one() -> None:
+    lab = world(devices=2).running("a", "0.6").pending("b", "2").pending("c", "0.5").pending("d", "0.4")
+    assert plan_of(lab) == ["b waits: RESOURCES", "c: GPU-n1-1", "d: GPU-n1-0"]
+
+
+def test_nobody_overtakes_an_earlier_request_of_the_same_shape() -> None:
+    lab = world().running("a", "0.5").pending("b", "0.6").pending("c", "0.6").pending("d", "0.5")
+    assert plan_of(lab) == ["b waits: RESOURCES", "c waits: RESOURCES", "d: GPU-n1-0"]
+
+
+def test_a_request_of_less_cpu_is_another_shape() -> None:
+    lab = world(cpu=2).running("a", "0.1", cpu=1).pending("b", "0.5", cpu=2).pending("c", "0.5", cpu=1)
+    assert plan_of(lab) == ["b waits: RESOURCES", "c: GPU-n1-0"]
+
+
+def test_a_held_session_keeps_its_place_and_is_not_placed() -> None:
+    lab = world().pending("a", "0.6", held=True).pending("b", "0.6").pending("c", "0.6")
+    assert plan_of(lab) == ["a waits: HELD", "b: GPU-n1-0", "c waits: RESOURCES"]
+    resumed = replace(lab, sessions=(replace(lab.of("a"), held=False), *lab.sessions[1:]))
+    assert plan_of(resumed) == ["a: GPU-n1-0", "b waits: RESOURCES", "c waits: RESOURCES"]
+
+
+def test_each_resource_group_has_its_own_nodes() -> None:
+    lab = (
+        world().node("n2", group="class").pending("a", "1").pending("b", "1").pending("c", "1", group="class")
+    )
+    assert plan_of(lab) == ["a: GPU-n1-0", "b waits: RESOURCES", "c: GPU-n2-0"]
+
+
+def test_cordoned_and_lost_nodes_get_nothing_new() -> None:
+    lab = world(devices=0).node("n1").node("n2").node("n3").pending("a", "1").pending("b", "1")
+    assert plan_of(lab.cordoned("n1").lost("n2")) == ["a: GPU-n3-0", "b waits: RESOURCES"]
+
+
+def test_several_sessions_of_one_request_fill_the_fullest_devices_first() -> None:
+    lab = world(devices=2).running("x", "0.5").pending("a", "0.4").pending("b", "0.4").pending("c", "0.4")
+    assert plan_of(lab) == ["a: GPU-n1-0", "b: GPU-n1-1", "c: GPU-n1-1"]
+
+
+def test_whole_devices_are_found_beside_fractions() -> None:
+    lab = world(devices=3).running("x", "0.5").pending("a", "2").pending("b", "0.5").pending("c", "0.5")
+    assert plan_of(lab) == ["a: GPU-n1-1 + GPU-n1-2", "b: GPU-n1-0", "c waits: RESOURCES"]
+
+
+def test_a_world_without_nodes_lets_everybody_wait() -> None:
+    assert plan_of(world(devices=0).pending("a", "1")) == ["a waits: RESOURCES"]
+
+
+def test_another_order_and_score_give_another_plan() -> None:
+    lab = world(devices=2).running("x", "0.3").pending("a", "1").pending("b", "0.2")
+    newest_first = Policy(order=lambda s: (-s.id,))
+    spread = Policy(score=lambda where, leaves: (-sum(d.fgpu_milli for d in leaves.devices if d.untouched),))
+    assert plan_of(lab) == ["a: GPU-n1-1", "b: GPU-n1-0"]
+    assert decided(lab, plan(lab, newest_first)) == ["b: GPU-n1-0", "a: GPU-n1-1"]
+    assert decided(lab, plan(lab, spread)) == ["a: GPU-n1-1", "b: GPU-n1-0"]
+
+
+def test_a_change_of_unit_does_not_move_or_overcommit_those_who_run() -> None:
+    lab = world(fgpu_per_gpu=1).running("a", "0.5").unit(2).pending("b", "1").pending("c", "0.1")
+    assert plan_of(lab) == ["b: GPU-n1-0", "c waits: RESOURCES"]
