@@ -24,7 +24,7 @@ def render(offer: Offer, *, hub_prefix: str, server_name: str, given: dict[str, 
     ``given`` is what was sent and refused, to be shown again; it is only ever shown as text.
     """
     values = {name: str(value) for name, value in offer.default.as_options().items()} | given
-    groups = []
+    groups: list[dict[str, Any]] = []
     for group in offer.groups:
         own = [n for n in offer.nodes if n.resource_group == group]
         amounts = amounts_that_fit(own, offer.caps)

@@ -57,6 +57,7 @@ def make_app(service: Service) -> Application:
     return Application(
         [
             url(f"{prefix}", pages.Front, own),
+            url(f"{prefix}forecast", pages.ForecastFrame, own),
             url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),

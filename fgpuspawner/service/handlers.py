@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tornado.iostream import StreamClosedError
-from tornado.web import RequestHandler
+from tornado.web import HTTPError, RequestHandler
 
 from fgpu_scheduler import ENDED, Session, SessionState, StoreUnavailable
 from fgpuspawner.options import Refused, parse, read_fields
@@ -261,7 +261,7 @@ class Events(Api):
             model = await self.hub_auth.user_for_token(
                 self.token, session_id=self.hub_auth.get_session_id(self), sync=False
             )
-        except Exception:
+        except HTTPError:
             # The Hub restarts: whoever was let in stays until it answers.
             return True
         if model is None or not self.hub_auth.check_scopes(self.needs_scope, model):

@@ -32,13 +32,16 @@ class Hub:
         self._api_url = api_url.rstrip("/")
         self._http = SimpleAsyncHTTPClient(force_instance=True, max_clients=100)
 
-    async def start_server(self, user: str, server_name: str, *, token: str) -> Answer:
-        """Start a server with the options that it was last asked for with.
+    async def start_server(
+        self, user: str, server_name: str, *, options: dict[str, object], token: str
+    ) -> Answer:
+        """Start a server with these user options.
 
         Raises:
             HubUnreachable: the Hub does not answer.
         """
-        return await self._call("POST", user, server_name, token)
+        body = json.dumps({"user_options": options}).encode()
+        return await self._call("POST", user, server_name, token, body)
 
     async def stop_server(self, user: str, server_name: str, *, token: str) -> Answer:
         """Stop a server, or cancel its start.
@@ -52,14 +55,15 @@ class Hub:
         """Give up on calls that are not answered."""
         self._http.close()
 
-    async def _call(self, method: str, user: str, server_name: str, token: str) -> Answer:
+    async def _call(
+        self, method: str, user: str, server_name: str, token: str, body: bytes | None = None
+    ) -> Answer:
         where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
         request = HTTPRequest(
             f"{self._api_url}/users/{quote(user, safe='')}/{where}",
             method=method,
             headers={"Authorization": f"token {token}", "Accept": "application/json"},
-            # Without a body the Hub takes the options of the last start.
-            body=b"" if method == "POST" else None,
+            body=body,
             connect_timeout=5.0,
             request_timeout=TIMEOUT_S,
             follow_redirects=False,

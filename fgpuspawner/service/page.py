@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from urllib.parse import quote
 
+from fgpu_scheduler import format_milli, parse_milli
 from fgpuspawner.service.view import Json, Viewer
 
 STATE_WORDS = {
@@ -239,7 +239,7 @@ def _is_gib(amount: int) -> bool:
 
 
 def _gib(amount: int) -> str:
-    return format(Decimal(amount) / 1024, "f")
+    return format_milli(amount * 1000 // 1024)
 
 
 def gauges(here: Json, capacity: Json) -> tuple[Gauge, ...]:
@@ -247,11 +247,9 @@ def gauges(here: Json, capacity: Json) -> tuple[Gauge, ...]:
     return tuple(
         Gauge(
             name=name,
-            upper=_bar(f"In group {here['name']}", here["mine"][key], here["allocatable"][key], unit, key),
-            lower=_bar(
-                "Overall", capacity["mine_overall"][key], capacity["allocatable_overall"][key], unit, key
-            ),
-            everybody=_of(_number(here["used"][key]), _number(here["total"][key]), unit, key),
+            upper=_bar(f"In group {here['name']}", here["mine"], here["allocatable"], key, unit),
+            lower=_bar("Overall", capacity["mine_overall"], capacity["allocatable_overall"], key, unit),
+            everybody=_of(_whole(here["used"][key]), _whole(here["total"][key]), key, unit),
         )
         for name, key, unit in (
             ("GPU", "fgpu", "fGPU"),
@@ -261,25 +259,28 @@ def gauges(here: Json, capacity: Json) -> tuple[Gauge, ...]:
     )
 
 
-def _bar(label: str, mine: str | int, allocatable: str | int, unit: str, key: str) -> Bar:
-    own = _number(mine)
-    whole = own + _number(allocatable)
-    return Bar(label, _of(own, whole, unit, key), percent(own, whole))
+def _bar(label: str, mine: Json, allocatable: Json, key: str, unit: str) -> Bar:
+    own = _whole(mine[key])
+    both = own + _whole(allocatable[key])
+    return Bar(label, _of(own, both, key, unit), percent(own, both))
 
 
-def percent(part: Decimal, whole: Decimal) -> str:
+def percent(part: int, whole: int) -> str:
     """Return a bar's length in percent, rounded down to a tenth; "0" where there is nothing at all."""
     if whole <= 0 or part <= 0:
         return "0"
-    tenths = min(1000, int(part * 1000 / whole))
+    tenths = min(1000, part * 1000 // whole)
     return f"{tenths // 10}.{tenths % 10}"
 
 
-def _of(part: Decimal, whole: Decimal, unit: str, key: str) -> str:
-    if key == "memory_mib" and all(n == 0 or _is_gib(int(n)) for n in (part, whole)):
-        return f"{_gib(int(part))} of {_gib(int(whole))} GiB"
-    return f"{part:f} of {whole:f} {unit}"
+def _of(part: int, whole: int, key: str, unit: str) -> str:
+    if key != "memory_mib":
+        return f"{format_milli(part)} of {format_milli(whole)} {unit}"
+    if all(amount == 0 or _is_gib(amount) for amount in (part, whole)):
+        return f"{_gib(part)} of {_gib(whole)} GiB"
+    return f"{part} of {whole} {unit}"
 
 
-def _number(amount: str | int) -> Decimal:
-    return Decimal(amount)
+def _whole(amount: str | int) -> int:
+    """Return an amount of the API in thousandths, or memory in MiB: sums stay exact."""
+    return amount if isinstance(amount, int) else parse_milli(amount, field="amount")

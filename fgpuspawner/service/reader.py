@@ -37,6 +37,8 @@ R = TypeVar("R")
 THREADS = 4
 FRESH_S = 1.5
 """A reading serves this long while the store's version stays the same: forecasts move with the clock."""
+FAILED_S = 0.5
+"""A failure also answers those who waited behind it: each by itself could wait for the database's timeout."""
 CONNECT_EVERY_S = 0.5
 MAX_EVENTS = 1000
 """A listener that missed more is told to read everything again."""
@@ -66,6 +68,8 @@ class Reader:
         self._reading = asyncio.Lock()
         self._world: World | None = None
         self._fresh_until = 0.0
+        self._failure = ""
+        self._failed_until = 0.0
 
     async def connect(self) -> None:
         """Connect, trying again until it works: the Hub, which migrates, starts at the same time."""
@@ -94,16 +98,25 @@ class Reader:
             StoreUnavailable: the store cannot be read.
         """
         async with self._reading:
-            version = await self._read(self._store.version)
-            world = self._world
-            if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
-                began = time.monotonic()
-                world = await self._read(self._read_world)
-                ended = time.monotonic()
-                self._world = world
-                # A long queue takes long to forecast: then not again at once.
-                self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
-            return world
+            if time.monotonic() < self._failed_until:
+                raise StoreUnavailable(self._failure)
+            try:
+                return await self._current_world()
+            except StoreUnavailable as e:
+                self._failure, self._failed_until = str(e), time.monotonic() + FAILED_S
+                raise
+
+    async def _current_world(self) -> World:
+        version = await self._read(self._store.version)
+        world = self._world
+        if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
+            began = time.monotonic()
+            world = await self._read(self._read_world)
+            ended = time.monotonic()
+            self._world = world
+            # A long queue takes long to forecast: then not again at once.
+            self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
+        return world
 
     @property
     def last_world(self) -> World | None:

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler import Session, StoreUnavailable
+from fgpuspawner.options import Wanted
 from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
 from fgpuspawner.service.reader import Reader
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-ANSWER_WAIT_S = 1.0
-"""The Hub may take its time to answer a start that waits. It has seen the request by then, in order."""
+ANSWER_WAIT_S = 0.05
+"""The Hub answers a start that waits only after a while. It has seen the request by then, in order; and the
+place in the queue is in the store, so that an order that is not kept here is kept there."""
 LONGEST_DELAY_S = 30.0
 
 
@@ -36,7 +38,7 @@ class Resumer:
         self._hub = hub
         self._token = token
         self._attempts: Mapping[int, Attempts] = {}
-        self._in_flight: dict[int, asyncio.Task[Answer]] = {}
+        self._in_flight: dict[int, tuple[Session, asyncio.Task[Answer]]] = {}
         self._unreachable = False
 
     async def run(self) -> None:
@@ -56,33 +58,48 @@ class Resumer:
 
     async def close(self) -> None:
         """Give up on what the Hub has not answered."""
-        for task in self._in_flight.values():
+        tasks = [task for _, task in self._in_flight.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _round(self, held: tuple[Session, ...]) -> None:
+        # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
+        for session, task in tuple(self._in_flight.values()):
+            self._take(session, task)
         ids = [session.id for session in held]
         self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
         now = asyncio.get_running_loop().time()
         for session in held:
-            if self._attempts.get(session.id, Attempts()).next_at <= now:
+            if session.id not in self._in_flight and self._of(session).next_at <= now:
                 await self._try(session)
 
     async def _try(self, session: Session) -> None:
-        if session.id not in self._in_flight:
-            asked = session.request
-            self._in_flight[session.id] = asyncio.create_task(
-                self._hub.start_server(asked.user, asked.server_name, token=self._token)
+        asked = session.request
+        # From the store and not from the Hub, which may have been killed before it had noted them.
+        wanted = Wanted(
+            asked.image, asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
+        )
+        task = asyncio.create_task(
+            self._hub.start_server(
+                asked.user, asked.server_name, options=wanted.as_options(), token=self._token
             )
-        task = self._in_flight[session.id]
+        )
+        self._in_flight[session.id] = session, task
         await asyncio.wait([task], timeout=ANSWER_WAIT_S)
-        if not task.done():
-            return
-        del self._in_flight[session.id]
-        self._note(session, task.result())
+        self._take(session, task)
+
+    def _take(self, session: Session, task: asyncio.Task[Answer]) -> None:
+        """Note the answer if there is one; raises `HubUnreachable` if there will be none."""
+        if task.done():
+            del self._in_flight[session.id]
+            self._note(session, task.result())
+
+    def _of(self, session: Session) -> Attempts:
+        return self._attempts.get(session.id, Attempts())
 
     def _note(self, session: Session, answer: Answer) -> None:
-        last = self._attempts.get(session.id, Attempts())
+        last = self._of(session)
         delay_s = min(LONGEST_DELAY_S, 2.0**last.count)
         next_at = asyncio.get_running_loop().time() + delay_s
         attempts = replace(last, count=last.count + 1, next_at=next_at)

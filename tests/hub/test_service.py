@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import requests
 from bs4 import BeautifulSoup
+
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, plan
 from fgpu_scheduler.store import Store
-from hubprocess import ROOT, HubProcess, free_ports, until
-
 from fgpuspawner.settings import FGPU
+from hubprocess import ROOT, HubProcess, free_ports, until
 
 S = SessionState
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -508,7 +508,8 @@ def test_ending_goes_through_the_hub_with_the_callers_own_rights(world: World) -
     until(lambda: hub.ready("alice", "mine"), what="alice's server")
     with world.another(run(world.store, "alice", "mine", 100)) as ran:
         refused = hub.ask("DELETE", f"api/v1/sessions/{ran.id}", world.bob)
-        assert refused.status_code in (403, 404), refused.text
+        # The Hub does not let on that bob may not: to him there is no such server.
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "no_such_session")
         assert hub.ready("alice", "mine")
         ended = hub.ask("DELETE", f"api/v1/sessions/{ran.id}", world.alice)
         assert (ended.status_code, ended.json()["session"]["id"]) == (202, ran.id)
@@ -567,7 +568,7 @@ def test_the_page_shows_sessions_bars_and_queue(world: World) -> None:
     runs, waits = rows
     assert "0.5 fGPU" in runs.text
     assert "2 GiB" in runs.text
-    assert runs.find("a", string=re.compile("Open"))["href"] == "/user/alice/"
+    assert runs.select_one(f"#open-{world.alice_runs.id}")["href"] == "/user/alice/"
     assert "1st in the queue, nobody is ahead" in waits.text
     assert "1 fGPU is not free: 0.5 fGPU is free now" in waits.text
     assert waits.select_one("form.power button").text.startswith("Cancel")
@@ -642,6 +643,7 @@ def test_a_lost_store_is_an_error_and_never_an_empty_list(world: World) -> None:
     finally:
         rename("lost", "fgpu_meta")
     assert hub.ask("GET", "health", None).json() == {"status": "ok"}
+    until(lambda: hub.ask("GET", "api/v1/me", world.alice).status_code == 200, within_s=5)
     assert len(hub.get("sessions", world.alice)["sessions"]) == 2
 
 
@@ -684,12 +686,37 @@ def test_held_requests_are_resumed_in_queue_order_whatever_fails_before_them(wor
     assert hub.log_text().count("(stranger/)") == 1
 
 
+def test_after_a_crash_of_the_hub_the_service_brings_the_waiting_requests_back(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub()
+    hub.start()
+    for user in ("first", "second", "third"):
+        hub.add_user(user)
+        assert hub.spawn(user, options={"fgpu": "2", "cpu": "0.1", "memory_mib": 256}).status_code in (
+            201,
+            202,
+        )
+        until(lambda user=user: f"{user}/" in hub.states(), what=f"{user} is in the queue")
+    hub.reach({"first/": "RUNNING", "second/": "PENDING", "third/": "PENDING"})
+    hub.kill()
+    hub.start()
+    until(
+        lambda: not any(s.held for s in hub.sessions().values()), within_s=60, what="nobody is held any more"
+    )
+    hub.reach({"first/": "RUNNING", "second/": "PENDING", "third/": "PENDING"})
+    hub.stop("first")
+    hub.reach({"second/": "RUNNING", "third/": "PENDING"})
+    until(lambda: hub.log_text().count("the Hub spawns it again") == 2, what="both are in the log")
+
+
 def test_the_log_holds_no_tokens(world: World) -> None:
     text = world.hub.log_text()
     assert "Connected to the scheduler's database" in text
     for token in (world.alice, world.bob, world.carol, world.admin):
         assert token not in text
-    assert "Traceback" not in text
+    # The servers of the test's users write to the same log.
+    assert f'File "{ROOT}/fgpuspawner' not in text
 
 
 # --- The process itself ---

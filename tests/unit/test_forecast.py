@@ -90,9 +90,9 @@ def test_position_zero_starts_now_and_the_rest_count_from_one() -> None:
     found = told(lab)
     assert {user: (f.position, f.text) for user, f in found.items()} == {
         "a": (0, "starts now"),
-        "b": (1, "waits for its turn"),
+        "b": (1, "0.6 fGPU is not free: 0.1 fGPU is free now"),
         "c": (0, "starts now"),
-        "d": (2, "waits for its turn"),
+        "d": (2, "0.6 fGPU is not free: 0.1 fGPU is free now"),
     }
     assert found["a"].basis == found["c"].basis == BASIS_NOW
     assert found["a"].expected_start_at_s == NOW_S
@@ -237,7 +237,8 @@ def test_a_request_that_fits_starts_now() -> None:
 def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
     lab = world().running("a", "0.1", started_ago_s=600)
     found = asks(lab, "0.4", 3)
-    assert found == RequestForecast(2, 1, NOW_S + HOUR, BASIS_TYPICAL, "waits for its turn", 900)
+    text = "0.4 fGPU is not free: 0.1 fGPU is free now"
+    assert found == RequestForecast(2, 1, NOW_S + HOUR, BASIS_TYPICAL, text, 900)
 
 
 def test_a_request_behind_others_stands_behind_them() -> None:

@@ -56,7 +56,8 @@ def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None
     A held session is forecast as if somebody waited for it again.
     """
     now = plan(snapshot, policy)
-    left = placement.free(snapshot)
+    # What starts in this very pass is not free for those who wait on.
+    left = placement.free(_applied(snapshot, now))
     sessions = {s.id: s for s in snapshot.sessions}
     length: dict[str, int] = {}
     shortages: dict[Shape, str] = {}
