@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ _jinja = Environment(
 )
 
 
-def render(offer: Offer, *, hub_prefix: str, server_name: str, given: dict[str, str]) -> str:
+def render(offer: Offer, *, hub_prefix: str, given: dict[str, str]) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
     ``given`` is what was sent and refused, to be shown again; it is only ever shown as text.
@@ -56,7 +57,6 @@ def render(offer: Offer, *, hub_prefix: str, server_name: str, given: dict[str, 
         most_memory_mib=max((g["max_memory_mib"] for g in groups), default=0),
         max_count=offer.caps.max_count,
         simulated=offer.simulated,
-        server_name=server_name,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
 
@@ -73,15 +73,15 @@ def refusal_html(refused: Refused) -> str:
 
 
 def given(handler: Any) -> dict[str, str]:
-    """Return the options that a request sent, for showing the form again as it was filled in."""
-    request = getattr(handler, "request", None)
-    found: dict[str, str] = {}
-    for name in FIELDS:
-        for source, key in (("body_arguments", name), ("query_arguments", f"opt-{name}")):
-            sent = getattr(request, source, {}).get(key)
-            if sent:
-                found[name] = sent[0].decode("utf-8", "replace")[:200]
-    return found
+    """Return the options that a link to the form carries, for showing the form filled in with them."""
+    arguments = getattr(getattr(handler, "request", None), "query_arguments", {})
+    texts = {name: [v.decode("utf-8", "replace") for v in values] for name, values in arguments.items()}
+    return first_of({name.removeprefix("opt-"): v for name, v in texts.items() if name.startswith("opt-")})
+
+
+def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the first value of each field that the form has, cut to what a field can hold."""
+    return {name: str(fields[name][0])[:200] for name in FIELDS if fields.get(name)}
 
 
 def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class QueuedSpawner(Spawner):
         self._session: Session | None = None
         self._launching: asyncio.Task[str] | None = None
         self._failure: tuple[EndCause, str] | None = None
+        self._refused: dict[str, str] = {}
 
     # -- for the classes that mix this in -------------------------------------------------------------
 
@@ -129,12 +130,8 @@ class QueuedSpawner(Spawner):
             offer = self.offer()
         except Refused as e:
             return form.render_refusal(e)
-        return form.render(
-            offer,
-            hub_prefix=self.hub.base_url,
-            server_name=self.name,
-            given=form.given(self.handler),
-        )
+        refused, self._refused = self._refused, {}
+        return form.render(offer, hub_prefix=self.hub.base_url, given=refused or form.given(self.handler))
 
     @default("options_from_form")
     def _queued_options_from_form(self) -> Any:
@@ -144,6 +141,8 @@ class QueuedSpawner(Spawner):
         try:
             return parse(read_fields(fields), self.offer()).as_options()
         except Refused as e:
+            # The Hub shows the form again through the default server's spawner, whichever this one is.
+            self.user.spawner._refused = form.first_of(fields)
             raise self._refusal(e) from None
 
     @default("apply_user_options")

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HUB_TESTS = Path(__file__).parents[1] / "hub"
-sys.path.insert(0, str(HUB_TESTS))
-
 from hubprocess import HubProcess
 
-MINI = HUB_TESTS / "miniserver.py"
+MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
 
 LOCAL = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
 DOCKER = f"""

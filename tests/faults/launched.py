@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import psutil
+
 from hubprocess import HubProcess
 
 

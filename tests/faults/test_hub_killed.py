@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import requests
+
 from fgpu_scheduler import HOLDING, SessionState
 from hubprocess import HubProcess, until
 from launched import launched
@@ -60,10 +61,8 @@ def ask(hub: HubProcess, users: list[str]) -> None:
     """Ask for a session for each user at once; the Hub may die meanwhile."""
 
     def one(user: str) -> None:
-        try:
+        with suppress(requests.RequestException):
             hub.spawn(user, options=ONE)
-        except requests.RequestException:
-            pass
 
     with ThreadPoolExecutor(len(users)) as threads:
         list(threads.map(one, users))
@@ -163,11 +162,9 @@ def test_killed_at_random_instants_with_sessions_in_all_states(
 
 def stop_then_ask(hub: HubProcess, user: str) -> None:
     """End a user's session and ask for another; the Hub may die meanwhile."""
-    try:
+    with suppress(requests.RequestException):
         hub.stop(user)
         hub.spawn(user, options=ONE)
-    except requests.RequestException:
-        pass
 
 
 DIES = """
@@ -269,10 +266,8 @@ def test_killed_between_two_durable_steps(
 
 def stop_only(hub: HubProcess, user: str) -> None:
     """End a user's session; the Hub may die meanwhile, or have done it already."""
-    try:
+    with suppress(requests.RequestException):
         hub.stop(user)
-    except requests.RequestException:
-        pass
 
 
 def test_a_terminated_hub_leaves_sessions_and_queue_and_takes_them_up_again(

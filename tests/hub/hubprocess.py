@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 import requests
+
 from fgpu_scheduler import Session
 from fgpu_scheduler.store import Store
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}

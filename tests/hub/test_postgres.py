@@ -1,0 +1,51 @@
+"""The Hub with the scheduler's database on PostgreSQL: queue, restart, and the same order as before."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from hubprocess import HubProcess, until
+
+ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
+
+
+@pytest.fixture
+def database_url() -> Iterator[str]:
+    """A database of its own on the server that FGPU_TEST_POSTGRES_URL names."""
+    url = os.environ.get("FGPU_TEST_POSTGRES_URL")
+    if not url:
+        reason = "FGPU_TEST_POSTGRES_URL is not set (tests/services.sh starts a server)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    name = f"fgpu_hub_{uuid.uuid4().hex[:12]}"
+    server = url.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield url.rsplit("/", 1)[0] + f"/{name}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_requests_wait_start_and_survive_a_killed_hub_on_postgresql(
+    make_hub: Callable[..., HubProcess], database_url: str
+) -> None:
+    hub = make_hub(db_url=database_url).start()
+    users = ["a", "b", "c", "d"]
+    for user in users:
+        hub.add_user(user)
+        assert hub.spawn(user, options=ONE).status_code in (201, 202)
+    expected = {"a/": "RUNNING", "b/": "RUNNING", "c/": "PENDING", "d/": "PENDING"}
+    hub.reach(expected)
+    before = {key: s.id for key, s in hub.sessions().items()}
+    hub.kill()
+    hub.start()
+    until(lambda: not any(s.held for s in hub.sessions().values()), what="the requests are resumed")
+    hub.reach(expected)
+    assert {key: s.id for key, s in hub.sessions().items()} == before
+    assert hub.stop("a").status_code in (202, 204)
+    hub.reach({"b/": "RUNNING", "c/": "RUNNING", "d/": "PENDING"})
