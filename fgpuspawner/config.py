@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
+from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner import network
@@ -65,7 +67,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
 def _use_docker(c: Any) -> None:
     c.JupyterHub.spawner_class = FGPUSpawner
     name = c.FGPUSpawner.get("network_name", network.NETWORK)
-    client = network.connect(dict(c.FGPUSpawner.get("client_kwargs", {})))
+    client = network.connect(dict(_given(c.FGPUSpawner, "client_kwargs", {})))
     try:
         gateway = network.ensure_network(client, name)
     finally:
@@ -82,6 +84,8 @@ def _use_hub(c: Any, settings: FGPU) -> None:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be made: {e.strerror}") from None
+    if not os.access(data, os.W_OK | os.X_OK):
+        raise BadSettings(f"c.FGPU.data_dir: {data} cannot be written to by the Hub's user")
     hub = c.JupyterHub
     hub.setdefault("allow_named_servers", True)
     hub.setdefault("db_url", f"sqlite:///{data / 'jupyterhub.sqlite'}")
@@ -90,10 +94,10 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     # Waiting requests count as pending spawns and active servers; the queue is what limits them.
     hub.concurrent_spawn_limit = 0
     hub.active_server_limit = 0
-    tornado_settings = dict(hub.get("tornado_settings", {}))
+    tornado_settings = dict(_given(hub, "tornado_settings", {}))
     tornado_settings.setdefault("slow_spawn_timeout", 2)
     hub.tornado_settings = tornado_settings
-    hub.template_paths = [*hub.get("template_paths", []), str(Path(__file__).parent / "templates")]
+    hub.template_paths = [*_given(hub, "template_paths", []), str(Path(__file__).parent / "templates")]
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
     # The Hub's one limit covers queue, pull and launch; ours are inside it and give better words.
     c.Spawner.start_timeout = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
@@ -116,13 +120,13 @@ def _use_hub(c: Any, settings: FGPU) -> None:
 def _use_service(c: Any, settings: FGPU) -> None:
     hub = c.JupyterHub
     hub.custom_scopes = {
-        **hub.get("custom_scopes", {}),
+        **_given(hub, "custom_scopes", {}),
         QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
         ADMIN: {"description": "See and manage everybody's GPU sessions", "subscopes": [QUEUE_READ]},
     }
-    hub.extra_user_scopes = [*hub.get("extra_user_scopes", []), ACCESS, QUEUE_READ]
+    hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ]
     hub.services = [
-        *hub.get("services", []),
+        *_given(hub, "services", []),
         {
             "name": SERVICE,
             "url": f"http://{settings.service_ip}:{settings.service_port}",
@@ -134,9 +138,11 @@ def _use_service(c: Any, settings: FGPU) -> None:
             "display": True,
         },
     ]
-    admins = sorted(c.Authenticator.get("admin_users", set()))
+    # They may be set on any authenticator class, such as c.PAMAuthenticator.admin_users.
+    sections = [c[name] for name in sorted(c) if name.endswith("Authenticator")]
+    admins = sorted({user for own in sections for user in _given(own, "admin_users", set())})
     hub.load_roles = [
-        *hub.get("load_roles", []),
+        *_given(hub, "load_roles", []),
         {
             "name": "fgpu-service",
             "description": "Resume waiting requests after a restart",
@@ -150,6 +156,12 @@ def _use_service(c: Any, settings: FGPU) -> None:
             "users": admins,
         },
     ]
+
+
+def _given(section: Any, name: str, empty: Any) -> Any:
+    """Return what was set so far; ``c.X.name.append(...)`` on something unset leaves only a note of it."""
+    value = section.get(name, empty)
+    return value.get_value(empty) if isinstance(value, LazyConfigValue) else value
 
 
 def check_hub(app: Any, settings: FGPU) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import signal
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest
-from docker.utils import parse_repository_tag
+from docker.utils import convert_volume_binds, parse_repository_tag
 from dockerspawner import DockerSpawner
 from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
@@ -36,6 +38,13 @@ log = logging.getLogger("fgpu.docker")
 LABEL = "fgpu"
 GONE = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
 """What docker-py raises when its engine does not answer."""
+
+LIMITS = ("mem_limit", "cpu_quota", "nano_cpus")
+"""What the session's request decides, whatever ``extra_host_config`` says."""
+
+KILLED = 128 + signal.SIGKILL
+
+REMOVAL_TIMEOUT_S = 30
 
 THREADS = 16
 LOG_TAIL_LINES = 20
@@ -128,12 +137,23 @@ class Containers:
         except NotFound:
             return True
         except APIError as e:
-            # 409: somebody else is removing it at this very moment.
             if e.status_code != 409:
                 log.warning("Container %s could not be removed: %s", name, e.explanation)
+                return await self._is_gone(name)
+            return await self._removed_by_somebody(name)
         except (DockerException, *GONE) as e:
             log.warning("Container %s could not be removed: %s", name, e)
             return False
+        return await self._is_gone(name)
+
+    async def _removed_by_somebody(self, name: str) -> bool:
+        """Wait until a removal that somebody else began has come to its end; return whether it is gone."""
+        try:
+            await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
+        except NotFound:
+            return True
+        except (DockerException, *GONE) as e:
+            log.warning("Container %s is being removed, and is not gone yet: %s", name, e)
         return await self._is_gone(name)
 
     async def _is_gone(self, name: str) -> bool:
@@ -166,11 +186,28 @@ async def to_the_end(awaitable: Awaitable[T]) -> T:
         raise
 
 
+async def in_a_thread_of_its_own(function: Callable[..., T], *args: Any) -> T:
+    """Run what can take hours, such that no other call waits for a free thread, nor the Hub's end for it."""
+    outcome: Future[T] = Future()
+    # From here on a cancelled caller cannot cancel it, and does not hear of it either.
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except Exception as e:
+            outcome.set_exception(e)
+
+    threading.Thread(target=run, name="fgpu-pull", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
 def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
     """Return exit code, cause and words for the owner, of a container that is not running any more."""
     state = container["State"]
     code = int(state.get("ExitCode", 0))
-    if state.get("OOMKilled"):
+    # The engine remembers any process of the container that was killed for memory, however long ago.
+    if state.get("OOMKilled") and code == KILLED:
         limit = (container.get("HostConfig", {}).get("Memory") or 0) // 2**20
         return code, EndCause.OOM, f"the session used more than its {limit} MiB of memory and was ended"
     if state.get("Error"):
@@ -289,21 +326,23 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         found = await self._image(session, image.reference)
         self.mem_limit = f"{session.request.memory_mib}M"
         self.cpu_limit = session.request.cpu_milli / 1000
-        before = self.extra_create_kwargs, self.extra_host_config
+        before = {name: getattr(self, name) for name in ("extra_create_kwargs", "extra_host_config")}
         try:
             self.extra_create_kwargs = await self._create_kwargs(session, found)
             self.extra_host_config = await self._host_config(session)
             created = await self.create_object()
             self.object_id = created["Id"]
             await self.start_object()
-            return await self.get_ip_and_port()
+            ip, port = await self.get_ip_and_port()
+            return str(ip), int(port)
         except APIError as e:
             self.log.error("Session %d: the engine refused: %s", session.id, e.explanation)
             raise LaunchFailed(_words(e)) from e
         except (DockerException, *GONE) as e:
             raise LaunchFailed("the Docker engine does not answer") from e
         finally:
-            self.extra_create_kwargs, self.extra_host_config = before
+            for name, value in before.items():
+                setattr(self, name, value)
 
     async def _image(self, session: Session, reference: str) -> dict[str, Any]:
         try:
@@ -313,10 +352,9 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         except (DockerException, *GONE) as e:
             raise LaunchFailed("the Docker engine does not answer") from e
         self._session = await self.runtime.scheduler.pulling(session.id, session.attempt)
-        # Not run to its end when the session is cancelled: a pull touches no GPU.
-        loop = asyncio.get_running_loop()
         try:
-            refused = await loop.run_in_executor(self.executor, pull, self.client, reference)
+            # Not run to its end when the session is cancelled: a pull touches no GPU.
+            refused = await in_a_thread_of_its_own(pull, self.client, reference)
             if refused is None:
                 return dict(await self.docker("inspect_image", reference))
         except (DockerException, *GONE) as e:
@@ -330,8 +368,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Return the administrator's settings with ours over them: labels, and a user that is not root."""
         given = dict(await _evaluated(self._eval_if_callable(self.extra_create_kwargs)))
         labels = {**(given.get("labels") or {}), **_plain(self._containers.labels(session))}
-        user = str((image.get("Config") or {}).get("User") or "")
-        if user.split(":")[0] in ("", "0", "root"):
+        if is_root(str((image.get("Config") or {}).get("User") or "")):
             given.setdefault("user", self.container_user)
         return {**given, "labels": labels}
 
@@ -344,6 +381,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             "log_config": dict(self.log_config),
         }
         given = dict(await _evaluated(self._eval_if_callable(self.extra_host_config)))
+        given = {key: value for key, value in given.items() if key not in LIMITS}
+        if isinstance(given.get("binds"), list | tuple):
+            # DockerSpawner would take a list for the whole, and leave out the limits file.
+            volumes: Any = self.volume_binds
+            given["binds"] = [*given["binds"], *convert_volume_binds(volumes)]
         # Without this a container may use as much swap again.
         always: dict[str, Any] = {"memswap_limit": self.mem_limit}
         if not self.runtime.is_simulated(session) and await self._has_nvidia_runtime():
@@ -390,6 +432,15 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers."""
         return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
+
+
+def is_root(user: str) -> bool:
+    """Return whether an image's ``USER`` (a name or number, perhaps with a group) is root, or nobody's."""
+    name = user.split(":")[0]
+    try:
+        return int(name) == 0  # The engine reads 00 as a number, too.
+    except ValueError:
+        return name in ("", "root")
 
 
 def pull(client: docker.APIClient, reference: str) -> str | None:

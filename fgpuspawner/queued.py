@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner, SpawnException
-from tornado.httpclient import AsyncHTTPClient
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from traitlets import default
 from traitlets.config import Config
 
@@ -309,30 +308,49 @@ class QueuedSpawner(Spawner):
 
     async def _answers(self, session: Session, ip: str, port: int) -> None:
         """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
+        # Side by side: a connection to a container that has died hangs for seconds.
+        answering = asyncio.ensure_future(self._answered(ip, port))
+        ending = asyncio.ensure_future(self._ended(session))
+        try:
+            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                _, cause, message = ending.result()
+                raise LaunchFailed(message, EndCause.OOM if cause is EndCause.OOM else EndCause.LAUNCH_FAILED)
+            answering.result()
+        finally:
+            answering.cancel()
+            ending.cancel()
+            await asyncio.gather(answering, ending, return_exceptions=True)
+
+    async def _answered(self, ip: str, port: int) -> None:
+        """Return when something answers there, other than with an error of its own."""
         client = AsyncHTTPClient(force_instance=True)
         url = f"http://{ip}:{port}{self.server.base_url}api"
-        looked = time.monotonic()
         try:
             while True:
                 try:
+                    # A refused connection costs a tenth of a refused request.
+                    _, writer = await asyncio.wait_for(asyncio.open_connection(ip, port), 5)
+                    writer.close()
                     answer = await client.fetch(
                         url, request_timeout=5, follow_redirects=False, raise_error=False
                     )
-                    # 599 is tornado's own: no answer.
                     if answer.code < 500:
                         return
-                except OSError:
+                # TimeoutError is an OSError; tornado's own is an HTTPClientError, whatever `raise_error` says.
+                except (OSError, HTTPClientError):
                     pass
-                if time.monotonic() - looked > LOOK_EVERY_S:
-                    ended = await self.exit_status(session)
-                    if ended is not None:
-                        raise LaunchFailed(
-                            ended[2], ended[1] if ended[1] is EndCause.OOM else EndCause.LAUNCH_FAILED
-                        )
-                    looked = time.monotonic()
                 await asyncio.sleep(PROBE_EVERY_S)
         finally:
             client.close()
+
+    async def _ended(self, session: Session) -> tuple[int, EndCause, str]:
+        """Return how the session's server ended, once it has."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            ended = await self.exit_status(session)
+            if ended is not None:
+                return ended
 
     # -- poll, stop -----------------------------------------------------------------------------------
 
@@ -380,17 +398,19 @@ class QueuedSpawner(Spawner):
 
     async def _end(self, session: Session, cause: EndCause, message: str | None, *, now: bool) -> None:
         """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares."""
-        session = await self.runtime.scheduler.end(session.id, cause, message)
-        if self._launching is not None and not self._launching.done():
-            self._launching.cancel()
-            await asyncio.wait([self._launching])
-        if session.state is SessionState.TERMINATING:
-            if await self.take_down(session, now=now):
-                await self.runtime.scheduler.gone(session.id)
-            else:
-                self.log.warning(
-                    "Session %d could not be removed yet; it keeps its share until it is", session.id
-                )
+        scheduler = self.runtime.scheduler
+        with scheduler.ending(session.id):
+            session = await scheduler.end(session.id, cause, message)
+            if self._launching is not None and not self._launching.done():
+                self._launching.cancel()
+                await asyncio.wait([self._launching])
+            if session.state is SessionState.TERMINATING:
+                if await self.take_down(session, now=now):
+                    await scheduler.gone(session.id)
+                else:
+                    self.log.warning(
+                        "Session %d could not be removed yet; it keeps its share until it is", session.id
+                    )
         limits.remove(self.runtime.limits_folder, session.id)
 
     async def _drop_ticket(self, why: str) -> None:

@@ -32,6 +32,10 @@ DEFAULT_GROUP = "default"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 NODE_KEYS = ("name", "group", "cpu", "memory_mib", "gpus")
 SIMULATED_MEMORY_MIB = 8192
+MIN_MEMORY_MIB = 128
+"""Below this admission refuses a session."""
+LARGEST_MIB = 2**31
+"""Two PiB: more is a typing mistake."""
 
 
 class FGPU(Configurable):
@@ -105,7 +109,7 @@ class FGPU(Configurable):
         help="""Resource groups and who may use them; empty: one, "default", open to everybody.
 
         Each value is a dict with ``users`` (names) and ``hub_groups`` (JupyterHub groups); with neither, the
-        group is open to everybody.
+        group is open to everybody. An empty list is refused: it would say nobody and mean everybody.
 
         Example: ``c.FGPU.groups = {"default": {}, "class": {"hub_groups": ["ml101"]}}``
         """,
@@ -184,8 +188,16 @@ class FGPU(Configurable):
         """,
     ).tag(config=True)
 
-    service_ip = Unicode("127.0.0.1", help="""Address the service ``fgpu`` listens on.""").tag(config=True)
-    service_port = Integer(10880, help="""Port the service ``fgpu`` listens on.""").tag(config=True)
+    service_ip = Unicode(
+        "127.0.0.1",
+        help="""Address the service ``fgpu`` listens on; with ``runtime="docker"`` the host's on the sessions' network.
+
+        Example: ``c.FGPU.service_ip = "127.0.0.1"``
+        """,
+    ).tag(config=True)
+    service_port = Integer(
+        10880, help="""Port the service ``fgpu`` listens on. Example: ``c.FGPU.service_port = 10881``"""
+    ).tag(config=True)
     service_url_for_sessions = Unicode(
         "",
         help="""URL under which sessions reach the service; empty: its own address and port.
@@ -205,6 +217,8 @@ class FGPU(Configurable):
         help="""Whether a Hub with sessions as local processes may listen beyond this machine.
 
         All such sessions run as one system user: whoever may log in can act as everybody.
+
+        Example: ``c.FGPU.local_sessions_beyond_loopback = True``
         """,
     ).tag(config=True)
 
@@ -244,6 +258,7 @@ class FGPU(Configurable):
         caps = self.caps()
         for pattern, milli in self._units():
             _check_unit(pattern, milli, caps.fgpu_step_milli)
+        self._check_amounts(caps)
         self._check_simulated()
         self._check_groups()
         self._check_nodes()
@@ -353,8 +368,8 @@ class FGPU(Configurable):
         return Node(
             id=name,
             resource_group=spec.get("group", DEFAULT_GROUP),
-            cpu_milli=int(1000 * spec.get("cpu", os.cpu_count() or 1)),
-            memory_mib=int(spec.get("memory_mib", psutil.virtual_memory().total // 2**20)),
+            cpu_milli=parse_milli(str(spec.get("cpu", os.cpu_count() or 1)), field="cpu"),
+            memory_mib=spec.get("memory_mib", psutil.virtual_memory().total // 2**20),
             devices=tuple(
                 Device(
                     d.uuid, name, d.index, d.model, d.memory_mib, self.capacity_milli(d.model), d.simulated
@@ -382,6 +397,22 @@ class FGPU(Configurable):
         """Return the form's preselected ``default_fgpu`` or ``default_cpu`` in thousandths, None if not set."""
         return self._milli(name)
 
+    def _check_amounts(self, caps: Caps) -> None:
+        for name in ("max_fgpu", "max_cpu", "default_fgpu", "default_cpu"):
+            if self._milli(name) == 0:
+                raise BadSettings(f'c.FGPU.{name} is 0; it must be above 0, or "" to leave it open')
+        for name in ("max_memory_mib", "default_memory_mib"):
+            memory_mib = getattr(self, name)
+            if memory_mib != 0 and memory_mib < MIN_MEMORY_MIB:
+                raise BadSettings(
+                    f"c.FGPU.{name} is {memory_mib}; it must be at least {MIN_MEMORY_MIB}, or 0 to leave it open"
+                )
+        if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
+            raise BadSettings(
+                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of "
+                f"{format_milli(caps.fgpu_step_milli)}; nobody could ask for anything"
+            )
+
     def _check_simulated(self) -> None:
         if self.simulated_gpus != "auto" and not re.fullmatch(r"\d{1,4}", self.simulated_gpus):
             raise BadSettings(
@@ -403,6 +434,10 @@ class FGPU(Configurable):
                     raise BadSettings(
                         f"c.FGPU.groups[{name!r}][{key!r}] must be a list of names, got {value!r}"
                     )
+                if not value:
+                    raise BadSettings(
+                        f"c.FGPU.groups[{name!r}][{key!r}] is empty; name somebody, or leave it out for everybody"
+                    )
 
     def _check_nodes(self) -> None:
         names: list[str] = []
@@ -422,7 +457,7 @@ class FGPU(Configurable):
                         f"c.FGPU.nodes: node {name!r} has an unknown key {key!r}; known are {', '.join(NODE_KEYS)}"
                     )
             group = spec.get("group", DEFAULT_GROUP)
-            if group not in groups:
+            if not isinstance(group, str) or group not in groups:
                 raise BadSettings(
                     f"c.FGPU.nodes: node {name!r} is in group {group!r}, which c.FGPU.groups does not have; "
                     f"it has {', '.join(map(repr, groups))}"
@@ -458,14 +493,18 @@ def _check_unit(pattern: str, milli: int, step_milli: int) -> None:
 
 
 def _check_node(name: str, spec: dict[str, Any]) -> None:
-    for key in ("cpu", "memory_mib"):
-        value = spec.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise BadSettings(f"c.FGPU.nodes: node {name!r} has {key} {value!r}; it must be a number above 0")
+    cpu, node_memory_mib = spec.get("cpu", 1), spec.get("memory_mib", MIN_MEMORY_MIB)
+    if not _is_cpu(cpu):
+        raise BadSettings(f"c.FGPU.nodes: node {name!r} has cpu {cpu!r}; it must be a number above 0")
+    if not _is_whole(node_memory_mib, 1):
+        raise BadSettings(
+            f"c.FGPU.nodes: node {name!r} has memory_mib {node_memory_mib!r}; it must be a number above 0"
+        )
     gpus = spec.get("gpus", "nvml")
     if isinstance(gpus, dict):
         count, memory = gpus.get("simulated"), gpus.get("memory_mib", SIMULATED_MEMORY_MIB)
-        if not isinstance(count, int) or count < 0 or not isinstance(memory, int) or memory < 128:
+        known = set(gpus) <= {"simulated", "memory_mib"}
+        if not known or not _is_whole(count, 0) or not _is_whole(memory, 128):
             raise BadSettings(
                 f"c.FGPU.nodes: node {name!r} has gpus {gpus!r}; use {{'simulated': 2, 'memory_mib': 8192}}"
             )
@@ -473,6 +512,18 @@ def _check_node(name: str, spec: dict[str, Any]) -> None:
         raise BadSettings(
             f"c.FGPU.nodes: node {name!r} has gpus {gpus!r}; use 'nvml', a list of UUIDs, or {{'simulated': 2}}"
         )
+
+
+def _is_cpu(value: object) -> bool:
+    """Return whether this is a number of cores above 0, with at most three decimals."""
+    try:
+        return type(value) in (int, float) and parse_milli(str(value), field="cpu") > 0
+    except BadAmount:
+        return False
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return type(value) is int and least <= value <= LARGEST_MIB
 
 
 def _named(uuids: list[str], found: Sequence[FoundDevice], node: str) -> Sequence[FoundDevice]:

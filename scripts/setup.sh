@@ -54,7 +54,9 @@ find_node() {
   mkdir -p .node/bin
   # The program itself, not its Python wrapper: who kills the proxy must not leave a child of it behind.
   ln -sf "$home/bin/node" .node/bin/node
-  ln -sf "$home/bin/npm" .node/bin/npm
+  rm -f .node/bin/npm
+  printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$home/bin/node" "$home/lib/node_modules/npm/bin/npm-cli.js" >.node/bin/npm
+  chmod +x .node/bin/npm
 }
 
 stamp=.venv/.setup-$kind

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, assert_never
 
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import Forecast, forecast
@@ -27,7 +28,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.reconcile import Ended, Finish, Remove, Stop, reconcile
+from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Remove, Stop, reconcile
 from fgpu_scheduler.errors import FGPUError, InvalidTransition, StaleVersion, UnknownSession
 from fgpu_scheduler.ports import Clock, Launcher, SystemClock
 from fgpu_scheduler.store import Store
@@ -37,6 +38,17 @@ log = logging.getLogger("fgpu.scheduler")
 P = ParamSpec("P")
 T = TypeVar("T")
 S = SessionState
+
+
+@contextlib.contextmanager
+def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
+    marks[session_id] += 1
+    try:
+        yield
+    finally:
+        marks[session_id] -= 1
+        if not marks[session_id]:
+            del marks[session_id]
 
 
 class SessionEnded(FGPUError):
@@ -57,6 +69,22 @@ class Deadlines:
     resume_grace_s: int = 60
     abandoned_after_s: int = 900
     reconcile_every_s: float = 5.0
+
+
+FORECAST_FOR_S = 30
+"""How long a forecast may be shown while nothing changes; expected ends move with the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecasts:
+    """The forecasts of one version of the store, at one instant."""
+
+    version: int
+    at_s: int
+    found: dict[int, Forecast]
+
+    def is_older(self, version: int, now_s: int) -> bool:
+        return self.version < version or not 0 <= now_s - self.at_s < FORECAST_FOR_S
 
 
 class Scheduler:
@@ -80,12 +108,14 @@ class Scheduler:
         self._clock: Clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
         self._waiting: dict[int, asyncio.Future[Session]] = {}
-        self._launching: dict[int, int] = {}
+        self._launching: Counter[int] = Counter()
+        self._ending: Counter[int] = Counter()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._started_at_s = 0
-        self._forecasts: tuple[int, dict[int, Forecast]] = (-1, {})
+        self._forecast: _Forecasts | None = None
+        self._forecasting: asyncio.Future[_Forecasts] | None = None
 
     # -- life of the loop -----------------------------------------------------------------------------
 
@@ -96,7 +126,6 @@ class Scheduler:
         held = await self._call(self.store.hold_waiting, now_s=self._started_at_s)
         if held:
             log.info("%d requests of the last run wait to be resumed", held)
-        await self.reconcile()
         self._tasks = [asyncio.create_task(self._schedule()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
@@ -159,20 +188,17 @@ class Scheduler:
             )
         return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
 
-    @contextlib.contextmanager
-    def launching(self, session_id: int) -> Iterator[None]:
+    def launching(self, session_id: int) -> contextlib.AbstractContextManager[None]:
         """Mark that a launch of this session is under way: what is not seen of it may still come.
 
         Around everything from `prepare` to `running`, by whoever launches. Meanwhile `reconcile` takes the
         absence of a container for no sign that its shares are free.
         """
-        self._launching[session_id] = self._launching.get(session_id, 0) + 1
-        try:
-            yield
-        finally:
-            self._launching[session_id] -= 1
-            if not self._launching[session_id]:
-                del self._launching[session_id]
+        return _marked(self._launching, session_id)
+
+    def ending(self, session_id: int) -> contextlib.AbstractContextManager[None]:
+        """Mark that somebody takes this session down, from `end` to `gone`: `reconcile` need not."""
+        return _marked(self._ending, session_id)
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         """Commit that the engine fetches the image."""
@@ -205,7 +231,14 @@ class Scheduler:
         session = await self._get(session_id)
         if session.state in ENDED:
             return session
-        return await self._move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
+        try:
+            return await self._move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
+        except InvalidTransition:
+            # Somebody else was first to see that it is gone.
+            session = await self._get(session_id)
+            if session.state in ENDED:
+                return session
+            raise
 
     async def session(self, session_id: int) -> Session:
         """Return the session, live or ended.
@@ -222,14 +255,23 @@ class Scheduler:
     # -- what is to be told ---------------------------------------------------------------------------
 
     async def forecasts(self) -> dict[int, Forecast]:
-        """Return the forecast of every waiting session, computed once per version of the store."""
-        version, known = self._forecasts
-        if version != await self._call(self.store.version):
-            version, known = await self._call(self._forecast_now)
-            self._forecasts = version, known
-        return known
+        """Return the forecast of every waiting session: one computation for all who ask at a time.
 
-    def _forecast_now(self) -> tuple[int, dict[int, Forecast]]:
+        It is not older than the question, in versions of the store; in seconds at most `FORECAST_FOR_S`.
+        """
+        version = await self._call(self.store.version)
+        while self._forecast is None or self._forecast.is_older(version, self._clock.now_s()):
+            task = self._forecasting
+            if task is None:
+                task = self._forecasting = asyncio.ensure_future(self._call(self._forecast_now))
+            try:
+                self._forecast = await asyncio.shield(task)
+            finally:
+                if self._forecasting is task and task.done():
+                    self._forecasting = None
+        return self._forecast.found
+
+    def _forecast_now(self) -> _Forecasts:
         snapshot = self.store.snapshot(self._clock.now_s())
         found: dict[int, Forecast] = {}
         for group in sorted({n.resource_group for n in snapshot.nodes}):
@@ -242,7 +284,7 @@ class Scheduler:
             )
             for f in forecast(own, self.policy, typical_length_s=typical):
                 found[f.session_id] = f
-        return snapshot.version, found
+        return _Forecasts(snapshot.version, snapshot.now_s, found)
 
     async def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
         """Yield at once, and then whenever anything changed, or that much time has passed."""
@@ -298,13 +340,13 @@ class Scheduler:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._deadlines.reconcile_every_s)
             try:
                 await self._deadlines_passed()
                 await self.reconcile()
             except Exception:
                 log.exception("Reconciling failed; trying again")
             self.wake()
+            await asyncio.sleep(self._deadlines.reconcile_every_s)
 
     async def _deadlines_passed(self) -> None:
         now_s = self._clock.now_s()
@@ -325,31 +367,39 @@ class Scheduler:
 
     async def reconcile(self) -> None:
         """Compare the store with what the launcher sees, and heal what differs."""
-        launching = tuple(self._launching)
+        launching, ending = tuple(self._launching), tuple(self._ending)
         before = await self._call(self.store.snapshot, self._clock.now_s())
         observed, reachable = await self._launcher.observe()
         after = await self._call(self.store.snapshot, self._clock.now_s())
-        for healing in reconcile(before, after, observed, reachable=reachable, launching=launching):
-            match healing:
-                case Remove(thing, why):
-                    log.warning(
-                        "Removing the ghost %s of session %d: %s", thing.handle, thing.session_id, why
+        healings = reconcile(before, after, observed, reachable=reachable, launching=(*launching, *ending))
+        # Side by side: one that hangs delays the next round, but not the others of this one.
+        results = await asyncio.gather(
+            *(self._heal(healing, ending) for healing in healings), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, InvalidTransition):
+                raise result
+
+    async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
+        match healing:
+            case Remove(thing, why):
+                log.warning("Removing the ghost %s of session %d: %s", thing.handle, thing.session_id, why)
+                await self._launcher.remove(thing)
+            case Ended(session_id, attempt, cause, message):
+                session = await self._get(session_id)
+                if session.attempt == attempt:
+                    await self._move(
+                        session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
                     )
-                    await self._launcher.remove(thing)
-                case Ended(session_id, attempt, cause, message):
                     log.warning("Session %d has no server any more: %s", session_id, message)
-                    with contextlib.suppress(InvalidTransition):
-                        session = await self._get(session_id)
-                        if session.attempt == attempt:
-                            await self._move(
-                                session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
-                            )
-                case Stop(session_id, thing):
+            case Stop(session_id, thing):
+                if session_id not in ending:
                     log.info("Stopping %s of session %d", thing.handle, session_id)
                     await self._launcher.remove(thing)
-                case Finish(session_id):
-                    with contextlib.suppress(InvalidTransition):
-                        await self.gone(session_id)
+            case Finish(session_id):
+                await self.gone(session_id)
+            case _:
+                assert_never(healing)
 
     # -- parts ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,453 @@
+"""The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
+
+Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
+wrongly. Nothing here writes to the database, and no password is ever shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from traitlets import TraitError
+from traitlets.config import Config
+from traitlets.config.loader import ConfigError, PyFileConfigLoader
+
+from fgpu_scheduler import (
+    HOLDING,
+    BadSettings,
+    FGPUError,
+    Forecast,
+    Free,
+    Node,
+    Policy,
+    Session,
+    SessionState,
+    Snapshot,
+    StoreUnavailable,
+    forecast,
+    format_milli,
+    free,
+)
+from fgpu_scheduler.store import Store
+from fgpuspawner import __version__
+from fgpuspawner.catalogue import load_catalogue
+from fgpuspawner.settings import FGPU
+
+CONFIG = "jupyterhub_config.py"
+NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
+"""How the store ends its words on a database that no Hub has used so far."""
+
+Json = dict[str, Any]
+
+
+class UsageError(FGPUError):
+    """The command was used wrongly."""
+
+    code = "usage"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command; the docs are checked against it."""
+    parser = Parser(prog="fgpu", description="Look at an fgpuspawner installation.")
+    parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    status = commands.add_parser(
+        "status", help="capacity, sessions and queue", description="Print capacity, sessions and the queue."
+    )
+    where = status.add_mutually_exclusive_group()
+    where.add_argument("--config", metavar="FILE", help=f"the Hub's configuration; default: {CONFIG}")
+    where.add_argument("--db", metavar="URL", help="the scheduler's database, instead of a configuration")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=run_status)
+    check = commands.add_parser(
+        "check",
+        help="try a Hub's configuration",
+        description="Load a Hub's configuration without starting the Hub, and say whether it can work.",
+    )
+    check.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
+    check.set_defaults(run=run_check)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    try:
+        given = make_parser().parse_args(arguments)
+        lines = given.run(given)
+    except UsageError as e:
+        return _fail(str(e), 2)
+    except SQLAlchemyError as e:
+        # What the store does not tell apart, such as a damaged file. Only the driver's words: the rest
+        # of the text can hold the statement and the URL.
+        return _fail(
+            f"the scheduler's database cannot be read: {getattr(e, 'orig', None) or 'see the Hub'}", 1
+        )
+    except (FGPUError, OSError) as e:
+        return _fail(str(e), 1)
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        # Its reader (``| head``) has seen enough. Python would complain once more while it ends.
+        sys.stdout = None
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    # Whatever the words are and wherever they are from: a URL is shown without its user's password.
+    line = re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split()))
+    print(f"fgpu: {line}", file=sys.stderr)
+    return status
+
+
+# --- The Hub's configuration ---
+
+
+def load_config(path: str) -> Config:
+    """Return what a Hub's configuration file sets.
+
+    Raises:
+        UsageError: there is no such file.
+        BadSettings: it ends the process, or fails; one line that says where.
+    """
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise UsageError(f"there is no file {path}; --config names the Hub's configuration")
+    try:
+        return PyFileConfigLoader(file.name, path=str(file.parent)).load_config()
+    except SystemExit as e:
+        # `configure` ends the Hub with its one line.
+        said = e.code if isinstance(e.code, str) else f"{path} ends the process with status {e.code}"
+        raise BadSettings(said.removeprefix("fgpuspawner: ")) from None
+    except (FGPUError, TraitError, ConfigError) as e:
+        raise BadSettings(f"{path}: {e}") from None
+    except Exception as e:
+        # The file is a program: it can raise anything.
+        raise BadSettings(f"{_place(e, file)}: {type(e).__name__}: {e}") from None
+
+
+def _place(error: Exception, file: Path) -> str:
+    """Return ``file:line`` of what raised, as far as it is in the file."""
+    if isinstance(error, SyntaxError):
+        return f"{file.name}:{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    return f"{file.name}:{lines[-1]}" if lines else file.name
+
+
+def shown_url(url: str) -> str:
+    """Return a database's URL without its password. The query stays out: it may hold one too."""
+    return make_url(url).set(query={}).render_as_string(hide_password=True)
+
+
+# --- fgpu check ---
+
+
+def run_check(given: argparse.Namespace) -> list[str]:
+    """Return what a configuration gives, as lines, the first of them "OK"."""
+    config = load_config(given.config)
+    with _quiet():
+        settings, spawner = _checked_like_the_hub(config, given.config)
+    catalogue = load_catalogue(settings.catalogue_path())
+    nodes = settings.discover_nodes()
+    lines = [f"OK: {given.config}", f"  sessions: {spawner}"]
+    for node in nodes:
+        lines.append(f"  {_node_line(node)}")
+        lines.extend(
+            f"    {d.index}: {d.model}, {d.memory_mib} MiB = {format_milli(d.capacity_milli)} fGPU, {d.uuid}"
+            + (" (simulated)" if d.simulated else "")
+            for d in node.devices
+        )
+    slugs = ", ".join(image.slug for image in catalogue.images)
+    lines.append(f"  images: {len(catalogue.images)} ({slugs})")
+    lines.append(f"  database: {_database(settings.database_url())}")
+    return lines
+
+
+def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, str]:
+    """Return the settings and what sessions are, after the checks that the Hub makes when it starts."""
+    # Imported here: `fgpu status --db` needs no Hub, and these take a second.
+    from jupyterhub.app import JupyterHub
+
+    from fgpuspawner.config import SERVICE, check_hub
+    from fgpuspawner.local import LocalFGPUSpawner
+    from fgpuspawner.queued import QueuedSpawner
+
+    config.JupyterHub.log_level = "CRITICAL"
+    try:
+        app = JupyterHub(config=config)
+        app.hub = None
+        app.proxy = app.proxy_class(parent=app, app=app)
+        spawner_class = app.spawner_class
+    except TraitError as e:
+        raise BadSettings(f"{path}: {e}") from None
+    configured = any(service.get("name") == SERVICE for service in app.services)
+    if not configured or not issubclass(spawner_class, QueuedSpawner):
+        raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")
+    settings = FGPU.from_config(config).checked()
+    check_hub(app, settings)
+    kind = (
+        "local processes, all of one system user"
+        if issubclass(spawner_class, LocalFGPUSpawner)
+        else "containers"
+    )
+    return settings, f"{kind} ({spawner_class.__name__})"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep off the screen what the Hub's classes log and warn of while they only are made."""
+    import logging
+    import warnings
+
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _node_line(node: Node) -> str:
+    count = len(node.devices)
+    return (
+        f"node {node.id} (group {node.resource_group}): {format_milli(node.cpu_milli)} CPU, {node.memory_mib} MiB, "
+        f"{count} GPU{'' if count == 1 else 's'}"
+    )
+
+
+def _database(url: str) -> str:
+    """Return what became of connecting, in words.
+
+    Raises:
+        StoreUnavailable: it cannot be used.
+    """
+    store = Store(url)
+    try:
+        store.connect_readonly()
+    except StoreUnavailable as e:
+        # Not there yet, or empty: that is how it is before the first start.
+        if not str(e).endswith(NOT_YET):
+            raise
+        return f"{shown_url(url)}, made ready when the Hub starts"
+    finally:
+        store.close()
+    return f"{shown_url(url)}, answers"
+
+
+# --- fgpu status ---
+
+
+def run_status(given: argparse.Namespace) -> list[str]:
+    """Return capacity, sessions and queue, as lines or as JSON."""
+    policy = Policy()
+    if given.db:
+        url = given.db
+    else:
+        settings = FGPU.from_config(load_config(given.config or CONFIG)).checked()
+        url, policy = settings.database_url(), settings.policy()
+    found = read_status(url, policy, now_s=int(time.time()))
+    return [json.dumps(found, indent=2)] if given.json else status_lines(found)
+
+
+def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
+    """Return the state of the installation whose scheduler uses this database.
+
+    Raises:
+        BadSettings: the URL cannot be read.
+        StoreUnavailable: the database cannot be.
+    """
+    store = Store(url)
+    try:
+        store.connect_readonly()
+        snapshot = store.snapshot(now_s)
+        groups = sorted({node.resource_group for node in snapshot.nodes})
+        found: dict[int, Forecast] = {}
+        for group in groups:
+            own = _of_group(snapshot, group)
+            typical = store.typical_length_s(group)
+            found |= {f.session_id: f for f in forecast(own, policy, typical_length_s=typical)}
+    finally:
+        store.close()
+    left = free(snapshot)
+    simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}
+    return {
+        "version": 1,
+        "read_at_s": now_s,
+        "simulated": bool(simulated),
+        "groups": [_group(group, left) for group in groups],
+        "sessions": [
+            _session(s, simulated) for s in snapshot.sessions if s.state is not SessionState.PENDING
+        ],
+        "queue": [
+            _waiting(f, s) for f in found.values() if (s := snapshot.session(f.session_id)) is not None
+        ],
+    }
+
+
+def _of_group(snapshot: Snapshot, group: str) -> Snapshot:
+    nodes = tuple(n for n in snapshot.nodes if n.resource_group == group)
+    own = tuple(s for s in snapshot.sessions if s.request.resource_group == group)
+    return Snapshot(snapshot.now_s, snapshot.version, nodes, own)
+
+
+def _group(group: str, left: Free) -> Json:
+    own = [n for n in left if n.node.resource_group == group]
+    total = sum(d.device.capacity_milli for n in own for d in n.devices)
+    return {
+        "name": group,
+        "fgpu_total": format_milli(total),
+        "fgpu_used": _signed(total - sum(d.fgpu_milli for n in own for d in n.devices)),
+        "nodes": [
+            {
+                "name": n.node.id,
+                "state": n.node.state.value,
+                "cpu_total": format_milli(n.node.cpu_milli),
+                "cpu_used": _signed(n.node.cpu_milli - n.cpu_milli),
+                "memory_mib_total": n.node.memory_mib,
+                "memory_mib_used": n.node.memory_mib - n.memory_mib,
+                "devices": [
+                    {
+                        "uuid": d.device.uuid,
+                        "index": d.device.index,
+                        "model": d.device.model,
+                        "memory_mib": d.device.memory_mib,
+                        "fgpu_total": format_milli(d.device.capacity_milli),
+                        "fgpu_used": _signed(d.device.capacity_milli - d.fgpu_milli),
+                        "simulated": d.device.simulated,
+                    }
+                    for d in n.devices
+                ],
+            }
+            for n in own
+        ],
+    }
+
+
+def _signed(milli: int) -> str:
+    return f"-{format_milli(-milli)}" if milli < 0 else format_milli(milli)
+
+
+def _session(session: Session, simulated: set[str]) -> Json:
+    asked, where = session.request, session.placement
+    since = session.started_at_s or session.scheduled_at_s or session.submitted_at_s
+    uuids = [s.device_uuid for s in where.shares] if where and session.state in HOLDING else []
+    return {
+        "id": session.id,
+        "user": asked.user,
+        "server_name": asked.server_name,
+        "state": session.state.value,
+        "fgpu": format_milli(asked.fgpu_milli),
+        "resource_group": asked.resource_group,
+        "node": where.node_id if where else None,
+        "gpus": uuids,
+        "since_s": since,
+        "simulated": any(uuid in simulated for uuid in uuids),
+    }
+
+
+def _waiting(found: Forecast, session: Session) -> Json:
+    asked = session.request
+    return {
+        "position": found.position,
+        "id": session.id,
+        "user": asked.user,
+        "server_name": asked.server_name,
+        "fgpu": format_milli(asked.fgpu_milli),
+        "resource_group": asked.resource_group,
+        "wait_reason": found.reason.value,
+        "wait_text": found.text,
+        "expected_start_at_s": found.expected_start_at_s,
+        "since_s": session.submitted_at_s,
+    }
+
+
+def status_lines(found: Json) -> list[str]:
+    """Return the status for reading."""
+    lines = ["SIMULATED GPUs: no real GPU is behind the amounts marked so", ""] if found["simulated"] else []
+    lines.append("Capacity")
+    for group in found["groups"]:
+        lines.append(f"  group {group['name']}: {group['fgpu_used']} of {group['fgpu_total']} fGPU in use")
+        for node in group["nodes"]:
+            state = "" if node["state"] == "READY" else f" {node['state']}"
+            lines.append(
+                f"    node {node['name']}{state}: {node['cpu_used']} of {node['cpu_total']} CPU, "
+                f"{node['memory_mib_used']} of {node['memory_mib_total']} MiB"
+            )
+            lines.extend(
+                f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"
+                + (" (simulated)" if d["simulated"] else "")
+                for d in node["devices"]
+            )
+    if not found["groups"]:
+        lines.append("  no node")
+    lines += ["", "Sessions"]
+    rows = [
+        (
+            str(s["id"]),
+            _server(s),
+            s["state"],
+            f"{s['fgpu']} fGPU" + (" (simulated)" if s["simulated"] else ""),
+            s["node"] or "",
+            _instant(s["since_s"]),
+        )
+        for s in found["sessions"]
+    ]
+    lines += _table(("id", "user/server", "state", "amount", "node", "since"), rows)
+    lines += ["", "Queue"]
+    waiting = [
+        (
+            "now" if w["position"] == 0 else str(w["position"]),
+            str(w["id"]),
+            _server(w),
+            f"{w['fgpu']} fGPU",
+            w["resource_group"],
+            _instant(w["since_s"]),
+            w["wait_text"],
+        )
+        for w in found["queue"]
+    ]
+    lines += _table(("position", "id", "user/server", "amount", "group", "since", "why"), waiting)
+    return lines
+
+
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return ["  none"]
+    widths = [max(len(row[n]) for row in (heading, *rows)) for n in range(len(heading))]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in (heading, *rows)
+    ]
+
+
+def _server(session: Json) -> str:
+    # A name may hold anything; a terminal must not be told what to do by it.
+    name = f"{session['user']}/{session['server_name']}"
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def _instant(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Write docs/lifecycle.md and docs/settings.md from the code; tests/unit/test_docs.py says when they are old.
+
+docs.py          write them
+docs.py --check  say which of them are out of date, and end with 1 if any is
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from traitlets import HasTraits, TraitType
+
+from fgpu_scheduler import EndCause, SessionState, WaitReason
+from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, MOVED_BY, SERVING
+from fgpuspawner.docker import FGPUSpawner
+from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.settings import FGPU
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+HEADER = "<!-- Written by scripts/docs.py from the code. Do not edit: change the code, then run it again. -->"
+
+NOT_GIVEN = "Not given in this version."
+"""Ends the sentence of a reason or cause that the code knows and never gives so far; a test holds it."""
+
+STATES: dict[SessionState, str] = {
+    SessionState.PENDING: "It waits in the queue. There is no container.",
+    SessionState.SCHEDULED: "It has its shares; nothing has been started.",
+    SessionState.PREPARING: "Its launch has begun.",
+    SessionState.PULLING: "The Docker engine fetches its image.",
+    SessionState.RUNNING: "Its server answers.",
+    SessionState.TERMINATING: "It is being ended. It holds its shares until nothing of it is left.",
+    SessionState.TERMINATED: "It ran, or was starting, and has ended.",
+    SessionState.ERROR: "It has ended because something failed; the end cause says what.",
+    SessionState.CANCELLED: "It has ended before anything was started for it.",
+}
+
+WAIT_REASONS: dict[WaitReason, str] = {
+    WaitReason.RESOURCES: "The amount, or the CPU or memory beside it, is not free. Its text says which.",
+    WaitReason.HELD: (
+        "Nobody waits to launch it: the Hub restarted, and has not taken it up again yet. It keeps its place."
+    ),
+    WaitReason.QUOTA: f"Its owner holds as much as they may. {NOT_GIVEN}",
+    WaitReason.PRIORITY: f"Somebody of higher priority is before it. {NOT_GIVEN}",
+    WaitReason.RESERVED: f"What is free is promised to somebody before it. {NOT_GIVEN}",
+}
+
+END_CAUSES: dict[EndCause, str] = {
+    EndCause.USER: "Its owner or an administrator ended or cancelled it, or replaced it by a new request.",
+    EndCause.EXITED: (
+        "Its server ended by itself, or its container or process is gone and nobody here removed it."
+    ),
+    EndCause.QUEUE_TIMEOUT: (
+        "It waited for `queue_timeout_s`, or nobody resumed it for `abandoned_after_s` after a restart."
+    ),
+    EndCause.PULL_FAILED: "Its image is not there and could not be fetched, or is not in the catalogue any more.",
+    EndCause.LAUNCH_FAILED: "Its server ended while it started, or did not answer within `launch_timeout_s`.",
+    EndCause.OOM: "It used more memory than it asked for, and the engine killed it. (Memory, not GPU memory.)",
+    EndCause.IDLE: f"It was idle for too long. {NOT_GIVEN}",
+    EndCause.TIME_LIMIT: f"It ran for as long as it may. {NOT_GIVEN}",
+    EndCause.PREEMPTED: f"It made room for a session of higher priority. {NOT_GIVEN}",
+    EndCause.NODE_LOST: f"Its node does not answer any more. {NOT_GIVEN}",
+    EndCause.ISOLATION_FAILED: f"Its GPU limit could not be put in force. {NOT_GIVEN}",
+}
+
+SECTIONS: tuple[tuple[type[HasTraits], str], ...] = (
+    (FGPU, "What `configure()` takes by name, and `c.FGPU` by attribute."),
+    (
+        FGPUSpawner,
+        'Sessions as containers (`runtime="docker"`). Beside these it has all that DockerSpawner has, such as '
+        "`volumes`; [administrator.md](administrator.md#docker) says what is decided by fgpuspawner instead.",
+    ),
+    (LocalFGPUSpawner, 'Sessions as local processes (`runtime="local"`).'),
+)
+
+
+def lifecycle() -> str:
+    """Return docs/lifecycle.md."""
+    lines = [
+        "# A session's life",
+        "",
+        HEADER,
+        "",
+        "A session goes from state to state; each such step is one transaction of the scheduler's database, one row in",
+        "its log of events, and one line in the Hub's log. [glossary.md](glossary.md) explains the words.",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> PENDING",
+        *(f"    {state} --> {to}" for state, following in LEGAL.items() for to in following),
+        *(f"    {state} --> [*]" for state in ENDED),
+        "```",
+        "",
+        "## States",
+        "",
+        "| state | what it means | legal to | who moves a session here |",
+        "|---|---|---|---|",
+        *(
+            f"| {state} | {STATES[state]} | {', '.join(LEGAL[state]) or 'none: it has ended'} | {MOVED_BY[state]} |"
+            for state in SessionState
+        ),
+        "",
+        f"A session holds its shares in {_list(HOLDING)}, and in no other state.",
+        "",
+        f"A server has at most one session in {_list(SERVING)}. One that is TERMINATING does not count: the server may "
+        "be asked for again while its last container still goes down.",
+        "",
+        f"In {_list(LAUNCHING)} a launch is under way. A launch that is taken up again, after a restart of the Hub, is "
+        "a new attempt of the same session: the attempt's number is in the container's name.",
+        "",
+        "Nothing in this version moves a session from SCHEDULED back to PENDING.",
+        "",
+        "PREPARING is written before the first effect. After it every end passes TERMINATING, because only a container "
+        "that its engine reports exited or absent frees the GPU.",
+        "",
+        "## Why a session waits (`wait_reason`)",
+        "",
+        "| reason | meaning |",
+        "|---|---|",
+        *(f"| {reason} | {sentence} |" for reason, sentence in WAIT_REASONS.items()),
+        "",
+        "## Why a session ended (`end_cause`)",
+        "",
+        "| cause | meaning | ends in |",
+        "|---|---|---|",
+        *(
+            f"| {cause} | {sentence} | {'ERROR' if cause in FAILURES else 'TERMINATED'} |"
+            for cause, sentence in END_CAUSES.items()
+        ),
+        "",
+        "What is ended in PENDING or SCHEDULED becomes CANCELLED, whatever the cause.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _list(states: tuple[SessionState, ...]) -> str:
+    return states[0] if len(states) == 1 else f"{', '.join(states[:-1])} and {states[-1]}"
+
+
+def settings() -> str:
+    """Return docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        HEADER,
+        "",
+        "Set them in jupyterhub_config.py. A wrong one stops the Hub with one line that names it; `fgpu check` says so",
+        "without starting the Hub. Amounts of fGPU and CPU are exact decimals with at most three places, as numbers or",
+        'quoted (`"0.1"`).',
+        "",
+    ]
+    for owner, about in SECTIONS:
+        lines += [f"## {owner.__name__}", "", about, ""]
+        for name, trait in own_traits(owner).items():
+            lines += [f"### {owner.__name__}.{name}", "", f"Default: `{shown_default(owner, name)}`", ""]
+            lines += [markdown(str(trait.metadata.get("help", ""))), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def own_traits(owner: type[HasTraits]) -> dict[str, TraitType[object, object]]:
+    """Return the settings that a class itself declares, in the order in which it does."""
+    found = owner.class_own_traits(config=True)
+    return {name: found[name] for name in vars(owner) if name in found}
+
+
+def shown_default(owner: type[HasTraits], name: str) -> str:
+    """Return the default as it would be written in a configuration."""
+    default = owner.class_traits()[name].default()
+    return f'"{default}"' if isinstance(default, str) else repr(default).replace("'", '"')
+
+
+def markdown(help_text: str) -> str:
+    """Return a trait's help, which is reStructuredText of the simplest kind, as Markdown."""
+    text = inspect.cleandoc(help_text)
+    text = re.sub(r"``([^`]+)``", lambda found: f"`{' '.join(found[1].split())}`", text)
+    text = re.sub(r"(?<=\S) Example: ", "\n\nExample: ", text)
+    head, mark, code = text.partition("Example::\n")
+    if mark:
+        text = f"{head}Example:\n\n```python\n{inspect.cleandoc(code)}\n```"
+    return text
+
+
+PAGES = {"lifecycle.md": lifecycle, "settings.md": settings}
+
+
+def main() -> int:
+    """Write the pages, or say which are old."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    given = parser.parse_args()
+    old = [
+        name
+        for name, page in PAGES.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text() != page()
+    ]
+    for name in old:
+        if given.check:
+            print(f"docs/{name} is out of date: run scripts/docs.py", file=sys.stderr)
+        else:
+            (DOCS / name).write_text(PAGES[name]())
+            print(f"wrote docs/{name}")
+    return 1 if old and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.errors import ImageNotFound
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dockerhub import BASE, MINI, DockerHub, Engine
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner import network
+from hubprocess import ROOT
+
+ADMINISTRATORS = """
+c.Spawner.poll_interval = 2
+c.FGPUSpawner.extra_create_kwargs = {"labels": {"lab.course": "of {username}", "fgpu.user": "nobody"}}
+c.FGPUSpawner.extra_host_config = {
+    "shm_size": 128 * 2**20, "mem_limit": "9g", "memswap_limit": "9g", "cpu_quota": 900_000,
+    "binds": ["/usr/share/dict:/srv/shared:ro"],
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A Docker engine. Without one the tests are skipped; in CI that is a failure."""
+    try:
+        found = Engine(network.connect({"timeout": 60}))
+    except BadSettings as e:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(e))
+        pytest.skip(f"{e}; tests/services.sh can start one")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def image(engine: Engine) -> str:
+    """The default image, built by the project's own command where it is missing."""
+    try:
+        engine.client.inspect_image(BASE)
+    except ImageNotFound:
+        base = os.environ.get("FGPU_IMAGE_BASE") or "host"
+        built = build("base", "--base", base)
+        assert built.returncode == 0, built.stderr[-2000:]
+    return BASE
+
+
+def build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run images/build.sh."""
+    return subprocess.run(
+        [ROOT / "images/build.sh", *arguments], capture_output=True, text=True, check=False, timeout=600
+    )
+
+
+@pytest.fixture(scope="session")
+def catalogue(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalogue of images that are right, and of some that are not."""
+    forged = engine.mine(f"{engine.prefix}/forged:1")
+    labels = {"installation": "other", "session": "999", "attempt": "7", "user": "mallory", "node": "moon"}
+    flags = [word for key, value in labels.items() for word in ("--label", f"fgpu.{key}={value}")]
+    made = build("variant", "--from", image, "--tag", forged, *flags)
+    assert made.returncode == 0, made.stderr
+    images = {
+        "python": image,
+        "root": engine.build("root", f"FROM {image}\nUSER root\n"),
+        "zero": engine.build("zero", f"FROM {image}\nUSER 00:0\n"),
+        "forged": forged,
+        "dies": engine.build(
+            "dies", f'FROM {image}\nENTRYPOINT ["/bin/bash", "-c", "echo no luck >&2; exit 7"]\n'
+        ),
+        "empty": engine.build("empty", f'FROM {image}\nENTRYPOINT ["/no/such/program"]\n'),
+        "missing": "127.0.0.1:1/fgpu-test/missing:1",
+    }
+    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
+    path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()))
+    return path
+
+
+def entry(slug: str, reference: str) -> str:
+    """Return one image of a catalogue."""
+    fields = {"slug": slug, "name": slug, "framework": "python", "version": "3.11", "python": "3.11"}
+    lines = [f'{key} = "{value}"' for key, value in {**fields, "reference": reference}.items()]
+    return "\n".join(["[[image]]", *lines, f"default = {'true' if slug == 'python' else 'false'}\n"])
+
+
+@pytest.fixture(scope="session")
+def shared_hub(
+    engine: Engine, catalogue: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DockerHub]:
+    """One Hub for every test that cleans up after itself, with settings that an administrator might make."""
+    found = DockerHub(
+        tmp_path_factory.mktemp("hub"), engine, after=MINI + ADMINISTRATORS, catalogue=str(catalogue)
+    )
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def hub(shared_hub: DockerHub) -> Iterator[DockerHub]:
+    """The shared Hub; sessions that a test leaves are ended after it."""
+    before = set(shared_hub.states())
+    yield shared_hub
+    shared_hub.end_all_but(before)
+
+
+@pytest.fixture(scope="module")
+def make_hub(
+    engine: Engine, catalogue: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., DockerHub]]:
+    """A factory of Hubs that are ended with the module."""
+    hubs: list[DockerHub] = []
+
+    def make(**kwargs: Any) -> DockerHub:
+        folder = tmp_path_factory.mktemp("hub")
+        hubs.append(DockerHub(folder, engine, **{"catalogue": str(catalogue), **kwargs}))
+        return hubs[-1]
+
+    yield make
+    for made in hubs:
+        made.close()

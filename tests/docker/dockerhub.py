@@ -1,0 +1,237 @@
+"""A real Hub whose sessions are containers of a real engine, and the containers and images that tests make."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import NotFound
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hub"))
+
+from fgpu_scheduler import Session
+from hubprocess import HubProcess, until
+
+BASE = "fgpuspawner/base:0.1"
+PYTHON = "/opt/fgpu/bin/python"
+HERE = Path(__file__).parent
+SERVER = [
+    PYTHON,
+    "-c",
+    (HERE / "misbehave.py").read_text() + (HERE.parent / "hub" / "miniserver.py").read_text(),
+]
+WITHOUT_SERVICE = """
+c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
+c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
+"""
+QUICK = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 1}\n"
+"""A request that has to wait is answered after a second."""
+
+MINI = f"c.Spawner.cmd = {SERVER!r}\n{WITHOUT_SERVICE}"
+ONE = {"fgpu": "1", "cpu": "0.2", "memory_mib": 256}
+"""Half of a GPU that is worth 2 fGPU."""
+
+WHOLE_FIVE = {**ONE, "group": "five", "fgpu": "5"}
+"""All of the one GPU of group ``five``, so that the next one has to wait for it."""
+
+NODES = [
+    {"name": "two", "cpu": 16, "gpus": {"simulated": 3, "memory_mib": 8192}},
+    {"name": "five", "group": "five", "cpu": 16, "gpus": {"simulated": 1, "memory_mib": 16384}},
+]
+SETTINGS: dict[str, Any] = {
+    "nodes": NODES,
+    "groups": {"default": {}, "five": {}},
+    "fgpu_per_gpu": {"* 8192 MiB": 2, "* 16384 MiB": 5},
+}
+
+
+class Engine:
+    """The engine, and what a test made on it, which `close` removes again: nothing else."""
+
+    def __init__(self, client: docker.APIClient) -> None:
+        self.client = client
+        self.prefix = f"fgpu-test-{secrets.token_hex(4)}"
+        self._containers: list[str] = []
+        self._images: list[str] = []
+
+    def build(self, name: str, dockerfile: str) -> str:
+        """Build an image without files of its own and return its reference."""
+        reference = f"{self.prefix}/{name}:1"
+        self._images.append(reference)
+        lines = list(
+            self.client.build(fileobj=io.BytesIO(dockerfile.encode()), tag=reference, rm=True, decode=True)
+        )
+        assert not any("error" in line for line in lines), lines
+        return reference
+
+    def mine(self, reference: str) -> str:
+        """Remember an image that was made for this run by other means."""
+        self._images.append(reference)
+        return reference
+
+    def start(
+        self, name: str, *, labels: dict[str, str] | None = None, network: str = "none", code: str = ""
+    ) -> str:
+        """Start a container of the base image that runs ``code``, or waits, and return its id."""
+        made = self.client.create_container(
+            BASE,
+            [PYTHON, "-c", code or "import signal; signal.pause()"],
+            name=name,
+            labels=labels or {},
+            host_config=self.client.create_host_config(network_mode=network),
+        )
+        self._containers.append(made["Id"])
+        self.client.start(made["Id"])
+        return str(made["Id"])
+
+    def inspect(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine says of a container, None if there is none."""
+        try:
+            return dict(self.client.inspect_container(name))
+        except NotFound:
+            return None
+
+    def run_in(self, name: str, *cmd: str, user: str = "") -> tuple[int, str]:
+        """Run a command in a container as its own user; return status and output."""
+        made = self.client.exec_create(name, list(cmd), user=user)["Id"]
+        output = self.client.exec_start(made).decode()
+        return int(self.client.exec_inspect(made)["ExitCode"]), output
+
+    def python_in(self, name: str, code: str) -> str:
+        """Run Python code in a container and return what it prints."""
+        status, output = self.run_in(name, PYTHON, "-c", code)
+        assert status == 0, output
+        return output.strip()
+
+    def of_installation(self, installation: str) -> dict[str, str]:
+        """Return the containers that carry an installation's label: ids by name."""
+        found = self.client.containers(all=True, filters={"label": f"fgpu.installation={installation}"})
+        return {entry["Names"][0].removeprefix("/"): entry["Id"] for entry in found}
+
+    def remove(self, name: str) -> None:
+        """Remove a container at once, whoever made it, if it is there."""
+        try:
+            self.client.remove_container(name, force=True)
+        except NotFound:
+            return
+
+    def close(self) -> None:
+        """Remove what was made here."""
+        for container in self._containers:
+            self.remove(container)
+        for image in self._images:
+            self.client.remove_image(image, force=True)
+        self.client.close()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A session that runs, and its container as the engine reported it."""
+
+    session: Session
+    container: dict[str, Any]
+    token: str
+
+    @property
+    def id(self) -> str:
+        return str(self.container["Id"])
+
+    @property
+    def name(self) -> str:
+        return str(self.container["Name"]).removeprefix("/")
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """What the engine was asked to limit."""
+        return dict(self.container["HostConfig"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.container["Config"]["Labels"])
+
+    @property
+    def env(self) -> dict[str, str]:
+        return dict(entry.split("=", 1) for entry in self.container["Config"]["Env"])
+
+    @property
+    def ip(self) -> str:
+        return str(self.container["NetworkSettings"]["Networks"]["fgpu"]["IPAddress"])
+
+
+class DockerHub(HubProcess):
+    """A Hub on an engine: what its sessions left there goes with it."""
+
+    def __init__(self, folder: Path, engine: Engine, **kwargs: Any) -> None:
+        super().__init__(folder, runtime="docker", **{"before": QUICK, "after": MINI, **SETTINGS, **kwargs})
+        self.engine = engine
+
+    @property
+    def installation(self) -> str:
+        """The installation's id, which marks its containers."""
+        return self.store.installation_id
+
+    def container_name(self, session: Session) -> str:
+        """Return what the container of the session's current attempt has to be named."""
+        return f"fgpu-{self.installation}-{session.id}-{session.attempt}"
+
+    def running(self, user: str, server: str = "", **options: Any) -> Running:
+        """Ask for a server and return it when the Hub says that it is ready."""
+        token = self.add_user(user)
+        answer = self.spawn(user, server, options={**ONE, **options})
+        assert answer.status_code in (201, 202), answer.text
+        self.wait_ready(user, server)
+        session = self.sessions()[f"{user}/{server}"]
+        container = self.engine.inspect(self.container_name(session))
+        assert container is not None
+        return Running(session, container, token)
+
+    def wait_ready(self, user: str, server: str = "", *, within_s: float = 20) -> None:
+        """Wait until the Hub says that this server is ready."""
+        try:
+            until(lambda: self.ready(user, server), within_s=within_s)
+        except AssertionError:
+            raise AssertionError(
+                f"{user}/{server} is not ready; the Hub says:\n{self.said()[-6000:]}"
+            ) from None
+
+    def said(self) -> str:
+        """Return the Hub's log without its answers to those who waited."""
+        noise = ("] 200 GET /", "Checking access to /hub/api")
+        return "\n".join(line for line in self.log_text().splitlines() if not any(n in line for n in noise))
+
+    def wait_state(self, user: str, server: str, state: str | None, *, within_s: float = 30) -> None:
+        """Wait until this server's live session is in a state; None: until it has none."""
+        what = f"{user}/{server} is {state}"
+        until(lambda: self.states().get(f"{user}/{server}") == state, within_s=within_s, what=what)
+
+    def last(self, user: str) -> Session:
+        """Return the newest ended session of a user, as soon as there is one."""
+        return until(lambda: self.store.ended(user=user, limit=1), what=f"a session of {user} has ended")[0]
+
+    def end(self, user: str, server: str = "") -> None:
+        """End a server, and wait until its container and its share are gone."""
+        assert self.stop(user, server).status_code in (202, 204)
+        self.wait_state(user, server, None)
+
+    def end_all_but(self, keep: set[str]) -> None:
+        """End every server but these."""
+        for key in self.states():
+            if key not in keep:
+                self.stop(*key.split("/", 1))
+        until(lambda: set(self.states()) <= keep, what="all sessions of the test have ended")
+
+    def close(self) -> None:
+        """End the Hub, and remove its sessions' containers."""
+        installation = self.installation if (self.data / "fgpu.sqlite").exists() else None
+        super().close()
+        if installation is not None:
+            for container in self.engine.of_installation(installation).values():
+                self.engine.remove(container)
+
+
+__all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "until"]

@@ -1,0 +1,168 @@
+"""Failures: each ends the session, says why in words, and frees its share for the next."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from docker.errors import APIError
+from dockerhub import ONE, WHOLE_FIVE, DockerHub, Engine, until
+
+from fgpu_scheduler import Session
+from fgpuspawner.docker import Containers, _words
+
+
+def wait_in_line(hub: DockerHub, user: str, server: str = "", **options: object) -> None:
+    """Queue a session behind one that holds all of group ``five``."""
+    hub.add_user(user)
+    assert hub.spawn(user, server, options={**WHOLE_FIVE, **options}).status_code == 202
+    hub.wait_state(user, server, "PENDING")
+
+
+def why(session: Session) -> tuple[str, str | None]:
+    return session.state.value, session.end_cause.value if session.end_cause else None
+
+
+def test_a_missing_image_is_told_with_the_engines_reason_and_the_next_one_starts(hub: DockerHub) -> None:
+    hub.running("holder", **WHOLE_FIVE)
+    wait_in_line(hub, "alice", image="missing")
+    wait_in_line(hub, "bob")
+    hub.end("holder")
+    hub.wait_ready("bob")
+    ended = hub.last("alice")
+    assert why(ended) == ("ERROR", "PULL_FAILED")
+    assert ended.message is not None
+    beginning = "image 127.0.0.1:1/fgpu-test/missing:1 is not on the engine and could not be fetched: "
+    assert ended.message.startswith(beginning)
+    assert "connection refused" in ended.message
+    moves = [e.reason for e in hub.store.events(limit=10000) if e.session_id == ended.id]
+    assert "PULL_FAILED" in moves
+
+
+def test_a_missing_image_is_told_to_whoever_asked(hub: DockerHub) -> None:
+    hub.add_user("alice")
+    answer = hub.spawn("alice", options={**ONE, "image": "missing"})
+    assert answer.status_code == 500
+    assert answer.json()["message"] == hub.last("alice").message
+
+
+def test_a_server_that_ends_at_once_frees_its_share_for_the_next(hub: DockerHub) -> None:
+    hub.running("holder", **WHOLE_FIVE)
+    wait_in_line(hub, "alice", "exits")
+    wait_in_line(hub, "bob")
+    hub.end("holder")
+    hub.wait_ready("bob")
+    ended = hub.last("alice")
+    assert why(ended) == ("ERROR", "LAUNCH_FAILED")
+
+
+def test_a_server_that_ends_at_once_leaves_its_last_words(hub: DockerHub) -> None:
+    hub.add_user("alice")
+    hub.spawn("alice", "exits", options=ONE)
+    hub.wait_state("alice", "exits", None)
+    assert (
+        hub.last("alice").message
+        == "the session's server ended with status 1; its last words: no kernel here"
+    )
+    assert "no kernel here" in hub.log_text()
+
+
+def test_a_server_that_takes_its_time_to_answer_is_waited_for(hub: DockerHub) -> None:
+    hub.add_user("alice")
+    hub.spawn("alice", "slow", options=ONE)
+    until(lambda: hub.ready("alice", "slow") or not hub.states(), what="it is ready, or has failed")
+    assert hub.states() == {"alice/slow": "RUNNING"}
+
+
+def test_a_container_that_is_dead_before_anyone_looks_leaves_its_last_words(hub: DockerHub) -> None:
+    hub.add_user("alice")
+    hub.spawn("alice", options={**ONE, "image": "dies"})
+    hub.wait_state("alice", "", None)
+    ended = hub.last("alice")
+    assert why(ended) == ("ERROR", "LAUNCH_FAILED")
+    assert ended.message == "the session's server ended with status 7; its last words: no luck"
+
+
+def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no_container(
+    hub: DockerHub, engine: Engine
+) -> None:
+    hub.add_user("alice")
+    hub.spawn("alice", options={**ONE, "image": "empty"})
+    hub.wait_state("alice", "", None)
+    ended = hub.last("alice")
+    assert why(ended) == ("ERROR", "LAUNCH_FAILED")
+    assert ended.message is not None
+    assert ended.message.startswith("the container could not be started: ")
+    assert "/no/such/program" in ended.message
+    assert engine.of_installation(hub.installation) == {}
+
+
+def test_a_session_over_its_memory_is_ended_with_the_limit_in_words(hub: DockerHub, engine: Engine) -> None:
+    running = hub.running("alice", **WHOLE_FIVE)
+    wait_in_line(hub, "bob")
+    engine.client.kill(running.id, "SIGUSR1")
+    hub.wait_ready("bob")
+    ended = hub.last("alice")
+    assert (ended.id, ended.end_cause) == (running.session.id, "OOM")
+    assert ended.message == "the session used more than its 256 MiB of memory and was ended"
+    assert engine.inspect(running.name) is None
+
+
+def test_a_server_that_ends_well_after_a_child_used_too_much_memory_was_not_ended_for_it(
+    hub: DockerHub, engine: Engine
+) -> None:
+    running = hub.running("alice")
+    engine.client.kill(running.id, "SIGUSR2")
+    hub.wait_state("alice", "", None)
+    ended = hub.last("alice")
+    assert (ended.id, ended.end_cause) == (running.session.id, "EXITED")
+    assert ended.message == "the session's server ended with status 0"
+
+
+def test_a_container_that_somebody_removes_frees_its_share(hub: DockerHub, engine: Engine) -> None:
+    running = hub.running("alice", **WHOLE_FIVE)
+    wait_in_line(hub, "bob")
+    engine.client.remove_container(running.id, force=True)
+    hub.wait_ready("bob")
+    ended = hub.last("alice")
+    assert (ended.id, ended.end_cause) == (running.session.id, "EXITED")
+    # The first, where it was seen between its death and its removal.
+    assert ended.message in (
+        "the session's server ended with status 137",
+        "the session's container was removed; nobody here did it",
+        "the session's container or process is gone; nobody here ended it",
+    )
+
+
+async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
+    engine: Engine, image: str
+) -> None:
+    containers = Containers(engine.client, installation=engine.prefix, node_ids=["two"])
+    name = f"{engine.prefix}-removed"
+    for _ in range(5):
+        engine.start(name)
+        removals = [containers.remove_named(name, now=True) for _ in range(8)]
+        assert await asyncio.gather(*removals) == [True] * 8
+    containers.executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("engine_says", "owner_reads"),
+    [
+        (
+            'could not select device driver "nvidia" with capabilities: [[gpu compute utility]]',
+            "this server's Docker engine has no GPU runtime; ask an administrator to install it",
+        ),
+        (
+            "unknown or invalid runtime name: nvidia",
+            "this server's Docker engine has no GPU runtime; ask an administrator to install it",
+        ),
+        (
+            "failed to create shim: write /var/lib/docker/x: no space left on device: unknown",
+            "the server's disk is full; ask an administrator",
+        ),
+        ("invalid mount config", "the container could not be started: invalid mount config"),
+    ],
+)
+def test_what_the_engine_refuses_is_said_in_words(engine_says: str, owner_reads: str) -> None:
+    assert _words(APIError("500 Server Error", explanation=engine_says)) == owner_reads

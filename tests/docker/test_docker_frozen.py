@@ -1,0 +1,63 @@
+"""One user's trouble is not another's: a frozen container, or a registry that never answers, delays nobody."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from conftest import entry
+from dockerhub import BASE, MINI, ONE, DockerHub, Engine, until
+
+from fgpuspawner.docker import THREADS
+
+
+def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
+    hub: DockerHub, engine: Engine
+) -> None:
+    frozen = hub.running("alice")
+    # Its first process takes no signal now but SIGKILL, so stopping it takes the ten seconds of grace.
+    engine.client.kill(frozen.id, "SIGSTOP")
+    with ThreadPoolExecutor(1) as thread:
+        stopping = thread.submit(hub.stop, "alice")
+        hub.wait_state("alice", "", "TERMINATING")
+        hub.running("bob")
+        assert hub.states() == {"alice/": "TERMINATING", "bob/": "RUNNING"}
+        assert stopping.result(30).status_code in (202, 204)
+    hub.wait_state("alice", "", None)
+    assert engine.inspect(frozen.id) is None
+
+
+def test_a_paused_container_delays_nobodys_spawn_and_can_be_stopped(hub: DockerHub, engine: Engine) -> None:
+    paused = hub.running("alice")
+    engine.client.pause(paused.id)
+    hub.running("bob")
+    assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
+    hub.end("alice")
+    assert engine.inspect(paused.id) is None
+
+
+def test_pulls_from_a_registry_that_never_answers_delay_neither_a_spawn_nor_the_hubs_end(
+    make_hub: Callable[..., DockerHub], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as registry:
+        silent = f"127.0.0.1:{registry.getsockname()[1]}/fgpu-test/silent:1"
+        catalogue = tmp_path / "catalogue.toml"
+        catalogue.write_text(entry("python", BASE) + entry("silent", silent))
+        hub = make_hub(after=MINI, catalogue=str(catalogue), max_pending_per_user=100).start()
+        hub.add_user("alice")
+        options = {**ONE, "image": "silent", "fgpu": "0.1", "cpu": "0.1"}
+        servers = [f"s{n}" for n in range(THREADS + 1)]
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda server: hub.spawn("alice", server, options=options), servers))
+        pulling = {f"alice/{server}": "PULLING" for server in servers}
+        until(lambda: hub.states() == pulling, what="all of them pull")
+        begun_s = time.monotonic()
+        hub.add_user("bob")
+        hub.spawn("bob", options=ONE)
+        hub.wait_ready("bob", within_s=8)
+        assert hub.states() == {**pulling, "bob/": "RUNNING"}, "they pull still"
+        hub.terminate()
+        assert time.monotonic() - begun_s < 15

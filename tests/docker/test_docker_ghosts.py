@@ -1,0 +1,141 @@
+"""What is ours, what is not, and what survives the Hub: ghosts go, strangers stay, running sessions are adopted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from dockerhub import MINI, ONE, DockerHub, Engine, until
+
+
+@pytest.fixture(scope="module")
+def own_hub(make_hub: Callable[..., DockerHub]) -> DockerHub:
+    """A Hub that tests may kill and start again."""
+    return make_hub(after=MINI + "c.Spawner.poll_interval = 2\n").start()
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Containers that were there while the Hub looked at least twice."""
+
+    ghost: str
+    earlier_attempt: str
+    forged: str
+    other: str
+    running_id: str
+
+
+@pytest.fixture(scope="module")
+def strangers(own_hub: DockerHub, engine: Engine) -> Strangers:
+    """A ghost of an ended session, one of a running session, a forgery and a neighbour's container.
+
+    They are seen before a second ghost is made; when that is gone, they have been seen twice.
+    """
+    hub, ours, neighbour = own_hub, own_hub.installation, secrets.token_hex(6)
+    hub.running("alice")
+    hub.end("alice")
+    ended = hub.last("alice")
+    running = hub.running("bob")
+
+    def start(name: str, installation: str, session: int, attempt: int) -> str:
+        labels = {"installation": installation, "session": session, "attempt": attempt, "node": "two"}
+        engine.start(name, labels={f"fgpu.{key}": str(value) for key, value in labels.items()})
+        return name
+
+    found = Strangers(
+        forged=start(f"{engine.prefix}-forged", ours, ended.id, 1),
+        other=start(f"fgpu-{neighbour}-1-1", neighbour, 1, 1),
+        earlier_attempt=start(f"fgpu-{ours}-{running.session.id}-9", ours, running.session.id, 9),
+        ghost=start(f"fgpu-{ours}-{ended.id}-1", ours, ended.id, 1),
+        running_id=running.id,
+    )
+    until(lambda: engine.inspect(found.ghost) is None, what="the ghost is removed")
+    again = start(f"fgpu-{ours}-999999-1", ours, 999999, 1)
+    until(lambda: engine.inspect(again) is None, what="the second ghost is removed")
+    return found
+
+
+def test_a_container_of_an_ended_session_is_removed_and_logged(
+    own_hub: DockerHub, strangers: Strangers
+) -> None:
+    log = own_hub.log_text()
+    assert f"Removing the ghost {strangers.ghost} of session" in log
+    assert "its session has ended or never was" in log
+
+
+def test_a_container_of_another_attempt_is_removed_and_the_session_is_not(
+    own_hub: DockerHub, engine: Engine, strangers: Strangers
+) -> None:
+    assert engine.inspect(strangers.earlier_attempt) is None
+    assert "it is of attempt 9, and its session is at attempt 1" in own_hub.log_text()
+    assert own_hub.states() == {"bob/": "RUNNING"}
+    running = engine.inspect(strangers.running_id)
+    assert running is not None
+    assert running["State"]["Running"]
+
+
+def test_a_container_with_our_labels_under_another_name_is_left_alone_and_logged_once(
+    own_hub: DockerHub, engine: Engine, strangers: Strangers
+) -> None:
+    found = engine.inspect(strangers.forged)
+    assert found is not None
+    assert found["State"]["Running"]
+    said = f"Container {strangers.forged} carries our labels, but it is not ours; it is left alone"
+    assert own_hub.log_text().count(said) == 1
+
+
+def test_a_container_of_another_installation_is_left_alone(
+    own_hub: DockerHub, engine: Engine, strangers: Strangers
+) -> None:
+    found = engine.inspect(strangers.other)
+    assert found is not None
+    assert found["State"]["Running"]
+    assert strangers.other not in own_hub.log_text()
+
+
+def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(
+    own_hub: DockerHub, engine: Engine
+) -> None:
+    hub = own_hub
+    hub.end_all_but(set())
+    alice = hub.running("alice")
+    bob = hub.running("bob")
+    hub.kill()
+    engine.remove(bob.id)
+    hub.start()
+    hub.wait_ready("alice")
+    hub.reach({"alice/": "RUNNING"})
+    session = hub.sessions()["alice/"]
+    assert (session.id, session.attempt) == (alice.session.id, 1)
+    container = engine.inspect(alice.name)
+    assert container is not None
+    assert container["Id"] == alice.id
+    assert container["State"]["Running"]
+    ended = hub.last("bob")
+    assert (ended.id, ended.state, ended.end_cause) == (bob.session.id, "TERMINATED", "EXITED")
+    assert not hub.ready("bob")
+    hub.end("alice")
+    assert engine.of_installation(hub.installation).keys() <= {f"{engine.prefix}-forged"}
+
+
+def test_a_launch_that_the_hubs_death_cut_off_is_begun_anew_under_another_name(
+    own_hub: DockerHub, engine: Engine
+) -> None:
+    hub = own_hub
+    hub.add_user("alice")
+    assert hub.spawn("alice", "hangs", options=ONE).status_code == 202
+    hub.wait_state("alice", "hangs", "PREPARING")
+    session = hub.sessions()["alice/hangs"]
+    first = hub.container_name(session)
+    until(lambda: engine.inspect(first), what="the first attempt's container")
+    hub.kill()
+    hub.start()
+    assert hub.spawn("alice", "hangs").status_code == 202
+    second = f"{first.removesuffix('-1')}-2"
+    until(lambda: engine.inspect(second), what="the second attempt's container")
+    assert engine.inspect(first) is None
+    assert hub.sessions()["alice/hangs"].attempt == 2
+    hub.end("alice", "hangs")
+    assert engine.inspect(second) is None

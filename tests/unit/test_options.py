@@ -1,0 +1,389 @@
+"""Form, link and API: one table of bad input with the exact words at each edge, and one of good input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from fgpu_scheduler import Node, Refusal
+from fgpuspawner import form
+from fgpuspawner.catalogue import Image
+from fgpuspawner.options import Offer, Refused, Wanted, make_offer, parse, read_fields
+from fgpuspawner.settings import FGPU
+
+PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)
+TORCH = Image("torch", "PyTorch", "pytorch", "2.13", "3.12", "lab/torch:2.13")
+DUO = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
+SOLO = {"name": "solo", "group": "class", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
+EMPTY = {"name": "empty", "group": "none", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 0}}
+
+
+def settings(**given: Any) -> FGPU:
+    defaults: dict[str, Any] = {
+        "nodes": [DUO, SOLO, EMPTY],
+        "groups": {"default": {}, "class": {}, "none": {}},
+        "fgpu_per_gpu": 2,
+    }
+    config = Config()
+    for name, value in {**defaults, **given}.items():
+        setattr(config.FGPU, name, value)
+    return FGPU.from_config(config).checked()
+
+
+def offer(groups: tuple[str, ...] = ("default", "class", "none"), **given: Any) -> Offer:
+    """Return what a user may choose: 2 GPUs of 2 fGPU in "default", one in "class", none in "none"."""
+    own = settings(**given)
+    return make_offer(own, own.discover_nodes(), (PYTHON, TORCH), groups)
+
+
+def by_form(raw: Mapping[str, object]) -> dict[str, object]:
+    """Return what a browser's form sends: texts, in lists."""
+    return read_fields({name: [str(value)] for name, value in raw.items()})
+
+
+def by_link(raw: Mapping[str, object]) -> dict[str, object]:
+    """Return what the Hub makes of ``?opt-NAME=VALUE``: the same, for the fields that are given."""
+    query = {f"opt-{name}": [str(value)] for name, value in raw.items()}
+    return read_fields({name.removeprefix("opt-"): values for name, values in query.items()})
+
+
+def by_api(raw: Mapping[str, object]) -> dict[str, object]:
+    """Return the API's ``user_options``: JSON values as they are."""
+    return dict(raw)
+
+
+EDGES: dict[str, Callable[[Mapping[str, object]], dict[str, object]]] = {
+    "form": by_form,
+    "link": by_link,
+    "API": by_api,
+}
+TEXTS = ("form", "link", "API")
+JSON = ("API",)
+NUMBER = "is not a number such as 0.5"
+LONG = "9" * 4000
+MARKUP = "<script>alert(1)</script>"
+OPTIONS = "the options are image, group, fgpu, cpu, memory_mib, count"
+
+BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
+    # Edges, input, and of the one refusal: field, code, message.
+    (TEXTS, {"fgpu": "half"}, "fgpu", "bad_amount", f"fgpu: 'half' {NUMBER}"),
+    (TEXTS, {"fgpu": "NaN"}, "fgpu", "bad_amount", f"fgpu: 'NaN' {NUMBER}"),
+    (TEXTS, {"fgpu": "Infinity"}, "fgpu", "bad_amount", f"fgpu: 'Infinity' {NUMBER}"),
+    (TEXTS, {"fgpu": "-Infinity"}, "fgpu", "bad_amount", f"fgpu: '-Infinity' {NUMBER}"),
+    (TEXTS, {"fgpu": "1e9"}, "fgpu", "bad_amount", "fgpu: 1e9 is too large; at most 1000000 is possible"),
+    (TEXTS, {"fgpu": "5e-4"}, "fgpu", "bad_amount", "fgpu: 5e-4 has more than three decimals"),
+    (TEXTS, {"fgpu": "1e999999999"}, "fgpu", "bad_amount",
+     "fgpu: 1e999999999 is too large; at most 1000000 is possible"),
+    (TEXTS, {"fgpu": "-0.5"}, "fgpu", "bad_amount", "fgpu: -0.5 is negative; it must be above 0"),
+    (TEXTS, {"fgpu": "0"}, "fgpu", "too_small", "fgpu: 0 is below the smallest amount, 0.1"),
+    (TEXTS, {"fgpu": "0.5001"}, "fgpu", "bad_amount", "fgpu: 0.5001 has more than three decimals"),
+    (TEXTS, {"fgpu": "0,5"}, "fgpu", "bad_amount", f"fgpu: '0,5' {NUMBER}"),
+    (TEXTS, {"fgpu": "0x10"}, "fgpu", "bad_amount", f"fgpu: '0x10' {NUMBER}"),
+    (TEXTS, {"fgpu": "0.55"}, "fgpu", "not_a_step",
+     "fgpu: 0.55 is not a multiple of 0.1; the nearest possible are 0.5 and 0.6"),
+    (TEXTS, {"fgpu": "2.5"}, "fgpu", "straddles",
+     "fgpu: 2.5 is more than one GPU (2 fGPU) and not a whole number of GPUs; the nearest possible are 2 and 4"),
+    (TEXTS, {"fgpu": "6"}, "fgpu", "never_fits", "fgpu: 6 is more than any node has; the largest possible is 4"),
+    (TEXTS, {"fgpu": "4", "group": "class"}, "fgpu", "never_fits",
+     "fgpu: 4 is more than any node has; the largest possible is 2"),
+    (TEXTS, {"fgpu": LONG}, "fgpu", "bad_amount",
+     f"fgpu: {'9' * 40}... is too large; at most 1000000 is possible"),
+    (TEXTS, {"fgpu": MARKUP}, "fgpu", "bad_amount", f"fgpu: '{MARKUP}' {NUMBER}"),
+    (TEXTS, {"cpu": "0"}, "cpu", "too_small", "cpu: must be above 0"),
+    (TEXTS, {"cpu": "-1"}, "cpu", "bad_amount", "cpu: -1 is negative; it must be above 0"),
+    (TEXTS, {"cpu": "8.001"}, "cpu", "never_fits", "cpu: 8.001 is more than any node has; the most is 8"),
+    (TEXTS, {"cpu": "many"}, "cpu", "bad_amount", f"cpu: 'many' {NUMBER}"),
+    (TEXTS, {"memory_mib": "127"}, "memory_mib", "too_small", "memory_mib: 127 is below the least of 128 MiB"),
+    (TEXTS, {"memory_mib": "16385"}, "memory_mib", "never_fits",
+     "memory_mib: 16385 is more than any node has; the most is 16384 MiB"),
+    (TEXTS, {"memory_mib": "1024.5"}, "memory_mib", "not_a_number",
+     "memory_mib: '1024.5' is not a whole number such as 4096"),
+    (TEXTS, {"memory_mib": "2 GiB"}, "memory_mib", "not_a_number",
+     "memory_mib: '2 GiB' is not a whole number such as 4096"),
+    (TEXTS, {"memory_mib": LONG}, "memory_mib", "not_a_number",
+     f"memory_mib: '{'9' * 56}... is not a whole number such as 4096"),
+    (TEXTS, {"count": "0"}, "count", "out_of_range", "count: 0 is not between 1 and 8 sessions"),
+    (TEXTS, {"count": "9"}, "count", "out_of_range", "count: 9 is not between 1 and 8 sessions"),
+    (TEXTS, {"count": "-1"}, "count", "not_a_number", "count: '-1' is not a whole number such as 1"),
+    (TEXTS, {"count": "1e0"}, "count", "not_a_number", "count: '1e0' is not a whole number such as 1"),
+    (TEXTS, {"count": "\N{ARABIC-INDIC DIGIT ONE}"}, "count", "not_a_number",
+     "count: '\N{ARABIC-INDIC DIGIT ONE}' is not a whole number such as 1"),
+    (TEXTS, {"image": "none"}, "image", "unknown_choice", "image: there is no 'none'; choose one of python, torch"),
+    (TEXTS, {"image": "Python"}, "image", "unknown_choice",
+     "image: there is no 'Python'; choose one of python, torch"),
+    (TEXTS, {"image": MARKUP}, "image", "unknown_choice",
+     f"image: there is no '{MARKUP}'; choose one of python, torch"),
+    (TEXTS, {"image": "a" * 4000}, "image", "unknown_choice",
+     f"image: there is no '{'a' * 56}...; choose one of python, torch"),
+    (TEXTS, {"group": "staff"}, "group", "unknown_choice",
+     "group: there is no 'staff'; choose one of default, class, none"),
+    (TEXTS, {"group": "none"}, "group", "no_devices", "group: resource group 'none' has no GPU"),
+    (TEXTS, {"gpu": "1"}, "options", "unknown_option", f"'gpu': no such option; {OPTIONS}"),
+    (TEXTS, {MARKUP: "1"}, "options", "unknown_option", f"'{MARKUP}': no such option; {OPTIONS}"),
+    (TEXTS, {"FGPU": "1"}, "options", "unknown_option", f"'FGPU': no such option; {OPTIONS}"),
+    # What only JSON can say.
+    (JSON, {"fgpu": True}, "fgpu", "not_a_number", f"fgpu: True {NUMBER}"),
+    (JSON, {"fgpu": [1]}, "fgpu", "not_a_number", f"fgpu: [1] {NUMBER}"),
+    (JSON, {"fgpu": {"a": 1}}, "fgpu", "not_a_number", f"fgpu: {{'a': 1}} {NUMBER}"),
+    (JSON, {"fgpu": ["x" * 4000]}, "fgpu", "not_a_number", f"fgpu: ['{'x' * 55}... {NUMBER}"),
+    (JSON, {"fgpu": float("nan")}, "fgpu", "bad_amount", f"fgpu: 'nan' {NUMBER}"),
+    (JSON, {"fgpu": float("inf")}, "fgpu", "bad_amount", f"fgpu: 'inf' {NUMBER}"),
+    (JSON, {"fgpu": 0.1 + 0.2}, "fgpu", "bad_amount", "fgpu: 0.30000000000000004 has more than three decimals"),
+    (JSON, {"fgpu": ""}, "fgpu", "bad_amount", f"fgpu: '' {NUMBER}"),
+    (JSON, {"cpu": False}, "cpu", "not_a_number", f"cpu: False {NUMBER}"),
+    (JSON, {"memory_mib": 1024.0}, "memory_mib", "not_a_number",
+     "memory_mib: 1024.0 is not a whole number such as 4096"),
+    (JSON, {"memory_mib": True}, "memory_mib", "not_a_number",
+     "memory_mib: True is not a whole number such as 4096"),
+    (JSON, {"count": []}, "count", "not_a_number", "count: [] is not a whole number such as 1"),
+    (JSON, {"count": -3}, "count", "not_a_number", "count: -3 is not a whole number such as 1"),
+    (JSON, {"image": None}, "image", "unknown_choice", "image: there is no None; choose one of python, torch"),
+    (JSON, {"image": ["python"]}, "image", "unknown_choice",
+     "image: there is no ['python']; choose one of python, torch"),
+    (JSON, {"group": {}}, "group", "unknown_choice",
+     "group: there is no {}; choose one of default, class, none"),
+    (JSON, {"image": 1}, "image", "unknown_choice", "image: there is no 1; choose one of python, torch"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edge", "raw", "field", "code", "message"),
+    [
+        pytest.param(edge, raw, field, code, message, id=f"{edge}-{str(raw)[:40]}")
+        for edges, raw, field, code, message in BAD
+        for edge in edges
+    ],
+)
+def test_bad_input_is_refused_in_the_same_words_at_every_edge(
+    edge: str, raw: dict[str, object], field: str, code: str, message: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(EDGES[edge](raw), offer())
+    (refused,) = caught.value.refusals
+    assert (refused.field, refused.code, refused.message) == (field, code, message)
+    assert str(caught.value) == message
+    assert len(message) < 250
+
+
+@pytest.mark.parametrize(
+    ("given", "raw", "refusal"),
+    [
+        (
+            {"max_fgpu": 1},
+            {"fgpu": "1.5"},
+            Refusal("fgpu", "above_cap", "fgpu: 1.5 is above the limit of 1 per session", "1", "1"),
+        ),
+        (
+            {"max_cpu": 2},
+            {"cpu": "3"},
+            Refusal("cpu", "above_cap", "cpu: 3 is above the limit of 2 per session", "2", "2"),
+        ),
+        (
+            {"max_memory_mib": 1024},
+            {"memory_mib": "2048"},
+            Refusal(
+                "memory_mib",
+                "above_cap",
+                "memory_mib: 2048 is above the limit of 1024 MiB per session",
+                "1024",
+                "1024",
+            ),
+        ),
+        (
+            {"max_sessions": 2},
+            {"count": "3"},
+            Refusal("count", "out_of_range", "count: 3 is not between 1 and 2 sessions", "2", "2"),
+        ),
+        (
+            {"fgpu_per_gpu": "0.5", "fgpu_step": "0.25"},
+            {"fgpu": "0.3"},
+            Refusal(
+                "fgpu",
+                "not_a_step",
+                "fgpu: 0.3 is not a multiple of 0.25; the nearest possible are 0.25 and 0.5",
+                "0.25",
+                "0.25",
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("edge", TEXTS)
+def test_what_is_above_a_limit_is_refused_with_the_limit_and_what_would_do(
+    edge: str, given: dict[str, Any], raw: dict[str, object], refusal: Refusal
+) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(EDGES[edge](raw), offer(**given))
+    assert caught.value.refusals == (refusal,)
+
+
+@pytest.mark.parametrize("edge", ["form", "link"])
+@pytest.mark.parametrize(
+    ("name", "values", "field", "message"),
+    [
+        ("fgpu", ["0.5", "2"], "fgpu", "'fgpu': given 2 times; give it once"),
+        ("count", ["1", "1", "1"], "count", "'count': given 3 times; give it once"),
+        ("x" * 4000, ["1", "1"], "options", f"'{'x' * 56}...: given 2 times; give it once"),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused(
+    edge: str, name: str, values: list[str], field: str, message: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        read_fields({name: values})
+    assert caught.value.refusals == (Refusal(field, "given_twice", message),)
+
+
+def test_every_reason_is_told_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        parse({"image": "none", "fgpu": "x", "cpu": "y", "color": "red"}, offer())
+    assert [(r.field, r.code) for r in caught.value.refusals] == [
+        ("options", "unknown_option"),
+        ("image", "unknown_choice"),
+        ("fgpu", "bad_amount"),
+        ("cpu", "bad_amount"),
+    ]
+
+
+def test_amounts_that_no_node_has_together_are_refused() -> None:
+    own = settings(
+        groups={},
+        nodes=[
+            {"name": "big", "cpu": 2, "memory_mib": 2048, "gpus": {"simulated": 2}},
+            {"name": "wide", "cpu": 32, "memory_mib": 65536, "gpus": {"simulated": 1}},
+        ],
+    )
+    with pytest.raises(Refused) as caught:
+        parse({"fgpu": "4", "cpu": "16"}, make_offer(own, own.discover_nodes(), (PYTHON,), ("default",)))
+    (refused,) = caught.value.refusals
+    assert (refused.field, refused.code) == ("fgpu", "never_fits_together")
+    assert refused.message.startswith("fgpu: no node has 4 fGPU together with 16 CPU and ")
+
+
+def test_markup_in_a_refusal_is_shown_as_text() -> None:
+    with pytest.raises(Refused) as caught:
+        parse({"image": MARKUP}, offer())
+    assert form.refusal_html(caught.value) == (
+        "<ul class='fgpu-refusals mb-0 ps-3'><li>image: there is no &#39;&lt;script&gt;alert(1)&lt;/script&gt;&#39;; "
+        "choose one of python, torch</li></ul>"
+    )
+
+
+# --- Good input ---
+
+DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mib=4096)
+
+
+@pytest.mark.parametrize("edge", TEXTS)
+@pytest.mark.parametrize(
+    ("raw", "changes"),
+    [
+        ({}, {}),
+        ({"fgpu": "0.5"}, {"fgpu_milli": 500}),
+        ({"fgpu": " 0.5 "}, {"fgpu_milli": 500}),
+        ({"fgpu": "+0.500"}, {"fgpu_milli": 500}),
+        ({"fgpu": "5e-1"}, {"fgpu_milli": 500}),
+        ({"fgpu": 0.5}, {"fgpu_milli": 500}),
+        ({"fgpu": 2}, {"fgpu_milli": 2000}),
+        ({"fgpu": "4", "cpu": "8", "memory_mib": "16384"},
+         {"fgpu_milli": 4000, "cpu_milli": 8000, "memory_mib": 16384}),
+        ({"image": "torch", "group": "class", "cpu": 0.25, "memory_mib": 128, "count": 8},
+         {"image": "torch", "group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
+        ({"count": "02"}, {"count": 2}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_good_input_means_the_same_at_every_edge(
+    edge: str, raw: dict[str, object], changes: dict[str, Any]
+) -> None:
+    assert parse(EDGES[edge](raw), offer()) == replace(DEFAULT, **changes)
+
+
+@pytest.mark.parametrize("edge", ["form", "link"])
+def test_an_empty_field_takes_the_default(edge: str) -> None:
+    empty = {"fgpu": "", "cpu": "  ", "memory_mib": "", "count": "", "image": "", "group": ""}
+    assert parse(EDGES[edge](empty), offer()) == DEFAULT
+
+
+def test_null_in_json_takes_the_default_of_an_amount() -> None:
+    assert parse({"fgpu": None, "cpu": None, "memory_mib": None, "count": None}, offer()) == DEFAULT
+
+
+def test_options_are_read_again_as_what_they_were_written_from() -> None:
+    wanted = replace(DEFAULT, image="torch", fgpu_milli=700, cpu_milli=1250, count=3)
+    assert wanted.as_options() == {
+        "image": "torch",
+        "group": "default",
+        "fgpu": "0.7",
+        "cpu": "1.25",
+        "memory_mib": 4096,
+        "count": 3,
+    }
+    assert parse(wanted.as_options(), offer()) == wanted
+
+
+def test_a_request_names_the_server_it_is_for() -> None:
+    request = DEFAULT.request("alice", "gpu-2")
+    assert (request.user, request.server_name, request.resource_group) == ("alice", "gpu-2", "default")
+    assert (request.fgpu_milli, request.cpu_milli, request.memory_mib) == (1000, 2000, 4096)
+
+
+# --- What is preselected ---
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (1000, 2000, 4096)),
+        ({"fgpu_per_gpu": 5}, (2500, 2000, 4096)),
+        ({"fgpu_per_gpu": 1}, (500, 2000, 4096)),
+        # Half a GPU is no step here: the largest amount below it.
+        ({"fgpu_per_gpu": 1, "fgpu_step": "0.3"}, (300, 1200, 2304)),
+        ({"fgpu_per_gpu": 1, "fgpu_step": 1}, (1000, 4000, 8192)),
+        ({"default_fgpu": "0.5"}, (500, 1000, 2048)),
+        ({"default_cpu": "1.5", "default_memory_mib": 512}, (1000, 1500, 512)),
+        ({"max_fgpu": "0.4"}, (400, 800, 1536)),
+        ({"max_cpu": 1, "max_memory_mib": 1024}, (1000, 1000, 1024)),
+    ],
+    ids=str,
+)
+def test_half_a_gpu_and_the_part_of_the_node_that_goes_with_it_are_preselected(
+    given: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    default = offer(**given).default
+    assert (default.fgpu_milli, default.cpu_milli, default.memory_mib) == expected
+    assert (default.image, default.group, default.count) == ("python", "default", 1)
+    assert parse({}, offer(**given)) == default
+
+
+def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -> None:
+    own = settings()
+    nodes: tuple[Node, ...] = own.discover_nodes()
+    assert make_offer(own, nodes, (TORCH,), ("class",)).default.image == "torch"
+    assert make_offer(own, nodes, (TORCH, PYTHON), ("class",)).default.image == "python"
+    assert make_offer(own, nodes, (TORCH, PYTHON), ("class", "default")).default.group == "class"
+
+
+def test_only_nodes_of_ones_own_groups_are_offered() -> None:
+    assert [n.id for n in offer(("class",)).nodes] == ["solo"]
+    with pytest.raises(Refused, match=r"^group: there is no 'default'; choose one of class$"):
+        parse({"group": "default"}, offer(("class",)))
+
+
+@pytest.mark.parametrize(
+    ("images", "groups", "message"),
+    [
+        ((PYTHON,), (), "group: you may use no resource group; ask an administrator"),
+        ((), ("default",), "image: you may use no image; ask an administrator"),
+    ],
+)
+def test_who_may_use_nothing_is_told_so(
+    images: tuple[Image, ...], groups: tuple[str, ...], message: str
+) -> None:
+    own = settings()
+    with pytest.raises(Refused) as caught:
+        make_offer(own, own.discover_nodes(), images, groups)
+    assert str(caught.value) == message

@@ -1,0 +1,442 @@
+"""The administrator's settings: the exact line for each wrong one, and what good ones give."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings, Caps, Node, ProbeFailed, StoreUnavailable, format_milli
+from fgpu_scheduler.core import admission
+from fgpu_scheduler.store import Store
+from fgpuspawner import settings as module
+from fgpuspawner.catalogue import CatalogueError, load_catalogue
+from fgpuspawner.config import configure
+from fgpuspawner.settings import FGPU
+
+NAMES = ", ".join(sorted(FGPU.class_trait_names(config=True)))
+TWO_NODES = [
+    {"name": "a", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 2}},
+    {
+        "name": "b",
+        "group": "class",
+        "cpu": 1.5,
+        "memory_mib": 4096,
+        "gpus": {"simulated": 1, "memory_mib": 16160},
+    },
+]
+TWO_GROUPS: dict[str, Any] = {"default": {}, "class": {"hub_groups": ["ml101"], "users": ["zoe"]}}
+NODE = "use 1 to 40 of a-z, 0-9 and '-', not '-' first"
+
+
+def made(**settings: Any) -> FGPU:
+    """Return settings as the Hub reads them from its configuration."""
+    config = Config()
+    for name, value in settings.items():
+        setattr(config.FGPU, name, value)
+    return FGPU.from_config(config).checked()
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(BadSettings) as caught:
+        made(**settings)
+    return str(caught.value)
+
+
+def node(**keys: Any) -> dict[str, Any]:
+    return {"nodes": [{"name": "a", **keys}]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        # The unit and the step.
+        ({"fgpu_per_gpu": 0}, "c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2"),
+        (
+            {"fgpu_per_gpu": "0.000"},
+            "c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2",
+        ),
+        ({"fgpu_per_gpu": -2}, "c.FGPU.fgpu_per_gpu: -2 is negative; it must be above 0"),
+        ({"fgpu_per_gpu": "two"}, "c.FGPU.fgpu_per_gpu: 'two' is not a number such as 0.5"),
+        ({"fgpu_per_gpu": ""}, "c.FGPU.fgpu_per_gpu: '' is not a number such as 0.5"),
+        ({"fgpu_per_gpu": float("nan")}, "c.FGPU.fgpu_per_gpu: 'nan' is not a number such as 0.5"),
+        ({"fgpu_per_gpu": True}, "c.FGPU.fgpu_per_gpu: 'True' is not a number such as 0.5"),
+        (
+            {"fgpu_per_gpu": 10**9},
+            "c.FGPU.fgpu_per_gpu: 1000000000 is too large; at most 1000000 is possible",
+        ),
+        ({"fgpu_per_gpu": "2.0001"}, "c.FGPU.fgpu_per_gpu: 2.0001 has more than three decimals"),
+        (
+            {"fgpu_per_gpu": {"*A100*": 0, "*": 2}},
+            "c.FGPU.fgpu_per_gpu['*A100*'] is 0; one GPU must be worth more than 0 fGPU, such as 2",
+        ),
+        ({"fgpu_per_gpu": {"*": None}}, "c.FGPU.fgpu_per_gpu: 'None' is not a number such as 0.5"),
+        ({"fgpu_step": 0}, "c.FGPU.fgpu_step is 0; it must be above 0, such as 0.1"),
+        ({"fgpu_step": ""}, "c.FGPU.fgpu_step is 0; it must be above 0, such as 0.1"),
+        ({"fgpu_step": "-0.1"}, "c.FGPU.fgpu_step: -0.1 is negative; it must be above 0"),
+        ({"fgpu_step": "0.0001"}, "c.FGPU.fgpu_step: 0.0001 has more than three decimals"),
+        (
+            {"fgpu_per_gpu": 1, "fgpu_step": "1.5"},
+            "c.FGPU.fgpu_step is 1.5, above one whole GPU (c.FGPU.fgpu_per_gpu is 1); use a step of at most 1",
+        ),
+        (
+            {"fgpu_per_gpu": {"*T4*": "0.5", "*": 2}, "fgpu_step": 1},
+            "c.FGPU.fgpu_step is 1, above one whole GPU (c.FGPU.fgpu_per_gpu['*T4*'] is 0.5); "
+            "use a step of at most 0.5",
+        ),
+        # Names and types.
+        ({"fgpu_per_gpus": 2}, f"c.FGPU.fgpu_per_gpus is not a setting; the settings are {NAMES}"),
+        (
+            {"max_sessions": "x"},
+            "c.FGPU: The 'max_sessions' trait of a FGPU instance expected an int, not the str 'x'.",
+        ),
+        ({"nodes": {}}, "c.FGPU: The 'nodes' trait of a FGPU instance expected a list, not the dict {}."),
+        (
+            {"fgpu_step": None},
+            "c.FGPU: The 'fgpu_step' trait of a FGPU instance expected an int or a float or a unicode string, "
+            "not the NoneType None.",
+        ),
+        # Groups.
+        ({"groups": {"A B": {}}}, f"c.FGPU.groups: 'A B' is not a name; {NODE}"),
+        ({"groups": {7: {}}}, f"c.FGPU.groups: 7 is not a name; {NODE}"),
+        (
+            {"groups": {"default": ["zoe"]}},
+            "c.FGPU.groups['default'] must be a dict with 'users' and 'hub_groups' only, got ['zoe']",
+        ),
+        (
+            {"groups": {"default": {"user": ["zoe"]}}},
+            "c.FGPU.groups['default'] must be a dict with 'users' and 'hub_groups' only, got {'user': ['zoe']}",
+        ),
+        (
+            {"groups": {"default": {"users": "zoe"}}},
+            "c.FGPU.groups['default']['users'] must be a list of names, got 'zoe'",
+        ),
+        (
+            {"groups": {"default": {"users": []}}},
+            "c.FGPU.groups['default']['users'] is empty; name somebody, or leave it out for everybody",
+        ),
+        (
+            {"groups": {"default": {}, "class": {}}},
+            "c.FGPU.groups: no node is in group 'class'; add one to c.FGPU.nodes",
+        ),
+        (
+            {"groups": {"class": {}}, **node(group="class"), "max_sessions": 0},
+            "c.FGPU.max_sessions is 0; it must be at least 1",
+        ),
+        ({"groups": {"class": {}}}, "c.FGPU.groups: no node is in group 'class'; add one to c.FGPU.nodes"),
+        # Nodes.
+        (
+            node(group="class"),
+            "c.FGPU.nodes: node 'a' is in group 'class', which c.FGPU.groups does not have; it has 'default'",
+        ),
+        (
+            node(group=["class"]),
+            "c.FGPU.nodes: node 'a' is in group ['class'], which c.FGPU.groups does not have; "
+            "it has 'default'",
+        ),
+        ({"nodes": [{"name": "a"}, {"name": "a"}]}, "c.FGPU.nodes: two nodes are named 'a'"),
+        ({"nodes": [{}]}, f"c.FGPU.nodes: name None will not do; {NODE}"),
+        ({"nodes": [{"name": "A"}]}, f"c.FGPU.nodes: name 'A' will not do; {NODE}"),
+        ({"nodes": [{"name": "-a"}]}, f"c.FGPU.nodes: name '-a' will not do; {NODE}"),
+        ({"nodes": [{"name": "a" * 41}]}, f"c.FGPU.nodes: name '{'a' * 41}' will not do; {NODE}"),
+        (
+            node(gpu=1),
+            "c.FGPU.nodes: node 'a' has an unknown key 'gpu'; known are name, group, cpu, memory_mib, gpus",
+        ),
+        (node(cpu=0), "c.FGPU.nodes: node 'a' has cpu 0; it must be a number above 0"),
+        (node(cpu=-1), "c.FGPU.nodes: node 'a' has cpu -1; it must be a number above 0"),
+        (node(cpu="4"), "c.FGPU.nodes: node 'a' has cpu '4'; it must be a number above 0"),
+        (node(cpu=True), "c.FGPU.nodes: node 'a' has cpu True; it must be a number above 0"),
+        (node(cpu=float("nan")), "c.FGPU.nodes: node 'a' has cpu nan; it must be a number above 0"),
+        (node(cpu=float("inf")), "c.FGPU.nodes: node 'a' has cpu inf; it must be a number above 0"),
+        (node(memory_mib=0), "c.FGPU.nodes: node 'a' has memory_mib 0; it must be a number above 0"),
+        (node(memory_mib=0.5), "c.FGPU.nodes: node 'a' has memory_mib 0.5; it must be a number above 0"),
+        (node(memory_mib=None), "c.FGPU.nodes: node 'a' has memory_mib None; it must be a number above 0"),
+        (node(gpus=2), "c.FGPU.nodes: node 'a' has gpus 2; use 'nvml', a list of UUIDs, or {'simulated': 2}"),
+        (
+            node(gpus=[0]),
+            "c.FGPU.nodes: node 'a' has gpus [0]; use 'nvml', a list of UUIDs, or {'simulated': 2}",
+        ),
+        (node(gpus={}), "c.FGPU.nodes: node 'a' has gpus {}; use {'simulated': 2, 'memory_mib': 8192}"),
+        (
+            node(gpus={"simulated": -1}),
+            "c.FGPU.nodes: node 'a' has gpus {'simulated': -1}; use {'simulated': 2, 'memory_mib': 8192}",
+        ),
+        (
+            node(gpus={"simulated": True}),
+            "c.FGPU.nodes: node 'a' has gpus {'simulated': True}; use {'simulated': 2, 'memory_mib': 8192}",
+        ),
+        (
+            node(gpus={"simulated": 1, "memory_mib": 127}),
+            "c.FGPU.nodes: node 'a' has gpus {'simulated': 1, 'memory_mib': 127}; "
+            "use {'simulated': 2, 'memory_mib': 8192}",
+        ),
+        (
+            node(gpus={"simulated": 1, "memory": 8192}),
+            "c.FGPU.nodes: node 'a' has gpus {'simulated': 1, 'memory': 8192}; "
+            "use {'simulated': 2, 'memory_mib': 8192}",
+        ),
+        ({"simulated_gpus": "x"}, 'c.FGPU.simulated_gpus is \'x\'; use "auto" or a number such as "2"'),
+        ({"simulated_gpus": "-1"}, 'c.FGPU.simulated_gpus is \'-1\'; use "auto" or a number such as "2"'),
+        ({"simulated_gpus": ""}, 'c.FGPU.simulated_gpus is \'\'; use "auto" or a number such as "2"'),
+        # Limits and what is preselected.
+        ({"max_fgpu": "x"}, "c.FGPU.max_fgpu: 'x' is not a number such as 0.5"),
+        ({"max_fgpu": 0}, 'c.FGPU.max_fgpu is 0; it must be above 0, or "" to leave it open'),
+        (
+            {"max_fgpu": "0.05"},
+            "c.FGPU.max_fgpu is 0.05, below one step of 0.1; nobody could ask for anything",
+        ),
+        ({"max_cpu": 0}, 'c.FGPU.max_cpu is 0; it must be above 0, or "" to leave it open'),
+        ({"default_fgpu": "x"}, "c.FGPU.default_fgpu: 'x' is not a number such as 0.5"),
+        ({"default_cpu": "0.0001"}, "c.FGPU.default_cpu: 0.0001 has more than three decimals"),
+        (
+            {"max_memory_mib": -1},
+            "c.FGPU.max_memory_mib is -1; it must be at least 128, or 0 to leave it open",
+        ),
+        (
+            {"default_memory_mib": 1},
+            "c.FGPU.default_memory_mib is 1; it must be at least 128, or 0 to leave it open",
+        ),
+        ({"max_sessions": 0}, "c.FGPU.max_sessions is 0; it must be at least 1"),
+        ({"max_pending_per_user": 0}, "c.FGPU.max_pending_per_user is 0; it must be at least 1"),
+        # Times and ports.
+        ({"queue_timeout_s": 0}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 second"),
+        ({"launch_timeout_s": 0}, "c.FGPU.launch_timeout_s is 0; it must be at least 1 second"),
+        ({"abandoned_after_s": -5}, "c.FGPU.abandoned_after_s is -5; it must be at least 1 second"),
+        ({"resume_grace_s": -1}, "c.FGPU.resume_grace_s is -1; it must not be negative"),
+        ({"service_port": 0}, "c.FGPU.service_port is 0; it must be between 1 and 65535"),
+        ({"service_port": 70000}, "c.FGPU.service_port is 70000; it must be between 1 and 65535"),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_wrong_setting_is_refused_with_one_line(wrong: dict[str, Any], line: str) -> None:
+    assert refusal(**wrong) == line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {},
+        {"fgpu_per_gpu": 5},
+        {"fgpu_per_gpu": "2.5", "fgpu_step": "0.25"},
+        {"fgpu_per_gpu": {"*A100*": 10, "*": 2}},
+        {"fgpu_per_gpu": 1, "fgpu_step": 1},
+        {"nodes": TWO_NODES, "groups": TWO_GROUPS},
+        {"nodes": [{"name": "a", "gpus": ["GPU-1", "GPU-2"]}]},
+        {"simulated_gpus": "0"},
+        {"simulated_gpus": "9999"},
+        {"max_fgpu": 2, "max_cpu": "1.5", "max_memory_mib": 128, "default_fgpu": 1, "default_cpu": 1},
+        {"resume_grace_s": 0, "service_port": 1},
+        {"service_port": 65535, "queue_timeout_s": 1},
+    ],
+    ids=str,
+)
+def test_good_settings_are_accepted_and_survive_the_way_to_the_service(good: dict[str, Any]) -> None:
+    settings = made(**good)
+    for name, value in good.items():
+        assert getattr(settings, name) == value
+    again = FGPU.from_json(settings.to_json()).checked()
+    assert json.loads(again.to_json()) == json.loads(settings.to_json())
+
+
+def test_the_least_memory_is_the_one_of_admission() -> None:
+    assert module.MIN_MEMORY_MIB == admission.MIN_MEMORY_MIB
+
+
+# --- What the scheduler is given ---
+
+
+def test_configured_nodes_become_nodes_with_exact_amounts() -> None:
+    settings = made(nodes=TWO_NODES, groups=TWO_GROUPS, fgpu_per_gpu={"*16160*": 5, "*": 2})
+    a, b = settings.discover_nodes()
+    assert (a.id, a.resource_group, a.cpu_milli, a.memory_mib) == ("a", "default", 4000, 8192)
+    assert (b.id, b.resource_group, b.cpu_milli, b.memory_mib) == ("b", "class", 1500, 4096)
+    assert [
+        (d.uuid, d.index, d.memory_mib, d.capacity_milli, d.simulated) for d in (*a.devices, *b.devices)
+    ] == [
+        ("GPU-simulated-a-0", 0, 8192, 2000, True),
+        ("GPU-simulated-a-1", 1, 8192, 2000, True),
+        ("GPU-simulated-b-0", 0, 16160, 5000, True),
+    ]
+
+
+def test_a_fraction_of_a_core_is_exact() -> None:
+    # 1000 * 1.005 is 1004.9999999999999.
+    settings = made(nodes=[{"name": "a", "cpu": 1.005, "memory_mib": 1024, "gpus": {"simulated": 1}}])
+    assert settings.discover_nodes()[0].cpu_milli == 1005
+
+
+def test_this_machine_is_the_one_node_where_none_is_configured() -> None:
+    (node,) = made(simulated_gpus="3").discover_nodes()
+    assert (node.id, node.resource_group, len(node.devices)) == ("local", "default", 3)
+    assert node.cpu_milli == 1000 * (os.cpu_count() or 1)
+    assert node.memory_mib > 0
+
+
+def discovered(**settings: Any) -> tuple[Node, ...]:
+    try:
+        return made(**settings).discover_nodes()
+    except ProbeFailed as e:  # pragma: no cover - a machine with a broken driver
+        pytest.skip(f"this machine's GPUs cannot be read: {e}")
+
+
+def test_auto_simulates_one_gpu_exactly_where_there_is_none() -> None:
+    real = discovered(simulated_gpus="0")[0].devices
+    assert not any(d.simulated for d in real)
+    auto = discovered(simulated_gpus="auto")[0].devices
+    assert (
+        auto == real if real else [(d.uuid, d.simulated) for d in auto] == [("GPU-simulated-local-0", True)]
+    )
+
+
+def test_a_gpu_that_is_named_must_be_there() -> None:
+    settings = made(nodes=[{"name": "a", "gpus": ["GPU-none"]}], simulated_gpus="1")
+    with pytest.raises(BadSettings) as caught:
+        settings.discover_nodes()
+    assert str(caught.value) == (
+        "c.FGPU.nodes: node 'a' names GPU GPU-none, which NVML does not report; it has GPU-simulated-a-0"
+    )
+
+
+def test_a_gpu_is_on_one_node_only() -> None:
+    settings = made(nodes=[{"name": "a"}, {"name": "b"}], simulated_gpus="1")
+    with pytest.raises(BadSettings) as caught:
+        settings.discover_nodes()
+    assert str(caught.value) == (
+        "c.FGPU.nodes: GPU GPU-simulated-a-0 is on two nodes; list each node's GPUs by their UUIDs"
+    )
+
+
+def test_a_model_without_a_pattern_is_refused() -> None:
+    with pytest.raises(BadSettings) as caught:
+        made(fgpu_per_gpu={"*A100*": 10}, simulated_gpus="1").discover_nodes()
+    assert str(caught.value) == ("c.FGPU.fgpu_per_gpu has no pattern for 'Simulated GPU 8192 MiB'; add \"*\"")
+
+
+def test_the_first_pattern_that_matches_decides() -> None:
+    settings = made(fgpu_per_gpu={"*A100*80GB*": 10, "*A100*": 5, "*": 2})
+    models = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "Tesla T4")
+    assert [format_milli(settings.capacity_milli(model)) for model in models] == ["10", "5", "2"]
+
+
+def test_limits_on_a_request_are_what_is_set() -> None:
+    assert made().caps() == Caps(fgpu_step_milli=100, max_count=8, max_pending_per_user=16)
+    limited = made(
+        fgpu_step="0.25",
+        max_fgpu=2,
+        max_cpu="1.5",
+        max_memory_mib=4096,
+        max_sessions=3,
+        max_pending_per_user=4,
+    )
+    assert limited.caps() == Caps(250, 2000, 1500, 4096, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("user", "hub_groups", "expected"),
+    [
+        ("alice", [], ("default",)),
+        ("alice", ["ml101"], ("default", "class")),
+        ("zoe", [], ("default", "class")),
+        ("zoe", ["other"], ("default", "class")),
+    ],
+)
+def test_resource_groups_are_open_to_those_that_are_named(
+    user: str, hub_groups: list[str], expected: tuple[str, ...]
+) -> None:
+    assert made(nodes=TWO_NODES, groups=TWO_GROUPS).groups_of(user, hub_groups) == expected
+
+
+def test_without_groups_everybody_may_use_the_default_one() -> None:
+    assert made().groups_of("anybody", ()) == ("default",)
+
+
+def test_addresses_follow_from_the_settings(tmp_path: Path) -> None:
+    settings = made(data_dir=str(tmp_path), service_ip="10.0.0.1", service_port=1234)
+    assert settings.database_url() == f"sqlite:///{tmp_path}/fgpu.sqlite"
+    assert settings.service_url() == "http://10.0.0.1:1234/services/fgpu/"
+    given = made(db_url="sqlite:////srv/x.sqlite", service_url_for_sessions="http://hub/services/fgpu/")
+    assert given.database_url() == "sqlite:////srv/x.sqlite"
+    assert given.service_url() == "http://hub/services/fgpu/"
+
+
+# --- What is not known before it is tried ---
+
+
+def test_an_unreachable_database_is_one_line_without_the_password() -> None:
+    store = Store(made(db_url="postgresql+psycopg://fgpu:s3cret@127.0.0.1:1/fgpu").database_url())
+    with pytest.raises(StoreUnavailable) as caught:
+        store.open()
+    line = str(caught.value)
+    assert line.startswith("postgresql+psycopg://fgpu:***@127.0.0.1:1/fgpu: ")
+    assert "\n" not in line
+    assert "s3cret" not in line
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("not a url, s3cret", "the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite"),
+        ("mysql+nothing://fgpu:s3cret@h/x", "the database may be SQLite or PostgreSQL, and not mysql"),
+    ],
+)
+def test_a_bad_database_url_is_refused_without_being_shown(url: str, line: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        Store(made(db_url=url).database_url())
+    assert str(caught.value) == line
+
+
+def test_a_missing_catalogue_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CatalogueError) as caught:
+        load_catalogue(made(catalogue=str(tmp_path / "none.toml")).catalogue_path())
+    assert str(caught.value) == "none.toml: there is no such file; c.FGPU.catalogue names the catalogue"
+
+
+def test_the_catalogue_that_came_with_the_package_is_the_default() -> None:
+    assert [image.slug for image in load_catalogue(made().catalogue_path()).images] == ["python"]
+
+
+def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "data", "Not a directory")):
+        with pytest.raises(SystemExit) as caught:
+            configure(Config(), data_dir=str(folder))
+        assert caught.value.code == f"fgpuspawner: c.FGPU.data_dir: {folder} cannot be made: {why}"
+
+
+AS_NOBODY = """
+import os, sys
+from traitlets.config import Config
+from fgpuspawner.config import configure
+
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+configure(Config(), data_dir=sys.argv[1])
+"""
+
+
+def test_a_data_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    # In a process of its own: root, who may run the tests, can write everywhere.
+    folder = Path("/tmp") / f"fgpu-test-{os.getpid()}"
+    folder.mkdir(mode=0o555)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd="/",
+        )
+    finally:
+        folder.rmdir()
+    line = f"fgpuspawner: c.FGPU.data_dir: {folder} cannot be written to by the Hub's user\n"
+    assert (ended.returncode, ended.stderr) == (1, line)
