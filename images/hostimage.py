@@ -147,9 +147,7 @@ def installed() -> Mapping[str, Package]:
     for line in run(["dpkg-query", "-W", "-f", form]).splitlines():
         status, name, version, depends, pre_depends, provides = line.split("\t")
         if status.startswith("ii"):
-            packages[name.partition(":")[0]] = Package(
-                name, version, f"{depends}, {pre_depends}", provides
-            )
+            packages[name.partition(":")[0]] = Package(name, version, f"{depends}, {pre_depends}", provides)
     return packages
 
 

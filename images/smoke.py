@@ -53,9 +53,7 @@ def check_system() -> None:
     bundle = Path("/etc/ssl/certs/ca-certificates.crt").read_text(encoding="ascii")
     count = bundle.count("BEGIN CERTIFICATE")
     check("certificate authorities", count > 50, count)
-    site = (
-        Path.home() / f".local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    )
+    site = Path.home() / f".local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     site.mkdir(parents=True)
     (site / "json5.py").write_text("broken = True\n", encoding="ascii")
     (site / "fgpu_smoke.py").write_text("", encoding="ascii")
@@ -89,9 +87,7 @@ def check_server() -> None:
     except ModuleNotFoundError:
         check("jupyterlab-fgpu", True, "not in this image")
         return
-    listed = subprocess.run(
-        ["jupyter", "labextension", "list"], check=False, capture_output=True, text=True
-    )
+    listed = subprocess.run(["jupyter", "labextension", "list"], check=False, capture_output=True, text=True)
     lines = [line for line in (listed.stdout + listed.stderr).splitlines() if "fgpu" in line]
     works = any("enabled" in line and "OK" in line for line in lines)
     check(f"jupyterlab-fgpu {extension}", works, "; ".join(line.strip() for line in lines))

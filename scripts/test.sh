@@ -29,8 +29,10 @@ echo "== JupyterLab extension"
 (cd labextension && python -m pytest -q && jlpm test)
 
 echo "== tests"
+# Most of them wait for a Hub or an engine: three at a time keep two cores busy.
+workers=(-n "${FGPU_TEST_WORKERS:-3}" --dist loadgroup)
 if [ "$what" = --slow ]; then
-  python -m pytest "$@"
+  python -m pytest "${workers[@]}" "$@"
 else
-  python -m pytest -m "not slow" "$@"
+  python -m pytest "${workers[@]}" -m "not slow" "$@"
 fi

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docker.errors import ImageNotFound
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from dockerhub import BASE, MINI, DockerHub, Engine
+from dockerhub import BASE, MINI, DockerHub, Engine, entry
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import network
@@ -84,13 +80,6 @@ def catalogue(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()))
     return path
-
-
-def entry(slug: str, reference: str) -> str:
-    """Return one image of a catalogue."""
-    fields = {"slug": slug, "name": slug, "framework": "python", "version": "3.11", "python": "3.11"}
-    lines = [f'{key} = "{value}"' for key, value in {**fields, "reference": reference}.items()]
-    return "\n".join(["[[image]]", *lines, f"default = {'true' if slug == 'python' else 'false'}\n"])
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import docker
 from docker.errors import NotFound
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "hub"))
 
 from fgpu_scheduler import Session
 from hubprocess import HubProcess, until
@@ -235,3 +232,10 @@ class DockerHub(HubProcess):
 
 
 __all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "until"]
+
+
+def entry(slug: str, reference: str) -> str:
+    """Return one image of a catalogue."""
+    fields = {"slug": slug, "name": slug, "framework": "python", "version": "3.11", "python": "3.11"}
+    lines = [f'{key} = "{value}"' for key, value in {**fields, "reference": reference}.items()]
+    return "\n".join(["[[image]]", *lines, f"default = {'true' if slug == 'python' else 'false'}\n"])

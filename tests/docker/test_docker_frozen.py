@@ -8,8 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from conftest import entry
-from dockerhub import BASE, MINI, ONE, DockerHub, Engine, until
+from dockerhub import BASE, MINI, ONE, DockerHub, Engine, entry, until
 
 from fgpuspawner.docker import THREADS
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}

@@ -86,7 +86,9 @@ def test_a_plan_of_the_right_version_that_oversells_is_refused_whole(store: Stor
     free = next(d for d in store.snapshot(0).nodes[0].devices if d != full)
     assert_refused(store, placing(store, first.id, on=[full]))
     fits = placing(store, first.id, on=[free])
-    assert_refused(store, replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions)))
+    assert_refused(
+        store, replace(fits, decisions=(*fits.decisions, *placing(store, second.id, on=[full]).decisions))
+    )
     assert len(store.commit(fits, now_s=2)) == 1
 
 

@@ -147,15 +147,11 @@ def test_a_note_or_new_attempt_is_only_for_a_launch(store: Store, state: S) -> N
 def test_a_move_is_refused_when_the_session_is_not_where_it_is_expected(store: Store) -> None:
     session = session_in(store, S.RUNNING)
     with pytest.raises(InvalidTransition, match="is RUNNING and not PREPARING or PULLING"):
-        store.move(
-            session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=(S.PULLING, S.PREPARING)
-        )
+        store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=(S.PULLING, S.PREPARING))
     with pytest.raises(InvalidTransition, match="is at attempt 1 and not 2"):
         store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, attempt=2)
     assert store.session(session.id) == session
-    ended = store.move(
-        session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=[S.RUNNING], attempt=1
-    )
+    ended = store.move(session.id, S.TERMINATING, now_s=3, cause=EndCause.USER, expect=[S.RUNNING], attempt=1)
     assert ended.state is S.TERMINATING
 
 

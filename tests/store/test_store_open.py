@@ -158,7 +158,9 @@ def test_a_wrong_password_is_one_line_without_it(strict_server: int) -> None:
     assert 'password authentication failed for user "hub" (***)' in line
 
 
-@pytest.mark.parametrize("url", [f"mysql://hub:{PASSWORD}@db/fgpu", f"//hub:{PASSWORD}@db", f"db2://x:{PASSWORD}@y"])
+@pytest.mark.parametrize(
+    "url", [f"mysql://hub:{PASSWORD}@db/fgpu", f"//hub:{PASSWORD}@db", f"db2://x:{PASSWORD}@y"]
+)
 def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> None:
     with pytest.raises(BadSettings) as raised:
         Store(url)
@@ -168,7 +170,9 @@ def test_a_url_that_cannot_be_used_is_refused_without_the_password(url: str) -> 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     # Not even root makes files in /proc.
-    assert refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
+    assert (
+        refused("sqlite:////proc/fgpu.sqlite") == "sqlite:////proc/fgpu.sqlite: unable to open database file"
+    )
     assert "unable to open database file" in refused(f"sqlite:///{tmp_path}/missing/fgpu.sqlite")
     assert "unable to open database file" in refused(f"sqlite:///{tmp_path}")
 

@@ -142,13 +142,17 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
 @given(steps=STEPS)
-def test_any_history_in_memory_is_as_the_model_says(tmp_path: Path, steps: list[tuple[str, int, object]]) -> None:
+def test_any_history_in_memory_is_as_the_model_says(
+    tmp_path: Path, steps: list[tuple[str, int, object]]
+) -> None:
     live_through("memory", tmp_path, steps)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=FIXTURES)
 @given(steps=STEPS)
-def test_any_history_in_a_file_is_as_the_model_says(tmp_path: Path, steps: list[tuple[str, int, object]]) -> None:
+def test_any_history_in_a_file_is_as_the_model_says(
+    tmp_path: Path, steps: list[tuple[str, int, object]]
+) -> None:
     live_through("sqlite", tmp_path, steps)
 
 

@@ -277,8 +277,7 @@ REFUSED = {
     ),
     "a long slug": (
         with_line(f'slug = "{"a" * 41}"'),
-        f'catalogue.toml:3: image 1: slug: "{"a" * 41}" cannot be used; '
-        "write 1 to 40 of a-z, 0-9 and -",
+        f'catalogue.toml:3: image 1: slug: "{"a" * 41}" cannot be used; write 1 to 40 of a-z, 0-9 and -',
     ),
     "a number for a text": (
         with_line("version = 3.11"),
@@ -298,8 +297,7 @@ REFUSED = {
     ),
     "a name of two lines": (
         with_line('name = "a\\nb"'),
-        'catalogue.toml:4: image "python": name: "a\\nb" has a line break or control character; '
-        "remove it",
+        'catalogue.toml:4: image "python": name: "a\\nb" has a line break or control character; remove it',
     ),
     "a long name": (
         with_line(f'name = "{"a" * 201}"'),
@@ -307,8 +305,7 @@ REFUSED = {
     ),
     "a Python that is no version": (
         with_line('python = "three"'),
-        'catalogue.toml:7: image "python": python: "three" cannot be used; '
-        'write a version such as "3.11"',
+        'catalogue.toml:7: image "python": python: "three" cannot be used; write a version such as "3.11"',
     ),
     "a reference of two lines": (
         with_line('reference = "a:1\\n"'),
@@ -383,9 +380,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_wrong_catalogue_is_refused_in_one_line(
-    tmp_path: Path, text: str | bytes, message: str
-) -> None:
+def test_a_wrong_catalogue_is_refused_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     assert refusal(tmp_path, text) == message
 
 
@@ -403,9 +398,7 @@ def test_a_long_value_is_cut_in_the_message(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError) as caught:
         load_catalogue(tmp_path / "images.toml")
-    assert str(caught.value) == (
-        "images.toml: there is no such file; c.FGPU.catalogue names the catalogue"
-    )
+    assert str(caught.value) == ("images.toml: there is no such file; c.FGPU.catalogue names the catalogue")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

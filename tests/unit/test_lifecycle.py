@@ -84,10 +84,18 @@ def test_an_illegal_change_names_the_legal_ones() -> None:
     ("current", "to", "expected"),
     [
         (S.PENDING, S.SCHEDULED, {"wait_reason": None, "scheduled_at_s": 9}),
-        (S.PENDING, S.CANCELLED, {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE}),
+        (
+            S.PENDING,
+            S.CANCELLED,
+            {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE},
+        ),
         (S.SCHEDULED, S.PREPARING, {"wait_reason": None}),
         (S.SCHEDULED, S.PENDING, {"placement": None, "scheduled_at_s": None}),
-        (S.SCHEDULED, S.CANCELLED, {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE}),
+        (
+            S.SCHEDULED,
+            S.CANCELLED,
+            {"wait_reason": None, "held": False, "ended_at_s": 9, "end_cause": EndCause.IDLE},
+        ),
         (S.PREPARING, S.PULLING, {"wait_reason": None}),
         (S.PREPARING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
         (S.PREPARING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),

@@ -99,7 +99,16 @@ def test_any_text_is_an_amount_within_range_or_a_bad_amount(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("milli", "text"),
-    [(900, "0.9"), (500, "0.5"), (1, "0.001"), (10, "0.01"), (1000, "1"), (2500, "2.5"), (0, "0"), (100_000, "100")],
+    [
+        (900, "0.9"),
+        (500, "0.5"),
+        (1, "0.001"),
+        (10, "0.01"),
+        (1000, "1"),
+        (2500, "2.5"),
+        (0, "0"),
+        (100_000, "100"),
+    ],
 )
 def test_an_amount_is_shown_exactly_and_without_trailing_zeros(milli: int, text: str) -> None:
     assert format_milli(milli) == text
@@ -138,7 +147,9 @@ def test_memory_shares_never_sum_above_the_device(device: tuple[int, int, list[i
 
 @exact
 @given(sliced_devices())
-def test_compute_shares_sum_above_the_device_only_by_their_floor_of_one(device: tuple[int, int, list[int]]) -> None:
+def test_compute_shares_sum_above_the_device_only_by_their_floor_of_one(
+    device: tuple[int, int, list[int]],
+) -> None:
     capacity, _, slices = device
     shares = [share_compute_percent(s, capacity_milli=capacity) for s in slices]
     assert all(1 <= share <= 100 for share in shares)
@@ -150,6 +161,8 @@ def test_compute_shares_sum_above_the_device_only_by_their_floor_of_one(device: 
     ("milli", "memory_mib", "percent"),
     [(1000, 81_559, 100), (500, 40_704, 50), (333, 27_136, 33), (100, 8_064, 10), (5, 384, 1)],
 )
-def test_a_share_is_rounded_down_and_a_whole_device_has_all(milli: int, memory_mib: int, percent: int) -> None:
+def test_a_share_is_rounded_down_and_a_whole_device_has_all(
+    milli: int, memory_mib: int, percent: int
+) -> None:
     assert share_memory_mib(milli, capacity_milli=1000, device_memory_mib=81_559) == memory_mib
     assert share_compute_percent(milli, capacity_milli=1000) == percent
