@@ -15,12 +15,12 @@ lint-imports
 
 echo "== services"
 work=${FGPU_TEST_DIR:-$(mktemp -d)}
-tests/services.sh --env "$work/services.env"
+trap 'tests/services.sh stop --dir "$work"' EXIT
+tests/services.sh start --dir "$work" --env "$work/services.env"
 set -a
 # shellcheck disable=SC1091
 . "$work/services.env"
 set +a
-trap 'tests/services.sh stop' EXIT
 if [ -n "${FGPU_TEST_DOCKER:-}" ]; then
   scripts/image.sh base host
 fi
