@@ -13,11 +13,11 @@ from jupyterhub.app import JupyterHub
 from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings, FGPUError
-from fgpuspawner import network
+from fgpuspawner import network, ticket
 from fgpuspawner.docker import FGPUSpawner
 from fgpuspawner.local import LocalFGPUSpawner
 from fgpuspawner.runtime import start_with_the_hub
-from fgpuspawner.settings import FGPU
+from fgpuspawner.settings import FGPU, configured
 
 SERVICE = "fgpu"
 QUEUE_READ = "custom:fgpu:queue:read"
@@ -66,8 +66,9 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
 
 def _use_docker(c: Any) -> None:
     c.JupyterHub.spawner_class = FGPUSpawner
-    name = c.FGPUSpawner.get("network_name", network.NETWORK)
-    client = network.connect(dict(_given(c.FGPUSpawner, "client_kwargs", {})))
+    own = configured(FGPUSpawner, c)
+    name = own.get("network_name", network.NETWORK)
+    client = network.connect(dict(_given(own, "client_kwargs", {})))
     try:
         gateway = network.ensure_network(client, name)
     finally:
@@ -82,6 +83,9 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     data = settings.data_path()
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if data.stat().st_uid == os.geteuid():
+            # It holds databases and secrets, also where it was there before.
+            data.chmod(0o700)
     except OSError as e:
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be made: {e.strerror}") from None
     if not os.access(data, os.W_OK | os.X_OK):
@@ -131,7 +135,7 @@ def _use_service(c: Any, settings: FGPU) -> None:
             "name": SERVICE,
             "url": f"http://{settings.service_ip}:{settings.service_port}",
             "command": [sys.executable, "-m", "fgpuspawner.service"],
-            "environment": {"FGPU_SETTINGS": settings.to_json()},
+            "environment": {"FGPU_SETTINGS": settings.to_json(), "FGPU_FORECAST_KEY": ticket.KEY},
             "oauth_no_confirm": True,
             # A caller's token gets of these what the caller may do anyway.
             "oauth_client_allowed_scopes": ["delete:servers", "read:servers", QUEUE_READ, ADMIN, ACCESS],

@@ -29,7 +29,7 @@ from fgpu_scheduler import EndCause, Launcher, Node, Observed, Session, format_m
 from fgpuspawner.isolation import limits
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
 from fgpuspawner.runtime import Runtime
-from fgpuspawner.settings import FGPU
+from fgpuspawner.settings import FGPU, configured
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Containers:
     async def _observed(self, entry: dict[str, Any]) -> Observed | None:
         labels = entry.get("Labels") or {}
         name = (entry.get("Names") or ["/"])[0].removeprefix("/")
-        match = re.fullmatch(rf"fgpu-{re.escape(self.installation)}-(\d+)-(\d+)", name)
+        match = re.fullmatch(rf"fgpu-{re.escape(self.installation)}-([0-9]{1, 18})-([0-9]{1, 9})", name)
         if (
             match is None
             or (labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")) != match.groups()
@@ -276,8 +276,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """
         from fgpuspawner.network import connect
 
-        own = config.get(cls.__name__, {})
-        client = connect(dict(own.get("client_kwargs", {})))
+        client = connect(dict(configured(cls, config).get("client_kwargs", {})))
         return Containers(client, installation=installation, node_ids=[n.id for n in nodes])
 
     @property

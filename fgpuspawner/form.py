@@ -19,10 +19,11 @@ _jinja = Environment(
 )
 
 
-def render(offer: Offer, *, hub_prefix: str, given: dict[str, str]) -> str:
+def render(offer: Offer, *, hub_prefix: str, ticket: str, given: dict[str, str]) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
-    ``given`` is what was sent and refused, to be shown again; it is only ever shown as text.
+    ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and refused, to be
+    shown again; it is only ever shown as text.
     """
     values = {name: str(value) for name, value in offer.default.as_options().items()} | given
     groups: list[dict[str, Any]] = []
@@ -57,6 +58,7 @@ def render(offer: Offer, *, hub_prefix: str, given: dict[str, str]) -> str:
         most_memory_mib=max((g["max_memory_mib"] for g in groups), default=0),
         max_count=offer.caps.max_count,
         simulated=offer.simulated,
+        ticket=ticket,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
 

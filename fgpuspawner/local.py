@@ -7,12 +7,14 @@ By that mark they are found again after a restart, and what a dead server left b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -27,12 +29,13 @@ from fgpu_scheduler import EndCause, Launcher, Node, Observed, Session
 from fgpuspawner.catalogue import Image
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
 from fgpuspawner.runtime import Runtime
-from fgpuspawner.settings import FGPU
+from fgpuspawner.settings import FGPU, configured
 
 INSTALLATION = "FGPU_INSTALLATION"
 SESSION = "FGPU_SESSION_ID"
 ATTEMPT = "FGPU_ATTEMPT"
 LOG_TAIL_BYTES = 4096
+LOGS_KEPT_S = 14 * 24 * 3600
 
 
 class LocalProcesses:
@@ -60,6 +63,7 @@ class LocalProcesses:
         """Start the session's server in a process session of its own, and note which process it is."""
         handle = self.handle(session)
         marks = {INSTALLATION: self.installation, SESSION: str(session.id), ATTEMPT: handle}
+        self._prune_logs()
         for folder in (self._folder / "run", self._folder / "logs", home):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.log_path(session).open("wb") as output:
@@ -74,6 +78,14 @@ class LocalProcesses:
             )
         self._children[handle] = child
         self._note(handle).write_text(str(child.pid))
+
+    def _prune_logs(self) -> None:
+        """Remove logs that nobody has written to for a long time."""
+        now = time.time()
+        for path in (self._folder / "logs").glob("*.log"):
+            with contextlib.suppress(FileNotFoundError):
+                if now - path.stat().st_mtime > LOGS_KEPT_S:
+                    path.unlink()
 
     def _note(self, handle: str) -> Path:
         return self._folder / "run" / handle
@@ -105,8 +117,11 @@ class LocalProcesses:
             pass
         return None
 
-    def exit_status(self, session: Session) -> tuple[int, str] | None:
-        """Return None while the session's server lives, else its exit status (-1: not known) and the last words."""
+    def exit_status(self, session: Session) -> tuple[int | None, str] | None:
+        """Return None while the session's server lives, else its exit status and its last words.
+
+        Negative is a signal; None that it is not known, for a process that this Hub did not start.
+        """
         handle = self.handle(session)
         if self._server(handle) is not None:
             return None
@@ -116,7 +131,7 @@ class LocalProcesses:
             tail = self.log_path(session).read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
         except OSError:
             tail = ""
-        return (status if status is not None else -1), tail
+        return status, tail
 
     async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
         """Return every marked process group of this installation, one entry per attempt of a session."""
@@ -125,7 +140,7 @@ class LocalProcesses:
     def _observe(self) -> list[Observed]:
         found = []
         for handle in self._marked():
-            match = re.fullmatch(r"(\d+)-(\d+)@(.+)", handle)
+            match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})", handle)
             if match is None:
                 continue
             alive = self._server(handle) is not None or not self._note(handle).exists()
@@ -171,7 +186,7 @@ class LocalProcesses:
         for handle in handles:
             child = self._children.get(handle)
             if child is not None and child.poll() is not None:
-                del self._children[handle]
+                self._children.pop(handle, None)
             if not marked.get(handle):
                 self._note(handle).unlink(missing_ok=True)
         return not any(marked.get(h) for h in handles)
@@ -208,7 +223,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
     ) -> Launcher:
         """Return what sees and ends the local processes of this installation."""
-        own = config.get(cls.__name__, {})
+        own = configured(cls, config)
         return LocalProcesses(
             installation=installation,
             node_ids=[n.id for n in nodes],
@@ -272,8 +287,12 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         status, tail = ended
         self.log.info("Last output of session %d:\n%s", session.id, tail)
         lines = [line for line in tail.splitlines() if line.strip()]
-        last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status > 0 else ""
-        return max(status, 0), EndCause.EXITED, f"the server ended with status {status}{last}"
+        last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status else ""
+        if status is None:
+            return 1, EndCause.EXITED, "the server ended; how is not known"
+        if status < 0:
+            return 128 - status, EndCause.EXITED, f"the server was ended by signal {-status}"
+        return status, EndCause.EXITED, f"the server ended with status {status}{last}"
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """End every process of the session."""

@@ -3,9 +3,9 @@
 `start` stays pending in the queue and returns when the server answers; only what can never run is refused
 there. The rules that the Hub imposes, each with a test in tests/hub/test_contract.py:
 
-- `poll` says "running" from the moment `start` is entered until `stop` has been called, so that a cancelled
-  spawn reaches `stop`, the one place where anything is released. A cancelled task releases nothing: the Hub
-  cancels its tasks when it shuts down, too.
+- `poll` says "running" from the first hook before `start` until `stop` has been called, so that a cancelled
+  spawn reaches `stop`, which releases. A cancelled task releases nothing: the Hub cancels its tasks when it
+  shuts down, too.
 - After a restart a mere ticket polls as stopped. It keeps its place in the store, and the next `start` of
   the same server takes it up again.
 - `ready` is false while a start is pending, or the Hub routes to a server that is not there.
@@ -15,8 +15,10 @@ there. The rules that the Hub imposes, each with a test in tests/hub/test_contra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner, SpawnException
@@ -34,18 +36,19 @@ from fgpu_scheduler import (
     Session,
     SessionExists,
     SessionState,
+    StoreUnavailable,
     TooManyPending,
 )
 from fgpu_scheduler.service import SessionEnded
-from fgpuspawner import form
+from fgpuspawner import form, ticket
 from fgpuspawner.isolation import limits
 from fgpuspawner.options import Offer, Refused, Wanted, parse, read_fields
 from fgpuspawner.runtime import Runtime
 from fgpuspawner.settings import FGPU
 
-STATE_VERSION = 1
 PROBE_EVERY_S = 0.03
 LOOK_EVERY_S = 0.5
+STOP_AGAIN_S = 2.0
 
 
 class LaunchFailed(FGPUError):
@@ -73,7 +76,6 @@ class QueuedSpawner(Spawner):
         super().__init__(*args, **kwargs)
         self._phase = self.IDLE
         self._session: Session | None = None
-        self._launching: asyncio.Task[str] | None = None
         self._failure: tuple[EndCause, str] | None = None
         self._refused: dict[str, str] = {}
 
@@ -130,7 +132,13 @@ class QueuedSpawner(Spawner):
         except Refused as e:
             return form.render_refusal(e)
         refused, self._refused = self._refused, {}
-        return form.render(offer, hub_prefix=self.hub.base_url, given=refused or form.given(self.handler))
+        user, groups = self.user.name, [g.name for g in self.user.groups]
+        return form.render(
+            offer,
+            hub_prefix=self.hub.base_url,
+            ticket=ticket.make(ticket.KEY, user, groups, now_s=int(time.time())),
+            given=refused or form.given(self.handler),
+        )
 
     @default("options_from_form")
     def _queued_options_from_form(self) -> Any:
@@ -174,6 +182,11 @@ class QueuedSpawner(Spawner):
 
     # -- start ----------------------------------------------------------------------------------------
 
+    async def run_auth_state_hook(self, auth_state: Any) -> None:
+        """Run the first of the hooks before `start`; from here on a cancelled spawn has to reach `stop`."""
+        self._phase = self.STARTING
+        await super().run_auth_state_hook(auth_state)
+
     async def start(self) -> str:
         """Queue, wait, launch, and return the server's URL when it answers.
 
@@ -182,9 +195,10 @@ class QueuedSpawner(Spawner):
         """
         self._phase = self.STARTING
         self._session = None
-        self._launching = None
         self._failure = None
         await self.runtime.ready()
+        # Of a start that was cancelled an instant ago; there is one launch of a server at a time.
+        await self._launch_at_rest()
         try:
             wanted = parse(dict(self.user_options or {}), self.offer())
             session = await self._enqueue(wanted)
@@ -197,36 +211,52 @@ class QueuedSpawner(Spawner):
         self._session = session
         try:
             self._session = await self.runtime.scheduler.placed(session.id)
-            self._launching = asyncio.ensure_future(self._launch())
+            launch = self._launches[self._server_key] = asyncio.ensure_future(self._launch())
             # Shielded: a cancelled spawn leaves the launch to `stop`, which waits for what is in flight.
-            url = await asyncio.shield(self._launching)
+            url = await asyncio.shield(launch)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
             raise SpawnException(str(e), reason=cause.value.lower(), status_code=409) from None
-        except LaunchFailed as e:
-            self._failure = e.cause, str(e)
+        except FGPUError as e:
+            cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
+            self._failure = cause, str(e)
             raise SpawnException(str(e), reason=e.code, status_code=500) from None
         self._phase = self.UP
         return url
+
+    _launches: ClassVar[dict[tuple[str, str], asyncio.Task[str]]] = {}
+    """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
+
+    @property
+    def _server_key(self) -> tuple[str, str]:
+        return self.user.name, self.name
+
+    async def _launch_at_rest(self) -> None:
+        """Cancel the launch of this server that is in flight, if any, and wait until it has no more effects."""
+        launch = self._launches.pop(self._server_key, None)
+        if launch is not None and not launch.done():
+            launch.cancel()
+            await asyncio.wait([launch])
 
     async def _enqueue(self, wanted: Wanted) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
         scheduler = self.runtime.scheduler
         request = wanted.request(self.user.name, self.name)
         current = await scheduler.serving(self.user.name, self.name)
+        if current is not None and current.request == request and current.state is not SessionState.RUNNING:
+            self.log.info("%s takes up session %d again", self._log_name, current.id)
+            return current
+        # First what can refuse: a request that is refused costs nobody their place.
+        further = await self._further_names(wanted.count - 1)
         if current is not None:
-            if current.request == request and current.state is not SessionState.RUNNING:
-                self.log.info("%s takes up session %d again", self._log_name, current.id)
-                return current
             await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
-        further = self._further_names(wanted.count - 1)
         names = [self.name, *further]
         sessions = await scheduler.submit([wanted.request(self.user.name, name) for name in names])
         if further:
-            self._spawn_further(wanted, further)
+            self._spawn_further(wanted, sessions[1:])
         return sessions[0]
 
-    def _further_names(self, count: int) -> list[str]:
+    async def _further_names(self, count: int) -> list[str]:
         """Return names for the further sessions of one submission: the lowest numbers that are free."""
         if count < 1:
             return []
@@ -239,7 +269,7 @@ class QueuedSpawner(Spawner):
         number = 2
         while len(names) < count:
             name = f"{self.name or 'gpu'}-{number}"
-            if name not in taken and name != self.name:
+            if name not in taken and not await self.runtime.scheduler.serving(self.user.name, name):
                 names.append(name)
             number += 1
         limit = settings.get("named_server_limit_per_user") or 0
@@ -251,7 +281,7 @@ class QueuedSpawner(Spawner):
                 raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
         return names
 
-    def _spawn_further(self, wanted: Wanted, names: Sequence[str]) -> None:
+    def _spawn_further(self, wanted: Wanted, sessions: Sequence[Session]) -> None:
         """Start the further servers of this submission, as the request that started this one would.
 
         Their places in the queue are committed already; should this process die first, they are resumed
@@ -263,18 +293,18 @@ class QueuedSpawner(Spawner):
         self.user.db.commit()
         handler = self.handler
 
-        async def spawn(name: str) -> None:
+        async def spawn(session: Session) -> None:
+            name = session.request.server_name
             try:
                 self.user.get_or_create_spawner(name, name, replace_failed=True)
                 await handler.spawn_single_user(self.user, name, name, options=options)
             except Exception as e:
-                # It stays in the queue, held, and the service asks the Hub again.
+                # Held, it keeps its place, and the service asks the Hub for it again.
                 self.log.warning("Could not start %s:%s yet: %s", self.user.name, name, e)
+                await self.runtime.scheduler.hold(session.id)
 
-        for name in names:
-            task = asyncio.ensure_future(spawn(name))
-            _BACKGROUND.add(task)
-            task.add_done_callback(_BACKGROUND.discard)
+        for session in sessions:
+            _in_background(spawn(session))
 
     async def _launch(self) -> str:
         """Launch the placed session: one durable step before the first effect, one after the last."""
@@ -382,28 +412,46 @@ class QueuedSpawner(Spawner):
         return str(await super().get_url())
 
     async def stop(self, now: bool = False) -> None:
-        """End the session, or cancel its request. The one place where anything is released.
+        """End the session, or cancel its request.
 
-        Returns when the server is gone, or when ending it has been left to the scheduler, which tries again.
+        Returns when the server is gone, or when ending it has been left to somebody who tries again: the
+        scheduler where the engine does not answer, a task of ours where the database does not.
         """
         await asyncio.shield(asyncio.ensure_future(self._stop(now=now)))
 
     async def _stop(self, *, now: bool) -> None:
-        scheduler = self.runtime.scheduler
-        session = self._session or await scheduler.serving(self.user.name, self.name)
-        if session is not None:
-            cause, message = self._failure or (EndCause.USER, None)
-            await self._end(session, cause, message, now=now)
+        session, failure = self._session, self._failure
+        try:
+            await self._stop_once(session, failure, now=now)
+        except StoreUnavailable as e:
+            # The Hub forgets the server whatever we say. Its session must end all the same.
+            self.log.error("%s cannot be ended yet, trying on: %s", self._log_name, e)
+            _in_background(self._stop_at_last(session, failure))
         self._phase = self.IDLE
+
+    async def _stop_once(
+        self, session: Session | None, failure: tuple[EndCause, str] | None, *, now: bool
+    ) -> None:
+        session = session or await self.runtime.scheduler.serving(self.user.name, self.name)
+        if session is not None:
+            cause, message = failure or (EndCause.USER, None)
+            await self._end(session, cause, message, now=now)
+
+    async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
+        while True:
+            await asyncio.sleep(STOP_AGAIN_S)
+            if session is None and self._phase != self.IDLE:
+                return  # Asked for again meanwhile: what would be found now is wanted.
+            with contextlib.suppress(StoreUnavailable):
+                await self._stop_once(session, failure, now=False)
+                return
 
     async def _end(self, session: Session, cause: EndCause, message: str | None, *, now: bool) -> None:
         """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares."""
         scheduler = self.runtime.scheduler
         with scheduler.ending(session.id):
             session = await scheduler.end(session.id, cause, message)
-            if self._launching is not None and not self._launching.done():
-                self._launching.cancel()
-                await asyncio.wait([self._launching])
+            await self._launch_at_rest()
             if session.state is SessionState.TERMINATING:
                 if await self.take_down(session, now=now):
                     await scheduler.gone(session.id)
@@ -418,13 +466,6 @@ class QueuedSpawner(Spawner):
         current = await self.runtime.scheduler.serving(self.user.name, self.name)
         if current is not None:
             await self._end(current, EndCause.USER, why, now=True)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what the Hub keeps: which session this is. The rest is in the scheduler's database."""
-        state: dict[str, Any] = super().get_state()
-        if self._session is not None and self._phase == self.UP:
-            state["fgpu"] = {"version": STATE_VERSION, "session_id": self._session.id}
-        return state
 
     def clear_state(self) -> None:
         """Forget the session; the scheduler's database keeps it."""
@@ -464,3 +505,9 @@ class QueuedSpawner(Spawner):
 
 _BACKGROUND: set[asyncio.Task[None]] = set()
 """Keeps background tasks from being collected before they are done."""
+
+
+def _in_background(coroutine: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(coroutine)
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import sys
 from collections.abc import Collection
-from typing import Any, Protocol
+from pathlib import Path
+from typing import IO, Any, Protocol
 
+from jupyterhub import orm
 from traitlets.config import Config
 
 from fgpu_scheduler import (
+    BadSettings,
+    EndCause,
     FGPUError,
     Launcher,
     Node,
     Session,
+    SessionState,
 )
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
@@ -24,6 +30,8 @@ from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu")
+
+START_AGAIN_S = 1.0
 
 
 class LaunchingSpawner(Protocol):
@@ -67,6 +75,7 @@ class Runtime:
         Raises:
             FGPUError: one of them cannot be used; the message is one line.
         """
+        self._lock = _locked(self.settings.data_path() / "hub.lock")
         self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
         self.nodes: tuple[Node, ...] = self.settings.discover_nodes()
         self.store = Store(self.settings.database_url())
@@ -91,17 +100,35 @@ class Runtime:
         )
         Runtime._current = self
 
-    def start(self) -> None:
-        """Begin to schedule, in the running event loop. `ready` waits until that is done."""
+    def start(self, served: Collection[tuple[str, str]]) -> None:
+        """Begin to schedule, in the running event loop. `ready` waits until that is done.
+
+        ``served`` are the servers (user, name) that the Hub knows to be up, or had been when it ended.
+        """
+        self._served = frozenset(served)
         self._started = asyncio.ensure_future(self._start())
 
     async def _start(self) -> None:
-        live = [s.id for s in self.store.snapshot(0).sessions]
-        limits.prune(self.limits_folder, live)
-        await self.scheduler.start(self.nodes)
+        # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone.
+        while True:
+            try:
+                live = await self.scheduler.start(self.nodes)
+                break
+            except FGPUError as e:
+                log.error("The scheduler cannot start yet, trying on: %s", e)
+                await asyncio.sleep(START_AGAIN_S)
+        limits.prune(self.limits_folder, [s.id for s in live])
+        for session in live:
+            if session.state is SessionState.RUNNING and self._server_of(session) not in self._served:
+                message = "the Hub had no server for this session any more when it restarted"
+                await self.scheduler.end(session.id, EndCause.EXITED, message)
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    @staticmethod
+    def _server_of(session: Session) -> tuple[str, str]:
+        return session.request.user, session.request.server_name
 
     async def ready(self) -> None:
         """Wait until what the last run left is known and healed."""
@@ -148,4 +175,22 @@ def start_with_the_hub(app: Any) -> None:
         runtime.open()
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
-    runtime.start()
+    servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
+    runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
+
+
+def _locked(path: Path) -> IO[str]:
+    """Return a lock that is held for the life of this process.
+
+    Raises:
+        BadSettings: another process holds it.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BadSettings(
+            f"c.FGPU.data_dir: another Hub is running on {path.parent}; end it, or give this one another folder"
+        ) from None
+    return file

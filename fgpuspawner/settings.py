@@ -474,6 +474,14 @@ class FGPU(Configurable):
             )
 
 
+def configured(cls: type, config: Config) -> dict[str, Any]:
+    """Return what the configuration says for a class: its own section over those of its bases."""
+    merged: dict[str, Any] = {}
+    for base in reversed(cls.mro()):
+        merged.update(config.get(base.__name__, {}))
+    return merged
+
+
 def _milli(value: float | int | str, name: str) -> int:
     try:
         return parse_milli(str(value), field=f"c.FGPU.{name}")

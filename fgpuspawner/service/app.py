@@ -57,7 +57,6 @@ def make_app(service: Service) -> Application:
     return Application(
         [
             url(f"{prefix}", pages.Front, own),
-            url(f"{prefix}forecast", pages.ForecastFrame, own),
             url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
@@ -167,7 +166,14 @@ async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogu
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)
-    server = HTTPServer(make_app(Service(settings, reader, watcher, hub, site, auth.base_url)), xheaders=True)
+    server = HTTPServer(
+        make_app(
+            Service(
+                settings, reader, watcher, hub, site, auth.base_url, environment.get("FGPU_FORECAST_KEY", "")
+            )
+        ),
+        xheaders=True,
+    )
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)
     tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]

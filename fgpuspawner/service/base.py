@@ -32,7 +32,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "img-src 'self'",
         "connect-src 'self'",
         "form-action 'self'",
-        "frame-ancestors 'self'",
+        "frame-ancestors 'none'",
         "base-uri 'none'",
     )
 )
@@ -42,7 +42,14 @@ class Service:
     """What handlers work with; one per process."""
 
     def __init__(
-        self, settings: FGPU, reader: Reader, watcher: Watcher, hub: Hub, site: Site, prefix: str
+        self,
+        settings: FGPU,
+        reader: Reader,
+        watcher: Watcher,
+        hub: Hub,
+        site: Site,
+        prefix: str,
+        forecast_key: str,
     ) -> None:
         self.settings = settings
         self.reader = reader
@@ -50,6 +57,7 @@ class Service:
         self.hub = hub
         self.site = site
         self.prefix = prefix
+        self.forecast_key = forecast_key
 
 
 class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]

@@ -9,13 +9,15 @@ from typing import Any
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
-from fgpu_scheduler import ENDED, Session, SessionState, StoreUnavailable
+from fgpu_scheduler import ENDED, Session, SessionState, StoreUnavailable, SystemClock
+from fgpuspawner import ticket as tickets
 from fgpuspawner.options import Refused, parse, read_fields
 from fgpuspawner.service import view
 from fgpuspawner.service.base import Handler, Service, viewer_of
 from fgpuspawner.service.hub import HubUnreachable
 from fgpuspawner.service.problems import Problem, hub_unavailable
 from fgpuspawner.service.reader import Changes
+from fgpuspawner.service.view import Viewer
 
 ENDED_SHOWN = 50
 KEEPALIVE_S = 15.0
@@ -140,6 +142,20 @@ class Capacity(Api):
 
 
 class Forecast(Api):
+    """Also for the Hub's launch form, which shows a ticket in place of a login."""
+
+    async def prepare(self) -> None:
+        text = self.request.headers.get("X-FGPU-Ticket")
+        if text is None:
+            await super().prepare()
+            return
+        try:
+            ticket = tickets.read(self.service.forecast_key, text, now_s=SystemClock().now_s())
+        except tickets.BadTicket as e:
+            raise Problem(401, e.code, str(e)) from None
+        groups = self.service.settings.groups_of(ticket.user, ticket.hub_groups)
+        self.viewer = Viewer(ticket.user, groups=groups, hub_groups=ticket.hub_groups)
+
     async def get(self) -> None:
         reader, viewer = self.service.reader, self.viewer
         if viewer.user is None:

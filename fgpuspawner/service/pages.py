@@ -106,14 +106,6 @@ class Front(PageHandler):
         return "?" + urlencode(kept | changes)
 
 
-class ForecastFrame(PageHandler):
-    """An empty page for a hidden frame in the Hub's launch form: its script asks for forecasts there."""
-
-    async def get(self) -> None:
-        # Asked for here: it sets the cookie that what the script sends along is compared with.
-        self.render("forecast.html", xsrf=_text(self.xsrf_token))
-
-
 class End(PageHandler):
     """Asks whether to end a session, and ends it. What the script does in a dialogue, without scripts."""
 

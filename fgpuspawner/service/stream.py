@@ -109,4 +109,6 @@ class Watcher:
         except StoreUnavailable as e:
             # They reconnect, and are told there what is wrong.
             log.warning("Event streams end: %s", e)
-            self._each(Listener.end)
+        except Exception:
+            log.exception("Event streams end")
+        self._each(Listener.end)

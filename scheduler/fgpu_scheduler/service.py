@@ -113,20 +113,32 @@ class Scheduler:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._started_at_s = 0
+        self._started = 0.0
+        self._left_waiting: list[int] = []
         self._forecast: _Forecasts | None = None
         self._forecasting: asyncio.Future[_Forecasts] | None = None
 
     # -- life of the loop -----------------------------------------------------------------------------
 
-    async def start(self, nodes: Sequence[Node]) -> None:
-        """Take up the nodes and what the last run left, heal what differs, and begin to schedule."""
-        self._started_at_s = self._clock.now_s()
-        await self._call(self.store.set_nodes, nodes, now_s=self._started_at_s)
-        held = await self._call(self.store.hold_waiting, now_s=self._started_at_s)
+    async def start(self, nodes: Sequence[Node]) -> tuple[Session, ...]:
+        """Take up the nodes and what the last run left, begin to schedule, and return the live sessions.
+
+        Raises:
+            StoreUnavailable: and nothing has begun; try again.
+        """
+        now_s = self._clock.now_s()
+        await self._call(self.store.set_nodes, nodes, now_s=now_s)
+        held = await self._call(self.store.hold_waiting, now_s=now_s)
         if held:
             log.info("%d requests of the last run wait to be resumed", held)
+        self._left_waiting = [
+            s.id for s in await self._call(self.store.held_sessions) if s.state is S.PENDING
+        ]
+        # Instants are of the clock, which may be set; how long something takes is not.
+        self._started = asyncio.get_running_loop().time()
+        live = (await self._call(self.store.snapshot, now_s)).sessions
         self._tasks = [asyncio.create_task(self._schedule()), asyncio.create_task(self._watch())]
+        return live
 
     async def stop(self) -> None:
         """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
@@ -139,7 +151,7 @@ class Scheduler:
     # -- requests -------------------------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[Request]) -> tuple[Session, ...]:
-        """Queue these, all or none, in this order. They are held until somebody waits for them.
+        """Queue these, all or none, in this order. They may be placed before anybody waits for them.
 
         Raises:
             SessionExists: one of the servers has a live session.
@@ -150,12 +162,16 @@ class Scheduler:
             requests,
             now_s=self._clock.now_s(),
             max_pending_per_user=self.caps.max_pending_per_user,
-            held=True,
         )
         for session in sessions:
             self._say(session, None, "submitted")
         self._announce()
+        self.wake()
         return sessions
+
+    async def hold(self, session_id: int) -> None:
+        """Keep a request's place, and do not place it until somebody waits for it."""
+        await self._call(self.store.set_held, session_id, True, now_s=self._clock.now_s())
 
     async def placed(self, session_id: int) -> Session:
         """Wait until the session has its shares and return it, SCHEDULED or already launching.
@@ -330,13 +346,17 @@ class Scheduler:
             except StaleVersion:
                 continue
 
+    def _running_for_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._started
+
     async def _resuming(self) -> bool:
         """Return whether placing has to wait until the requests of the last run are back in their order."""
-        if self._clock.now_s() - self._started_at_s >= self._deadlines.resume_grace_s:
-            return False
-        held = await self._call(self.store.held_sessions)
-        # What was submitted in this run is held only for the instant before its spawn attends it.
-        return any(s.state is S.PENDING and s.submitted_at_s < self._started_at_s for s in held)
+        if self._left_waiting and self._running_for_s() < self._deadlines.resume_grace_s:
+            held = [s.id for s in await self._call(self.store.held_sessions)]
+            self._left_waiting = [i for i in self._left_waiting if i in held]
+            return bool(self._left_waiting)
+        self._left_waiting = []
+        return False
 
     async def _watch(self) -> None:
         while True:
@@ -351,19 +371,44 @@ class Scheduler:
     async def _deadlines_passed(self) -> None:
         now_s = self._clock.now_s()
         snapshot = await self._call(self.store.snapshot, now_s)
+        await self._tell_those_who_wait(snapshot)
+        limits = self._deadlines
+        # Nothing is held for longer than this process runs; later it is held because a start failed.
+        long_held = self._running_for_s() >= limits.abandoned_after_s
         for session in snapshot.sessions:
-            held_since_s = max(session.submitted_at_s, self._started_at_s)
-            abandoned = session.held and now_s - held_since_s >= self._deadlines.abandoned_after_s
             waited_s = now_s - session.submitted_at_s
-            if session.state is S.PENDING and waited_s >= self._deadlines.queue_timeout_s:
-                limit = self._deadlines.queue_timeout_s
-                message = f"nothing became free within the queue's limit of {limit} seconds"
-                await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
-            elif abandoned and session.state in (S.PENDING, S.SCHEDULED, *LAUNCHING):
+            if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
+                message = f"nothing became free within the queue's limit of {limits.queue_timeout_s} seconds"
+            elif (
+                session.held
+                and long_held
+                and waited_s >= limits.abandoned_after_s
+                and session.state in (S.PENDING, S.SCHEDULED, *LAUNCHING)
+            ):
                 # What it may have launched is removed by `reconcile`, which then frees its share.
-                limit = self._deadlines.abandoned_after_s
+                limit = limits.abandoned_after_s
                 message = f"the Hub restarted, and nobody resumed this request for {limit} seconds"
-                await self.end(session.id, EndCause.QUEUE_TIMEOUT, message)
+            else:
+                continue
+            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
+            # Only as it was seen: one that has been placed or resumed since is not late any more.
+            with contextlib.suppress(InvalidTransition):
+                await self._move(
+                    session,
+                    to,
+                    expect=(session.state,),
+                    attempt=session.attempt,
+                    cause=EndCause.QUEUE_TIMEOUT,
+                    message=message,
+                )
+
+    async def _tell_those_who_wait(self, snapshot: Snapshot) -> None:
+        """Resolve what was committed without its answer reaching us: a connection that broke, say."""
+        live = {s.id: s for s in snapshot.sessions}
+        for session_id in tuple(self._waiting):
+            session = live.get(session_id) or await self._get(session_id)
+            if session.state is not S.PENDING:
+                self._resolve(session)
 
     async def reconcile(self) -> None:
         """Compare the store with what the launcher sees, and heal what differs."""
@@ -452,7 +497,7 @@ class Scheduler:
         future = self._waiting.pop(session.id, None)
         if future is None or future.done():
             return
-        if session.state in ENDED:
+        if session.state in ENDED or session.state is S.TERMINATING:
             future.set_exception(SessionEnded(session))
             # Its spawn may have been cancelled; then nobody asks for the exception.
             future.exception()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from fgpuspawner import ticket
+
+KEY, OTHER = "00" * 32, "11" * 32
+
+
+def test_a_ticket_says_whom_it_is_for() -> None:
+    text = ticket.make(KEY, "alice", ["ml101", "lab"], now_s=1000)
+    assert ticket.read(KEY, text, now_s=1000 + ticket.VALID_FOR_S) == ticket.Ticket("alice", ("lab", "ml101"))
+
+
+def test_a_ticket_ends() -> None:
+    text = ticket.make(KEY, "alice", [], now_s=1000)
+    with pytest.raises(ticket.BadTicket, match="too old for a forecast; reload"):
+        ticket.read(KEY, text, now_s=1001 + ticket.VALID_FOR_S)
+
+
+@pytest.mark.parametrize("forged", ["", ".", "x", "é.é", "e30=.00", "!!!.???", "W10=." + "0" * 64])
+def test_what_was_not_made_here_is_refused(forged: str) -> None:
+    with pytest.raises(ticket.BadTicket, match="this is no ticket"):
+        ticket.read(KEY, forged, now_s=0)
+
+
+def test_a_ticket_of_another_key_or_with_another_name_is_refused() -> None:
+    text = ticket.make(OTHER, "alice", [], now_s=1000)
+    with pytest.raises(ticket.BadTicket):
+        ticket.read(KEY, text, now_s=1000)
+    body = ticket.make(KEY, "mallory", [], now_s=1000).split(".")[0]
+    signature = ticket.make(KEY, "alice", [], now_s=1000).split(".")[1]
+    with pytest.raises(ticket.BadTicket):
+        ticket.read(KEY, f"{body}.{signature}", now_s=1000)
