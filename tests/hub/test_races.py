@@ -1,0 +1,206 @@
+"""What happens when things come at the wrong moment, each against a real Hub process."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import requests
+
+from hubprocess import HubProcess, until
+from launched import launched
+
+ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
+WHOLE = {**ONE, "fgpu": "2"}
+
+FIRST_LAUNCH_IS_SLOW = """
+import asyncio, time
+from fgpuspawner.docker import to_the_end
+from fgpuspawner.local import LocalFGPUSpawner
+
+class SlowSpawner(LocalFGPUSpawner):
+    async def launch(self, session):
+        if session.id == 1 and session.attempt == 1:
+            await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 4))
+        return await super().launch(session)
+
+c.JupyterHub.spawner_class = SlowSpawner
+"""
+
+FURTHER_SERVERS_HAVE_A_SLOW_HOOK = """
+import asyncio
+
+async def hook(spawner):
+    if spawner.name:
+        await asyncio.sleep(3)
+
+c.Spawner.pre_spawn_hook = hook
+"""
+
+
+def in_the_background(function: Callable[[], Any]) -> threading.Thread:
+    """Run a request that the Hub answers late."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_asking_again_right_after_a_cancel_never_runs_two_launches(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub(service=False, after=FIRST_LAUNCH_IS_SLOW).start()
+    hub.add_user("alice")
+    hub.add_user("bob")
+    first = in_the_background(lambda: hub.spawn("alice", options=WHOLE))
+    until(lambda: hub.states() == {"alice/": "PREPARING"}, what="the first launch is under way")
+    cancel = in_the_background(lambda: hub.stop("alice"))
+    until(lambda: "DELETE /hub/api/users/alice" in hub.log_text() or "Interrupting" in hub.log_text())
+    hub.spawn("alice", options=WHOLE)
+    cancel.join()
+    first.join()
+    hub.stop("alice")
+    hub.spawn("bob", options=WHOLE)
+    # The GPU is one: who runs now must be the only one, from here until bob's session answers.
+    seen: list[dict[int, int]] = []
+
+    def bob_runs() -> bool:
+        seen.append(launched(hub, "local"))
+        return hub.states().get("bob/") == "RUNNING"
+
+    until(bob_runs, what="bob's session runs")
+    assert all(sum(counts.values()) <= 1 for counts in seen), seen
+
+
+def test_further_sessions_keep_their_places_and_can_be_cancelled_while_a_hook_runs(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub(after=FURTHER_SERVERS_HAVE_A_SLOW_HOOK).start()
+    hub.add_user("alice")
+    hub.add_user("bob")
+    first = in_the_background(lambda: hub.spawn("alice", options={**ONE, "count": 2}))
+    until(lambda: "alice/gpu-2" in hub.states())
+    hub.spawn("bob", options=ONE)
+    assert hub.states()["bob/"] == "PENDING", "who asked later does not overtake"
+    first.join()
+    assert hub.stop("alice", "gpu-2").status_code == 204
+    hub.reach({"alice/": "RUNNING", "bob/": "RUNNING"})
+
+
+def test_a_stop_outlives_a_database_that_is_away(make_hub: Callable[..., HubProcess]) -> None:
+    hub = make_hub(service=False)
+    hub.settings["db_url"] = f"sqlite:///{hub.data / 'fgpu.sqlite'}?timeout=1"
+    hub.start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"alice/": "RUNNING"})
+    with closing(sqlite3.connect(hub.data / "fgpu.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert hub.stop("alice").status_code in (202, 204)
+        until(lambda: "alice cannot be ended yet, trying on" in hub.log_text())
+        other.execute("ROLLBACK")
+    hub.reach({})
+    assert launched(hub, "local") == {}
+
+
+def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub().start()
+    for user in ("a", "b", "c"):
+        hub.add_user(user)
+        hub.spawn(user, options=ONE)
+    hub.reach({"a/": "RUNNING", "b/": "RUNNING", "c/": "PENDING"})
+    second = subprocess.run(
+        [sys.executable, "-m", "jupyterhub", "-f", str(hub.write_config())],
+        cwd=hub.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert second.stderr.splitlines()[-1] == (
+        f"fgpuspawner: c.FGPU.data_dir: another Hub is running on {hub.data}; end it, or give this one another folder"
+    )
+    assert not any(s.held for s in hub.sessions().values())
+    hub.stop("a")
+    hub.reach({"b/": "RUNNING", "c/": "RUNNING"})
+
+
+def test_a_running_session_that_the_hub_has_forgotten_is_ended_at_its_next_start(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub().start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"alice/": "RUNNING"})
+    hub.kill()
+    with closing(sqlite3.connect(hub.data / "jupyterhub.sqlite")) as db:
+        db.execute("update spawners set server_id = null")
+        db.commit()
+    hub.start()
+    hub.reach({})
+    until(lambda: launched(hub, "local") == {})
+
+
+def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub().start()
+    token = hub.add_user("alice")
+    service = f"{hub.url}/services/fgpu/"
+    headers = {"Authorization": f"token {token}"}
+    page = until(lambda: (r := requests.get(service, headers=headers, timeout=10)).ok and r, what="the page")
+    assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
+    browser = requests.Session()
+    login = browser.get(f"{hub.url}/hub/login", timeout=10)
+    fields = {
+        "username": "alice",
+        "password": "test-password",
+        "_xsrf": browser.cookies.get("_xsrf", path="/hub/"),
+    }
+    assert login.ok
+    form = browser.post(f"{hub.url}/hub/login?next=/hub/spawn", data=fields, timeout=10).text
+    found = re.search(r'data-ticket="([^"]+)"', form)
+    assert found, form[:2000]
+    ticket = {"X-FGPU-Ticket": found[1]}
+    forecast = requests.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=10)
+    assert forecast.json()["starts_now"] is True
+    forged = {"X-FGPU-Ticket": found[1][:-1] + ("0" if found[1][-1] != "0" else "1")}
+    assert requests.get(f"{service}api/v1/forecast?fgpu=1", headers=forged, timeout=10).status_code == 401
+    for path in ("sessions", "queue", "capacity", "me", "events"):
+        assert requests.get(f"{service}api/v1/{path}", headers=ticket, timeout=10).status_code == 401
+
+
+def test_the_hub_waits_for_a_database_that_is_away_when_it_starts(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub(
+        before="""
+from fgpu_scheduler import StoreUnavailable
+from fgpu_scheduler.store import Store
+hold_waiting, first = Store.hold_waiting, [True]
+def fails_once(self, *args, **kwargs):
+    if first and os.environ.get("FAIL_ONCE"):
+        first.clear()
+        raise StoreUnavailable("server closed the connection unexpectedly")
+    return hold_waiting(self, *args, **kwargs)
+Store.hold_waiting = fails_once
+"""
+    ).start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"alice/": "RUNNING"})
+    before = launched(hub, "local")
+    hub.kill()
+    hub.env["FAIL_ONCE"] = "1"
+    hub.start()
+    until(lambda: hub.ready("alice"), what="the running session is adopted")
+    assert "The scheduler cannot start yet, trying on" in hub.log_text()
+    assert launched(hub, "local") == before
