@@ -239,21 +239,30 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         help="""User for images that name none, or root. Example: ``c.FGPUSpawner.container_user = "1000:100"``""",
     ).tag(config=True)
 
-    stop_timeout_s = Integer(10, help="""How long a container may take to end before it is killed.""").tag(
-        config=True
-    )
+    stop_timeout_s = Integer(
+        10,
+        help="""How long a container may take to end before it is killed.
+
+        Example: ``c.FGPUSpawner.stop_timeout_s = 5``
+        """,
+    ).tag(config=True)
 
     use_nvidia_runtime = Bool(
         True,
         help="""Whether a session gets its real GPUs through a Docker device request (the NVIDIA container toolkit).
 
         Where it is off, or the engine has no NVIDIA runtime, it is told the UUID and gets no device.
+
+        Example: ``c.FGPUSpawner.use_nvidia_runtime = False``
         """,
     ).tag(config=True)
 
     log_config = Dict(
         default_value={"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
-        help="""Docker log configuration of a session's container.""",
+        help="""Docker log configuration of a session's container.
+
+        Example: ``c.FGPUSpawner.log_config = {"Type": "local", "Config": {"max-size": "20m"}}``
+        """,
     ).tag(config=True)
 
     @default("use_internal_ip")
