@@ -1,0 +1,186 @@
+"""What a person does in the browser, in their own words, and what they then see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+
+from playwright.sync_api import Locator, Page, expect
+
+from hubprocess import until
+
+START_MS = 90_000
+"""How long a session may take to start on a busy machine."""
+
+END_SESSIONS = """
+async () => {
+  const live = document.getElementById("live");
+  const headers = {"X-XSRFToken": live.dataset.xsrf};
+  const api = live.dataset.prefix + "api/v1/sessions";
+  const mine = (await (await fetch(api, {headers})).json()).sessions;
+  await Promise.all(mine.map((s) => fetch(api + "/" + s.id, {method: "DELETE", headers})));
+  return mine.length;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who is logged in, and the page that they look at."""
+
+    name: str
+    url: str
+    page: Page
+
+    def link(self, server: str = "", **options: object) -> str:
+        """Return a link that starts a server with these options."""
+        where = f"/{self.name}/{server}" if server else ""
+        query = "&".join(f"opt-{name}={value}" for name, value in options.items())
+        return f"{self.url}/hub/spawn{where}" + (f"?{query}" if query else "")
+
+    def new_page(self) -> Page:
+        """Open another tab."""
+        return self.page.context.new_page()
+
+    def end_all(self) -> None:
+        """End every session that is left."""
+        page = self.new_page()
+        page.goto(f"{self.url}/services/fgpu/")
+        until(
+            lambda: page.evaluate(END_SESSIONS) == 0, within_s=START_MS / 1000, what="all sessions have ended"
+        )
+        page.close()
+
+
+# -- the launch form ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What one session asks for, or a bar shows: exact numbers, memory in MiB."""
+
+    fgpu: Decimal
+    cpu: Decimal
+    memory_mib: Decimal
+
+    def __mul__(self, times: int) -> Amounts:
+        return Amounts(self.fgpu * times, self.cpu * times, self.memory_mib * times)
+
+
+def forecast(page: Page) -> Locator:
+    """Return what the form says would become of it."""
+    return page.locator("#fgpu-forecast")
+
+
+def start(page: Page) -> None:
+    """Press the form's button."""
+    page.get_by_role("button", name="Start").click()
+
+
+def asked_for(page: Page) -> Amounts:
+    """Return what the form's fields say."""
+    return _fields(page, lambda field: field.input_value())
+
+
+def offered(page: Page) -> Amounts:
+    """Return the most that the form's fields allow: with one node, what the node has."""
+    return _fields(page, lambda field: field.get_attribute("max") or "")
+
+
+def _fields(page: Page, read: object) -> Amounts:
+    assert callable(read)
+    values = [Decimal(read(page.locator(f"#fgpu-{name}"))) for name in ("fgpu", "cpu", "memory")]
+    return Amounts(*values)
+
+
+# -- the sessions page --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """The service's page of sessions and resources."""
+
+    page: Page
+
+    @property
+    def none(self) -> Locator:
+        """What is shown to somebody who has no session."""
+        return self.page.get_by_text("You have no session.")
+
+    def row(self, name: str) -> Locator:
+        """Return a session's line."""
+        head = self.page.locator("th[scope=row]", has_text=re.compile(f"^{re.escape(name)}$"))
+        return self.page.locator("table.sessions tbody tr").filter(has=head)
+
+    def state(self, name: str) -> Locator:
+        """Return the state in a session's line."""
+        return self.row(name).locator(".badge")
+
+    def end(self, name: str) -> None:
+        """Press the power button and say yes."""
+        self.row(name).get_by_role("button", name=f"End {name}").click()
+        dialog = self.page.get_by_role("dialog", name=f"End {name}?")
+        expect(dialog).to_contain_text("Its programs stop")
+        dialog.get_by_role("button", name="End the session").click()
+        expect(dialog).to_be_hidden()
+
+    def expect_bars(self, own: Amounts, whole: Amounts) -> None:
+        """Wait until both bars of each resource show exactly ``own`` of ``whole``, in words and in length."""
+        for name, part, total in (
+            ("GPU", own.fgpu, whole.fgpu),
+            ("CPU", own.cpu, whole.cpu),
+            ("Memory", own.memory_mib, whole.memory_mib),
+        ):
+            heading = self.page.locator("h3", has_text=re.compile(f"^{name}$"))
+            gauge = self.page.locator(".gauge").filter(has=heading)
+            words = _words(name, part, total)
+            for bar in gauge.locator(".bar").all():
+                expect(bar.locator(".bar-text")).to_have_text(words)
+                tenths = int(part * 1000 // total)
+                length = f"{tenths // 10}.{tenths % 10}" if part else "0"
+                expect(bar.locator(".fill")).to_have_attribute("width", length)
+            expect(gauge.locator(".bar")).to_have_count(2)
+            expect(gauge.locator(".everybody")).to_have_text(f"Everybody: {words} in use")
+
+    @contextmanager
+    def without_reload(self) -> Iterator[None]:
+        """Look that the page stays the same document meanwhile."""
+        self.page.evaluate("window.sameDocument = true")
+        yield
+        assert self.page.evaluate("window.sameDocument") is True, "the page was loaded again"
+
+
+def _words(name: str, part: Decimal, whole: Decimal) -> str:
+    if name != "Memory":
+        return f"{part:f} of {whole:f} {'fGPU' if name == 'GPU' else 'cores'}"
+    if all(mib == 0 or (mib % 128 == 0 and mib >= 512) for mib in (part, whole)):
+        return f"{(part / 1024).normalize():f} of {(whole / 1024).normalize():f} GiB"
+    return f"{part:f} of {whole:f} MiB"
+
+
+# -- the waiting page, JupyterLab ---------------------------------------------------------------------
+
+
+def fact(page: Page, name: str) -> Locator:
+    """Return what the waiting page says beside this word."""
+    return page.locator(f"dt:text-is('{name}') + dd")
+
+
+def expect_lab(page: Page, user: str, server: str = "") -> None:
+    """Wait until the page has become this server's JupyterLab by itself."""
+    where = f"/user/{user}/{server}/lab" if server else f"/user/{user}/lab"
+    page.wait_for_url(re.compile(re.escape(where)), timeout=START_MS, wait_until="commit")
+    try:
+        expect(page.locator(".jp-Launcher")).to_be_visible(timeout=START_MS / 3)
+    except AssertionError:
+        # Containers that come and go change the machine's network, and Chromium then drops what it loads.
+        page.reload()
+        expect(page.locator(".jp-Launcher")).to_be_visible(timeout=START_MS)
+
+
+def scrolls_sideways(page: Page) -> bool:
+    """Return whether the page is wider than its window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))

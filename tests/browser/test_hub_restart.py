@@ -1,0 +1,54 @@
+"""A waiting page outlives the Hub: it is killed and started again, and the page comes back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from steps import START_MS, Person, fact
+from watching import Faults
+
+from hubprocess import HubProcess, running
+
+MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
+LITTLE = {"cpu": "0.1", "memory_mib": 256}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubProcess]:
+    """A Hub whose sessions start at once, with one simulated GPU of 2 fGPU."""
+    with running(tmp_path, after=f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n") as found:
+        yield found
+
+
+@pytest.mark.timeout(150)
+def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_in_the_session(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    for user, fgpu in (("holder", "2"), ("first", "1")):
+        hub.add_user(user)
+        hub.spawn(user, options={"fgpu": fgpu, **LITTLE})
+    hub.reach({"holder/": "RUNNING", "first/": "PENDING"})
+    iris = log_in(hub.url, "iris", "test-password")
+    page = iris.page
+    page.goto(iris.link(fgpu="1", **LITTLE))
+    expect(fact(page, "Position")).to_have_text("2")
+
+    # While the Hub is gone, what the page asks for fails.
+    faults.allow(r"(failed|status|console) \S* ?\S+/hub/")
+    hub.kill()
+    message = page.locator("#progress-message")
+    expect(message).to_have_text("The Hub is restarting; your place in the queue stays", timeout=START_MS)
+    page.evaluate("window.beforeTheRestart = true")
+    hub.start()
+    page.wait_for_function("!window.beforeTheRestart", timeout=START_MS)
+    expect(page.get_by_role("heading", name="Waiting in the queue")).to_be_visible(timeout=START_MS)
+    expect(fact(page, "Position")).to_have_text("2", timeout=START_MS)
+    expect(message).to_contain_text("1 ahead of you in the queue")
+
+    # Nothing of it needs a click, nor does the start.
+    hub.stop("holder")
+    page.wait_for_url("**/user/iris/**", timeout=START_MS)
+    hub.reach({"first/": "RUNNING", "iris/": "RUNNING"})

@@ -1,0 +1,267 @@
+"""The launch form, the waiting page, JupyterLab and links in a real browser, against one `make run` as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from makerun import MakeRun, running
+from playwright.sync_api import Locator, Page, expect
+from steps import (
+    START_MS,
+    Person,
+    Sessions,
+    expect_lab,
+    fact,
+    forecast,
+    scrolls_sideways,
+    start,
+)
+from watching import Faults
+
+from hubprocess import until
+
+pytestmark = pytest.mark.timeout(150)
+
+LITTLE = {"cpu": "0.2", "memory_mib": 512}
+NARROW = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
+    """One `make run` for this module: one simulated GPU of 2 fGPU. Each test ends what it starts."""
+    with running(tmp_path_factory.mktemp("pages")) as found:
+        yield found
+
+
+def environment_of_server(run: MakeRun, user: str, server: str) -> dict[str, str]:
+    """Return what this session's server process was given."""
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+        except (psutil.Error, OSError):
+            continue
+        if (
+            env.get("FGPU_INSTALLATION") == run.installation
+            and env.get("JUPYTERHUB_USER") == user
+            and env.get("JUPYTERHUB_SERVER_NAME") == server
+        ):
+            return env
+    raise AssertionError(f"no process of {user}/{server}")
+
+
+def test_a_link_starts_the_session_that_it_describes(run: MakeRun, log_in: Callable[..., Person]) -> None:
+    ben = log_in(run.url, "ben", run.password())
+    ben.page.goto(ben.link(fgpu="0.5", cpu="0.5", memory_mib="512"))
+    expect_lab(ben.page, "ben")
+    env = environment_of_server(run, "ben", "")
+    assert (env["FGPU_AMOUNT"], env["FGPU_MEMORY_MIB"], env["FGPU_COMPUTE_PERCENT"]) == ("0.5", "2048", "25")
+
+
+def test_a_bad_link_shows_why_beside_the_form(
+    run: MakeRun, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    # The Hub refuses with a status, which the browser repeats on its console.
+    faults.allow(r"(status GET|console) \S+/hub/spawn\?opt-fgpu=7\S* .*(400|500)")
+    cleo = log_in(run.url, "cleo", run.password())
+    cleo.page.goto(cleo.link(fgpu="7", cpu="0.5"))
+    refusal = cleo.page.locator(".spawn-error-msg")
+    expect(refusal).to_contain_text("fgpu")
+    expect(refusal).to_contain_text("2")
+    # The form is there, as the link filled it in.
+    expect(cleo.page.locator("#fgpu-fgpu")).to_have_value("7")
+    expect(cleo.page.locator("#fgpu-cpu")).to_have_value("0.5")
+    expect(cleo.page.get_by_role("button", name="Start")).to_be_visible()
+
+
+def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., Person]) -> None:
+    dan = log_in(run.url, "dan", run.password(), java_script_enabled=False)
+    page = dan.page
+    expect(page.get_by_role("note")).to_contain_text("Simulated GPUs")
+    expect(forecast(page)).to_be_hidden()
+    # The description stands below: in the field it would be cut off.
+    expect(page.locator("#fgpu-image option:checked")).to_have_text("Python 3.11")
+    expect(page.locator("#fgpu-image-hint")).to_contain_text("Plain Python with JupyterLab")
+    page.fill("#fgpu-fgpu", "0.3")
+    page.fill("#fgpu-cpu", "0.2")
+    page.fill("#fgpu-memory", "512")
+    start(page)
+    page.wait_for_url(re.compile("/hub/spawn-pending/dan|/user/dan/"))
+
+    def runs() -> bool:
+        page.goto(f"{run.url}/services/fgpu/")
+        return Sessions(page).state("default server").inner_text() == "RUNNING"
+
+    until(runs, within_s=START_MS / 1000, what="the session runs")
+    expect(Sessions(page).row("default server")).to_contain_text("0.3 fGPU")
+
+
+def test_a_refused_form_comes_back_with_the_words_and_what_was_typed(
+    run: MakeRun, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*400")
+    eve = log_in(run.url, "eve", run.password(), java_script_enabled=False)
+    page = eve.page
+    typed = "<b id='planted'>0.5</b>"
+    # The browser itself would hold back what is no number, or too much: a field of text does not.
+    page.locator("#spawn_form").evaluate("form => { form.noValidate = true; }")
+    page.locator("#fgpu-fgpu").evaluate("field => { field.type = 'text'; }")
+    page.fill("#fgpu-fgpu", typed)
+    page.fill("#fgpu-memory", "640")
+    start(page)
+    refusal = page.locator(".spawn-error-msg")
+    expect(refusal).to_contain_text("fgpu:")
+    expect(page.locator("#planted")).to_have_count(0)
+    assert page.locator("#fgpu-fgpu").get_attribute("value") == typed
+    expect(page.locator("#fgpu-memory")).to_have_value("640")
+    # What was refused can be put right, and asked for again.
+    expect(page.get_by_role("button", name="Start")).to_be_visible()
+
+
+def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_ends_in_jupyterlab(
+    run: MakeRun, log_in: Callable[..., Person], shot: Callable[[Page, str], None]
+) -> None:
+    fay = log_in(run.url, "fay", run.password())
+    holder = fay.page
+    holder.goto(fay.link(fgpu="2", **LITTLE))
+    expect_lab(holder, "fay")
+
+    waiting = fay.new_page()
+    waiting.goto(fay.link("second", fgpu="1", **LITTLE))
+    expect(waiting.get_by_role("heading", name="Waiting in the queue")).to_be_visible()
+    expect(fact(waiting, "Amount")).to_have_text("1 fGPU")
+    expect(fact(waiting, "Position")).to_have_text("1")
+    expect(fact(waiting, "Why")).to_have_text("1 fGPU is not free: nothing is free now")
+    expect(fact(waiting, "Expected start")).to_have_text(re.compile("^(unknown: |about )"))
+    expect(waiting.get_by_text("simulated GPU")).to_be_visible()
+    shot(waiting, "waiting.png")
+
+    # Cancel ends this request, and not the default server; the page goes on to the sessions.
+    waiting.get_by_role("button", name="Cancel").click()
+    waiting.wait_for_url("**/services/fgpu/")
+    sessions = Sessions(waiting)
+    expect(sessions.row("second")).to_have_count(0)
+    expect(sessions.state("default server")).to_have_text("RUNNING")
+    expect(waiting.locator(".past")).to_contain_text("CANCELLED")
+
+    # A waiting page whose turn comes ends in JupyterLab without a click.
+    waiting.goto(fay.link("third", fgpu="1", **LITTLE))
+    expect(fact(waiting, "Position")).to_have_text("1")
+    holder.goto(f"{run.url}/services/fgpu/")
+    Sessions(holder).end("default server")
+    expect_lab(waiting, "fay", "third")
+
+
+def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
+    run: MakeRun, log_in: Callable[..., Person], shot: Callable[[Page, str], None]
+) -> None:
+    gus = log_in(run.url, "gus", run.password())
+    page, others = gus.page, gus.new_page()
+    page.goto(gus.link(fgpu="1", **LITTLE))
+    expect_lab(page, "gus")
+    others.goto(gus.link("second", fgpu="2", **LITTLE))
+    expect(fact(others, "Position")).to_have_text("1")
+    others.close()
+
+    # The status bar, and from there the panel.
+    item = page.locator(".jp-fgpu-StatusItem")
+    expect(item).to_have_text("1 fGPU · 4096 MiB · simulated")
+    item.click()
+    panel = page.get_by_role("region", name="GPU share")
+    this = panel.get_by_role("region", name="This session")
+    for words in ("1 fGPU", "simulated", "4096 MiB", "50 %", "GPU-simulated-"):
+        expect(this).to_contain_text(words)
+    other = panel.get_by_role("region", name="My other sessions").get_by_role("listitem")
+    panel.get_by_role("button", name="Refresh").click()
+    expect(other).to_have_count(1, timeout=30_000)
+    expect(other).to_contain_text("second")
+    expect(other).to_contain_text("Waiting")
+    expect(other).to_contain_text("Next in the queue")
+    expect(panel).to_contain_text("1 request is waiting.")
+
+    # The notebook sees its slice.
+    page.locator(".jp-LauncherCard[data-category=Notebook]").first.click()
+    expect(page.locator("#jp-bottom-panel")).to_contain_text("| Idle", timeout=START_MS)
+    if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
+        news.click()
+    page.locator(".jp-Notebook .cm-content").click()
+    page.keyboard.insert_text('!env | grep -E "FGPU_(AMOUNT|MEMORY|COMPUTE|SIM)" | sort')
+    page.keyboard.press("Shift+Enter")
+    output = page.locator(".jp-OutputArea-output")
+    for line in ("FGPU_AMOUNT=1", "FGPU_COMPUTE_PERCENT=50", "FGPU_MEMORY_MIB=4096", "FGPU_SIMULATED=1"):
+        expect(output).to_contain_text(line, timeout=30_000)
+    expect(page.locator("#jp-bottom-panel")).to_contain_text("| Idle")
+    shot(page, "lab.png")
+
+    # The server's token for the Hub is not in the browser.
+    env = environment_of_server(run, "gus", "")
+    status = page.request.get(f"{run.url}/user/gus/fgpu/api/status")
+    assert status.status == 200
+    assert status.json()["session"]["fgpu"] == "1"
+    stored = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+    for name in ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN"):
+        assert name in env
+        for where in (page.content(), status.text(), stored, json.dumps(status.headers)):
+            assert env[name] not in where
+
+    # The panel's own cancel, with its question.
+    other.get_by_role("button", name="Cancel the request second").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the Request").click()
+    expect(panel.get_by_role("region", name="My other sessions")).to_contain_text("None.", timeout=30_000)
+    expect(panel).to_contain_text("No request is waiting.")
+
+
+def test_no_page_scrolls_sideways_on_a_phone_and_all_follow_the_dark_scheme(
+    run: MakeRun, log_in: Callable[..., Person], tmp_path: Path
+) -> None:
+    hal = log_in(run.url, "hal-of-the-long-name", run.password(), viewport=NARROW)
+    page = hal.page
+    page.goto(hal.link(fgpu="2", **LITTLE))
+    page.goto(hal.link("a-server-with-a-long-name", fgpu="2", **LITTLE))
+    expect(fact(page, "Position")).to_have_text("1")
+    waiting = page.url
+    pages = {
+        "form": (hal.link("another"), forecast(page)),
+        "waiting": (waiting, fact(page, "Position")),
+        "sessions": (f"{run.url}/services/fgpu/", Sessions(page).row("a-server-with-a-long-name")),
+    }
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for name, (url, shown) in pages.items():
+            page.goto(url)
+            expect(shown).to_be_visible()
+            page.screenshot(path=tmp_path / f"{name}-{scheme}.png", full_page=True)
+            assert not scrolls_sideways(page), f"{name} scrolls sideways"
+            assert is_dark(page) == (scheme == "dark"), f"{name} is not {scheme}"
+            if name == "waiting":
+                assert contrast(page, page.get_by_role("button", name="Cancel")) >= 4.5
+
+
+LIGHT_OF = """
+(element, key) => getComputedStyle(element)[key].match(/[0-9]+/g).slice(0, 3).map((value) => {
+  const part = value / 255;
+  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+}).reduce((sum, part, n) => sum + part * [0.2126, 0.7152, 0.0722][n], 0)
+"""
+"""The relative luminance of a colour, as WCAG 2 defines it."""
+
+
+def light_of(element: Locator, key: str) -> float:
+    """Return how light this colour of an element is, from 0 to 1."""
+    return float(element.evaluate(f"element => ({LIGHT_OF})(element, '{key}')"))
+
+
+def is_dark(page: Page) -> bool:
+    """Return whether the page's ground is darker than its letters."""
+    body = page.locator("body")
+    return light_of(body, "backgroundColor") < light_of(body, "color")
+
+
+def contrast(page: Page, element: Locator) -> float:
+    """Return the contrast of an element's letters with the page's ground, from 1 to 21."""
+    levels = sorted((light_of(element, "color"), light_of(page.locator("body"), "backgroundColor")))
+    return (levels[1] + 0.05) / (levels[0] + 0.05)

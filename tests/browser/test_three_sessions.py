@@ -1,0 +1,97 @@
+"""Product B3 in a real browser, against `make run` as it stands: processes, then containers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from makerun import MakeRun, running
+from playwright.sync_api import Page, expect
+from steps import START_MS, Amounts, Person, Sessions, asked_for, expect_lab, forecast, offered, start
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(params=[("local", "2"), ("local", "1"), ("docker", "2"), ("docker", "1")], ids=" ".join)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRun]:
+    """`make run` for processes or containers, with one GPU of so many fGPU."""
+    runtime, fgpu_per_gpu = request.param
+    if runtime == "docker":
+        request.getfixturevalue("docker_engine")
+    with running(tmp_path, runtime=runtime, fgpu_per_gpu=fgpu_per_gpu) as found:
+        yield found
+
+
+def test_of_three_sessions_two_run_and_the_third_follows_when_one_ends(
+    run: MakeRun, log_in: Callable[..., Person], shot: Callable[[Page, str], None]
+) -> None:
+    amount = {"2": "1", "1": "0.4"}[run.fgpu_per_gpu]
+    # Homes in volumes are named by user, and are shared by all installations on this machine.
+    name = f"alice{secrets.token_hex(4)}" if run.runtime == "docker" else "alice"
+    run.has_home(name)
+    documented = run.runtime == "local" and amount == "1"
+    alice = log_in(run.url, name, run.password())
+    page = alice.page
+
+    # The form: marked as simulated, sliders in step with the fields, and what would become of it.
+    expect(page.get_by_role("note")).to_contain_text("Simulated GPUs")
+    expect(forecast(page)).to_have_text("Starts now.", timeout=30_000)
+    count, fgpu = page.get_by_label("Sessions").first, page.locator("#fgpu-fgpu")
+    slider = page.get_by_role("slider", name="GPU (fGPU)")
+    slider.focus()
+    slider.press("Home")
+    expect(fgpu).to_have_value("0.1")
+    slider.press("ArrowRight")
+    expect(fgpu).to_have_value("0.2")
+    page.get_by_role("slider", name="Sessions").press("ArrowRight")
+    expect(count).to_have_value("2")
+    count.fill("3")
+    expect(page.get_by_role("slider", name="Sessions")).to_have_value("3")
+    fgpu.fill(amount)
+    expect(slider).to_have_attribute("aria-valuetext", f"{amount} fGPU")
+    expect(forecast(page)).to_contain_text("2 start now, 1 waits")
+    each, whole = asked_for(page), offered(page)
+    assert each.fgpu == Decimal(amount)
+    assert whole.fgpu == Decimal(run.fgpu_per_gpu)
+    if documented:
+        shot(page, "form.png")
+
+    # All three are asked for together; it ends in JupyterLab without another click.
+    start(page)
+    expect_lab(page, name)
+    page.goto(f"{run.url}/services/fgpu/")
+    sessions = Sessions(page)
+    for server in ("default server", "gpu-2"):
+        expect(sessions.state(server)).to_have_text("RUNNING", timeout=START_MS)
+        expect(sessions.row(server)).to_contain_text(f"{amount} fGPU")
+        expect(sessions.row(server)).to_contain_text("simulated")
+    waiting = sessions.row("gpu-3")
+    expect(sessions.state("gpu-3")).to_have_text("PENDING")
+    expect(waiting).to_contain_text("1st in the queue, nobody is ahead")
+    expect(waiting).to_contain_text(f"{amount} fGPU is not free")
+    expect(waiting.get_by_role("link", name="Open")).to_have_count(0)
+    sessions.expect_bars(each * 2, whole)
+    if documented:
+        shot(page, "sessions.png")
+
+    # The power button ends one, and the third runs by itself, on the page as it is.
+    with sessions.without_reload():
+        sessions.end("gpu-2")
+        expect(sessions.state("gpu-3")).to_have_text("RUNNING", timeout=START_MS)
+        expect(sessions.row("gpu-2")).to_have_count(0)
+        sessions.expect_bars(each * 2, whole)
+    waiting.get_by_role("link", name="Open gpu-3").click()
+    expect_lab(page, name, "gpu-3")
+
+    # The bars fall by exactly what one session had, and to nothing.
+    page.goto(f"{run.url}/services/fgpu/")
+    with sessions.without_reload():
+        sessions.end("default server")
+        expect(sessions.row("default server")).to_have_count(0, timeout=START_MS)
+        sessions.expect_bars(each, whole)
+        sessions.end("gpu-3")
+        expect(sessions.none).to_be_visible(timeout=START_MS)
+        sessions.expect_bars(Amounts(Decimal(0), Decimal(0), Decimal(0)), whole)
