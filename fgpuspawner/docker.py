@@ -98,11 +98,9 @@ class Containers:
     async def _observed(self, entry: dict[str, Any]) -> Observed | None:
         labels = entry.get("Labels") or {}
         name = (entry.get("Names") or ["/"])[0].removeprefix("/")
-        match = re.fullmatch(rf"fgpu-{re.escape(self.installation)}-([0-9]{1, 18})-([0-9]{1, 9})", name)
-        if (
-            match is None
-            or (labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")) != match.groups()
-        ):
+        named = session_and_attempt(name, self.installation)
+        said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
+        if named is None or said != (str(named[0]), str(named[1])):
             if entry["Id"] not in self._left_alone:
                 self._left_alone.add(entry["Id"])
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
@@ -116,8 +114,8 @@ class Containers:
                 return None
         return Observed(
             node_id=labels.get(f"{LABEL}.node", ""),
-            session_id=int(match[1]),
-            attempt=int(match[2]),
+            session_id=named[0],
+            attempt=named[1],
             handle=name,
             alive=alive,
             end_cause=cause,
@@ -200,6 +198,15 @@ async def in_a_thread_of_its_own(function: Callable[..., T], *args: Any) -> T:
 
     threading.Thread(target=run, name="fgpu-pull", daemon=True).start()
     return await asyncio.wrap_future(outcome)
+
+
+def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
+    """Return session and attempt of a container of this installation by its name; None for any other name."""
+    prefix = f"fgpu-{installation}-"
+    match = re.fullmatch(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,8})", name.removeprefix(prefix))
+    if not name.startswith(prefix) or match is None:
+        return None
+    return int(match[1]), int(match[2])
 
 
 def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:

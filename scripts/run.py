@@ -77,7 +77,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     # First the Hub itself, then through its proxy, which has no route to it before the very end.
-    for where in (int(port) + 1, int(port)):
+    # With containers the Hub itself listens on their network only.
+    local = (env.get("RUNTIME") or "local") == "local"
+    for where in (int(port) + 1, int(port)) if local else (int(port),):
         while hub.poll() is None and not stopping and not answers(where):
             time.sleep(0.2)
     if hub.poll() is None and not stopping:

@@ -15,6 +15,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 from playwright.sync_api import Error as BrowserError
+
 from steps import Person
 from watching import Faults
 

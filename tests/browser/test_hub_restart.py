@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from steps import START_MS, Person, fact
-from watching import Faults
 
 from hubprocess import HubProcess, running
+from steps import START_MS, Person, fact
+from watching import Faults
 
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
 LITTLE = {"cpu": "0.1", "memory_mib": 256}

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makerun import MakeRun, running
 from playwright.sync_api import Locator, Page, expect
+
+from hubprocess import until
+from makerun import MakeRun, running
 from steps import (
     START_MS,
     Person,
@@ -22,8 +24,6 @@ from steps import (
     start,
 )
 from watching import Faults
-
-from hubprocess import until
 
 pytestmark = pytest.mark.timeout(150)
 

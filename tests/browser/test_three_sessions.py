@@ -8,8 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from makerun import MakeRun, running
 from playwright.sync_api import Page, expect
+
+from makerun import MakeRun, running
 from steps import START_MS, Amounts, Person, Sessions, asked_for, expect_lab, forecast, offered, start
 
 pytestmark = pytest.mark.timeout(180)
