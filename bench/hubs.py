@@ -19,17 +19,13 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "hub"))
 
-from hubprocess import HubProcess  # noqa: E402
+from hubprocess import WITHOUT_SERVICE, HubProcess  # noqa: E402
 
 LIMIT_S = 180
 """No single thing that is waited for takes longer, or the run has failed."""
 
 QUIET = 'c.JupyterHub.log_level = "INFO"\n'
 
-WITHOUT_SERVICE = """
-c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
-c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
-"""
 
 # `configure` is put out of force: what is left is the Hub's own defaults, and DockerSpawner as its
 # documentation sets it up for a Hub on the engine's machine. Both sides are on one network.

@@ -414,7 +414,7 @@ def _forecast_text(found: RequestForecast, count: int) -> str:
     if not found.startable_now:
         return f"all {count} wait: {found.text}"
     start = "starts" if found.startable_now == 1 else "start"
-    return f"{found.startable_now} {start} now, {waiting} {wait}: {found.text}"
+    return f"{found.startable_now} {start} now, {waiting} {wait}: after those, {found.text}"
 
 
 def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) -> Json:

@@ -12,7 +12,7 @@ import docker
 from docker.errors import NotFound
 
 from fgpu_scheduler import Session
-from hubprocess import HubProcess, until
+from hubprocess import WITHOUT_SERVICE, HubProcess, until
 
 BASE = "fgpuspawner/base:0.1"
 PYTHON = "/opt/fgpu/bin/python"
@@ -22,10 +22,6 @@ SERVER = [
     "-c",
     (HERE / "misbehave.py").read_text() + (HERE.parent / "hub" / "miniserver.py").read_text(),
 ]
-WITHOUT_SERVICE = """
-c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
-c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
-"""
 QUICK = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 1}\n"
 """A request that has to wait is answered after a second."""
 

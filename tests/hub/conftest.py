@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from hubprocess import HubProcess
+from hubprocess import WITHOUT_SERVICE, HubProcess
 
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
-WITHOUT_SERVICE = """
-c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
-c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
-"""
 
 
 @pytest.fixture

@@ -51,6 +51,13 @@ configure(c, data_dir={data!r}, service_port={port} + 3, **{settings!r})
 """
 
 
+WITHOUT_SERVICE = """
+c.JupyterHub.services = [s for s in c.JupyterHub.services if s["name"] != "fgpu"]
+c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r.get("services", [])]
+"""
+"""Lines after `configure` that leave the managed service out."""
+
+
 def free_ports(count: int) -> int:
     """Return the first of ``count`` neighbouring ports that are free now.
 

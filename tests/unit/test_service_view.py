@@ -347,8 +347,8 @@ def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
         (1, 1, "starts now"),
         (3, 3, "all 3 start now"),
         (1, 0, "waits: why"),
-        (3, 2, "2 start now, 1 waits: why"),
-        (3, 1, "1 starts now, 2 wait: why"),
+        (3, 2, "2 start now, 1 waits: after those, why"),
+        (3, 1, "1 starts now, 2 wait: after those, why"),
         (3, 0, "all 3 wait: why"),
     ],
 )
