@@ -14,8 +14,8 @@ lint-imports
 [ "$what" = --lint ] && exit 0
 
 echo "== services"
-work=${FGPU_TEST_DIR:-$(mktemp -d)}
-trap 'tests/services.sh stop --dir "$work"' EXIT
+work=$(mktemp -d)
+trap 'tests/services.sh stop --dir "$work"; rm -rf "$work"' EXIT
 tests/services.sh start --dir "$work" --env "$work/services.env"
 set -a
 # shellcheck disable=SC1091
