@@ -9,7 +9,6 @@ say() { printf '%s\n' "$*" >&2; }
 
 inputs() {
   {
-    printf '%s\n' "$kind" scripts/setup.sh
     cat scripts/setup.sh pyproject.toml
     find labextension -type f \( -name node_modules -o -path '*/node_modules/*' -o -path '*/lib/*' -o \
       -path '*/jupyterlab_fgpu/labextension/*' -o -path '*/dist/*' -o -name '*.pyc' -o -path '*/tests/*' -o \
@@ -59,11 +58,23 @@ find_node() {
   chmod +x .node/bin/npm
 }
 
-stamp=.venv/.setup-$kind
+# Whether it was set up for this, or for the tests, which need more, with what is here now.
+is_done() {
+  [ -x .node/node_modules/.bin/configurable-http-proxy ] || return 1
+  local stamp
+  for stamp in ".venv/.setup-$kind" .venv/.setup-test; do
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && return 0
+  done
+  return 1
+}
+
 key=$(inputs)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && [ -x .node/node_modules/.bin/configurable-http-proxy ]; then
-  exit 0
-fi
+is_done && exit 0
+# One at a time; who had to wait for another may find it done.
+mkdir -p .node
+exec 9>.node/.setup-lock
+flock 9
+is_done && exit 0
 
 say "Setting up; the first time takes a minute or two"
 make_venv
@@ -78,4 +89,4 @@ rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/t
 extras=local
 [ "$kind" = test ] && extras=local,test
 .venv/bin/pip install --quiet --editable ".[$extras]" ./labextension
-printf '%s\n' "$key" >"$stamp"
+printf '%s\n' "$key" >".venv/.setup-$kind"
