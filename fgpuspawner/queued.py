@@ -440,8 +440,9 @@ class QueuedSpawner(Spawner):
     async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
         while True:
             await asyncio.sleep(STOP_AGAIN_S)
-            if session is None and self._phase != self.IDLE:
-                return  # Asked for again meanwhile: what would be found now is wanted.
+            current = self.user.spawners.get(self.name)
+            if current is not None and current.active:
+                return  # Asked for again meanwhile: that start takes the session up, or ends it.
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
                 return

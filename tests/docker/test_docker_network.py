@@ -74,7 +74,9 @@ def test_a_session_does_not_reach_containers_of_other_networks(engine: Engine, t
     assert connect(engine, two.alice, found["NetworkSettings"]["IPAddress"], 8888) != "reached"
 
 
-@pytest.mark.xfail(reason="not closed: what the host itself opens on all addresses is open to sessions, too")
+@pytest.mark.xfail(
+    strict=True, reason="not closed: what the host itself opens on all addresses is open to sessions, too"
+)
 def test_a_session_does_not_reach_what_else_the_host_listens_on(
     engine: Engine, two: Two, gateway: str
 ) -> None:
@@ -82,7 +84,9 @@ def test_a_session_does_not_reach_what_else_the_host_listens_on(
         assert connect(engine, two.alice, gateway, listener.getsockname()[1]) != "reached"
 
 
-@pytest.mark.xfail(reason="not closed: Docker's own resolver tells a session the others' names and addresses")
+@pytest.mark.xfail(
+    strict=True, reason="not closed: Docker's own resolver tells a session the others' names and addresses"
+)
 def test_a_session_does_not_learn_the_others_addresses(engine: Engine, two: Two) -> None:
     code = f"import socket; print(socket.gethostbyname({two.bob.name!r}))"
     assert two.bob.ip not in engine.run_in(two.alice.id, "/opt/fgpu/bin/python", "-c", code)[1]
