@@ -1,0 +1,159 @@
+"""What libfgpu adds to a call of the driver and to the start of a process: with it and without it, in turns.
+
+overhead.py [--rounds 9] [--real] [--out FILE]
+
+On the simulated driver, or with --real on the first GPU of this machine. Exits with 0 whatever the figures say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "isolation")]
+
+from machine import load, machine, source  # noqa: E402
+from sessionfolders import (  # noqa: E402
+    REGION_BYTES,
+    limits_text,
+    machine_text,
+    preloaded,
+    write_for_all,
+    write_read_only,
+)
+
+CALLS = {"alloc-free": (2000, 21), "info": (20000, 21)}
+"""Calls in a block, and blocks, whose median counts."""
+
+TARGETS = {
+    "alloc-free": "at most 300 ns",
+    "info": "",
+    "start": "at most 1 ms",
+    "start of a CUDA program": "at most 1 ms",
+}
+STARTS = 60
+UUID, DEVICE_MIB = "GPU-simulated-bench-0", 81920
+
+
+def main() -> int:
+    """Measure, print the table, write the results file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each (default 9)")
+    parser.add_argument("--real", action="store_true", help="the machine's own driver and first GPU")
+    parser.add_argument("--out", type=Path, help="results file (JSON)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        results = measure(Path(scratch), rounds=args.rounds, real=args.real)
+    print(table(results))
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+    return 0
+
+
+def measure(scratch: Path, *, rounds: int, real: bool) -> dict[str, Any]:
+    """Return the figures: each with and without libfgpu, in turns, as medians over the rounds."""
+    folder, with_driver = prepare(scratch, real=real)
+    program = scratch / "memory"
+    subprocess.run(["gcc", "-O2", "-o", program, HERE / "memory.c", "-ldl"], check=True)
+    env = {"direct": with_driver, "libfgpu": with_driver | {"LD_PRELOAD": str(folder / "libfgpu.so")}}
+    ways = {name: [str(program), name, *map(str, sizes)] for name, sizes in CALLS.items()}
+    starts = {"start": ["/bin/true"], "start of a CUDA program": [str(program), "nothing"]}
+    values: dict[str, dict[str, list[float]]] = {n: {"direct": [], "libfgpu": []} for n in [*ways, *starts]}
+    before = load()
+    for turn in range(rounds):
+        for which in ("direct", "libfgpu") if turn % 2 else ("libfgpu", "direct"):
+            for name, command in ways.items():
+                done = subprocess.run(command, env=env[which], capture_output=True, text=True, check=True)
+                values[name][which].append(float(done.stdout))
+            for name, command in starts.items():
+                values[name][which].append(start_ms(command, env[which]))
+    logged = (folder / "log").read_text()
+    if logged:
+        raise SystemExit(f"libfgpu complained, so nothing was measured:\n{logged}")
+    return {
+        "machine": machine(),
+        "source": source(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "driver": "real" if real else "simulated",
+        "load": {"before": before, "after": load()},
+        "figures": {name: figure(name, both) for name, both in values.items()},
+        "values": values,
+    }
+
+
+def prepare(scratch: Path, *, real: bool) -> tuple[Path, dict[str, str]]:
+    """Make the folder of a session that holds a part of a device; return it, and the environment without libfgpu."""
+    built = scratch / "built"
+    subprocess.run(["make", "-s", "-C", str(ROOT / "isolation"), f"OUT={built}"], check=True)
+    folder = scratch / "session"
+    folder.mkdir()
+    (folder / "libfgpu.so").symlink_to(built / "libfgpu.so")
+    uuid, device_mib = UUID, DEVICE_MIB
+    if real:
+        sys.path.append(str(ROOT / "tests" / "gpu"))
+        from slices import Nvml
+
+        uuid, device_mib = (gpu := Nvml().gpus()[0]).uuid, gpu.memory_mib
+    else:
+        (folder / "simulated").mkdir()
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (folder / "simulated" / name).symlink_to(built / "simulated" / name)
+        devices = [(uuid, device_mib)]
+        write_read_only(folder / "simulated" / "machine", machine_text(devices, device_mib=device_mib))
+    write_read_only(folder / "limits", limits_text([(uuid, device_mib // 2)], device_mib=device_mib))
+    write_for_all(folder / "accounting", REGION_BYTES)
+    write_for_all(folder / "log", 0)
+    env = preloaded(folder)
+    del env["LD_PRELOAD"]
+    if real:
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
+    return folder, env
+
+
+def start_ms(command: list[str], env: dict[str, str]) -> float:
+    """Return how long the program takes from its start to its end: the median of many."""
+    times = []
+    for _ in range(STARTS):
+        began = time.perf_counter()
+        pid = os.posix_spawn(command[0], command, env)
+        os.waitpid(pid, 0)
+        times.append((time.perf_counter() - began) * 1000)
+    return statistics.median(times)
+
+
+def figure(name: str, both: dict[str, list[float]]) -> dict[str, Any]:
+    """Return medians, what was added, and the ratio. Times of calls are in ns, of starts in ms."""
+    direct, ours = (statistics.median(both[which]) for which in ("direct", "libfgpu"))
+    return {
+        "unit": "ms" if name.startswith("start") else "ns",
+        "direct": round(direct, 3),
+        "libfgpu": round(ours, 3),
+        "added": round(ours - direct, 3),
+        "ratio": round(ours / direct, 3),
+        "target": TARGETS[name],
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the figures as a table."""
+    lines = [f"{'':26}{'direct':>12}{'libfgpu':>12}{'added':>12}{'ratio':>8}  target of what is added"]
+    for name, f in results["figures"].items():
+        values = "".join(f"{f[key]:>9.2f} {f['unit']}" for key in ("direct", "libfgpu", "added"))
+        lines.append(f"{name:26}{values}{f['ratio']:>8.2f}  {f['target']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+/* Batches of launches: what is in flight, how long it took, how long it will. */
+#include "throttle.h"
+
+#include "account.h"
+#include "clock.h"
+
+#include <string.h>
+
+#define IDLE_NS UINT64_C(200000)         /* a stream without launches for so long has a new batch next */
+#define MEASURE_AGAIN_NS UINT64_C(1000000000)
+#define FORGOTTEN_NS UINT64_C(20000000)  /* an open batch without launches for so long is done */
+#define LATE_NS UINT64_C(50000)          /* between launch and event: the host had something else to do */
+#define PROBES 8
+
+/* ---- Kinds of work ---- */
+
+struct kind *batches_kind(struct context *context, uint64_t key) {
+    size_t hash = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 40);
+    struct kind *oldest = NULL;
+    for (size_t n = 0; n < PROBES; n++) {
+        struct kind *kind = &context->kinds[(hash + n) % THROTTLE_KINDS];
+        if (__builtin_expect(kind->key == key, 1))
+            return kind;
+        if (oldest == NULL || kind->measured_at < oldest->measured_at)
+            oldest = kind;
+    }
+    *oldest = (struct kind){.key = key, .expected = THROTTLE_BATCH_NS};
+    return oldest;
+}
+
+/* How long one launch of a batch took, to the kind that all its launches are of. Down faster than up: one too short
+ * costs an overrun, which is paid for; one too long wastes the ends of slots. Where a neighbour may have had the device
+ * for a part of the time (`ran_over`), up even more slowly. */
+static void learn_alone(struct kind *kind, uint64_t length, bool ran_over) {
+    int64_t error = (int64_t)(length - kind->expected);
+    if (kind->measured_at == 0)
+        kind->expected = length;
+    else
+        kind->expected += (uint64_t)(error / (error < 0 ? 2 : ran_over ? 16 : 4));
+}
+
+/* Where streams share the device, a batch has others' work between its events, and its own length cannot be told. What
+ * can be told is how long all of them took together, and how long they were expected to: by half of what these differ,
+ * the kinds of such batches are corrected, once for each some milliseconds of work. */
+static void learn_together(const struct context *context, struct kind *kind) {
+    if (kind->round != context->round)
+        kind->expected += (uint64_t)((int64_t)kind->expected * context->error_permille / 2000);
+    kind->round = context->round;
+}
+
+static void add_to_round(struct context *context, uint64_t expected, uint64_t length) {
+    context->round_expected += expected;
+    context->round_length += length;
+    if (context->round_expected + context->round_length < 8 * THROTTLE_BATCH_NS)
+        return;
+    uint64_t permille = context->round_expected == 0 ? 2000 : 1000 * context->round_length / context->round_expected;
+    context->error_permille = (int)(permille > 2000 ? 2000 : permille) - 1000;
+    context->round_expected = context->round_length = 0;
+    context->round++;
+}
+
+static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool ran_over,
+                  uint64_t now) {
+    struct kind *kind = batch->kind;
+    uint64_t from = start < context->began_at ? context->began_at : start; /* no other batch's time twice */
+    uint64_t length = end > from ? end - from : 0;
+    add_to_round(context, batch->expected, length);
+    if (kind == NULL || kind->key != batch->key)
+        return;
+    if (kind->measured_at != 0 && context->in_flight > context->streams[batch->stream].in_flight)
+        learn_together(context, kind);
+    else
+        learn_alone(kind, length / batch->launches, ran_over);
+    kind->measured_at = now;
+}
+
+/* ---- Settling ---- */
+
+static void subtract(uint64_t *from, uint64_t what) {
+    *from -= what < *from ? what : *from;
+}
+
+static void pay(struct context *context, struct batch *batch, uint64_t start, uint64_t end, uint64_t now) {
+    struct stream *stream = &context->streams[batch->stream];
+    account_pay(context->account, start, end, now, batch->deposit);
+    if (stream->last_end < end)
+        stream->last_end = end;
+    if (context->began_at < end)
+        context->began_at = end;
+    subtract(&context->in_flight, batch->expected);
+    subtract(&stream->in_flight, batch->expected);
+    context->settled++;
+    sentinel_drop(&context->sentinels, &batch->start);
+    sentinel_drop(&context->sentinels, &batch->end);
+    batch->launches = 0;
+}
+
+/* Without its events: it took as long as expected, from when it could begin. */
+static void abandon(struct context *context, struct batch *batch, uint64_t now) {
+    uint64_t start = context->streams[batch->stream].last_end, end;
+    if (start < batch->first_at)
+        start = batch->first_at;
+    end = start + batch->expected < now ? start + batch->expected : now;
+    pay(context, batch, start < end ? start : end, end, now);
+}
+
+static void abandon_open(struct context *context, struct stream *stream, uint64_t now) {
+    subtract(&context->in_open, stream->open.expected);
+    abandon(context, &stream->open, now);
+}
+
+/* A length of which so much is doubtful: that is left out as far as the rest is not less than expected. */
+static uint64_t less_doubt(uint64_t length, uint64_t doubtful, uint64_t expected) {
+    uint64_t least = length > doubtful ? length - doubtful : 0;
+    return length <= expected ? length : least > expected ? least : expected;
+}
+
+static void settle(struct context *context, struct batch *batch, uint64_t now) {
+    uint64_t start, end;
+    bool known = true;
+    if (batch->start.event != NULL) {
+        known = sentinel_when(&context->sentinels, &batch->start, now, &start);
+    } else {
+        start = context->streams[batch->stream].last_end;
+        if (start < batch->first_at) /* nothing was known of the stream's last batch */
+            start = batch->first_at;
+    }
+    if (!known || !sentinel_when(&context->sentinels, &batch->end, now, &end)) {
+        abandon(context, batch, now);
+        return;
+    }
+    uint64_t length = end > start ? end - start : 0;
+    uint64_t in_slots = slots_entitled(context->slots, end) - slots_entitled(context->slots, start);
+    uint64_t outside = length > in_slots ? length - in_slots : 0;
+    /* Where the host was late between event and launch, the device may have been idle: then expectation decides. */
+    length = less_doubt(length, batch->delay, batch->expected);
+    learn(context, batch, end - length, end, outside > 0, now);
+    /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. */
+    if (batch->known)
+        length = less_doubt(length, outside / 2, batch->expected);
+    pay(context, batch, end - length, end, now);
+}
+
+void batches_settle(struct context *context, uint64_t now) {
+    unsigned kept = 0;
+    for (unsigned n = 0; n < context->closed_count; n++) {
+        struct batch *batch = &context->closed[n];
+        enum sentinel_state state = sentinel_ask(&batch->end);
+        if (state == SENTINEL_LOST && now < batch->first_at + batch->expected)
+            state = SENTINEL_PENDING;
+        if (state == SENTINEL_PENDING) {
+            context->closed[kept++] = *batch;
+            continue;
+        }
+        context->streams[batch->stream].closed--;
+        if (state == SENTINEL_DONE)
+            settle(context, batch, now);
+        else
+            abandon(context, batch, now);
+    }
+    context->closed_count = kept;
+    for (unsigned n = 0; n < THROTTLE_STREAMS; n++)
+        if (context->streams[n].open.launches > 0 && now > context->streams[n].last_launch + FORGOTTEN_NS)
+            abandon_open(context, &context->streams[n], now);
+}
+
+void batches_lose_events(struct context *context, uint64_t now) {
+    context->sentinels = (struct sentinels){0};
+    for (unsigned n = 0; n < context->closed_count; n++) {
+        context->closed[n].start.event = context->closed[n].end.event = NULL;
+        abandon(context, &context->closed[n], now);
+    }
+    context->closed_count = 0;
+    for (unsigned n = 0; n < THROTTLE_STREAMS; n++) {
+        context->streams[n].open.start.event = NULL;
+        if (context->streams[n].open.launches > 0)
+            abandon_open(context, &context->streams[n], now);
+    }
+}
+
+/* ---- Launching ---- */
+
+struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now) {
+    struct stream *oldest = NULL;
+    for (unsigned n = 0; n < THROTTLE_STREAMS; n++) {
+        struct stream *stream = &context->streams[n];
+        if (__builtin_expect(stream->key == key, 1))
+            return stream;
+        if (stream->closed == 0 && (oldest == NULL || stream->last_launch < oldest->last_launch))
+            oldest = stream;
+    }
+    if (oldest == NULL) /* so many streams, all with work: two share a place */
+        return &context->streams[0];
+    if (oldest->open.launches > 0)
+        abandon_open(context, oldest, now);
+    *oldest = (struct stream){.key = key, .handle = handle};
+    return oldest;
+}
+
+static void close_batch(struct context *context, struct stream *stream) {
+    if (context->closed_count == THROTTLE_CLOSED) { /* only after launches that had waited long enough */
+        context->streams[context->closed[0].stream].closed--;
+        abandon(context, &context->closed[0], fgpu_now());
+        memmove(context->closed, context->closed + 1, sizeof *context->closed * --context->closed_count);
+    }
+    sentinel_record(&context->sentinels, &stream->open.end, stream->handle);
+    subtract(&context->in_open, stream->open.expected);
+    stream->open.deposit = stream->open.expected;
+    account_deposit(context->account, stream->open.deposit);
+    context->closed[context->closed_count++] = stream->open;
+    stream->closed++;
+    stream->open.launches = 0;
+}
+
+/* The stream is idle, so the device may be at somebody else's work: an event says when it comes to ours. */
+static void open_batch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
+    batches_settle(context, now);
+    stream->open = (struct batch){.stream = (unsigned)(stream - context->streams), .first_at = now, .kind = kind, .key = kind->key,
+                                  .known = true};
+    if (stream->closed == 0)
+        sentinel_record(&context->sentinels, &stream->open.start, stream->handle);
+}
+
+bool batches_add(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
+    struct batch *open = &stream->open;
+    bool paused = now > stream->last_launch + IDLE_NS && now > context->began_at + context->in_flight + IDLE_NS;
+    bool alone = kind->measured_at == 0 || now > kind->measured_at + MEASURE_AGAIN_NS || stream->last_launch == 0;
+    if (open->launches > 0 && paused)
+        abandon_open(context, stream, now);
+    else if (open->launches > 0 && alone)
+        close_batch(context, stream);
+    bool first = open->launches == 0;
+    if (first)
+        open_batch(context, stream, kind, now);
+    else if (open->kind != kind)
+        open->kind = NULL;
+    if (context->in_flight == 0 && context->began_at < now)
+        context->began_at = now;
+    stream->last_launch = now;
+    open->launches++;
+    open->known &= kind->measured_at != 0;
+    open->expected += kind->expected;
+    context->in_flight += kind->expected;
+    stream->in_flight += kind->expected;
+    context->in_open += kind->expected;
+    /* Launches that come one at a time are measured one at a time: then expectation need not be right. */
+    open->full |= paused || alone || context->in_open >= THROTTLE_BATCH_NS || open->launches >= THROTTLE_BATCH_LAUNCHES;
+    return first || open->full;
+}
+
+void batches_launched(struct context *context, struct stream *stream, uint64_t added_at) {
+    struct batch *open = &stream->open;
+    if (open->launches == 0) /* another thread has closed it meanwhile */
+        return;
+    uint64_t late = fgpu_now() - added_at;
+    if (open->start.event != NULL && open->launches == 1)
+        open->delay = late;
+    else if (late > LATE_NS)
+        open->delay += late;
+    if (open->full)
+        close_batch(context, stream);
+}
+
+void batches_refused(struct context *context, struct stream *stream, uint64_t expected) {
+    struct batch *open = &stream->open;
+    if (open->launches == 0)
+        return;
+    subtract(&open->expected, expected);
+    subtract(&context->in_flight, expected);
+    subtract(&stream->in_flight, expected);
+    subtract(&context->in_open, expected);
+    if (--open->launches == 0)
+        sentinel_drop(&context->sentinels, &open->start);
+}

@@ -1,0 +1,211 @@
+/* Contexts: each takes memory of its own (as much as the limits say), and its end frees what was allocated in it. */
+#include "parts.h"
+
+#include <stdlib.h>
+
+struct context {
+    const void *handle;
+    int device;
+    unsigned uses; /* of cuCtxAttach, which nobody calls any more */
+    bool green;    /* shares the primary context's memory */
+    struct context *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct context *contexts;
+static bool primary_charged[FGPU_MAX_DEVICES];
+
+void fgpu_contexts_forget(void) {
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    contexts = NULL;
+    for (int i = 0; i < FGPU_MAX_DEVICES; i++)
+        primary_charged[i] = false;
+}
+
+static uint64_t size_on(int device) {
+    return fgpu_limits()->devices[device].context_bytes;
+}
+
+/* ---- Contexts that a program creates ---- */
+
+static struct context **find(const void *handle) {
+    struct context **place = &contexts;
+    while (*place != NULL && (*place)->handle != handle)
+        place = &(*place)->next;
+    return place;
+}
+
+/* A process that has a context has a slot in the region, also where contexts are charged nothing. */
+static bool may_create(CUdevice ordinal) {
+    int device = fgpu_device_of(ordinal);
+    return fgpu_claim(device, device >= 0 ? size_on(device) : 0);
+}
+
+/* Notes a context, with the lock held; false if it has to be destroyed again: there is no memory to note it in, or it
+ * has come into being on a device that the driver said it does not know. */
+static bool add(const void *handle, int device, bool green) {
+    struct context *context = device < 0 ? NULL : calloc(1, sizeof *context);
+    if (context != NULL) {
+        *context = (struct context){handle, device, 1, green, contexts};
+        contexts = context;
+    }
+    return context != NULL;
+}
+
+static void drop(struct context **place) {
+    struct context *context = *place;
+    *place = context->next;
+    fgpu_unclaim(context->device, size_on(context->device));
+    free(context);
+}
+
+static CUresult created(CUcontext *context, CUdevice ordinal, CUresult result) {
+    int device = fgpu_device_of(ordinal);
+    pthread_mutex_lock(&lock);
+    if (result == CUDA_SUCCESS && !add(*context, device, false)) {
+        DRIVER(cuCtxDestroy_v2)(*context);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result != CUDA_SUCCESS && device >= 0)
+        fgpu_unclaim(device, size_on(device));
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static bool is_this(void *context, int device, const void *data) {
+    (void)device;
+    return context == data;
+}
+
+/* The context has ended, with both locks held. */
+static void ended(CUcontext handle) {
+    struct context **place = find(handle);
+    if (*place != NULL)
+        drop(place);
+    fgpu_release_memory_of(is_this, handle);
+    fgpu_throttle_context_ended(handle, -1);
+}
+
+static CUresult destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext context) {
+    pthread_mutex_lock(&lock);
+    fgpu_memory_lock();
+    CUresult result = real(context);
+    if (result == CUDA_SUCCESS)
+        ended(context);
+    fgpu_memory_unlock();
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult attach(__typeof__(&cuCtxAttach) real, CUcontext *context, unsigned int flags) {
+    pthread_mutex_lock(&lock);
+    CUresult result = real(context, flags);
+    if (result == CUDA_SUCCESS && *find(*context) != NULL)
+        (*find(*context))->uses++;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult detach(__typeof__(&cuCtxDetach) real, CUcontext context) {
+    pthread_mutex_lock(&lock);
+    fgpu_memory_lock();
+    CUresult result = real(context);
+    struct context *known = *find(context);
+    if (result == CUDA_SUCCESS && known != NULL && --known->uses == 0)
+        ended(context);
+    fgpu_memory_unlock();
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* ---- Primary contexts ---- */
+
+static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context, CUdevice ordinal) {
+    int device = fgpu_device_of(ordinal);
+    if (device < 0) {
+        CUresult answer = device == FGPU_UNKNOWN ? real(context, ordinal) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (answer == CUDA_SUCCESS)
+            DRIVER(cuDevicePrimaryCtxRelease_v2)(ordinal);
+        return answer == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : answer;
+    }
+    pthread_mutex_lock(&lock);
+    bool claims = !primary_charged[device];
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!claims || fgpu_claim(device, size_on(device))) {
+        result = real(context, ordinal);
+        if (result == CUDA_SUCCESS)
+            primary_charged[device] = true;
+        else if (claims)
+            fgpu_unclaim(device, size_on(device));
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Whatever is not of a context that the program has created, green ones excepted. */
+static bool is_of_primary(void *context, int device, const void *data) {
+    if (device != *(const int *)data)
+        return false;
+    struct context *known = *find(context);
+    return known == NULL || known->green;
+}
+
+/* A release or a reset: if the context is gone then, so is what was allocated in it. */
+static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice ordinal) {
+    int device = fgpu_device_of(ordinal), active = 1;
+    unsigned int flags;
+    pthread_mutex_lock(&lock);
+    fgpu_memory_lock();
+    CUresult result = real(ordinal);
+    if (result != CUDA_SUCCESS || device < 0 || DRIVER(cuDevicePrimaryCtxGetState) == NULL ||
+        DRIVER(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) != CUDA_SUCCESS)
+        active = 1;
+    bool gone = !active && primary_charged[device];
+    if (gone) {
+        fgpu_release_memory_of(is_of_primary, &device);
+        fgpu_unclaim(device, size_on(device));
+        primary_charged[device] = false;
+    }
+    fgpu_memory_unlock();
+    pthread_mutex_unlock(&lock);
+    if (gone) {
+        fgpu_pools_drop(device);
+        fgpu_throttle_context_ended(NULL, device);
+    }
+    return result;
+}
+
+/* ---- Green contexts ---- */
+
+static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *context, CUdevResourceDesc resources,
+                             CUdevice ordinal, unsigned int flags) {
+    if (!may_create(ordinal))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int device = fgpu_device_of(ordinal);
+    CUresult result = real(context, resources, ordinal, flags);
+    pthread_mutex_lock(&lock);
+    if (result == CUDA_SUCCESS && !add(*context, device, true)) {
+        DRIVER(cuGreenCtxDestroy)(*context);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result != CUDA_SUCCESS && device >= 0)
+        fgpu_unclaim(device, size_on(device));
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx context) {
+    CUcontext current = NULL; /* what launches know it as */
+    pthread_mutex_lock(&lock);
+    if (DRIVER(cuCtxFromGreenCtx) != NULL)
+        DRIVER(cuCtxFromGreenCtx)(&current, context);
+    CUresult result = real(context);
+    if (result == CUDA_SUCCESS && *find(context) != NULL)
+        drop(find(context));
+    if (result == CUDA_SUCCESS && current != NULL)
+        fgpu_throttle_context_ended(current, -1);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+FGPU_CONTEXT_HOOKS(FGPU_EXPORT_HOOK)

@@ -1,0 +1,190 @@
+/* Which of the limits' devices a CUDA device is, and claims of its memory. */
+#include "parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ORDINALS 64
+
+/* ---- Names ---- */
+
+/* The 16 bytes of a UUID's text; of a name in another form (simulated devices have such), its hash, 128-bit FNV-1a. */
+static void bytes_of(const char *name, unsigned char bytes[16]) {
+    unsigned digits = 0;
+    for (const char *at = name; *at; at++) {
+        char digit = *at | ' ';
+        if (*at == '-' && (digits == 8 || digits == 12 || digits == 16 || digits == 20))
+            continue;
+        int value = digit >= '0' && digit <= '9' ? digit - '0' : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+        if (value < 0 || digits == 32) {
+            digits = 0;
+            break;
+        }
+        bytes[digits / 2] = (unsigned char)(digits % 2 ? bytes[digits / 2] | value : value << 4);
+        digits++;
+    }
+    if (digits == 32)
+        return;
+    unsigned __int128 hash = (unsigned __int128)UINT64_C(0x6c62272e07bb0142) << 64 | UINT64_C(0x62b821756295c58d);
+    const unsigned __int128 prime = (unsigned __int128)1 << 88 | 0x13b;
+    for (const char *at = name; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * prime;
+    for (int i = 0; i < 16; i++)
+        bytes[i] = (unsigned char)(hash >> (8 * (15 - i)));
+}
+
+int fgpu_device_by_bytes(const CUuuid *bytes) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    for (unsigned i = 0; limits != NULL && i < limits->device_count; i++) {
+        unsigned char own[16];
+        bytes_of(limits->devices[i].uuid + 4, own); /* after GPU- or MIG- */
+        if (memcmp(own, bytes->bytes, sizeof own) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+uint64_t fgpu_visible_total(int device, uint64_t real_total) {
+    const struct fgpu_device *named = &fgpu_limits()->devices[device];
+    if (named->memory_bytes <= real_total)
+        return named->memory_bytes;
+    if (named->memory_bytes == named->device_bytes) /* the whole of it; the driver keeps some to itself */
+        return real_total;
+    fgpu_log("larger", "device %s has %llu bytes, less than its limit of %llu (and that is not its device_mib either); "
+             "nothing is granted of it", named->uuid, (unsigned long long)real_total,
+             (unsigned long long)named->memory_bytes);
+    return 0;
+}
+
+/* ---- CUDA devices ---- */
+
+/* Of each CUDA device, 0 if it was not asked for yet, else what it is, plus 3. */
+static _Atomic(int) known[ORDINALS];
+static _Atomic(int) ordinals[FGPU_MAX_DEVICES];
+static _Atomic(uint64_t) held_to[FGPU_MAX_DEVICES];
+
+void fgpu_devices_forget(void) {
+    for (int i = 0; i < ORDINALS; i++)
+        atomic_store(&known[i], 0);
+}
+
+static int identify(CUdevice ordinal) {
+    CUuuid bytes;
+    /* The second version names an instance of a partitioned device itself, the first its parent. */
+    if ((DRIVER(cuDeviceGetUuid_v2) == NULL || DRIVER(cuDeviceGetUuid_v2)(&bytes, ordinal) != CUDA_SUCCESS) &&
+        (DRIVER(cuDeviceGetUuid) == NULL || DRIVER(cuDeviceGetUuid)(&bytes, ordinal) != CUDA_SUCCESS))
+        return FGPU_UNKNOWN; /* before cuInit, or there is no such device */
+    int device = fgpu_device_by_bytes(&bytes);
+    size_t total;
+    if (device < 0) {
+        if (fgpu_limits() != NULL)
+            fgpu_log("unnamed", "CUDA device %d is not named in the limits; nothing is granted of it", ordinal);
+        return FGPU_UNNAMED;
+    }
+    if (DRIVER(cuDeviceTotalMem_v2) == NULL || DRIVER(cuDeviceTotalMem_v2)(&total, ordinal) != CUDA_SUCCESS)
+        return FGPU_UNKNOWN;
+    uint64_t limit = fgpu_visible_total(device, total);
+    if (limit == 0)
+        return FGPU_UNNAMED;
+    atomic_store(&held_to[device], limit);
+    atomic_store(&ordinals[device], ordinal);
+    return device;
+}
+
+int fgpu_device_of(CUdevice ordinal) {
+    if (ordinal < 0 || ordinal >= ORDINALS)
+        return FGPU_UNKNOWN;
+    int found = atomic_load_explicit(&known[ordinal], memory_order_acquire);
+    if (__builtin_expect(found != 0, 1))
+        return found - 3;
+    int device = identify(ordinal);
+    if (device != FGPU_UNKNOWN)
+        atomic_store_explicit(&known[ordinal], device + 3, memory_order_release);
+    return device;
+}
+
+CUdevice fgpu_ordinal_of(int device) {
+    return atomic_load_explicit(&ordinals[device], memory_order_relaxed);
+}
+
+uint64_t fgpu_limit_of(int device) {
+    return atomic_load_explicit(&held_to[device], memory_order_relaxed);
+}
+
+int fgpu_current_device(void) {
+    CUdevice ordinal;
+    __typeof__(&cuCtxGetDevice) get = DRIVER(cuCtxGetDevice);
+    if (get == NULL || get(&ordinal) != CUDA_SUCCESS)
+        return FGPU_UNKNOWN;
+    int device = fgpu_device_of(ordinal);
+    return device >= 0 ? device : FGPU_UNNAMED;
+}
+
+int fgpu_current_context(CUcontext *context) {
+    __typeof__(&cuCtxGetCurrent) get = DRIVER(cuCtxGetCurrent);
+    if (get == NULL || get(context) != CUDA_SUCCESS || *context == NULL)
+        return FGPU_UNKNOWN;
+    return fgpu_current_device();
+}
+
+bool fgpu_takes_memory(CUmemLocation location, CUmemAllocationType type, int *device) {
+    switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: *device = fgpu_device_of(location.id); return true;
+    case CU_MEM_LOCATION_TYPE_INVALID:
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        if (type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+            return false;
+        break; /* it may move to a device */
+    default: break; /* a place that is newer than this library */
+    }
+    *device = fgpu_current_device();
+    if (*device == FGPU_UNKNOWN)
+        *device = fgpu_device_of(0);
+    return true;
+}
+
+/* ---- Claims ---- */
+
+uint64_t fgpu_rounded(uint64_t bytes) {
+    return bytes > UINT64_MAX - 511 ? UINT64_MAX : (bytes + 511) & ~UINT64_C(511);
+}
+
+uint64_t fgpu_product(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+void fgpu_settle(int device) {
+    fgpu_pools_settle(device, false);
+    fgpu_graphs_settle(device, false);
+}
+
+static __attribute__((noinline)) bool claim_after_settling(int device, uint64_t bytes) {
+    uint64_t limit = fgpu_limit_of(device);
+    fgpu_settle(device);
+    enum fgpu_verdict verdict = fgpu_reserve(device, bytes, limit);
+    if (verdict == FGPU_OVER && bytes <= limit) {
+        fgpu_pools_settle(device, true);
+        fgpu_graphs_settle(device, true);
+        verdict = fgpu_reserve(device, bytes, limit);
+    }
+    return verdict == FGPU_GRANTED;
+}
+
+bool fgpu_claim(int device, uint64_t bytes) {
+    if (device == FGPU_UNKNOWN)
+        return true;
+    if (device < 0 || bytes == UINT64_MAX)
+        return false;
+    enum fgpu_verdict verdict = fgpu_reserve(device, bytes, fgpu_limit_of(device));
+    if (__builtin_expect(verdict == FGPU_GRANTED, 1))
+        return true;
+    return verdict == FGPU_OVER && claim_after_settling(device, bytes);
+}
+
+void fgpu_unclaim(int device, uint64_t bytes) {
+    if (device >= 0)
+        fgpu_release(device, bytes);
+}

@@ -1,0 +1,180 @@
+/* Where the library is, the files beside it, and the log among them.
+ *
+ * System calls are made through syscall(): the library's own open, write and close are points where a thread can be
+ * cancelled, with whatever it holds; and glibc's fstat is newer than user images are. */
+#include "fgpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOG_BYTES (256 << 10)
+#define LINE_BYTES 1024
+#define REASONS 64
+
+/* ---- The folder ---- */
+
+static const char *_Atomic folder;
+
+struct search {
+    uintptr_t address;
+    const char *name; /* the loader's; it stays while the object is loaded */
+};
+
+static int holds_address(struct dl_phdr_info *object, size_t size, void *data) {
+    struct search *search = data;
+    (void)size;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
+        uintptr_t start = object->dlpi_addr + segment->p_vaddr;
+        if (segment->p_type == PT_LOAD && search->address >= start && search->address - start < segment->p_memsz) {
+            search->name = object->dlpi_name;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Found before main, so that no thread has to wait for the loader's lock later, which a fork may have left locked. */
+__attribute__((constructor)) static void find_folder(void) {
+    struct search search = {.address = (uintptr_t)&folder};
+    dl_iterate_phdr(holds_address, &search);
+    /* A relative path would mean another folder after each chdir, and an empty one is the program itself. */
+    if (search.name == NULL || search.name[0] != '/')
+        return;
+    size_t size = (size_t)(strrchr(search.name, '/') - search.name);
+    if (size >= PATH_MAX)
+        return;
+    char *copy = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED)
+        return;
+    memcpy(copy, search.name, size);
+    const char *nobody = NULL;
+    if (!atomic_compare_exchange_strong(&folder, &nobody, copy))
+        munmap(copy, size + 1); /* another thread was here in the meantime */
+}
+
+const char *fgpu_folder(void) {
+    const char *found = atomic_load_explicit(&folder, memory_order_acquire);
+    if (found == NULL) { /* another library's constructor is before ours */
+        find_folder();
+        found = atomic_load_explicit(&folder, memory_order_acquire);
+    }
+    return found;
+}
+
+/* ---- Its files ---- */
+
+static const char *words_for(int error) {
+    switch (error) {
+    case ENOENT: return "does not exist";
+    case EACCES: case EPERM: return "may not be opened by this user";
+    case ELOOP: return "is a link, which is not followed";
+    case EROFS: return "is on a read-only mount";
+    case EMFILE: case ENFILE: return "cannot be opened: too many open files";
+    case EISDIR: case ENXIO: return "is not a regular file";
+    case ENAMETOOLONG: return "has too long a path";
+    default: return "cannot be opened";
+    }
+}
+
+int fgpu_open(const char *name, int flags, struct stat *status, const char **why) {
+    char path[PATH_MAX];
+    const char *parent = fgpu_folder();
+    if (parent == NULL) {
+        *why = "cannot be found: libfgpu was not loaded by an absolute path";
+        return -1;
+    }
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", parent, name) >= sizeof path) {
+        *why = words_for(ENAMETOOLONG);
+        return -1;
+    }
+    int more = O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (flags & FGPU_FOLLOW ? 0 : O_NOFOLLOW);
+    long descriptor;
+    do
+        descriptor = syscall(SYS_openat, AT_FDCWD, path, (flags & ~FGPU_FOLLOW) | more, 0);
+    while (descriptor < 0 && errno == EINTR);
+    if (descriptor < 0) {
+        *why = words_for(errno);
+        return -1;
+    }
+    if (syscall(SYS_fstat, descriptor, status) != 0 || !S_ISREG(status->st_mode)) {
+        *why = words_for(ENXIO);
+        fgpu_close((int)descriptor);
+        return -1;
+    }
+    return (int)descriptor;
+}
+
+void fgpu_close(int descriptor) {
+    syscall(SYS_close, descriptor);
+}
+
+/* ---- The log ---- */
+
+static const char *_Atomic logged[REASONS];
+
+/* More reasons than the library has are not expected; should there be, the later ones are not logged. */
+static bool first_time(const char *reason) {
+    for (int i = 0; i < REASONS; i++) {
+        const char *here = NULL;
+        if (atomic_compare_exchange_strong(&logged[i], &here, reason))
+            return true;
+        if (here == reason)
+            return false;
+    }
+    return false;
+}
+
+/* Universal time by arithmetic: the C library's own takes a lock, which a fork may have left locked. */
+static int print_time(char *line, size_t size) {
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    long days = now.tv_sec / 86400, second = now.tv_sec % 86400;
+    /* Years begin in March here: the leap day is the last of its year, and of 146,097 days every 400 years. */
+    long shifted = days + 719468, era = shifted / 146097, day_of_era = shifted % 146097;
+    long year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
+    long day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    long shifted_month = (5 * day_of_year + 2) / 153;
+    long day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    long month = shifted_month < 10 ? shifted_month + 3 : shifted_month - 9;
+    long year = year_of_era + era * 400 + (month <= 2);
+    return snprintf(line, size, "%04ld-%02ld-%02ldT%02ld:%02ld:%02ld.%03ldZ pid %ld: ", year, month, day, second / 3600,
+                    second / 60 % 60, second % 60, now.tv_nsec / 1000000, syscall(SYS_getpid));
+}
+
+void fgpu_log(const char *reason, const char *format, ...) {
+    int saved = errno;
+    if (first_time(reason)) {
+        char line[LINE_BYTES];
+        size_t size = (size_t)print_time(line, sizeof line);
+        va_list arguments;
+        va_start(arguments, format);
+        int more = vsnprintf(line + size, sizeof line - size - 1, format, arguments);
+        va_end(arguments);
+        size += more < 0 ? 0 : strlen(line + size);
+        for (size_t i = 0; i < size; i++) /* one line, whatever a file or a program brought in */
+            if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+                line[i] = '?';
+        line[size++] = '\n';
+        struct stat status;
+        const char *why;
+        int descriptor = fgpu_open("log", O_WRONLY | O_APPEND, &status, &why);
+        if (descriptor >= 0) {
+            if ((size_t)status.st_size + size <= LOG_BYTES && syscall(SYS_write, descriptor, line, size) < 0)
+                (void)0; /* there is nobody to tell */
+            fgpu_close(descriptor);
+        }
+    }
+    errno = saved;
+}

@@ -1,0 +1,44 @@
+/* The decision over a launch. gate.h has the rules. */
+#include "gate.h"
+
+#define AT_LEAST_NS UINT64_C(2000000) /* the first part of a slot, where a quarter of it is less than that */
+#define LOOK_AHEAD 64                 /* slots; then the question is asked again */
+
+static int64_t needed(uint64_t expected, struct slot slot) {
+    uint64_t length = slot.end - slot.start;
+    return (int64_t)((expected < length ? expected : length) / 2);
+}
+
+/* The next slot, after `slot`, for which the account will be good enough. */
+static struct gate_answer next(const struct slots *slots, uint64_t now, uint64_t expected,
+                               const struct gate_state *state, struct slot slot) {
+    uint64_t entitled = slots_entitled(slots, now);
+    for (int n = 0; n < LOOK_AHEAD; n++) {
+        slot = slots_at(slots, slot.end);
+        int64_t by_then = state->balance + (int64_t)(slots_entitled(slots, slot.end) - entitled);
+        if (by_then >= needed(expected, slot))
+            break;
+    }
+    return (struct gate_answer){GATE_WAIT, slot.start};
+}
+
+struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state) {
+    struct slot slot = slots_at(slots, now);
+    if (now < slot.start)
+        return next(slots, now, expected, state, (struct slot){.end = slot.start});
+    int64_t at_end = state->balance + (int64_t)(slot.end - now), need = needed(expected, slot);
+    uint64_t begins = state->free_at > now ? state->free_at : now;
+    if (at_end < need || begins >= slot.end) {
+        /* With what is in flight done sooner than expected, there may be room. */
+        if (state->sentinels > 0 && at_end + (int64_t)state->in_flight >= need)
+            return (struct gate_answer){.verdict = GATE_SENTINEL};
+        return next(slots, now, expected, state, slot);
+    }
+    uint64_t length = slot.end - slot.start, first_part = length / 4 > AT_LEAST_NS ? length / 4 : AT_LEAST_NS;
+    if (expected > length && begins - slot.start > first_part)
+        return next(slots, now, expected, state, slot);
+    if ((state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
+        state->sentinels >= GATE_MOST_SENTINELS)
+        return (struct gate_answer){.verdict = GATE_SENTINEL};
+    return (struct gate_answer){.verdict = GATE_OPEN};
+}

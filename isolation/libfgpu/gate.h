@@ -1,0 +1,54 @@
+/* May this launch go ahead? A pure decision: times in, verdict out. throttle.c asks it and waits as it is told.
+ *
+ * The rules, for a launch that is expected to keep the device busy for E, in a slot of length S:
+ *
+ * 1. Inside the slot only: what is in flight is expected to be done before the slot's end, so that the launch begins in
+ *    it.
+ * 2. The account has to be good for half of it (of S, if E is longer): with all that is in flight paid, it may end up
+ *    owing at most E / 2, and it is left with at most E / 2 that it could have used. What was used beyond the slot's end
+ *    is missing in later slots, and what a slot's end was too short for is added to later ones: this rounding is what
+ *    makes the share exact for kernels that do not fit their slots evenly.
+ * 3. At most two sentinels are waited for, or GATE_IN_FLIGHT_NS of work.
+ * 4. What is longer than its slot begins in the slot's first part, so as to disturb as little as it can.
+ *
+ * The bound. Let a session always have work, of kernels of length E at most, with the share s of the device (0 < s < 1),
+ * period P, c = sP the most that the account keeps, and N processes that launch at the same time. Between any two
+ * moments T apart the device is busy with its work for at most
+ *
+ *     sT + (1 - s)sP + c + NE + F
+ *
+ * (sT + (1-s)sP is the most slot time that an interval of T can contain; F = GATE_IN_FLIGHT_NS is what may be in flight
+ * with wrong expectations), and for at least sT - (1 - s)sP - c - NE - L if nobody else's work was in its slots, where L
+ * is what the host's lateness in waking it up wasted (beyond what the account makes up for). So over T the share is off by
+ * at most (NE + 2sP + F) / T, and in the long run by nothing. A neighbour with kernels of length E' begins its last one
+ * inside its own slot and may be in the way for E' at most, which its own account then has to make good. */
+#ifndef FGPU_GATE_H
+#define FGPU_GATE_H
+
+#include "slots.h"
+
+#define GATE_IN_FLIGHT_NS UINT64_C(2000000)
+#define GATE_SENTINELS 2
+#define GATE_MOST_SENTINELS 30 /* of many streams with little work each */
+
+struct gate_state {
+    int64_t balance;    /* of the account now, with all that is in flight paid as expected */
+    uint64_t in_flight; /* the expected length of what is */
+    uint64_t free_at;   /* when it is expected to be done; anything up to now: nothing is in the way */
+    unsigned sentinels; /* that are not done yet */
+};
+
+enum gate_verdict {
+    GATE_OPEN,
+    GATE_WAIT,     /* until `until`, the beginning of a slot */
+    GATE_SENTINEL, /* until one of the sentinels is done */
+};
+
+struct gate_answer {
+    enum gate_verdict verdict;
+    uint64_t until;
+};
+
+struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state);
+
+#endif

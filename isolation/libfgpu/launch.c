@@ -1,0 +1,163 @@
+/* The functions that start work on a device, each behind the gate of throttle.c; and stream capture, during which a
+ * launch starts nothing. */
+#include "hooks.h"
+#include "parts.h"
+
+/* Where compute is not limited, a launch costs one more load and a jump. */
+static inline bool free_to_go(void) {
+    return __builtin_expect(atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed), 1);
+}
+
+/* One function does larger work in more blocks: those of each power of two of blocks have a length of their own. The top
+ * byte of an address is free. */
+static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uint64_t grid_z) {
+    uint64_t blocks = grid_x * grid_y * grid_z;
+    uint64_t power = blocks == 0 ? 0 : (uint64_t)(64 - __builtin_clzll(blocks));
+    return (void *)(uintptr_t)((uint64_t)(uintptr_t)function | power << 56);
+}
+
+/* `call` behind the gate. */
+#define GATED(kind_, stream_, per_thread_, call) \
+    do { \
+        fgpu_enter(); \
+        struct fgpu_launch launch = {.kind = (kind_), .stream = (stream_), .per_thread = (per_thread_)}; \
+        fgpu_launch_begin(&launch); \
+        CUresult result = (call); \
+        fgpu_launch_end(&launch, (int)result); \
+        return result; \
+    } while (0)
+
+static __attribute__((noinline)) CUresult gated_kernel(__typeof__(&cuLaunchKernel) real, bool per_thread,
+                                                       FGPU_LAUNCH_PARAMETERS, void **extra) {
+    GATED(kind_of(function, grid_x, grid_y, grid_z), stream, per_thread, real(FGPU_LAUNCH_ARGUMENTS, extra));
+}
+
+static inline CUresult launch_kernel(__typeof__(&cuLaunchKernel) real, bool per_thread, FGPU_LAUNCH_PARAMETERS,
+                                     void **extra) {
+    return free_to_go() ? real(FGPU_LAUNCH_ARGUMENTS, extra)
+                        : gated_kernel(real, per_thread, FGPU_LAUNCH_ARGUMENTS, extra);
+}
+
+static CUresult launch_kernel_ex(__typeof__(&cuLaunchKernelEx) real, bool per_thread,
+                                 const CUlaunchConfig *configuration, CUfunction function, void **parameters,
+                                 void **extra) {
+    if (free_to_go() || configuration == NULL)
+        return real(configuration, function, parameters, extra);
+    GATED(kind_of(function, configuration->gridDimX, configuration->gridDimY, configuration->gridDimZ),
+          configuration->hStream, per_thread, real(configuration, function, parameters, extra));
+}
+
+static CUresult launch_cooperative(__typeof__(&cuLaunchCooperativeKernel) real, bool per_thread,
+                                   FGPU_LAUNCH_PARAMETERS) {
+    if (free_to_go())
+        return real(FGPU_LAUNCH_ARGUMENTS);
+    GATED(kind_of(function, grid_x, grid_y, grid_z), stream, per_thread, real(FGPU_LAUNCH_ARGUMENTS));
+}
+
+static CUresult launch_legacy(__typeof__(&cuLaunch) real, CUfunction function) {
+    if (free_to_go())
+        return real(function);
+    GATED(kind_of(function, 1, 1, 1), NULL, false, real(function));
+}
+
+static CUresult launch_legacy_grid(__typeof__(&cuLaunchGrid) real, CUfunction function, int width, int height) {
+    if (free_to_go())
+        return real(function, width, height);
+    GATED(kind_of(function, (unsigned)width, (unsigned)height, 1), NULL, false, real(function, width, height));
+}
+
+static CUresult launch_legacy_grid_async(__typeof__(&cuLaunchGridAsync) real, CUfunction function, int width,
+                                         int height, CUstream stream) {
+    if (free_to_go())
+        return real(function, width, height, stream);
+    GATED(kind_of(function, (unsigned)width, (unsigned)height, 1), stream, false,
+          real(function, width, height, stream));
+}
+
+/* Between `before` and `after` there may be nothing but the launch: graphs.c. */
+static CUresult launch_graph_now(__typeof__(&cuGraphLaunch) real, CUgraphExec executable, CUstream stream) {
+    fgpu_enter();
+    CUresult result = fgpu_graph_before_launch(executable);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = real(executable, stream);
+    fgpu_graph_after_launch(executable, result);
+    return result;
+}
+
+static CUresult launch_graph(__typeof__(&cuGraphLaunch) real, bool per_thread, CUgraphExec executable,
+                             CUstream stream) {
+    if (free_to_go())
+        return launch_graph_now(real, executable, stream);
+    GATED(executable, stream, per_thread, launch_graph_now(real, executable, stream));
+}
+
+/* One kernel on each of several devices, which need all of them at once: each device's gate in turn. */
+#define MOST_DEVICES 64
+
+static bool enter_context_of(CUstream stream) {
+    CUcontext context;
+    return stream != NULL && DRIVER(cuStreamGetCtx) != NULL &&
+           DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS && DRIVER(cuCtxPushCurrent_v2) != NULL &&
+           DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+static void leave_context(void) {
+    CUcontext context;
+    DRIVER(cuCtxPopCurrent_v2)(&context);
+}
+
+static CUresult launch_on_several(__typeof__(&cuLaunchCooperativeKernelMultiDevice) real, CUDA_LAUNCH_PARAMS *launches,
+                                  unsigned int count, unsigned int flags) {
+    struct fgpu_launch gated[MOST_DEVICES];
+    if (free_to_go() || launches == NULL || count > MOST_DEVICES)
+        return real(launches, count, flags);
+    fgpu_enter();
+    for (unsigned n = 0; n < count; n++) {
+        const CUDA_LAUNCH_PARAMS *one = &launches[n];
+        gated[n] = (struct fgpu_launch){.kind = kind_of(one->function, one->gridDimX, one->gridDimY, one->gridDimZ),
+                                        .stream = one->hStream, .device = -1};
+        if (enter_context_of(one->hStream)) {
+            fgpu_launch_begin(&gated[n]);
+            leave_context();
+        }
+    }
+    CUresult result = real(launches, count, flags);
+    for (unsigned n = 0; n < count; n++) {
+        if (gated[n].device >= 0 && enter_context_of(launches[n].hStream)) {
+            fgpu_launch_end(&gated[n], (int)result);
+            leave_context();
+        }
+    }
+    return result;
+}
+
+static CUresult capture_begins(CUresult result) {
+    fgpu_enter();
+    if (result == CUDA_SUCCESS)
+        fgpu_capture_begins();
+    return result;
+}
+
+/* Whatever comes of it: if the stream was being captured, it is not any more. */
+static CUresult capture_ends(__typeof__(&cuStreamEndCapture) real, bool per_thread, CUstream stream, CUgraph *graph) {
+    fgpu_enter();
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUstream asked = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
+    if (DRIVER(cuStreamIsCapturing) != NULL)
+        DRIVER(cuStreamIsCapturing)(asked, &status);
+    CUresult result = real(stream, graph);
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE)
+        fgpu_capture_ends();
+    return result;
+}
+
+/* Unlike the other hooks, these enter only where they touch anything that a forked child has to forget: a launch that
+ * goes straight through does not, and has no register to save for it. */
+#define EXPORT_LAUNCH_HOOK(library, name, parameters, call) \
+    FGPU_EXPORT CUresult name parameters { \
+        __typeof__(&name) real = DRIVER(name); \
+        return __builtin_expect(real == NULL, 0) ? FGPU_MISSING_CUDA : (call); \
+    }
+
+FGPU_LAUNCH_HOOKS(EXPORT_LAUNCH_HOOK)

@@ -1,0 +1,193 @@
+/* What NVML says of memory and of processes. A session sees its limit as the device's total, what the session holds as
+ * used, and no processes but its own; of a device that is not in its limits it may not know. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_INSTANCE UINT32_MAX /* of a device that is not partitioned */
+
+/* ---- Memory ---- */
+
+static int device_of(nvmlDevice_t device) {
+    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    __typeof__(&nvmlDeviceGetUUID) get = DRIVER(nvmlDeviceGetUUID);
+    return get != NULL && get(device, uuid, sizeof uuid) == NVML_SUCCESS ? fgpu_device_by_uuid(uuid) : FGPU_UNNAMED;
+}
+
+/* The three numbers always sum up: what a neighbour holds above its share is nothing that this session could see. */
+static nvmlReturn_t slice_of(nvmlDevice_t handle, unsigned long long *total, unsigned long long *unused,
+                             unsigned long long *used) {
+    int device = device_of(handle);
+    uint64_t limit = device < 0 ? 0 : fgpu_visible_total(device, *total);
+    if (limit == 0) {
+        *total = *unused = *used = 0;
+        return NVML_ERROR_NO_PERMISSION;
+    }
+    fgpu_settle(device);
+    uint64_t held = fgpu_used(device);
+    *total = limit;
+    *used = held < limit ? held : limit;
+    *unused = limit - *used;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t memory_info(__typeof__(&nvmlDeviceGetMemoryInfo) real, nvmlDevice_t device, nvmlMemory_t *memory) {
+    nvmlReturn_t result = real(device, memory);
+    return result == NVML_SUCCESS ? slice_of(device, &memory->total, &memory->free, &memory->used) : result;
+}
+
+/* What the driver keeps to itself is no part of the slice. */
+static nvmlReturn_t memory_info_v2(__typeof__(&nvmlDeviceGetMemoryInfo_v2) real, nvmlDevice_t device,
+                                   nvmlMemory_v2_t *memory) {
+    nvmlReturn_t result = real(device, memory);
+    if (result != NVML_SUCCESS)
+        return result;
+    memory->reserved = 0;
+    return slice_of(device, &memory->total, &memory->free, &memory->used);
+}
+
+/* ---- Lists of processes ---- */
+
+/* In a container, NVML knows processes by other numbers than the session does, or not at all. So the list is made from
+ * what the session's processes have written down: those that can be named here, and what each holds of the device.
+ * Graphics and MPS processes are not known, so none are listed. */
+
+enum kind { COMPUTE, OTHER };
+
+#define MORE 16 /* processes that may start between two questions */
+
+/* The processes that hold something of the device; of a session with one device, all that have a context. NULL if there
+ * are none, or (`*result`) no memory for them. */
+static struct fgpu_process *processes_on(int device, unsigned int *count, nvmlReturn_t *result) {
+    unsigned int room = fgpu_processes(device, NULL, 0) + MORE, used = 0;
+    struct fgpu_process *processes = calloc(room, sizeof *processes);
+    *result = processes == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
+    unsigned int all = processes == NULL ? 0 : fgpu_processes(device, processes, room);
+    for (unsigned int i = 0; i < all && i < room; i++)
+        if (processes[i].bytes > 0 || fgpu_limits()->device_count == 1)
+            processes[used++] = processes[i];
+    *count = used;
+    return processes;
+}
+
+/* Writes an entry of a list. */
+typedef void (*writer)(void *entries, unsigned int index, const struct fgpu_process *process);
+
+/* NVML's protocol: a list that is too short for what there is, none among them, gets the number that would do. */
+static nvmlReturn_t list(nvmlDevice_t handle, enum kind kind, unsigned int *count, void *entries, writer write) {
+    int device = device_of(handle);
+    if (device < 0)
+        return NVML_ERROR_NO_PERMISSION;
+    unsigned int found = 0, room = entries == NULL ? 0 : *count;
+    nvmlReturn_t result = NVML_SUCCESS;
+    struct fgpu_process *processes = kind == COMPUTE ? processes_on(device, &found, &result) : NULL;
+    if (result == NVML_SUCCESS)
+        *count = found;
+    if (found > room)
+        result = NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; result == NVML_SUCCESS && i < found; i++)
+        write(entries, i, &processes[i]);
+    free(processes);
+    return result;
+}
+
+/* The driver is asked too, for how many: what is wrong with the device or the library is its to say. */
+static bool answers(nvmlReturn_t result) {
+    return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+static void write_v1(void *entries, unsigned int index, const struct fgpu_process *process) {
+    ((nvmlProcessInfo_v1_t *)entries)[index] = (nvmlProcessInfo_v1_t){process->pid, process->bytes};
+}
+
+static nvmlReturn_t list_v1(__typeof__(&nvmlDeviceGetComputeRunningProcesses) real, nvmlDevice_t device,
+                            enum kind kind, unsigned int *count, nvmlProcessInfo_v1_t *processes) {
+    unsigned int all = 0;
+    nvmlReturn_t result = real(device, count == NULL ? NULL : &all, NULL);
+    return answers(result) && count != NULL ? list(device, kind, count, processes, write_v1) : result;
+}
+
+static void write_v2(void *entries, unsigned int index, const struct fgpu_process *process) {
+    ((nvmlProcessInfo_v2_t *)entries)[index] =
+        (nvmlProcessInfo_v2_t){process->pid, process->bytes, NO_INSTANCE, NO_INSTANCE};
+}
+
+static nvmlReturn_t list_v2(__typeof__(&nvmlDeviceGetComputeRunningProcesses_v2) real, nvmlDevice_t device,
+                            enum kind kind, unsigned int *count, nvmlProcessInfo_v2_t *processes) {
+    unsigned int all = 0;
+    nvmlReturn_t result = real(device, count == NULL ? NULL : &all, NULL);
+    return answers(result) && count != NULL ? list(device, kind, count, processes, write_v2) : result;
+}
+
+static void write_detail(void *entries, unsigned int index, const struct fgpu_process *process) {
+    ((nvmlProcessDetail_v1_t *)entries)[index] = (nvmlProcessDetail_v1_t){
+        process->pid, process->bytes, NO_INSTANCE, NO_INSTANCE, 0};
+}
+
+static nvmlReturn_t detail_list(__typeof__(&nvmlDeviceGetRunningProcessDetailList) real, nvmlDevice_t device,
+                                nvmlProcessDetailList_v1_t *details) {
+    if (details == NULL)
+        return real(device, details);
+    if (details->version != nvmlProcessDetailList_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    nvmlProcessDetailList_v1_t all = {details->version, details->mode, 0, NULL};
+    nvmlReturn_t result = real(device, &all);
+    enum kind kind = details->mode == NVML_PROCESS_MODE_COMPUTE || details->mode == NVML_PROCESS_MODE_ALL ? COMPUTE
+                                                                                                          : OTHER;
+    return answers(result) ? list(device, kind, &details->numProcArrayEntries, details->procArray, write_detail)
+                           : result;
+}
+
+/* ---- Samples of processes ---- */
+
+/* Moves the entries of the session's own processes to the front. Each has its pid at `pid_at`. */
+static unsigned int keep_ours(void *entries, unsigned int count, size_t size, size_t pid_at) {
+    char *from = entries, *to = entries;
+    for (unsigned int i = 0; i < count; i++, from += size) {
+        unsigned int pid;
+        memcpy(&pid, from + pid_at, sizeof pid);
+        if (!fgpu_is_ours(pid))
+            continue;
+        if (to != from)
+            memmove(to, from, size);
+        to += size;
+    }
+    return (unsigned int)((size_t)(to - (char *)entries) / size);
+}
+
+/* Here the first call returns how many there may be, the second how many there are. */
+static nvmlReturn_t utilization(__typeof__(&nvmlDeviceGetProcessUtilization) real, nvmlDevice_t device,
+                                nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+                                unsigned long long since) {
+    nvmlReturn_t result = real(device, samples, count, since);
+    if (result != NVML_SUCCESS || samples == NULL)
+        return result;
+    *count = keep_ours(samples, *count, sizeof *samples, offsetof(nvmlProcessUtilizationSample_t, pid));
+    return *count > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+static nvmlReturn_t utilization_info(__typeof__(&nvmlDeviceGetProcessesUtilizationInfo) real, nvmlDevice_t device,
+                                     nvmlProcessesUtilizationInfo_v1_t *information) {
+    if (information != NULL && information->version != nvmlProcessesUtilizationInfo_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    nvmlReturn_t result = real(device, information);
+    if (result != NVML_SUCCESS || information->procUtilArray == NULL)
+        return result;
+    information->processSamplesCount =
+        keep_ours(information->procUtilArray, information->processSamplesCount, sizeof *information->procUtilArray,
+                  offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+    return information->processSamplesCount > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* A list that is too short for all, ours among others, is refused with the number of all: it says no more than how many
+ * processes the device has seen. */
+static nvmlReturn_t accounting_pids(__typeof__(&nvmlDeviceGetAccountingPids) real, nvmlDevice_t device,
+                                    unsigned int *count, unsigned int *pids) {
+    nvmlReturn_t result = real(device, count, pids);
+    if (result == NVML_SUCCESS && pids != NULL)
+        *count = keep_ours(pids, *count, sizeof *pids, 0);
+    return result;
+}
+
+FGPU_NVML_HOOKS(FGPU_EXPORT_HOOK)

@@ -1,0 +1,542 @@
+/* What the session's processes hold. README.md, "Accounting", has the idea; region.h the bytes.
+ *
+ * Why the limit holds. Who reserves first announces (adds to its `pending`), then sums all slots. Between its
+ * announcement and its release each reservation is visible, in `pending` or in `committed` or for a moment in both:
+ * the owner adds to the second before it subtracts from the first, and a reader reads the first before the second. Of
+ * all reservations that are held at some moment, take the one announced last: its sum had all the others in it.
+ * Everything is sequentially consistent, so "last" has a meaning.
+ *
+ * A sum is not a snapshot: it may count bytes twice that were released here and reserved there meanwhile. So a sum
+ * within the limit grants at once, and one above it is looked into more closely by reserve_contended().
+ *
+ * Who truncates the file has its processes killed by SIGBUS, and who writes into it cheats: the region belongs to the
+ * session. Values read from it are bounded before they are used, that is all. */
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+#ifndef F_OFD_SETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+#define PATIENCE_NS INT64_C(100000000) /* how long one waits for others' reservations in the making */
+#define CLAIM_PASSES 50
+#define COLLECTS 8
+#define ALL_TAKEN (-1)
+#define UNUSABLE (-2)
+
+/* ---- This process ---- */
+
+/* On a page that is zero again in each child, however it was made: a child starts with no slot and with no lock taken
+ * by a thread that it does not have. */
+struct process {
+    _Atomic(uint32_t) known;         /* 0: a child that nobody has noticed yet */
+    _Atomic(uint32_t) slot_plus_one; /* 0: none */
+    _Atomic(uint32_t) opener;        /* the thread that has a descriptor of the region open; forks wait for it */
+    uint32_t forks_inside;           /* by the opener itself, in signal handlers; touched by that thread only */
+    _Atomic(uint32_t) contender;     /* 1: a thread is in reserve_contended() */
+};
+
+static struct process *_Atomic process_page;
+static struct region *_Atomic region_pages;
+
+static struct process *this_process(void) {
+    struct process *found = atomic_load_explicit(&process_page, memory_order_acquire);
+    if (__builtin_expect(found != NULL, 1))
+        return found;
+    struct process *mine =
+        mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mine == MAP_FAILED) {
+        fgpu_log("page", "there is no memory for a page; every allocation is refused");
+        return NULL;
+    }
+    if (madvise(mine, sizeof *mine, MADV_WIPEONFORK) != 0) {
+        fgpu_log("wipe", "the kernel has no MADV_WIPEONFORK (Linux 4.14); every allocation is refused");
+        munmap(mine, sizeof *mine);
+        return NULL;
+    }
+    atomic_store(&mine->known, 1);
+    if (atomic_compare_exchange_strong(&process_page, &found, mine))
+        return mine;
+    munmap(mine, sizeof *mine);
+    return found;
+}
+
+bool fgpu_forked(void) {
+    struct process *process = this_process();
+    uint32_t unknown = 0;
+    return process != NULL && __builtin_expect(!atomic_load_explicit(&process->known, memory_order_relaxed), 0) &&
+           atomic_compare_exchange_strong(&process->known, &unknown, 1);
+}
+
+static void pause_for(long ns) {
+    struct timespec time = {.tv_nsec = ns};
+    syscall(SYS_nanosleep, &time, NULL); /* not a point where a thread can be cancelled, unlike nanosleep() */
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Around everything that has a descriptor of the region open. False: this very thread is inside already, and a signal
+ * handler has come here. */
+static bool begin_opening(struct process *process) {
+    uint32_t me = (uint32_t)syscall(SYS_gettid), nobody = 0;
+    while (!atomic_compare_exchange_weak(&process->opener, &nobody, me)) {
+        if (nobody == me)
+            return false;
+        if (nobody != 0)
+            pause_for(20000);
+        nobody = 0;
+    }
+    return true;
+}
+
+static void end_opening(struct process *process) {
+    atomic_store(&process->opener, 0);
+}
+
+/* A child would keep a descriptor alive, and with it the lock, that it happens to be forked beside. So forks wait. What
+ * is made by the bare system call at the same moment does not: then the slot stays taken until that child ends or
+ * executes another program, which errs on the safe side. */
+static void before_fork(void) {
+    struct process *process = atomic_load(&process_page);
+    if (process != NULL && !begin_opening(process))
+        process->forks_inside++;
+}
+
+static void after_fork_in_parent(void) {
+    struct process *process = atomic_load(&process_page);
+    if (process == NULL || atomic_load(&process->opener) != (uint32_t)syscall(SYS_gettid))
+        return; /* the page is younger than the fork's beginning */
+    if (process->forks_inside > 0)
+        process->forks_inside--;
+    else
+        end_opening(process);
+}
+
+__attribute__((constructor)) static void prepare_for_forks(void) {
+    this_process(); /* before there is anything that a child could inherit */
+    pthread_atfork(before_fork, after_fork_in_parent, NULL);
+}
+
+/* ---- The file ---- */
+
+static int open_region(void) {
+    struct stat status;
+    const char *why;
+    /* A link is followed: the spawner links it from a file system in memory. */
+    int descriptor = fgpu_open("accounting", O_RDWR | FGPU_FOLLOW, &status, &why);
+    if (descriptor < 0) {
+        fgpu_log("accounting", "the file accounting %s; every allocation is refused", why);
+    } else if (status.st_size != FGPU_REGION_BYTES) {
+        fgpu_log("size", "the file accounting has %lld bytes, not %llu; every allocation is refused",
+                 (long long)status.st_size, (unsigned long long)FGPU_REGION_BYTES);
+        fgpu_close(descriptor);
+        descriptor = -1;
+    }
+    return descriptor;
+}
+
+/* Children inherit these pages. They come from another file description than the one that carries a slot's lock. */
+static struct region *this_region(void) {
+    struct region *found = atomic_load_explicit(&region_pages, memory_order_acquire);
+    if (__builtin_expect(found != NULL, 1))
+        return found;
+    int descriptor = open_region();
+    if (descriptor < 0)
+        return NULL;
+    struct region *mine = mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    fgpu_close(descriptor);
+    if (mine == MAP_FAILED) {
+        fgpu_log("map", "the file accounting cannot be mapped (error %d); every allocation is refused", errno);
+        return NULL;
+    }
+    uint64_t magic = 0;
+    if (!atomic_compare_exchange_strong(&mine->magic, &magic, REGION_MAGIC) && magic != REGION_MAGIC) {
+        fgpu_log("magic", "the file accounting begins with %#llx, not with zeros and not with what this libfgpu writes "
+                 "there; every allocation is refused", (unsigned long long)magic);
+        munmap(mine, sizeof *mine);
+        return NULL;
+    }
+    if (atomic_compare_exchange_strong(&region_pages, &found, mine))
+        return mine;
+    munmap(mine, sizeof *mine);
+    return found;
+}
+
+static bool set_lock(int descriptor, short type, unsigned slot) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+}
+
+static unsigned high_water(struct region *region) {
+    uint64_t slots = atomic_load(&region->high_water);
+    return slots < REGION_SLOTS ? (unsigned)slots : REGION_SLOTS;
+}
+
+/* ---- Slots ---- */
+
+/* How many devices anything can be held of: the pages of the others stay untouched. */
+static unsigned devices(void) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    return limits == NULL ? 0 : limits->device_count;
+}
+
+/* A slot's cells are cleared under a read lock, which can be had if and only if nobody has the write lock. Several may
+ * clear at once, as all of them only write zeros. Were it a write lock, who comes second would take the first one for
+ * the living owner and refuse what is free. */
+static void clear(struct region *region, unsigned slot) {
+    for (unsigned device = 0; device < devices(); device++) {
+        atomic_store(&region->cell[device][slot].pending, 0);
+        atomic_store(&region->cell[device][slot].committed, 0);
+    }
+    atomic_store(&region->owner[slot].pid, 0);
+}
+
+static bool holds_anything(struct region *region, unsigned slot) {
+    for (unsigned device = 0; device < devices(); device++)
+        if (atomic_load(&region->cell[device][slot].pending) | atomic_load(&region->cell[device][slot].committed))
+            return true;
+    return false;
+}
+
+static void clear_dead(struct process *process, struct region *region) {
+    unsigned own = atomic_load(&process->slot_plus_one);
+    int descriptor = -1;
+    bool inside = false;
+    for (unsigned slot = 0; slot < high_water(region); slot++) {
+        if (slot + 1 == own || !holds_anything(region, slot))
+            continue;
+        if (!inside && !(inside = begin_opening(process)))
+            return;
+        if (descriptor < 0 && (descriptor = open_region()) < 0)
+            break;
+        if (set_lock(descriptor, F_RDLCK, slot)) {
+            clear(region, slot);
+            set_lock(descriptor, F_UNLCK, slot);
+        }
+    }
+    if (descriptor >= 0)
+        fgpu_close(descriptor);
+    if (inside)
+        end_opening(process);
+}
+
+/* The inode of this process's PID namespace; 0 without /proc. */
+static uint64_t pid_namespace(void) {
+    struct stat status;
+    return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &status, 0) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
+/* Locks a free slot's byte, cleared: first read-locked and cleared, then write-locked, so that nobody ever sees a
+ * write lock over what a dead process left. Two who meet at a slot keep each other from the write lock; then both let
+ * go, and passes of different pace part them. */
+static int lock_free_slot(struct region *region, int descriptor) {
+    for (int pass = 0; pass < CLAIM_PASSES; pass++) {
+        bool met = false;
+        for (unsigned slot = 0; slot < REGION_SLOTS; slot++) {
+            if (!set_lock(descriptor, F_RDLCK, slot)) {
+                if (errno != EAGAIN && errno != EACCES)
+                    return UNUSABLE;
+                continue;
+            }
+            clear(region, slot);
+            if (set_lock(descriptor, F_WRLCK, slot))
+                return (int)slot;
+            met = true;
+            set_lock(descriptor, F_UNLCK, slot);
+        }
+        if (!met)
+            break;
+        pause_for(10000L + (long)(syscall(SYS_getpid) * 7919 % 100) * 1000);
+    }
+    return ALL_TAKEN;
+}
+
+/* The lock lives as long as its file description, and that as long as this mapping: until the process ends or executes
+ * another program. No descriptor is left that somebody could close, and no child inherits the mapping. */
+static int claim_with(struct region *region, int descriptor) {
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *life = mmap(NULL, size, PROT_NONE, MAP_SHARED, descriptor, 0);
+    if (life == MAP_FAILED) {
+        fgpu_log("map", "the file accounting cannot be mapped (error %d); every allocation is refused", errno);
+        return -1;
+    }
+    int slot = madvise(life, size, MADV_DONTFORK) == 0 ? lock_free_slot(region, descriptor) : UNUSABLE;
+    if (slot == UNUSABLE)
+        fgpu_log("lock", "the file accounting cannot be locked (error %d); every allocation is refused", errno);
+    if (slot == ALL_TAKEN)
+        fgpu_log("slots", "all %d slots are taken: so many processes of the session use a GPU; this one is refused",
+                 REGION_SLOTS);
+    if (slot < 0) {
+        munmap(life, size);
+        return -1;
+    }
+    uint64_t water = atomic_load(&region->high_water);
+    while (water < (uint64_t)slot + 1 &&
+           !atomic_compare_exchange_weak(&region->high_water, &water, (uint64_t)slot + 1))
+        ;
+    atomic_store(&region->owner[slot].namespace, pid_namespace());
+    atomic_store(&region->owner[slot].pid, (uint32_t)syscall(SYS_getpid));
+    return slot;
+}
+
+static int claim_slot(struct process *process, struct region *region) {
+    if (!begin_opening(process))
+        return -1;
+    int slot = (int)atomic_load(&process->slot_plus_one) - 1; /* another thread may have been here meanwhile */
+    if (slot < 0) {
+        int descriptor = open_region();
+        if (descriptor >= 0) {
+            slot = claim_with(region, descriptor);
+            if (slot >= 0)
+                atomic_store(&process->slot_plus_one, (uint32_t)slot + 1);
+            fgpu_close(descriptor);
+        }
+    }
+    end_opening(process);
+    return slot;
+}
+
+/* This process's slot, taken now if it has none; -1, and the reason in the log, if it cannot have one. */
+static inline int this_slot(struct process *process, struct region *region) {
+    int slot = (int)atomic_load_explicit(&process->slot_plus_one, memory_order_acquire) - 1;
+    return __builtin_expect(slot >= 0, 1) ? slot : claim_slot(process, region);
+}
+
+/* Where this process's reservations of a device are counted; NULL if it can have none. */
+struct place {
+    struct process *process;
+    struct region *region;
+    struct region_cell *cells; /* of the device */
+    int slot;
+    int device;
+};
+
+static inline bool find_place(int device, struct place *place) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    if (__builtin_expect(limits == NULL || device < 0 || (unsigned)device >= limits->device_count, 0))
+        return false;
+    place->process = this_process();
+    place->region = place->process ? this_region() : NULL;
+    if (__builtin_expect(place->region == NULL, 0))
+        return false;
+    place->cells = place->region->cell[device];
+    place->device = device;
+    place->slot = -1;
+    return true;
+}
+
+static inline bool find_own_place(int device, struct place *place) {
+    return find_place(device, place) && (place->slot = this_slot(place->process, place->region)) >= 0;
+}
+
+/* ---- Sums ---- */
+
+struct sums {
+    uint64_t pending, committed;
+    uint64_t print;       /* of all committed: two sums with the same one are taken to be of the same state */
+    bool lower_announced; /* a lower slot than the own one has something pending */
+};
+
+static inline struct sums sum(const struct place *place) {
+    struct sums sums = {0};
+    int slots = (int)high_water(place->region);
+    for (int slot = 0; slot < slots; slot++) {
+        uint64_t pending = atomic_load(&place->cells[slot].pending); /* before committed: see the top */
+        uint64_t committed = atomic_load(&place->cells[slot].committed);
+        sums.pending += pending;
+        sums.committed += committed;
+        sums.print = sums.print * UINT64_C(0x9e3779b97f4a7c15) + committed;
+        sums.lower_announced |= pending != 0 && slot < place->slot;
+    }
+    return sums;
+}
+
+static inline void raise_peak(const struct place *place, uint64_t bytes) {
+    _Atomic(uint64_t) *peak = &place->region->peak[place->device];
+    uint64_t before = atomic_load_explicit(peak, memory_order_relaxed);
+    while (before < bytes && !atomic_compare_exchange_weak(peak, &before, bytes))
+        ;
+}
+
+static inline enum fgpu_verdict commit(const struct place *place, uint64_t bytes, struct sums sums) {
+    struct region_cell *own = &place->cells[place->slot];
+    atomic_fetch_add(&own->committed, bytes);
+    atomic_fetch_sub(&own->pending, bytes);
+    raise_peak(place, sums.committed + bytes);
+    return FGPU_GRANTED;
+}
+
+/* ---- Reservations ---- */
+
+/* A closer look, by one thread of each process at a time. The dead are cleared. Who fails only because of what others
+ * announced waits for them to make up their minds: the lowest slot stays announced, the others step back for it, so
+ * it gets through, and then the next one. It ends after PATIENCE_NS, as somebody who is announced may be stopped.
+ * "Over" is said when two sums, one after the other, saw the same state and were both over. */
+static enum fgpu_verdict reserve_patiently(const struct place *place, uint64_t bytes, uint64_t limit,
+                                           int64_t deadline) {
+    struct region_cell *own = &place->cells[place->slot];
+    bool announced = false, over_before = false;
+    uint64_t print_before = 0;
+    for (unsigned tries = 0; tries == 0 || now_ns() < deadline; tries++) {
+        if (tries % 16 == 0)
+            clear_dead(place->process, place->region);
+        struct sums sums = sum(place);
+        if (announced == sums.lower_announced) {
+            if (announced)
+                atomic_fetch_sub(&own->pending, bytes);
+            else
+                atomic_fetch_add(&own->pending, bytes);
+            announced = !announced;
+            sums = sum(place);
+        }
+        if (announced && sums.pending + sums.committed <= limit)
+            return commit(place, bytes, sums);
+        bool over = sums.committed + bytes > limit;
+        if (over && over_before && sums.print == print_before)
+            break;
+        over_before = over;
+        print_before = sums.print;
+        if (!over && tries < 16)
+            syscall(SYS_sched_yield);
+        else if (!over)
+            pause_for(50000);
+    }
+    if (announced)
+        atomic_fetch_sub(&own->pending, bytes);
+    return FGPU_OVER;
+}
+
+static __attribute__((noinline)) enum fgpu_verdict reserve_contended(const struct place *place, uint64_t bytes,
+                                                                     uint64_t limit) {
+    int64_t deadline = now_ns() + PATIENCE_NS;
+    while (atomic_exchange(&place->process->contender, 1) != 0) {
+        if (now_ns() >= deadline)
+            return FGPU_OVER;
+        pause_for(20000);
+    }
+    enum fgpu_verdict verdict = reserve_patiently(place, bytes, limit, deadline);
+    atomic_store(&place->process->contender, 0);
+    return verdict;
+}
+
+enum fgpu_verdict fgpu_reserve(int device, uint64_t bytes, uint64_t limit) {
+    struct place place;
+    if (!find_own_place(device, &place))
+        return FGPU_REFUSED;
+    if (bytes > limit)
+        return FGPU_OVER; /* not announced: it would only keep others waiting */
+    struct region_cell *own = &place.cells[place.slot];
+    atomic_fetch_add(&own->pending, bytes);
+    struct sums sums = sum(&place);
+    if (__builtin_expect(sums.pending + sums.committed <= limit, 1))
+        return commit(&place, bytes, sums);
+    atomic_fetch_sub(&own->pending, bytes);
+    return reserve_contended(&place, bytes, limit);
+}
+
+void fgpu_charge_anyway(int device, uint64_t bytes) {
+    struct place place;
+    if (!find_own_place(device, &place))
+        return;
+    atomic_fetch_add(&place.cells[place.slot].committed, bytes);
+    raise_peak(&place, sum(&place).committed);
+}
+
+void fgpu_release(int device, uint64_t bytes) {
+    struct place place;
+    if (!find_place(device, &place))
+        return;
+    int slot = (int)atomic_load_explicit(&place.process->slot_plus_one, memory_order_acquire) - 1;
+    uint64_t held = slot < 0 ? 0 : atomic_load_explicit(&place.cells[slot].committed, memory_order_relaxed);
+    while (held > 0) {
+        uint64_t left = held > bytes ? held - bytes : 0;
+        if (atomic_compare_exchange_weak(&place.cells[slot].committed, &held, left))
+            break;
+    }
+    if (held < bytes)
+        fgpu_log("release", "%llu bytes of device %d were to be released where %llu are held",
+                 (unsigned long long)bytes, device, (unsigned long long)held);
+}
+
+/* ---- Questions ---- */
+
+uint64_t fgpu_used(int device) {
+    struct place place;
+    if (!find_place(device, &place))
+        return 0;
+    clear_dead(place.process, place.region);
+    struct sums sums = sum(&place), before;
+    int collects = 0;
+    do {
+        before = sums;
+        sums = sum(&place);
+    } while (sums.print != before.print && ++collects < COLLECTS);
+    return sums.committed;
+}
+
+uint64_t fgpu_used_by_this_process(int device) {
+    struct place place;
+    if (!find_place(device, &place))
+        return 0;
+    uint32_t slot_plus_one = atomic_load(&place.process->slot_plus_one);
+    return slot_plus_one == 0 ? 0 : atomic_load(&place.cells[slot_plus_one - 1].committed);
+}
+
+static bool is_write_locked(int descriptor, unsigned slot) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_WRLCK;
+}
+
+/* Of living processes in this PID namespace: all (`pid` 0), or those with this id, of which there is one at most. */
+static unsigned list_living(int device, uint32_t pid, struct fgpu_process *out, unsigned room) {
+    struct place place;
+    if (!find_place(device, &place) || !begin_opening(place.process))
+        return 0;
+    unsigned count = 0, slots = high_water(place.region);
+    uint64_t namespace = pid_namespace();
+    int descriptor = open_region();
+    for (unsigned slot = 0; descriptor >= 0 && slot < slots; slot++) {
+        struct region_owner *owner = &place.region->owner[slot];
+        uint32_t its = atomic_load(&owner->pid);
+        if (its == 0 || (pid != 0 && its != pid) || atomic_load(&owner->namespace) != namespace ||
+            !is_write_locked(descriptor, slot))
+            continue;
+        if (count < room)
+            out[count] = (struct fgpu_process){its, atomic_load(&place.cells[slot].committed)};
+        count++;
+    }
+    if (descriptor >= 0)
+        fgpu_close(descriptor);
+    end_opening(place.process);
+    return count;
+}
+
+unsigned fgpu_processes(int device, struct fgpu_process *out, unsigned room) {
+    return list_living(device, 0, out, room);
+}
+
+bool fgpu_is_ours(uint32_t pid) {
+    return pid != 0 && list_living(0, pid, NULL, 0) > 0;
+}
+
+struct fgpu_time_account *fgpu_time_account(int device) {
+    struct place place;
+    return find_place(device, &place) ? &place.region->time[device] : NULL;
+}

@@ -1,0 +1,61 @@
+/* Sentinel events. sentinel.h says what they are for.
+ *
+ * The driver tells the time between two events only. So each one's time follows from that of the one before it, and is
+ * held between the moment before it was recorded and the moment when it was seen to be done. Both bounds are close
+ * whenever the device waits for the host or the host for the device, so that the two clocks cannot drift apart. The steps
+ * are short: a float of milliseconds is exact to less than a microsecond up to 16 seconds. */
+#include "sentinel.h"
+
+#include "clock.h"
+
+#define STEP_NS UINT64_C(10000000000) /* a reference that is older is of no use */
+
+bool sentinel_record(struct sentinels *sentinels, struct sentinel *sentinel, CUstream stream) {
+    *sentinel = (struct sentinel){.recorded_at = fgpu_now()};
+    if (sentinels->spare_count > 0)
+        sentinel->event = sentinels->spare[--sentinels->spare_count];
+    else if (DRIVER(cuEventCreate) == NULL ||
+             DRIVER(cuEventCreate)(&sentinel->event, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+        sentinel->event = NULL;
+    if (sentinel->event == NULL)
+        return false;
+    if (DRIVER(cuEventRecord)(sentinel->event, stream) == CUDA_SUCCESS)
+        return true;
+    sentinel_drop(sentinels, sentinel);
+    return false;
+}
+
+enum sentinel_state sentinel_ask(const struct sentinel *sentinel) {
+    if (sentinel->event == NULL)
+        return SENTINEL_LOST;
+    CUresult result = DRIVER(cuEventQuery)(sentinel->event);
+    return result == CUDA_SUCCESS ? SENTINEL_DONE : result == CUDA_ERROR_NOT_READY ? SENTINEL_PENDING : SENTINEL_LOST;
+}
+
+bool sentinel_when(struct sentinels *sentinels, struct sentinel *sentinel, uint64_t now, uint64_t *when) {
+    float ms = 0;
+    *when = sentinel->recorded_at;
+    if (sentinels->reference != NULL && now - sentinels->reference_at < STEP_NS) {
+        if (DRIVER(cuEventElapsedTime)(&ms, sentinels->reference, sentinel->event) != CUDA_SUCCESS)
+            return false;
+        *when = sentinels->reference_at + (uint64_t)(int64_t)((double)ms * 1e6);
+    }
+    if (*when < sentinel->recorded_at)
+        *when = sentinel->recorded_at;
+    if (*when > now)
+        *when = now;
+    struct sentinel before = {.event = sentinels->reference};
+    sentinels->reference = sentinel->event;
+    sentinels->reference_at = *when;
+    sentinel->event = NULL;
+    sentinel_drop(sentinels, &before);
+    return true;
+}
+
+void sentinel_drop(struct sentinels *sentinels, struct sentinel *sentinel) {
+    if (sentinel->event != NULL && sentinels->spare_count < SENTINEL_SPARE)
+        sentinels->spare[sentinels->spare_count++] = sentinel->event;
+    else if (sentinel->event != NULL && DRIVER(cuEventDestroy_v2) != NULL)
+        DRIVER(cuEventDestroy_v2)(sentinel->event);
+    sentinel->event = NULL;
+}

@@ -1,0 +1,34 @@
+/* A session's time slots on one device: pure arithmetic on CLOCK_MONOTONIC, in nanoseconds. */
+#ifndef FGPU_SLOTS_H
+#define FGPU_SLOTS_H
+
+#include "fgpu.h"
+
+/* One period for all sessions of a host, or their slots would overlap. It is a compromise: a slot of 10 percent has to
+ * hold a kernel of 5 ms, since what is longer than its slot disturbs the neighbours; and a cell in a notebook waits for
+ * up to one period before its first kernel runs. */
+#define SLOTS_PERIOD_NS UINT64_C(50000000)
+
+struct slots {
+    uint64_t origin;     /* where in the period slot 0 begins: no slot crosses the end of a period counted from here */
+    uint64_t per_period; /* the sum of all slots */
+    unsigned count;
+    struct {
+        uint64_t from, to, before; /* since the origin; the sum of the slots before this one */
+    } slot[FGPU_MAX_SLOTS];
+};
+
+/* A moment's slot: the one that it lies in, or else the next one. start <= now < end: inside. */
+struct slot {
+    uint64_t start, end;
+};
+
+/* Joins slots that touch, across the period's end too. The device's limits are valid: at least one slot. */
+void slots_from_limits(struct slots *slots, const struct fgpu_device *device);
+
+struct slot slots_at(const struct slots *slots, uint64_t now);
+
+/* How long the session was inside its slots since the beginning of time. */
+uint64_t slots_entitled(const struct slots *slots, uint64_t now);
+
+#endif

@@ -1,0 +1,261 @@
+/* Holds the session to its share of each device's time: README.md, "Compute", has the idea, gate.h the rules and the
+ * bound. No thread of its own, no signals: all of it happens in the program's launches. */
+#include "throttle.h"
+
+#include "account.h"
+#include "clock.h"
+#include "gate.h"
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CONTEXTS 64
+#define POLL_LEAST_NS UINT64_C(30000)
+#define POLL_MOST_NS UINT64_C(500000)
+
+_Atomic(bool) fgpu_unthrottled;
+
+static struct slots slots_of[FGPU_MAX_DEVICES];
+static struct context *_Atomic contexts[CONTEXTS];
+static _Atomic(int) captures;
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(bool) limits_known;
+
+static __attribute__((noinline)) void read_limits(void) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    bool any = false;
+    pthread_mutex_lock(&contexts_lock);
+    for (unsigned n = 0; !limits_known && limits != NULL && n < limits->device_count; n++) {
+        if (limits->devices[n].compute) {
+            slots_from_limits(&slots_of[n], &limits->devices[n]);
+            any = true;
+        }
+    }
+    if (!limits_known)
+        atomic_store(&fgpu_unthrottled, !any);
+    atomic_store(&limits_known, true);
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+/* A child's context, if it ever gets one, is not the parent's. What the parent's tables hold is left where it is. */
+void fgpu_throttle_forget(void) {
+    contexts_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    for (int n = 0; n < CONTEXTS; n++)
+        atomic_store(&contexts[n], NULL);
+    atomic_store(&captures, 0);
+}
+
+/* ---- Contexts ---- */
+
+/* With the lock held: a place that is free becomes this context's. */
+static void begin_context(struct context *context, CUcontext handle, int device) {
+    memset(&context->sentinels, 0, sizeof *context - offsetof(struct context, sentinels));
+    context->device = device;
+    context->account = fgpu_time_account(device);
+    context->slots = &slots_of[device];
+    atomic_store_explicit(&context->handle, handle, memory_order_release);
+}
+
+/* Takes a place for a context that has none; NULL where compute is not limited, or where it cannot be. */
+static struct context *add_context(CUcontext handle) {
+    int device = fgpu_current_device();
+    const struct fgpu_limits *limits = fgpu_limits();
+    if (device < 0 || limits == NULL || !limits->devices[device].compute || fgpu_time_account(device) == NULL)
+        return NULL;
+    struct context *found = NULL;
+    pthread_mutex_lock(&contexts_lock);
+    for (int n = 0; n < CONTEXTS && found == NULL; n++) {
+        struct context *context = atomic_load(&contexts[n]);
+        if (context == NULL) {
+            found = calloc(1, sizeof *found);
+            if (found == NULL)
+                break;
+            pthread_mutex_init(&found->lock, NULL);
+            begin_context(found, handle, device);
+            atomic_store_explicit(&contexts[n], found, memory_order_release);
+        } else if (atomic_load(&context->handle) == NULL) {
+            found = context;
+            pthread_mutex_lock(&found->lock);
+            begin_context(found, handle, device);
+            pthread_mutex_unlock(&found->lock);
+        }
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    if (found == NULL)
+        fgpu_log("contexts", "too many CUDA contexts: compute is not limited in all of them");
+    return found;
+}
+
+static struct context *current_context(void) {
+    CUcontext handle;
+    if (DRIVER(cuCtxGetCurrent) == NULL || DRIVER(cuCtxGetCurrent)(&handle) != CUDA_SUCCESS || handle == NULL)
+        return NULL;
+    for (int n = 0; n < CONTEXTS; n++) {
+        struct context *context = atomic_load_explicit(&contexts[n], memory_order_acquire);
+        if (context == NULL)
+            break;
+        if (__builtin_expect(atomic_load_explicit(&context->handle, memory_order_relaxed) == handle, 1))
+            return context;
+    }
+    return add_context(handle);
+}
+
+/* Its events are gone with it. The handle may be another context's next. */
+void fgpu_throttle_context_ended(const void *handle, int device) {
+    for (int n = 0; n < CONTEXTS; n++) {
+        struct context *context = atomic_load(&contexts[n]);
+        if (context == NULL)
+            break;
+        pthread_mutex_lock(&context->lock);
+        const void *known = atomic_load(&context->handle);
+        if (known != NULL && (handle == NULL ? context->device == device : known == handle)) {
+            batches_lose_events(context, fgpu_now());
+            atomic_store(&context->handle, NULL);
+        }
+        pthread_mutex_unlock(&context->lock);
+    }
+}
+
+/* ---- Stream capture ---- */
+
+void fgpu_capture_begins(void) {
+    atomic_fetch_add(&captures, 1);
+}
+
+void fgpu_capture_ends(void) {
+    atomic_fetch_sub(&captures, 1);
+}
+
+/* Nothing may be recorded in a stream that is being captured, nor waited for: the launch only becomes part of a graph.
+ * An error says that the stream cannot be asked because of a capture elsewhere; the launch will hear the same. */
+static bool is_captured(CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return DRIVER(cuStreamIsCapturing) != NULL && (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS ||
+                                                   status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/* While any stream is captured, asking for events may break the capture, unless the thread says that it knows what it
+ * does. `mode` is what it says now, and becomes what it said before. */
+static void exchange_mode(CUstreamCaptureMode *mode) {
+    if (DRIVER(cuThreadExchangeStreamCaptureMode) != NULL)
+        DRIVER(cuThreadExchangeStreamCaptureMode)(mode);
+}
+
+/* ---- Launches ---- */
+
+/* What fgpu_launch_end() has to know, kept in the launch. */
+struct pending {
+    struct context *context;
+    struct stream *stream;
+    uint64_t added_at, expected;
+    bool capture, follow_up;
+};
+
+_Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_words), "it fits");
+
+/* NULL is one of two streams, and the thread's own is another one in each thread. */
+static CUstream stream_of(const struct fgpu_launch *launch, uint64_t *key) {
+    static _Thread_local char here;
+    CUstream stream = launch->stream;
+    if (stream == NULL)
+        stream = launch->per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+    *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&here : (uint64_t)(uintptr_t)stream;
+    return stream;
+}
+
+/* When the first of the sentinels should be done, or when to look again for one that is late. */
+static uint64_t look_again_at(const struct context *context, uint64_t now) {
+    uint64_t due = context->began_at + context->closed[0].expected;
+    if (due > now + POLL_LEAST_NS)
+        return due < now + SLOTS_PERIOD_NS ? due : now + SLOTS_PERIOD_NS;
+    uint64_t pause = due < now ? (now - due) / 4 : 0;
+    return now + (pause < POLL_LEAST_NS ? POLL_LEAST_NS : pause > POLL_MOST_NS ? POLL_MOST_NS : pause);
+}
+
+/* Work may wait for work that is launched after it (collective operations do), so that its sentinels are never done as
+ * long as one waits for them here. Who has waited so long is let through, in the slot and as far as the account goes. */
+static bool is_stuck(const struct context *context, uint64_t since, uint64_t now) {
+    uint64_t patience = 4 * context->in_flight;
+    return now - since > (patience > SLOTS_PERIOD_NS ? patience : SLOTS_PERIOD_NS);
+}
+
+/* Asks until the gate is open, with the lock held but while it sleeps. Returns the time. */
+static uint64_t pass(struct context *context, uint64_t key) {
+    uint64_t since = 0, settled = context->settled;
+    for (;;) {
+        uint64_t now = fgpu_now();
+        if (context->settled != settled || since == 0) {
+            settled = context->settled;
+            since = now;
+        }
+        int64_t balance = account_balance(context->account, context->slots, now);
+        struct gate_state state = {.balance = balance - (int64_t)context->in_open,
+                                   .in_flight = context->in_flight,
+                                   .free_at = context->began_at + context->in_flight,
+                                   .sentinels = context->closed_count};
+        if (is_stuck(context, since, now))
+            state = (struct gate_state){.balance = balance};
+        struct gate_answer answer = gate_ask(context->slots, now, batches_kind(context, key)->expected, &state);
+        if (__builtin_expect(answer.verdict == GATE_OPEN, 1))
+            return now;
+        batches_settle(context, now);
+        if (context->settled != settled)
+            continue;
+        uint64_t until = answer.verdict == GATE_WAIT ? answer.until : look_again_at(context, now);
+        pthread_mutex_unlock(&context->lock);
+        fgpu_sleep_until(until);
+        pthread_mutex_lock(&context->lock);
+    }
+}
+
+static __attribute__((noinline)) bool begin_captured(CUstream stream, CUstreamCaptureMode *mode) {
+    if (is_captured(stream))
+        return false;
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    exchange_mode(mode);
+    return true;
+}
+
+void fgpu_launch_begin(struct fgpu_launch *launch) {
+    struct pending *pending = (struct pending *)launch->private_words;
+    launch->device = -1;
+    if (__builtin_expect(!atomic_load_explicit(&limits_known, memory_order_acquire), 0))
+        read_limits();
+    struct context *context;
+    if (atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed) || (context = current_context()) == NULL)
+        return;
+    uint64_t stream_key, key = (uint64_t)(uintptr_t)launch->kind;
+    CUstream handle = stream_of(launch, &stream_key);
+    CUstreamCaptureMode mode;
+    bool capture = atomic_load_explicit(&captures, memory_order_relaxed) > 0;
+    if (__builtin_expect(capture, 0) && !begin_captured(handle, &mode))
+        return;
+    pthread_mutex_lock(&context->lock);
+    uint64_t now = pass(context, key);
+    struct kind *kind = batches_kind(context, key);
+    struct stream *stream = batches_stream(context, stream_key, handle, now);
+    *pending = (struct pending){context, stream, now, kind->expected, capture, false};
+    pending->follow_up = batches_add(context, stream, kind, now);
+    launch->device = context->device;
+    pthread_mutex_unlock(&context->lock);
+    if (__builtin_expect(capture, 0))
+        exchange_mode(&mode);
+}
+
+void fgpu_launch_end(struct fgpu_launch *launch, int result) {
+    const struct pending *pending = (const struct pending *)launch->private_words;
+    if (launch->device < 0 || __builtin_expect(!pending->follow_up && result == CUDA_SUCCESS, 1))
+        return;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (pending->capture)
+        exchange_mode(&mode);
+    pthread_mutex_lock(&pending->context->lock);
+    if (result == CUDA_SUCCESS)
+        batches_launched(pending->context, pending->stream, pending->added_at);
+    else
+        batches_refused(pending->context, pending->stream, pending->expected);
+    pthread_mutex_unlock(&pending->context->lock);
+    if (pending->capture)
+        exchange_mode(&mode);
+}

@@ -1,0 +1,89 @@
+/* What throttle.c and the files below it share: the state of a CUDA context whose device is limited in compute. */
+#ifndef FGPU_THROTTLE_H
+#define FGPU_THROTTLE_H
+
+#include "sentinel.h"
+#include "slots.h"
+
+#include <pthread.h>
+
+#define THROTTLE_BATCH_NS UINT64_C(1000000) /* the work between two sentinels */
+#define THROTTLE_BATCH_LAUNCHES 512
+#define THROTTLE_CLOSED 32
+#define THROTTLE_STREAMS 64
+#define THROTTLE_KINDS 1024 /* a power of two */
+
+/* How long a launch of this kind keeps the device busy. */
+struct kind {
+    uint64_t key;
+    uint64_t expected;    /* ns */
+    uint64_t measured_at; /* 0: never */
+    uint64_t round;       /* when it was last corrected together with others */
+};
+
+/* Launches into one stream, one directly after the other, and the events around them. */
+struct batch {
+    struct sentinel start, end; /* no start: it begins when the one before it in the stream ends */
+    unsigned launches;
+    unsigned stream; /* index */
+    uint64_t first_at, expected;
+    uint64_t deposit;  /* paid in advance: of closed batches */
+    uint64_t delay;    /* of what lies between the events, the host may have caused this much */
+    struct kind *kind; /* NULL: of several */
+    uint64_t key;      /* its key: the entry may have become another kind's */
+    bool known;        /* all its kinds have been measured before */
+    bool full;         /* to be closed after the launch that is being made */
+};
+
+struct stream {
+    uint64_t key; /* 0: free */
+    CUstream handle;
+    struct batch open;
+    unsigned closed; /* of its batches that are not settled */
+    uint64_t in_flight; /* the sum of `expected` of its batches */
+    uint64_t last_launch, last_end;
+};
+
+/* Under `lock`, which is never held while waiting. */
+struct context {
+    _Atomic(void *) handle; /* NULL: free */
+    pthread_mutex_t lock;
+    /* From here on all is new for each context. */
+    struct sentinels sentinels;
+    int device;
+    struct fgpu_time_account *account;
+    const struct slots *slots;
+    struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
+    unsigned closed_count;
+    uint64_t settled;       /* counts */
+    uint64_t in_flight;     /* the sum of `expected` of all batches, open and closed */
+    uint64_t in_open;       /* of the open ones */
+    uint64_t began_at;      /* when what is in flight began, as far as is known */
+    uint64_t round, round_expected, round_length; /* batches.c: of all streams together */
+    int error_permille;                           /* of the last round's expectations */
+    struct stream streams[THROTTLE_STREAMS];
+    struct kind kinds[THROTTLE_KINDS];
+};
+
+/* ---- batches.c: all with the context's lock held, while it is the current one ------------------------ */
+
+struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now);
+/* The entry of this kind, new or not. It stays its own as long as the lock is held. */
+struct kind *batches_kind(struct context *context, uint64_t key);
+
+/* Settles what is done: pays for it and learns how long it took. */
+void batches_settle(struct context *context, uint64_t now);
+
+/* Adds a launch to the stream's open batch, or opens one. True if batches_launched() is to be called after it. */
+bool batches_add(struct context *context, struct stream *stream, struct kind *kind, uint64_t now);
+
+/* The driver has taken the launch that was added at the time `added_at`. */
+void batches_launched(struct context *context, struct stream *stream, uint64_t added_at);
+
+/* The driver has refused it. */
+void batches_refused(struct context *context, struct stream *stream, uint64_t expected);
+
+/* The context's events are gone with it: settles everything by expectation. */
+void batches_lose_events(struct context *context, uint64_t now);
+
+#endif

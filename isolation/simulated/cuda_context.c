@@ -1,0 +1,530 @@
+/* Contexts: created ones, the primary one of each device, and each thread's stack of them. */
+#include "cuda_driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+PER_THREAD CUcontext *stack;
+PER_THREAD unsigned depth;
+static _Atomic(unsigned long long) next_id = 1;
+
+static CUcontext top(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+CUresult current_context(CUcontext *out)
+{
+    READY();
+    *out = top();
+    if (!*out)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return (*out)->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+}
+
+static bool valid(CUcontext context)
+{
+    return context && context->magic == CONTEXT && !context->destroyed;
+}
+
+static CUresult push(CUcontext context)
+{
+    if (!stack && !(stack = calloc(CONTEXT_STACK, sizeof *stack)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (depth == CONTEXT_STACK)
+        return CUDA_ERROR_INVALID_VALUE;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUcontext fresh(struct device *device, unsigned flags)
+{
+    CUcontext context = calloc(1, sizeof *context);
+    if (!context)
+        return NULL;
+    context->magic = CONTEXT;
+    context->device = device;
+    context->flags = flags;
+    context->api_version = 3020;
+    context->id = atomic_fetch_add(&next_id, 1);
+    const size_t limits[] = {1024, 4194304, 8388608, 2, 2048, 128};
+    memcpy(context->limits, limits, sizeof limits);
+    stream_init(&context->legacy, context, 0, 0);
+    context->legacy.legacy = true;
+    return context;
+}
+
+/* Its memory is taken from the device for as long as it lives. */
+CUresult context_create(struct device *device, unsigned flags, bool primary, CUcontext *out)
+{
+    uint64_t bytes = device->machine->context_bytes;
+    if (flags & ~0xffu)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!ledger_join())
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (bytes && !ledger_take(device->machine, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUcontext context = fresh(device, flags);
+    if (!context) {
+        ledger_give(device->machine, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context->primary = primary;
+    context->charged = bytes;
+    ledger_count_context(device->machine, 1);
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult context_create_green(struct device *device, CUgreenCtx green, CUcontext *out)
+{
+    CUcontext context = fresh(device, 0);
+    if (!context)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    context->green = green;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+/* The object stays, marked: threads may have it current, or come with its streams. */
+void context_destroy(CUcontext context)
+{
+    context_wait(context);
+    context->destroyed = true;
+    memory_of_context_free(context);
+    modules_of_context_unload(context);
+    ledger_give(context->device->machine, context->charged);
+    if (!context->green)
+        ledger_count_context(context->device->machine, -1);
+}
+
+/* ---- created contexts ------------------------------------------------------------------------------------ */
+
+static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal)
+{
+    READY();
+    struct device *device = device_of(ordinal);
+    if (!device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED;
+    CUresult result = context_create(device, flags, false, out);
+    return result ? result : push(*out);
+}
+
+CALL(cuCtxCreate, 2000, cuCtxCreate, CUcontext *out, unsigned int flags, CUdevice device)
+{
+    return create(out, flags, device);
+}
+
+CALL(cuCtxCreate, 3020, cuCtxCreate_v2, CUcontext *out, unsigned int flags, CUdevice device)
+{
+    return create(out, flags, device);
+}
+
+CALL(cuCtxCreate, 11040, cuCtxCreate_v3, CUcontext *out, CUexecAffinityParam *affinity, int count, unsigned int flags,
+     CUdevice device)
+{
+    (void)affinity;
+    if (count < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    /* Needs MPS. */
+    return count ? CUDA_ERROR_NOT_SUPPORTED : create(out, flags, device);
+}
+
+CALL(cuCtxCreate, 12050, cuCtxCreate_v4, CUcontext *out, CUctxCreateParams *parameters, unsigned int flags,
+     CUdevice device)
+{
+    if (parameters && (parameters->numExecAffinityParams || parameters->cigParams))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return create(out, flags, device);
+}
+
+static CUresult destroy(CUcontext context)
+{
+    READY();
+    if (!valid(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    /* Who wants to be rid of the primary one releases it. */
+    if (context->primary || context->green)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    SAFE();
+    LOCKED;
+    context_destroy(context);
+    if (top() == context)
+        depth--;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxDestroy, 2000, cuCtxDestroy, CUcontext context)
+{
+    return destroy(context);
+}
+
+CALL(cuCtxDestroy, 4000, cuCtxDestroy_v2, CUcontext context)
+{
+    return destroy(context);
+}
+
+/* Before CUDA 4, contexts counted their users. No program of today does so. */
+CALL(cuCtxAttach, 2000, cuCtxAttach, CUcontext *out, unsigned int flags)
+{
+    CURRENT(context);
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxDetach, 2000, cuCtxDetach, CUcontext context)
+{
+    return destroy(context);
+}
+
+/* ---- primary contexts -------------------------------------------------------------------------------------- */
+
+CUresult primary_retain(struct device *device, CUcontext *out)
+{
+    if (!device->primary) {
+        CUresult result = context_create(device, device->primary_flags, true, &device->primary);
+        if (result)
+            return result;
+    }
+    device->retained++;
+    *out = device->primary;
+    return CUDA_SUCCESS;
+}
+
+static void primary_destroy(struct device *device)
+{
+    if (device->primary)
+        context_destroy(device->primary);
+    device->primary = NULL;
+    device->retained = 0;
+    pools_reset(device);
+    graph_memory_reset(device);
+}
+
+CUresult primary_release(struct device *device)
+{
+    if (!device->retained)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (--device->retained == 0)
+        primary_destroy(device);
+    return CUDA_SUCCESS;
+}
+
+#define DEVICE(variable, ordinal) \
+    READY(); \
+    struct device *variable = device_of(ordinal); \
+    if (!variable) \
+        return CUDA_ERROR_INVALID_DEVICE; \
+    LOCKED
+
+CALL(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice ordinal)
+{
+    DEVICE(device, ordinal);
+    return out ? primary_retain(device, out) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult release(CUdevice ordinal)
+{
+    DEVICE(device, ordinal);
+    return primary_release(device);
+}
+
+CALL(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease, CUdevice device)
+{
+    return release(device);
+}
+
+CALL(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2, CUdevice device)
+{
+    return release(device);
+}
+
+/* All that is in it goes; who retained it still has to release it, and the next retain makes a new one. */
+static CUresult reset(CUdevice ordinal)
+{
+    DEVICE(device, ordinal);
+    SAFE();
+    primary_destroy(device);
+    return CUDA_SUCCESS;
+}
+
+CALL(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset, CUdevice device)
+{
+    return reset(device);
+}
+
+CALL(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2, CUdevice device)
+{
+    return reset(device);
+}
+
+static CUresult set_flags(CUdevice ordinal, unsigned flags)
+{
+    DEVICE(device, ordinal);
+    if (flags & ~0xffu)
+        return CUDA_ERROR_INVALID_VALUE;
+    device->primary_flags = flags;
+    if (device->primary)
+        device->primary->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuDevicePrimaryCtxSetFlags, 7000, cuDevicePrimaryCtxSetFlags, CUdevice device, unsigned int flags)
+{
+    return set_flags(device, flags);
+}
+
+CALL(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2, CUdevice device, unsigned int flags)
+{
+    return set_flags(device, flags);
+}
+
+CALL(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, CUdevice ordinal, unsigned int *flags, int *active)
+{
+    DEVICE(device, ordinal);
+    if (!flags || !active)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = device->primary_flags;
+    *active = device->primary != NULL;
+    return CUDA_SUCCESS;
+}
+
+/* ---- each thread's stack ------------------------------------------------------------------------------------- */
+
+static CUresult push_current(CUcontext context)
+{
+    READY();
+    return valid(context) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CALL(cuCtxPushCurrent, 2000, cuCtxPushCurrent, CUcontext context)
+{
+    return push_current(context);
+}
+
+CALL(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, CUcontext context)
+{
+    return push_current(context);
+}
+
+static CUresult pop_current(CUcontext *out)
+{
+    READY();
+    if (!depth)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    depth--;
+    if (out)
+        *out = stack[depth];
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxPopCurrent, 2000, cuCtxPopCurrent, CUcontext *out)
+{
+    return pop_current(out);
+}
+
+CALL(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, CUcontext *out)
+{
+    return pop_current(out);
+}
+
+CALL(cuCtxSetCurrent, 4000, cuCtxSetCurrent, CUcontext context)
+{
+    READY();
+    if (context && !valid(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (depth)
+        depth--;
+    return context ? push(context) : CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetCurrent, 4000, cuCtxGetCurrent, CUcontext *out)
+{
+    READY();
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = top();
+    return CUDA_SUCCESS;
+}
+
+/* ---- asking and waiting ---------------------------------------------------------------------------------------- */
+
+/* With a context, about that one; without, about the current one. */
+#define ABOUT(variable, given) \
+    READY(); \
+    CUcontext variable = (given) ? (given) : top(); \
+    if (!valid(variable)) \
+        return CUDA_ERROR_INVALID_CONTEXT
+
+static CUresult device_of_context(CUdevice *device, CUcontext given)
+{
+    ABOUT(context, given);
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = context->device->ordinal;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetDevice, 2000, cuCtxGetDevice, CUdevice *device)
+{
+    return device_of_context(device, NULL);
+}
+
+CALL(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, CUdevice *device, CUcontext context)
+{
+    return device_of_context(device, context);
+}
+
+CALL(cuCtxGetFlags, 7000, cuCtxGetFlags, unsigned int *flags)
+{
+    CURRENT(context);
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = context->flags;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxSetFlags, 12010, cuCtxSetFlags, unsigned int flags)
+{
+    CURRENT(context);
+    context->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetId, 12000, cuCtxGetId, CUcontext given, unsigned long long *id)
+{
+    ABOUT(context, given);
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = context->id;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, CUcontext given, unsigned int *version)
+{
+    ABOUT(context, given);
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = context->api_version;
+    return CUDA_SUCCESS;
+}
+
+static CUresult synchronise(CUcontext given)
+{
+    ABOUT(context, given);
+    SAFE();
+    context_wait(context);
+    pools_release(context->device);
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxSynchronize, 2000, cuCtxSynchronize, void)
+{
+    return synchronise(NULL);
+}
+
+CALL(cuCtxSynchronize, 13000, cuCtxSynchronize_v2, CUcontext context)
+{
+    return synchronise(context);
+}
+
+CALL(cuCtxGetLimit, 3010, cuCtxGetLimit, size_t *value, CUlimit limit)
+{
+    CURRENT(context);
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((unsigned)limit >= 8)
+        return (CUresult)215; /* CUDA_ERROR_UNSUPPORTED_LIMIT */
+    *value = context->limits[limit];
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, CUlimit limit, size_t value)
+{
+    CURRENT(context);
+    if ((unsigned)limit >= 8)
+        return (CUresult)215;
+    context->limits[limit] = value;
+    return CUDA_SUCCESS;
+}
+
+static CUresult store(int *out, int value)
+{
+    CURRENT(context);
+    (void)context;
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = value;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetCacheConfig, 3020, cuCtxGetCacheConfig, int *config)
+{
+    return store(config, 0);
+}
+
+CALL(cuCtxSetCacheConfig, 3020, cuCtxSetCacheConfig, int config)
+{
+    CURRENT(context);
+    (void)context, (void)config;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetSharedMemConfig, 4020, cuCtxGetSharedMemConfig, int *config)
+{
+    return store(config, 1);
+}
+
+CALL(cuCtxSetSharedMemConfig, 4020, cuCtxSetSharedMemConfig, int config)
+{
+    CURRENT(context);
+    (void)context, (void)config;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, int *least, int *greatest)
+{
+    CURRENT(context);
+    (void)context;
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxResetPersistingL2Cache, 11000, cuCtxResetPersistingL2Cache, void)
+{
+    CURRENT(context);
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxGetExecAffinity, 11040, cuCtxGetExecAffinity, CUexecAffinityParam *out, CUexecAffinityType type)
+{
+    CURRENT(context);
+    if (!out || type != CU_EXEC_AFFINITY_TYPE_SM_COUNT)
+        return CUDA_ERROR_INVALID_VALUE;
+    out->type = type;
+    out->param.smCount.val = context->device->machine->sm_count;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess, CUcontext peer, unsigned int flags)
+{
+    CURRENT(context);
+    (void)context, (void)flags;
+    return valid(peer) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CALL(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess, CUcontext peer)
+{
+    CURRENT(context);
+    (void)context;
+    return valid(peer) ? (CUresult)705 : CUDA_ERROR_INVALID_CONTEXT; /* CUDA_ERROR_PEER_ACCESS_NOT_ENABLED */
+}

@@ -1,0 +1,713 @@
+/* Modules and libraries: which functions and variables an image has. Of PTX and of cubins that is read; in a fatbin
+ * (often compressed) every name is taken to be there. */
+#include "cuda_driver.h"
+
+#include <ctype.h>
+#include <elf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FATBIN 0xba55ed50u
+#define FATBIN_WRAPPER 0x466243b1u
+
+struct variable {
+    char *name;
+    size_t bytes;
+    CUdeviceptr address;
+    struct variable *next;
+};
+
+struct CUmod_st {
+    enum magic magic;
+    CUcontext context; /* NULL: a library's */
+    CUlibrary library;
+    bool any_name;
+    struct CUfunc_st *functions;
+    struct variable *variables;
+    struct CUmod_st *next;
+};
+
+struct CUlib_st {
+    enum magic magic;
+    CUmodule module;
+};
+
+static CUmodule modules; /* of contexts, under the driver's lock */
+
+struct CUfunc_st *function_of(void *handle)
+{
+    struct CUfunc_st *function = handle;
+    return function && function->magic == FUNCTION ? function : NULL;
+}
+
+/* ---- what a name says ------------------------------------------------------------------------------------------ */
+
+static uint64_t duration_of(const char *name)
+{
+    for (const char *at = strstr(name, "spin_"); at; at = strstr(at + 1, "spin_")) {
+        char *end;
+        if (!isdigit((unsigned char)at[5]))
+            continue;
+        unsigned long long number = strtoull(at + 5, &end, 10);
+        uint64_t unit = !strncmp(end, "us", 2) ? 1000 : !strncmp(end, "ms", 2) ? 1000000 : 0;
+        if (unit && number <= 3600000000u)
+            return number * unit;
+    }
+    return machine->kernel_ns;
+}
+
+static struct CUfunc_st *add_function(CUmodule module, const char *name, size_t length)
+{
+    struct CUfunc_st *function = calloc(1, sizeof *function);
+    if (!function || !(function->name = strndup(name, length))) {
+        free(function);
+        return NULL;
+    }
+    function->magic = FUNCTION;
+    function->module = module;
+    function->duration_ns = duration_of(function->name);
+    function->block[0] = function->block[1] = function->block[2] = 1;
+    function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
+    function->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
+    function->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 90;
+    function->attributes[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90;
+    function->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = 49152;
+    function->next = module->functions;
+    module->functions = function;
+    return function;
+}
+
+/* ---- PTX ---------------------------------------------------------------------------------------------------------- */
+
+static size_t name_length(const char *text)
+{
+    size_t length = 0;
+    while (isalnum((unsigned char)text[length]) || text[length] == '_' || text[length] == '$' || text[length] == '%')
+        length++;
+    return length;
+}
+
+static size_t type_bytes(const char *type, size_t length)
+{
+    const char *digits = type + length;
+    while (digits > type && isdigit((unsigned char)digits[-1]))
+        digits--;
+    int bits = digits < type + length ? atoi(digits) : 0;
+    return bits >= 8 ? (size_t)bits / 8 : 0;
+}
+
+/* ".align 8 .b8 name[16]": what follows .param, .global or .const. */
+static bool declaration(const char **text, const char **name, size_t *length, size_t *bytes, size_t *align)
+{
+    const char *at = *text;
+    size_t element = 0;
+    *align = 0;
+    for (;;) {
+        at += strspn(at, " \t\r\n");
+        if (*at != '.')
+            break;
+        size_t word = 1 + name_length(at + 1);
+        if (word == 6 && !strncmp(at, ".align", 6)) {
+            char *end;
+            *align = strtoul(at + 6, &end, 10);
+            at = end;
+            continue;
+        }
+        if (type_bytes(at, word))
+            element = type_bytes(at, word);
+        at += word;
+    }
+    *name = at;
+    *length = name_length(at);
+    at += *length;
+    *bytes = element;
+    at += strspn(at, " \t");
+    while (*at == '[') {
+        char *end;
+        unsigned long count = strtoul(at + 1, &end, 10);
+        *bytes *= count ? count : 1;
+        at = *end == ']' ? end + 1 : end;
+        at += strspn(at, " \t");
+    }
+    if (!*align)
+        *align = element ? element : 1;
+    *text = at;
+    return *length && element;
+}
+
+static void read_parameters(struct CUfunc_st *function, const char *text)
+{
+    size_t offset = 0;
+    const char *end = strchr(text, ')');
+    text += strspn(text, " \t\r\n");
+    if (*text != '(' || !end)
+        return;
+    while ((text = strstr(text, ".param")) && text < end && function->parameter_count < 64) {
+        const char *name;
+        size_t length, bytes, align;
+        text += 6;
+        if (!declaration(&text, &name, &length, &bytes, &align))
+            return;
+        offset = (offset + align - 1) / align * align;
+        function->parameters[function->parameter_count].offset = (uint32_t)offset;
+        function->parameters[function->parameter_count++].size = (uint32_t)bytes;
+        offset += bytes;
+    }
+}
+
+static bool word_at(const char *text, const char *word)
+{
+    size_t length = strlen(word);
+    return !strncmp(text, word, length) && isspace((unsigned char)text[length]);
+}
+
+static void read_variable(CUmodule module, const char *text)
+{
+    const char *name;
+    size_t length, bytes, align;
+    struct variable *variable;
+    if (!declaration(&text, &name, &length, &bytes, &align) || !(variable = calloc(1, sizeof *variable)))
+        return;
+    variable->name = strndup(name, length);
+    variable->bytes = bytes;
+    variable->next = module->variables;
+    module->variables = variable;
+}
+
+static CUresult read_ptx(CUmodule module, const char *text)
+{
+    if (!strstr(text, ".version") && !strstr(text, ".entry"))
+        return (CUresult)218; /* CUDA_ERROR_INVALID_PTX */
+    unsigned braces = 0;
+    for (; *text; text++) {
+        if (text[0] == '/' && text[1] == '/') {
+            text += strcspn(text, "\n");
+            if (!*text)
+                break;
+        }
+        braces += *text == '{';
+        braces -= *text == '}' && braces;
+        if (*text != '.' || braces)
+            continue;
+        if (word_at(text, ".entry")) {
+            const char *name = text + 6 + strspn(text + 6, " \t\r\n");
+            struct CUfunc_st *function = add_function(module, name, name_length(name));
+            if (function)
+                read_parameters(function, name + name_length(name));
+        } else if (word_at(text, ".global") || word_at(text, ".const")) {
+            read_variable(module, text + name_length(text + 1) + 1);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+/* ---- cubins --------------------------------------------------------------------------------------------------------- */
+
+/* Each function is a section of its own, ".text." and its name. */
+static CUresult read_cubin(CUmodule module, const unsigned char *image)
+{
+    Elf64_Ehdr header;
+    memcpy(&header, image, sizeof header);
+    if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr) ||
+        header.e_shstrndx >= header.e_shnum)
+        return CUDA_ERROR_INVALID_IMAGE;
+    const Elf64_Shdr *sections = (const Elf64_Shdr *)(const void *)(image + header.e_shoff);
+    const char *names = (const char *)image + sections[header.e_shstrndx].sh_offset;
+    for (unsigned i = 0; i < header.e_shnum; i++) {
+        const char *name = names + sections[i].sh_name;
+        if (!strncmp(name, ".text.", 6))
+            add_function(module, name + 6, strlen(name + 6));
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult read_image(CUmodule module, const void *image)
+{
+    uint32_t word;
+    memcpy(&word, image, sizeof word);
+    if (word == FATBIN_WRAPPER || word == FATBIN) {
+        module->any_name = true;
+        return CUDA_SUCCESS;
+    }
+    if (!memcmp(image, ELFMAG, SELFMAG))
+        return read_cubin(module, image);
+    const unsigned char *text = image;
+    if (!isprint(text[0]) && !isspace(text[0]))
+        return CUDA_ERROR_INVALID_IMAGE;
+    return read_ptx(module, image);
+}
+
+/* ---- modules ----------------------------------------------------------------------------------------------------------- */
+
+static void unload(CUmodule module)
+{
+    for (struct CUfunc_st *function = module->functions, *next; function; function = next) {
+        next = function->next;
+        function->magic = 0;
+        free(function->name);
+        free(function);
+    }
+    for (struct variable *variable = module->variables, *next; variable; variable = next) {
+        next = variable->next;
+        struct range *range = variable->address ? range_at(variable->address) : NULL;
+        if (range) {
+            range_remove(range);
+            addresses_release(variable->address, variable->bytes);
+        }
+        free(variable->name);
+        free(variable);
+    }
+    for (CUmodule *place = &modules; *place; place = &(*place)->next)
+        if (*place == module) {
+            *place = module->next;
+            break;
+        }
+    module->magic = 0;
+    free(module);
+}
+
+static CUresult load(CUmodule *out, const void *image, CUcontext context)
+{
+    if (!out || !image)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUmodule module = calloc(1, sizeof *module);
+    if (!module)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    module->magic = MODULE;
+    module->context = context;
+    LOCKED;
+    CUresult result = read_image(module, image);
+    if (result) {
+        unload(module);
+        return result;
+    }
+    if (context) {
+        module->next = modules;
+        modules = module;
+    }
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+void modules_of_context_unload(CUcontext context)
+{
+    for (CUmodule module = modules, next; module; module = next) {
+        next = module->next;
+        if (module->context == context)
+            unload(module);
+    }
+}
+
+static void *read_file(const char *name)
+{
+    FILE *file = name ? fopen(name, "rbe") : NULL;
+    char *data = NULL;
+    if (!file)
+        return NULL;
+    if (fseek(file, 0, SEEK_END) == 0) {
+        long size = ftell(file);
+        rewind(file);
+        data = size > 0 ? calloc(1, (size_t)size + 16) : NULL;
+        if (data && fread(data, 1, (size_t)size, file) != (size_t)size) {
+            free(data);
+            data = NULL;
+        }
+    }
+    fclose(file);
+    return data;
+}
+
+CALL(cuModuleLoad, 2000, cuModuleLoad, CUmodule *out, const char *name)
+{
+    CURRENT(context);
+    void *image = read_file(name);
+    CUresult result = image ? load(out, image, context) : (CUresult)301; /* CUDA_ERROR_FILE_NOT_FOUND */
+    free(image);
+    return result;
+}
+
+CALL(cuModuleLoadData, 2000, cuModuleLoadData, CUmodule *out, const void *image)
+{
+    CURRENT(context);
+    return load(out, image, context);
+}
+
+CALL(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, CUmodule *out, const void *image, unsigned int count,
+     CUjit_option *options, void **values)
+{
+    (void)count, (void)options, (void)values;
+    CURRENT(context);
+    return load(out, image, context);
+}
+
+CALL(cuModuleLoadFatBinary, 2000, cuModuleLoadFatBinary, CUmodule *out, const void *image)
+{
+    CURRENT(context);
+    return load(out, image, context);
+}
+
+#define MODULE_OF(module) \
+    CURRENT(context); \
+    (void)context; \
+    if (!(module) || (module)->magic != MODULE) \
+        return CUDA_ERROR_INVALID_HANDLE; \
+    LOCKED
+
+CALL(cuModuleUnload, 2000, cuModuleUnload, CUmodule module)
+{
+    MODULE_OF(module);
+    if (!module->context)
+        return CUDA_ERROR_NOT_PERMITTED;
+    unload(module);
+    return CUDA_SUCCESS;
+}
+
+CALL(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode, int *mode)
+{
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
+    *mode = 1; /* eager */
+    return CUDA_SUCCESS;
+}
+
+static CUresult get_function(struct CUfunc_st **out, CUmodule module, const char *name)
+{
+    if (!out || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUfunc_st *function = module->functions;
+    while (function && strcmp(function->name, name) != 0)
+        function = function->next;
+    if (!function && module->any_name)
+        function = add_function(module, name, strlen(name));
+    if (!function)
+        return CUDA_ERROR_NOT_FOUND;
+    *out = function;
+    return CUDA_SUCCESS;
+}
+
+static CUresult get_variable(CUdeviceptr *out, size_t *bytes, CUmodule module, const char *name)
+{
+    CURRENT(context);
+    struct variable *variable = module->variables;
+    if (!name || (!out && !bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    while (variable && strcmp(variable->name, name) != 0)
+        variable = variable->next;
+    if (!variable)
+        return CUDA_ERROR_NOT_FOUND;
+    if (!variable->address) {
+        CUdeviceptr address = addresses_reserve(variable->bytes, false);
+        struct range *range = address ? range_add(address, variable->bytes, REGISTERED, context) : NULL;
+        if (!range)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        range->context = NULL; /* goes with its module */
+        variable->address = address;
+    }
+    if (out)
+        *out = variable->address;
+    if (bytes)
+        *bytes = variable->bytes;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuModuleGetFunction, 2000, cuModuleGetFunction, CUfunction *out, CUmodule module, const char *name)
+{
+    MODULE_OF(module);
+    return get_function(out, module, name);
+}
+
+CALL(cuModuleGetGlobal, 3020, cuModuleGetGlobal_v2, CUdeviceptr *out, size_t *bytes, CUmodule module, const char *name)
+{
+    MODULE_OF(module);
+    return get_variable(out, bytes, module, name);
+}
+
+static unsigned count_functions(CUmodule module)
+{
+    unsigned count = 0;
+    for (struct CUfunc_st *function = module->functions; function; function = function->next)
+        count++;
+    return count;
+}
+
+CALL(cuModuleGetFunctionCount, 12040, cuModuleGetFunctionCount, unsigned int *count, CUmodule module)
+{
+    MODULE_OF(module);
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = count_functions(module);
+    return CUDA_SUCCESS;
+}
+
+static CUresult list_functions(void **out, unsigned room, CUmodule module)
+{
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (struct CUfunc_st *function = module->functions; function && room; function = function->next, room--)
+        *out++ = function;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions, CUfunction *out, unsigned int room, CUmodule module)
+{
+    MODULE_OF(module);
+    return list_functions((void **)out, room, module);
+}
+
+/* ---- functions ------------------------------------------------------------------------------------------------------------ */
+
+#define FUNCTION_OF(variable, handle) \
+    READY(); \
+    struct CUfunc_st *variable = function_of(handle); \
+    if (!variable) \
+        return CUDA_ERROR_INVALID_HANDLE
+
+static CUresult get_attribute(int *out, int attribute, void *handle)
+{
+    FUNCTION_OF(function, handle);
+    if (!out || attribute < 0 || attribute >= 16)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = function->attributes[attribute];
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_attribute(int attribute, int value, void *handle)
+{
+    FUNCTION_OF(function, handle);
+    if (attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || attribute >= 16 ||
+        (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && (value < 0 || value > 232448)))
+        return CUDA_ERROR_INVALID_VALUE;
+    function->attributes[attribute] = value;
+    return CUDA_SUCCESS;
+}
+
+static CUresult name_of(const char **out, void *handle)
+{
+    FUNCTION_OF(function, handle);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = function->name;
+    return CUDA_SUCCESS;
+}
+
+static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *size)
+{
+    FUNCTION_OF(function, handle);
+    if (!offset || index >= function->parameter_count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *offset = function->parameters[index].offset;
+    if (size)
+        *size = function->parameters[index].size;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuFuncGetAttribute, 2020, cuFuncGetAttribute, int *out, CUfunction_attribute attribute, CUfunction function)
+{
+    return get_attribute(out, (int)attribute, function);
+}
+
+CALL(cuFuncSetAttribute, 9000, cuFuncSetAttribute, CUfunction function, CUfunction_attribute attribute, int value)
+{
+    return set_attribute((int)attribute, value, function);
+}
+
+CALL(cuFuncGetName, 12030, cuFuncGetName, const char **out, CUfunction function)
+{
+    return name_of(out, function);
+}
+
+CALL(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+    return parameter_of(function, index, offset, size);
+}
+
+CALL(cuFuncGetModule, 11000, cuFuncGetModule, CUmodule *out, CUfunction handle)
+{
+    FUNCTION_OF(function, handle);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = function->module;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuFuncIsLoaded, 12040, cuFuncIsLoaded, int *out, CUfunction handle)
+{
+    FUNCTION_OF(function, handle);
+    (void)function;
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = 1;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuFuncLoad, 12040, cuFuncLoad, CUfunction handle)
+{
+    FUNCTION_OF(function, handle);
+    (void)function;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig, CUfunction handle, int config)
+{
+    FUNCTION_OF(function, handle);
+    (void)function, (void)config;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig, CUfunction handle, int config)
+{
+    FUNCTION_OF(function, handle);
+    (void)function, (void)config;
+    return CUDA_SUCCESS;
+}
+
+/* ---- libraries: modules of no context, whose kernels are functions everywhere --------------------------------------------- */
+
+static CUresult load_library(CUlibrary *out, const void *image)
+{
+    READY();
+    if (!out || !image)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUlibrary library = calloc(1, sizeof *library);
+    if (!library)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = load(&library->module, image, NULL);
+    if (result) {
+        free(library);
+        return result;
+    }
+    library->magic = LIBRARY;
+    library->module->library = library;
+    *out = library;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuLibraryLoadData, 12000, cuLibraryLoadData, CUlibrary *out, const void *image, CUjit_option *jit,
+     void **jit_values, unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count)
+{
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    return load_library(out, image);
+}
+
+CALL(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile, CUlibrary *out, const char *name, CUjit_option *jit,
+     void **jit_values, unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count)
+{
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    void *image = read_file(name);
+    CUresult result = image ? load_library(out, image) : (CUresult)301;
+    free(image);
+    return result;
+}
+
+#define LIBRARY_OF(library) \
+    READY(); \
+    if (!(library) || (library)->magic != LIBRARY) \
+        return CUDA_ERROR_INVALID_HANDLE; \
+    LOCKED
+
+CALL(cuLibraryUnload, 12000, cuLibraryUnload, CUlibrary library)
+{
+    LIBRARY_OF(library);
+    unload(library->module);
+    library->magic = 0;
+    free(library);
+    return CUDA_SUCCESS;
+}
+
+CALL(cuLibraryGetKernel, 12000, cuLibraryGetKernel, CUkernel *out, CUlibrary library, const char *name)
+{
+    LIBRARY_OF(library);
+    return get_function((struct CUfunc_st **)(void *)out, library->module, name);
+}
+
+CALL(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount, unsigned int *count, CUlibrary library)
+{
+    LIBRARY_OF(library);
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = count_functions(library->module);
+    return CUDA_SUCCESS;
+}
+
+CALL(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels, CUkernel *out, unsigned int room, CUlibrary library)
+{
+    LIBRARY_OF(library);
+    return list_functions((void **)out, room, library->module);
+}
+
+CALL(cuLibraryGetModule, 12000, cuLibraryGetModule, CUmodule *out, CUlibrary library)
+{
+    CURRENT(context);
+    (void)context;
+    LIBRARY_OF(library);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = library->module;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal, CUdeviceptr *out, size_t *bytes, CUlibrary library,
+     const char *name)
+{
+    LIBRARY_OF(library);
+    return get_variable(out, bytes, library->module, name);
+}
+
+CALL(cuLibraryGetManaged, 12000, cuLibraryGetManaged, CUdeviceptr *out, size_t *bytes, CUlibrary library,
+     const char *name)
+{
+    LIBRARY_OF(library);
+    return get_variable(out, bytes, library->module, name);
+}
+
+CALL(cuKernelGetFunction, 12000, cuKernelGetFunction, CUfunction *out, CUkernel kernel)
+{
+    CURRENT(context);
+    (void)context;
+    FUNCTION_OF(function, kernel);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = function;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuKernelGetLibrary, 12050, cuKernelGetLibrary, CUlibrary *out, CUkernel kernel)
+{
+    FUNCTION_OF(function, kernel);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = function->module->library;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuKernelGetAttribute, 12000, cuKernelGetAttribute, int *out, CUfunction_attribute attribute, CUkernel kernel,
+     CUdevice device)
+{
+    (void)device;
+    return get_attribute(out, (int)attribute, kernel);
+}
+
+CALL(cuKernelSetAttribute, 12000, cuKernelSetAttribute, CUfunction_attribute attribute, int value, CUkernel kernel,
+     CUdevice device)
+{
+    (void)device;
+    return set_attribute((int)attribute, value, kernel);
+}
+
+CALL(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig, CUkernel kernel, int config, CUdevice device)
+{
+    FUNCTION_OF(function, kernel);
+    (void)function, (void)config, (void)device;
+    return CUDA_SUCCESS;
+}
+
+CALL(cuKernelGetName, 12030, cuKernelGetName, const char **out, CUkernel kernel)
+{
+    return name_of(out, kernel);
+}
+
+CALL(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo, CUkernel kernel, size_t index, size_t *offset, size_t *size)
+{
+    return parameter_of(kernel, index, offset, size);
+}

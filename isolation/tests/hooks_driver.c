@@ -1,0 +1,57 @@
+/* A driver of a few functions, to look functions up in: without a context, so that libfgpu leaves each call to it.
+ * VARIANT is what its functions return; MAKER what DT_SONAME is chosen by the test. */
+#include "cuda_abi.h"
+
+#include <string.h>
+
+#ifndef VARIANT
+#define VARIANT 901
+#endif
+
+#define API __attribute__((visibility("default")))
+
+API CUresult cuDriverGetVersion(int *version) {
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    (void)address;
+    (void)bytes;
+    return (CUresult)VARIANT;
+}
+
+API CUresult cuMemFree_v2(CUdeviceptr address) {
+    (void)address;
+    return (CUresult)(VARIANT + 1);
+}
+
+/* A version of cuMemAlloc that is not exported, as that of a newer driver would not be known to libfgpu. */
+static CUresult newer(CUdeviceptr *address, size_t bytes) {
+    return cuMemAlloc_v2(address, bytes);
+}
+
+static void *find(const char *symbol, int version) {
+    if (strcmp(symbol, "cuMemAlloc") == 0)
+        return version >= 99000 ? (void *)newer : (void *)cuMemAlloc_v2;
+    if (strcmp(symbol, "cuMemFree") == 0)
+        return (void *)cuMemFree_v2;
+    if (strcmp(symbol, "cuSomethingElse") == 0)
+        return (void *)newer;
+    if (strcmp(symbol, "cuGetProcAddress") == 0)
+        return (void *)cuGetProcAddress_v2;
+    return NULL;
+}
+
+API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
+                                 CUdriverProcAddressQueryResult *status) {
+    (void)flags;
+    *function = find(symbol, version);
+    if (status != NULL)
+        *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+API CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}
