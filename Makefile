@@ -1,5 +1,6 @@
 # make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
+# make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
 # make image   build the default session image (BASE=host: without a registry, from this machine's packages)
 
 SHELL := /bin/bash
@@ -11,7 +12,7 @@ export FGPU_PER_GPU ?= 2
 BASE ?=
 NAME ?= base
 
-.PHONY: run test test-all lint format image bench clean
+.PHONY: run test test-all lint format isolation image bench clean
 
 run:
 	@scripts/setup.sh run
@@ -42,10 +43,14 @@ format:
 	@scripts/setup.sh test
 	@.venv/bin/ruff check --fix --quiet . ; .venv/bin/ruff format --quiet .
 
+isolation:
+	@scripts/setup.sh run
+	@$(PY) scripts/build_isolation.py
+
 bench:
 	@scripts/setup.sh test
 	@$(PY) bench/spawn.py
 
 clean:
 	rm -rf .venv .node labextension/node_modules labextension/lib labextension/dist \
-	  labextension/jupyterlab_fgpu/labextension
+	  labextension/jupyterlab_fgpu/labextension isolation/build fgpuspawner/native

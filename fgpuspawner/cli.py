@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -43,7 +43,12 @@ from fgpu_scheduler import (
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
 from fgpuspawner.catalogue import load_catalogue
+from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.isolation.hub import choices_for
 from fgpuspawner.settings import FGPU
+
+if TYPE_CHECKING:
+    from fgpuspawner.queued import QueuedSpawner
 
 CONFIG = "jupyterhub_config.py"
 NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
@@ -164,10 +169,13 @@ def run_check(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines, the first of them "OK"."""
     config = load_config(given.config)
     with _quiet():
-        settings, spawner = _checked_like_the_hub(config, given.config)
+        settings, spawner_class = _checked_like_the_hub(config, given.config)
+    containers = spawner_class.containers
+    kind = "containers" if containers else "local processes, all of one system user"
     catalogue = load_catalogue(settings.catalogue_path())
     nodes = settings.discover_nodes()
-    lines = [f"OK: {given.config}", f"  sessions: {spawner}"]
+    chosen = {c.node_id: c for c in choices_for(settings, nodes, containers=containers)}
+    lines = [f"OK: {given.config}", f"  sessions: {kind} ({spawner_class.__name__})"]
     for node in nodes:
         lines.append(f"  {_node_line(node)}")
         lines.extend(
@@ -175,19 +183,19 @@ def run_check(given: argparse.Namespace) -> list[str]:
             + (" (simulated)" if d.simulated else "")
             for d in node.devices
         )
+        lines.append(f"    isolation: {chosen[node.id].backend.name}: {chosen[node.id].reason}")
     slugs = ", ".join(image.slug for image in catalogue.images)
     lines.append(f"  images: {len(catalogue.images)} ({slugs})")
     lines.append(f"  database: {_database(settings.database_url())}")
     return lines
 
 
-def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, str]:
-    """Return the settings and what sessions are, after the checks that the Hub makes when it starts."""
+def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, type[QueuedSpawner]]:
+    """Return the settings and the class of sessions, after the checks that the Hub makes when it starts."""
     # Imported here: `fgpu status --db` needs no Hub, and these take a second.
     from jupyterhub.app import JupyterHub
 
     from fgpuspawner.config import SERVICE, check_hub
-    from fgpuspawner.local import LocalFGPUSpawner
     from fgpuspawner.queued import QueuedSpawner
 
     config.JupyterHub.log_level = "CRITICAL"
@@ -203,12 +211,7 @@ def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, str]:
         raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")
     settings = FGPU.from_config(config).checked()
     check_hub(app, settings)
-    kind = (
-        "local processes, all of one system user"
-        if issubclass(spawner_class, LocalFGPUSpawner)
-        else "containers"
-    )
-    return settings, f"{kind} ({spawner_class.__name__})"
+    return settings, spawner_class
 
 
 @contextlib.contextmanager
@@ -258,13 +261,15 @@ def _database(url: str) -> str:
 
 def run_status(given: argparse.Namespace) -> list[str]:
     """Return capacity, sessions and queue, as lines or as JSON."""
-    policy = Policy()
+    policy, settings = Policy(), None
     if given.db:
         url = given.db
     else:
         settings = FGPU.from_config(load_config(given.config or CONFIG)).checked()
         url, policy = settings.database_url(), settings.policy()
     found = read_status(url, policy, now_s=int(time.time()))
+    if settings is not None:
+        found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
     return [json.dumps(found, indent=2)] if given.json else status_lines(found)
 
 
@@ -388,9 +393,11 @@ def status_lines(found: Json) -> list[str]:
         lines.append(f"  group {group['name']}: {group['fgpu_used']} of {group['fgpu_total']} fGPU in use")
         for node in group["nodes"]:
             state = "" if node["state"] == "READY" else f" {node['state']}"
+            backend = found.get("isolation", {}).get(node["name"])
             lines.append(
                 f"    node {node['name']}{state}: {node['cpu_used']} of {node['cpu_total']} CPU, "
                 f"{node['memory_mib_used']} of {node['memory_mib_total']} MiB"
+                + (f", isolation {backend}" if backend else "")
             )
             lines.extend(
                 f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"

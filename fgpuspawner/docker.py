@@ -11,9 +11,9 @@ import asyncio
 import logging
 import re
 import signal
-import threading
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
@@ -25,11 +25,14 @@ from dockerspawner import DockerSpawner
 from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Launcher, Node, Observed, Session, format_milli
-from fgpuspawner.isolation import limits
+from fgpu_scheduler import EndCause, FGPUError, Node, Observed, Session, format_milli
+from fgpuspawner.isolation.backend import IN_CONTAINER
+from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.isolation.sealing import parse_environment, sealed_environment, sealed_mounts
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
-from fgpuspawner.runtime import Runtime
+from fgpuspawner.runtime import Runtime, SessionLauncher
 from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.waiting import in_a_thread_of_its_own, to_the_end
 
 T = TypeVar("T")
 
@@ -48,6 +51,12 @@ REMOVAL_TIMEOUT_S = 30
 
 THREADS = 16
 LOG_TAIL_LINES = 20
+
+
+class EngineSilent(FGPUError):
+    """The engine does not answer."""
+
+    code = "engine_silent"
 
 
 class Containers:
@@ -98,9 +107,8 @@ class Containers:
     async def _observed(self, entry: dict[str, Any]) -> Observed | None:
         labels = entry.get("Labels") or {}
         name = (entry.get("Names") or ["/"])[0].removeprefix("/")
-        named = session_and_attempt(name, self.installation)
-        said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
-        if named is None or said != (str(named[0]), str(named[1])):
+        named = self._named(entry)
+        if named is None:
             if entry["Id"] not in self._left_alone:
                 self._left_alone.add(entry["Id"])
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
@@ -154,6 +162,49 @@ class Containers:
             log.warning("Container %s is being removed, and is not gone yet: %s", name, e)
         return await self._is_gone(name)
 
+    def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
+        """Return the session of each process of the host that is in one of this installation's containers."""
+        filters = {"label": f"{LABEL}.installation={self.installation}"}
+        try:
+            sessions = {
+                entry["Id"]: named[0]
+                for entry in self.client.containers(filters=filters)
+                if (named := self._named(entry)) is not None
+            }
+            found: dict[int, int] = {}
+            elsewhere: set[int] = set()
+            for pid in pids:
+                try:
+                    text = Path(f"/proc/{pid}/cgroup").read_text()
+                except OSError:
+                    elsewhere.add(pid)
+                    continue
+                own = next((i for i in container_ids(text) if i in sessions), None)
+                if own is not None:
+                    found[pid] = sessions[own]
+            # It has ended; or its number means something here, where the engine's processes are not to be seen.
+            if elsewhere:
+                for container, session_id in sessions.items():
+                    inside = elsewhere.intersection(self._pids_in(container))
+                    found.update(dict.fromkeys(inside, session_id))
+        except (DockerException, *GONE) as e:
+            raise EngineSilent(f"the Docker engine does not say whose processes use the GPUs: {e}") from e
+        return found
+
+    def _pids_in(self, container: str) -> list[int]:
+        try:
+            top = self.client.top(container, ps_args="-eo pid")
+        except APIError:
+            return []  # It has ended.
+        return [int(row[0]) for row in top.get("Processes") or () if row[0].isdigit()]
+
+    def _named(self, entry: dict[str, Any]) -> tuple[int, int] | None:
+        """Return session and attempt of a container that is ours by its name and its labels, else None."""
+        labels = entry.get("Labels") or {}
+        named = session_and_attempt((entry.get("Names") or ["/"])[0].removeprefix("/"), self.installation)
+        said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
+        return named if named is not None and said == (str(named[0]), str(named[1])) else None
+
     async def _is_gone(self, name: str) -> bool:
         try:
             await self.call(self.client.inspect_container, name)
@@ -174,30 +225,9 @@ class Containers:
         return all(gone)
 
 
-async def to_the_end(awaitable: Awaitable[T]) -> T:
-    """Await something that is never cancelled; a cancellation of the caller takes effect when it is done."""
-    task = asyncio.ensure_future(awaitable)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-async def in_a_thread_of_its_own(function: Callable[..., T], *args: Any) -> T:
-    """Run what can take hours, such that no other call waits for a free thread, nor the Hub's end for it."""
-    outcome: Future[T] = Future()
-    # From here on a cancelled caller cannot cancel it, and does not hear of it either.
-    outcome.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function(*args))
-        except Exception as e:
-            outcome.set_exception(e)
-
-    threading.Thread(target=run, name="fgpu-pull", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+def container_ids(cgroup: str) -> list[str]:
+    """Return the ids of containers in a process's ``/proc/PID/cgroup``, of version 1 or 2, the outer ones first."""
+    return re.findall(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", cgroup)
 
 
 def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
@@ -224,6 +254,9 @@ def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
 
 class FGPUSpawner(QueuedSpawner, DockerSpawner):
     """Sessions as Docker containers, each with its slice, no new privileges and no capabilities."""
+
+    containers = True
+    _image_environment: Mapping[str, str] = {}
 
     pids_limit = Integer(
         1024, help="""Most processes and threads in a session. Example: ``c.FGPUSpawner.pids_limit = 4096``"""
@@ -284,7 +317,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     @classmethod
     def make_launcher(
         cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> Launcher:
+    ) -> SessionLauncher:
         """Return what sees and removes this installation's containers.
 
         Raises:
@@ -313,7 +346,28 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     def docker(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the engine's client in a thread; see `Containers.call`."""
+        if method == "create_container":
+            # The last word: whatever DockerSpawner, the configuration and hooks have put together.
+            kwargs = self._sealed(kwargs)
         return self._containers.call(getattr(self.client, method), *args, **kwargs)
+
+    def _sealed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return what a container is to be made with, with the session's isolation over it."""
+        prepared = self.prepared
+        host_config, displaced = sealed_mounts(kwargs.get("host_config") or {}, prepared.mounts)
+        for path in displaced:
+            self.log.error(
+                "Session %d: something else is configured to be mounted at %s; it is left out",
+                self.session.id,
+                path,
+            )
+        environment = sealed_environment(
+            parse_environment(kwargs.get("environment")),
+            self.told(),
+            prepared,
+            image=self._image_environment,
+        )
+        return {**kwargs, "host_config": host_config, "environment": environment}
 
     @property
     def object_name(self) -> str:
@@ -324,14 +378,6 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     def object_name(self, value: str) -> None:
         """Ignore the name that the Hub kept: the session says what it is."""
 
-    @property
-    def volume_binds(self) -> dict[str, dict[str, str]]:
-        """The configured volumes, and the limits file, read-only."""
-        binds: dict[str, dict[str, str]] = dict(super().volume_binds)
-        path = str(self.runtime.limits_folder / str(self.session.id) / "limits")
-        binds[path] = {"bind": limits.PATH_IN_CONTAINER, "mode": "ro"}
-        return binds
-
     async def launch(self, session: Session) -> tuple[str, int]:
         """Create and start the session's container, fetching its image first where it is not there."""
         image = self.runtime.catalogue.get(session.request.image)
@@ -339,6 +385,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         self.image = image.reference
         found = await self._image(session, image.reference)
+        self._image_environment = _given(parse_environment((found.get("Config") or {}).get("Env")))
         self.mem_limit = f"{session.request.memory_mib}M"
         self.cpu_limit = session.request.cpu_milli / 1000
         before = {name: getattr(self, name) for name in ("extra_create_kwargs", "extra_host_config")}
@@ -398,7 +445,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         given = dict(await _evaluated(self._eval_if_callable(self.extra_host_config)))
         given = {key: value for key, value in given.items() if key not in LIMITS}
         if isinstance(given.get("binds"), list | tuple):
-            # DockerSpawner would take a list for the whole, and leave out the limits file.
+            # DockerSpawner would take a list for the whole, and leave out the volumes.
             volumes: Any = self.volume_binds
             given["binds"] = [*given["binds"], *convert_volume_binds(volumes)]
         # Without this a container may use as much swap again.
@@ -410,7 +457,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
                 driver="nvidia", device_ids=uuids, capabilities=[["gpu", "compute", "utility"]]
             )
             always["device_requests"] = [request]
-        return {**ours, **given, **always}
+        return {**ours, **given, **self.prepared.host_config, **always}
 
     async def _has_nvidia_runtime(self) -> bool:
         if not self.use_nvidia_runtime:
@@ -444,6 +491,19 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             return []
         return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
+    async def has_driver(self, session: Session) -> bool:
+        """Return whether the container got a driver: a simulated one, or the toolkit's."""
+        return self.runtime.is_simulated(session) or await self._has_nvidia_runtime()
+
+    async def probe(self, session: Session, command: Sequence[str]) -> Answer:
+        """Run a probe in the container, as the container's own user."""
+        program, *arguments = command
+        words = [f"{IN_CONTAINER}/{program}", *arguments]
+        try:
+            return await in_a_thread_of_its_own(run_in, self.client, self._containers.name(session), words)
+        except (DockerException, *GONE) as e:
+            raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
+
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers."""
         return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
@@ -458,6 +518,17 @@ def is_root(user: str) -> bool:
         return name in ("", "root")
 
 
+def run_in(client: docker.APIClient, name: str, command: Sequence[str]) -> Answer:
+    """Run a command in a container and return what it prints, no more of it than a probe has to say."""
+    made = client.exec_create(name, list(command), stdin=False, tty=False)["Id"]
+    output = bytearray()
+    for out, _ in client.exec_start(made, stream=True, demux=True):
+        output += out or b""
+        if len(output) > LARGEST_BYTES:
+            break
+    return Answer(bytes(output), client.exec_inspect(made)["ExitCode"])
+
+
 def pull(client: docker.APIClient, reference: str) -> str | None:
     """Fetch an image; return the engine's reason if it could not be fetched."""
     repository, tag = parse_repository_tag(reference)
@@ -469,6 +540,10 @@ def pull(client: docker.APIClient, reference: str) -> str | None:
 
 async def _evaluated(value: Any) -> Any:
     return await value if asyncio.iscoroutine(value) or isinstance(value, asyncio.Future) else value
+
+
+def _given(environment: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if value is not None}
 
 
 def _plain(labels: dict[str, str]) -> dict[str, str]:

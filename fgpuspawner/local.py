@@ -14,8 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,15 +26,19 @@ from jupyterhub.utils import random_port
 from traitlets import Integer, default
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Launcher, Node, Observed, Session
+from fgpu_scheduler import EndCause, Node, Observed, Session
 from fgpuspawner.catalogue import Image
+from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.isolation.sealing import sealed_environment
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
-from fgpuspawner.runtime import Runtime
+from fgpuspawner.runtime import Runtime, SessionLauncher
 from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.waiting import in_a_thread_of_its_own
 
 INSTALLATION = "FGPU_INSTALLATION"
 SESSION = "FGPU_SESSION_ID"
 ATTEMPT = "FGPU_ATTEMPT"
+HANDLE = re.compile(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})")
 LOG_TAIL_BYTES = 4096
 LOGS_KEPT_S = 14 * 24 * 3600
 
@@ -91,16 +96,31 @@ class LocalProcesses:
         return self._folder / "run" / handle
 
     def _marked(self) -> dict[str, list[psutil.Process]]:
-        """Return every live process that carries this installation's mark, by handle."""
+        """Return every live process that carries this installation's mark, or descends from one, by handle."""
         found: dict[str, list[psutil.Process]] = {}
+        unmarked: dict[int, tuple[psutil.Process, int]] = {}
+        handles: dict[int, str] = {}
         for process in psutil.process_iter():
             try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
                 env = process.environ()
-                if env.get(INSTALLATION) == self.installation and process.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(env.get(ATTEMPT, ""), []).append(process)
+                if env.get(INSTALLATION) == self.installation:
+                    handles[process.pid] = env.get(ATTEMPT, "")
+                    found.setdefault(handles[process.pid], []).append(process)
+                else:
+                    unmarked[process.pid] = process, process.ppid()
             except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
                 # It ended, or it is another user's, and then not ours.
                 continue
+        for process, parent in unmarked.values():
+            # One that was started without its environment.
+            for _ in range(len(unmarked)):
+                if parent not in unmarked:
+                    break
+                parent = unmarked[parent][1]
+            if parent in handles:
+                found[handles[parent]].append(process)
         return found
 
     def _server(self, handle: str) -> psutil.Process | None:
@@ -133,6 +153,16 @@ class LocalProcesses:
             tail = ""
         return status, tail
 
+    def environments(self, session: Session) -> list[dict[str, str]]:
+        """Return the environments with which the session's processes run, the server's first; none if it does not."""
+        handle = self.handle(session)
+        server = self._server(handle)
+        found = []
+        for process in [server, *self._marked().get(handle, ())] if server is not None else []:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                found.append(process.environ())
+        return found
+
     async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
         """Return every marked process group of this installation, one entry per attempt of a session."""
         return await asyncio.to_thread(self._observe), self._node_ids
@@ -140,7 +170,7 @@ class LocalProcesses:
     def _observe(self) -> list[Observed]:
         found = []
         for handle in self._marked():
-            match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})", handle)
+            match = HANDLE.fullmatch(handle)
             if match is None:
                 continue
             alive = self._server(handle) is not None or not self._note(handle).exists()
@@ -155,6 +185,27 @@ class LocalProcesses:
                 )
             )
         return found
+
+    def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
+        """Return the session of each process that carries this installation's mark, or descends from one that does."""
+        found = {}
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                for one in (process, *process.parents()):
+                    match = HANDLE.fullmatch(self._mark(one))
+                    if match is not None:
+                        found[pid] = int(match[1])
+                        break
+        return found
+
+    def _mark(self, process: psutil.Process) -> str:
+        """Return which attempt of this installation's sessions a process carries the mark of, or ""."""
+        try:
+            env = process.environ()
+        except (psutil.Error, OSError):
+            return ""
+        return env.get(ATTEMPT, "") if env.get(INSTALLATION) == self.installation else ""
 
     async def remove(self, observed: Observed) -> bool:
         """End every process of this attempt; return whether all are gone."""
@@ -192,6 +243,29 @@ class LocalProcesses:
         return not any(marked.get(h) for h in handles)
 
 
+def run_beside(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
+    """Run a program with an environment and return what it prints, no more of it than a probe has to say."""
+    child = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    killer = threading.Timer(timeout_s, child.kill)
+    killer.start()
+    try:
+        with child.stdout:
+            output = child.stdout.read(LARGEST_BYTES + 1)
+        if len(output) > LARGEST_BYTES:
+            child.kill()
+        return Answer(output, child.wait())
+    finally:
+        killer.cancel()
+
+
 def _signal(processes: Sequence[psutil.Process], sign: signal.Signals) -> None:
     for process in processes:
         try:
@@ -203,8 +277,11 @@ def _signal(processes: Sequence[psutil.Process], sign: signal.Signals) -> None:
 class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
     """Sessions as processes of the Hub's own user, beside each other and not kept apart.
 
-    Fine for one person or a demo. Limits of CPU and memory are counted, and not enforced.
+    Fine for one person or a demo. Limits of CPU and memory are counted, and not enforced. A program can drop its
+    GPU limit with its environment; the watchdog sees what it then takes.
     """
+
+    containers = False
 
     stop_timeout_s = Integer(
         10,
@@ -221,7 +298,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
     @classmethod
     def make_launcher(
         cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> Launcher:
+    ) -> SessionLauncher:
         """Return what sees and ends the local processes of this installation."""
         own = configured(cls, config)
         return LocalProcesses(
@@ -252,7 +329,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     def limits_path_in_session(self) -> str:
         """Return where the limits file is: where it was written."""
-        return str(self.runtime.limits_folder / str(self.session.id) / "limits")
+        return str(self.runtime.isolation.folder(self.session.id) / "limits")
 
     async def launch(self, session: Session) -> tuple[str, int]:
         """Start the server in the image's Python environment, on a free port of the loopback."""
@@ -264,6 +341,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         self.ip = "127.0.0.1"
         env = self.get_env()
         env["PATH"] = f"{binaries}{os.pathsep}{env.get('PATH', os.defpath)}"
+        env = {k: v for k, v in sealed_environment(env, self.told(), self.prepared).items() if v is not None}
         root = ["--allow-root"] if os.geteuid() == 0 else []
         self._processes.start(session, [program, *self.cmd[1:], *self.get_args(), *root], env, self.home)
         return self.ip, self.port
@@ -293,6 +371,19 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         if status < 0:
             return 128 - status, EndCause.EXITED, f"the server was ended by signal {-status}"
         return status, EndCause.EXITED, f"the server ended with status {status}{last}"
+
+    async def probe(self, session: Session, command: Sequence[str]) -> Answer:
+        """Run a probe beside the server, with the environment that the server and its children really have."""
+        found = await asyncio.to_thread(self._processes.environments, session)
+        if not found:
+            raise LaunchFailed("the session's server ended while its GPU limit was checked")
+        # Of the one that has lost what holds it, if there is one: that is what the owner's programs would have.
+        ours = self.prepared.environment
+        env = next((e for e in found if any(e.get(k) != v for k, v in ours.items())), found[0])
+        program, *arguments = command
+        words = [str(self.runtime.isolation.folder(session.id) / program), *arguments]
+        timeout_s = self.runtime.settings.verify_timeout_s
+        return await in_a_thread_of_its_own(run_beside, words, env, timeout_s)
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """End every process of the session."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, ClassVar
@@ -30,7 +31,6 @@ from fgpu_scheduler import (
     LAUNCHING,
     EndCause,
     FGPUError,
-    Launcher,
     Node,
     Refusal,
     Session,
@@ -42,8 +42,19 @@ from fgpu_scheduler import (
 from fgpu_scheduler.service import SessionEnded
 from fgpuspawner import form, ticket
 from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.backend import Prepared
+from fgpuspawner.isolation.report import (
+    Answer,
+    BadReport,
+    Report,
+    not_in_force,
+    probe_command,
+    read_report,
+    static_command,
+)
+from fgpuspawner.isolation.sealing import without_knobs
 from fgpuspawner.options import Offer, Refused, Wanted, parse, read_fields
-from fgpuspawner.runtime import Runtime
+from fgpuspawner.runtime import Runtime, SessionLauncher
 from fgpuspawner.settings import FGPU
 
 PROBE_EVERY_S = 0.03
@@ -67,6 +78,9 @@ class QueuedSpawner(Spawner):
     A class that mixes it in gives `launch`, `exit_status`, `take_down` and `make_launcher`.
     """
 
+    containers: ClassVar[bool]
+    """Whether sessions are containers; else they are local processes."""
+
     # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
     IDLE: ClassVar[str] = "idle"
     STARTING: ClassVar[str] = "starting"
@@ -76,6 +90,7 @@ class QueuedSpawner(Spawner):
         super().__init__(*args, **kwargs)
         self._phase = self.IDLE
         self._session: Session | None = None
+        self._prepared: Prepared | None = None
         self._failure: tuple[EndCause, str] | None = None
         self._refused: dict[str, str] = {}
 
@@ -93,6 +108,18 @@ class QueuedSpawner(Spawner):
         """Return None while the session's server lives, else its status, the cause and words for the owner."""
         raise NotImplementedError
 
+    async def probe(self, session: Session, command: Sequence[str]) -> Answer:
+        """Run one of the probes inside the session and return what it prints. What is cancelled may take its time.
+
+        Raises:
+            LaunchFailed: it could not be run at all.
+        """
+        raise NotImplementedError
+
+    async def has_driver(self, session: Session) -> bool:
+        """Return whether the session was given a driver for its GPUs, so that there is something to hold."""
+        return True
+
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """End everything that any attempt of the session left; return whether it is known to be gone."""
         raise NotImplementedError
@@ -100,7 +127,7 @@ class QueuedSpawner(Spawner):
     @classmethod
     def make_launcher(
         cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> Launcher:
+    ) -> SessionLauncher:
         """Return what sees and removes what this class launches."""
         raise NotImplementedError
 
@@ -116,6 +143,12 @@ class QueuedSpawner(Spawner):
         """The session that this spawner launches, or launched."""
         assert self._session is not None, "no session was placed yet"
         return self._session
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was written for the session's launch, and what it is given of it."""
+        assert self._prepared is not None, "nothing was prepared yet"
+        return self._prepared
 
     def offer(self) -> Offer:
         """Return what this user may choose."""
@@ -164,17 +197,19 @@ class QueuedSpawner(Spawner):
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment, with what it is told of its slice."""
-        env: dict[str, str] = super().get_env()
+        env: dict[str, str] = without_knobs(super().get_env())
         if self._session is not None and self._session.placement is not None:
-            env.update(
-                limits.environment(
-                    self._session,
-                    limits_path=self.limits_path_in_session(),
-                    simulated=self.runtime.is_simulated(self._session),
-                )
-            )
+            env.update(self.told())
             env["FGPU_SERVICE_URL"] = self.runtime.settings.service_url()
         return env
+
+    def told(self) -> dict[str, str]:
+        """Return what the session is told of its slice."""
+        return limits.environment(
+            self.session,
+            limits_path=self.limits_path_in_session(),
+            simulated=self.runtime.is_simulated(self.session),
+        )
 
     def limits_path_in_session(self) -> str:
         """Return where the session finds its limits file."""
@@ -319,9 +354,10 @@ class QueuedSpawner(Spawner):
             async with asyncio.timeout(self.runtime.settings.launch_timeout_s):
                 if session.attempt > 1 and not await self.take_down(session, now=True):
                     raise LaunchFailed("what an earlier launch of this session left could not be removed")
-                limits.write(self.runtime.limits_folder, session)
+                self._prepared = await self.runtime.prepare(session)
                 ip, port = await self.launch(session)
                 await self._answers(session, ip, port)
+                await self._verified(session)
         except TimeoutError:
             limit = self.runtime.settings.launch_timeout_s
             raise LaunchFailed(
@@ -332,9 +368,45 @@ class QueuedSpawner(Spawner):
         except Exception as e:
             self.log.exception("Launching session %d failed", placed.id)
             raise LaunchFailed(f"the launch failed: {e}") from e
-        note = json.dumps({"ip": ip, "port": port})
+        note = json.dumps({"ip": ip, "port": port, "isolation": self.prepared.backend})
         self._session = await scheduler.running(session.id, session.attempt, note)
         return f"http://{ip}:{port}"
+
+    async def _verified(self, session: Session) -> None:
+        """Have it proved from inside the session that its limits are in force, or fail the launch."""
+        backend, prepared = self.runtime.isolation.backend_of(session), self.prepared
+        if not backend.verified:
+            self.log.warning("Session %d is not verified: its isolation is %s", session.id, backend.name)
+            return
+        if not await self.has_driver(session):
+            self.log.warning("Session %d is not verified: it was given no GPU driver", session.id)
+            return
+        timeout_s = self.runtime.settings.verify_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                reports = await self._reports(session, timeout_s * 4 // 5 or 1)
+            problems = backend.verify(prepared.limits, *reports)
+        except BadReport as e:
+            problems = [str(e)]
+        except TimeoutError:
+            problems = [f"the check did not end within {timeout_s} seconds"]
+        if not problems:
+            self.log.info("Session %d is verified: %s", session.id, backend.name)
+            return
+        self.log.error("Session %d is not held by %s: %s", session.id, backend.name, "; ".join(problems))
+        raise LaunchFailed(
+            not_in_force(prepared.limits, problems, image=session.request.image), EndCause.ISOLATION_FAILED
+        )
+
+    async def _reports(self, session: Session, timeout_s: int) -> tuple[Report, Report | None]:
+        """Return what the probe says, and in a container what the static one does."""
+        nonces = secrets.token_hex(16), secrets.token_hex(16)
+        commands = [probe_command(nonces[0], self.prepared.limits, timeout_s=timeout_s)]
+        if self.containers:
+            commands.append(static_command(nonces[1], timeout_s=timeout_s))
+        answers = await asyncio.gather(*(self.probe(session, command) for command in commands))
+        reports = [read_report(answer, nonce) for answer, nonce in zip(answers, nonces, strict=False)]
+        return reports[0], reports[1] if self.containers else None
 
     async def _answers(self, session: Session, ip: str, port: int) -> None:
         """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
@@ -454,13 +526,14 @@ class QueuedSpawner(Spawner):
             session = await scheduler.end(session.id, cause, message)
             await self._launch_at_rest()
             if session.state is SessionState.TERMINATING:
-                if await self.take_down(session, now=now):
-                    await scheduler.gone(session.id)
-                else:
+                if not await self.take_down(session, now=now):
+                    # Its folder stays as well: the next launch removes those of sessions that are gone.
                     self.log.warning(
                         "Session %d could not be removed yet; it keeps its share until it is", session.id
                     )
-        limits.remove(self.runtime.limits_folder, session.id)
+                    return
+                await scheduler.gone(session.id)
+        await asyncio.to_thread(self.runtime.isolation.remove, session.id)
 
     async def _drop_ticket(self, why: str) -> None:
         """Cancel the request that this server left in the queue, which may not be made any more."""

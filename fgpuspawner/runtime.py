@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from jupyterhub import orm
 from traitlets.config import Config
@@ -25,22 +25,32 @@ from fgpu_scheduler import (
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
 from fgpuspawner.catalogue import Catalogue, load_catalogue
-from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.backend import Prepared
+from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.watchdog import Owners, Watchdog
 from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
+from fgpuspawner.waiting import to_the_end
 
 log = logging.getLogger("fgpu")
 
 START_AGAIN_S = 1.0
 
 
+class SessionLauncher(Launcher, Owners, Protocol):
+    """Sees and removes what sessions were launched as, and knows whose processes are whose."""
+
+
 class LaunchingSpawner(Protocol):
     """The spawner class of the Hub, as far as the runtime needs it."""
+
+    containers: ClassVar[bool]
+    """Whether its sessions are containers."""
 
     @classmethod
     def make_launcher(
         cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> Launcher:
+    ) -> SessionLauncher:
         """Return what sees and removes what this kind of spawner launches."""
         ...
 
@@ -55,6 +65,7 @@ class Runtime:
         self._config = config
         self._spawner_class = spawner_class
         self._started: asyncio.Future[None] | None = None
+        self._preparing = asyncio.Lock()
 
     @classmethod
     def current(cls) -> Runtime:
@@ -80,7 +91,10 @@ class Runtime:
         self.nodes: tuple[Node, ...] = self.settings.discover_nodes()
         self.store = Store(self.settings.database_url())
         self.store.open()
-        self.limits_folder = self.settings.data_path() / "limits"
+        self.isolation = Isolation(self.settings, self.nodes)
+        self.isolation.open(
+            containers=self._spawner_class.containers, installation=self.store.installation_id
+        )
         self.launcher = self._spawner_class.make_launcher(
             config=self._config,
             settings=self.settings,
@@ -117,11 +131,19 @@ class Runtime:
             except FGPUError as e:
                 log.error("The scheduler cannot start yet, trying on: %s", e)
                 await asyncio.sleep(START_AGAIN_S)
-        limits.prune(self.limits_folder, [s.id for s in live])
+        await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
         for session in live:
             if session.state is SessionState.RUNNING and self._server_of(session) not in self._served:
                 message = "the Hub had no server for this session any more when it restarted"
                 await self.scheduler.end(session.id, EndCause.EXITED, message)
+        watchdog = Watchdog(
+            self.isolation,
+            self.scheduler,
+            self.launcher,
+            every_s=self.settings.watchdog_every_s,
+            tolerance_mib=self.settings.watchdog_tolerance_mib,
+        )
+        self._watching = asyncio.create_task(watchdog.run())
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
@@ -134,6 +156,17 @@ class Runtime:
         """Wait until what the last run left is known and healed."""
         assert self._started is not None, "the runtime was not started"
         await asyncio.shield(self._started)
+
+    async def prepare(self, session: Session) -> Prepared:
+        """Write what a session needs for its launch.
+
+        Raises:
+            CannotPrepare: with words for the owner.
+        """
+        # One at a time, so that whoever lives by now is known to whoever removes what the dead left.
+        async with self._preparing:
+            live = [s.id for s in await self.scheduler.live()]
+            return await to_the_end(asyncio.to_thread(self.isolation.prepare, session, live))
 
     @property
     def simulated(self) -> bool:

@@ -27,6 +27,7 @@ from fgpu_scheduler import (
     format_milli,
     parse_milli,
 )
+from fgpuspawner.isolation.limits import MANAGED
 
 DEFAULT_GROUP = "default"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -36,6 +37,7 @@ MIN_MEMORY_MIB = 128
 """Below this admission refuses a session."""
 LARGEST_MIB = 2**31
 """Two PiB: more is a typing mistake."""
+ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 
 
 class FGPU(Configurable):
@@ -222,6 +224,88 @@ class FGPU(Configurable):
         """,
     ).tag(config=True)
 
+    isolation = Unicode(
+        "auto",
+        help="""What holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps", "hami" or "none".
+
+        "auto" takes the strongest that a node can have: "mig" where its GPUs are MIG instances, else "driver-cgroup"
+        where the driver can (r615 or newer), else "interposer", which is libfgpu. If it can have none of these the Hub
+        does not start; with simulated GPUs only it starts with "none" and says so. With "none" a session is told its
+        limits, and nothing holds it to them.
+
+        Example: ``c.FGPU.isolation = "interposer"``
+        """,
+    ).tag(config=True)
+    managed_memory = Unicode(
+        "charge",
+        help="""What libfgpu does about managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it.
+
+        Example: ``c.FGPU.managed_memory = "refuse"``
+        """,
+    ).tag(config=True)
+    context_mib = Union(
+        [Integer(), Unicode()],
+        default_value="auto",
+        help="""GPU memory that libfgpu charges for every CUDA context of every process, in MiB; 0 charges nothing.
+
+        "auto" measures it once for each GPU model and driver, when the Hub starts, and keeps it in ``data_dir``. Where
+        it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
+
+        Example: ``c.FGPU.context_mib = 400``
+        """,
+    ).tag(config=True)
+    accounting_dir = Unicode(
+        "",
+        help="""Folder for what a session's processes write all the time about what they hold; best in memory.
+
+        Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. In it there is a folder for
+        the installation, which is nobody else's.
+
+        Example: ``c.FGPU.accounting_dir = "/run/user/1000"``
+        """,
+    ).tag(config=True)
+    verify_timeout_s = Integer(
+        60,
+        help="""How long the check of a session's limits may take after its start. One that takes longer has failed.
+
+        Example: ``c.FGPU.verify_timeout_s = 120``
+        """,
+    ).tag(config=True)
+    watchdog_every_s = Integer(
+        10,
+        help="""How often the watchdog compares what the driver says that sessions hold with what they may; 1 to 300.
+
+        It cannot be switched off: what libfgpu counts is kept where the session itself could write it.
+
+        Example: ``c.FGPU.watchdog_every_s = 5``
+        """,
+    ).tag(config=True)
+    watchdog_tolerance_mib = Integer(
+        512,
+        help="""How far above its limit a session may be on a GPU before the watchdog warns, and ends it at the next look.
+
+        The driver counts what libfgpu does not see, such as the code of kernels.
+
+        Example: ``c.FGPU.watchdog_tolerance_mib = 256``
+        """,
+    ).tag(config=True)
+    hami_library = Unicode(
+        "",
+        help="""Path of HAMi-core's ``libvgpu.so`` on this machine, for ``isolation = "hami"``.
+
+        Example: ``c.FGPU.hami_library = "/usr/local/vgpu/libvgpu.so"``
+        """,
+    ).tag(config=True)
+    mps_pipe_directory = Unicode(
+        "/tmp/nvidia-mps",
+        help="""Where the MPS daemon has its pipes (its ``CUDA_MPS_PIPE_DIRECTORY``), for ``isolation = "mps"``.
+
+        The daemon must run as the user that sessions run as, and containers then share the host's shared memory.
+
+        Example: ``c.FGPU.mps_pipe_directory = "/run/nvidia-mps"``
+        """,
+    ).tag(config=True)
+
     @classmethod
     def from_config(cls, config: Config) -> FGPU:
         """Return the settings of a Hub's configuration.
@@ -262,7 +346,8 @@ class FGPU(Configurable):
         self._check_simulated()
         self._check_groups()
         self._check_nodes()
-        for name in ("queue_timeout_s", "launch_timeout_s", "abandoned_after_s"):
+        self._check_isolation()
+        for name in ("queue_timeout_s", "launch_timeout_s", "abandoned_after_s", "verify_timeout_s"):
             if getattr(self, name) < 1:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)}; it must be at least 1 second")
         if self.resume_grace_s < 0:
@@ -418,6 +503,25 @@ class FGPU(Configurable):
             raise BadSettings(
                 f'c.FGPU.simulated_gpus is {self.simulated_gpus!r}; use "auto" or a number such as "2"'
             )
+
+    def _check_isolation(self) -> None:
+        for name, known in (("isolation", ISOLATION), ("managed_memory", MANAGED)):
+            if getattr(self, name) not in known:
+                raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
+        if self.context_mib != "auto" and not _is_whole(self.context_mib, 0):
+            raise BadSettings(f'c.FGPU.context_mib is {self.context_mib!r}; use "auto" or MiB such as 400')
+        if not 1 <= self.watchdog_every_s <= 300:
+            raise BadSettings(
+                f"c.FGPU.watchdog_every_s is {self.watchdog_every_s}; it must be between 1 and 300"
+            )
+        if not 0 <= self.watchdog_tolerance_mib <= LARGEST_MIB:
+            raise BadSettings(
+                f"c.FGPU.watchdog_tolerance_mib is {self.watchdog_tolerance_mib}; it must not be negative"
+            )
+        for name in ("hami_library", "mps_pipe_directory", "accounting_dir"):
+            path = getattr(self, name)
+            if path and not Path(path).is_absolute():
+                raise BadSettings(f"c.FGPU.{name} is {path!r}; it must be an absolute path")
 
     def _check_groups(self) -> None:
         for name, rule in self.groups.items():

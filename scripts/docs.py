@@ -63,7 +63,10 @@ END_CAUSES: dict[EndCause, str] = {
     EndCause.TIME_LIMIT: f"It ran for as long as it may. {NOT_GIVEN}",
     EndCause.PREEMPTED: f"It made room for a session of higher priority. {NOT_GIVEN}",
     EndCause.NODE_LOST: f"Its node does not answer any more. {NOT_GIVEN}",
-    EndCause.ISOLATION_FAILED: f"Its GPU limit could not be put in force. {NOT_GIVEN}",
+    EndCause.ISOLATION_FAILED: (
+        "After its start its GPU limit was not in force; or, later, it held more GPU memory than it may, also after a "
+        "warning."
+    ),
 }
 
 SECTIONS: tuple[tuple[type[HasTraits], str], ...] = (

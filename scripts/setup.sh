@@ -9,7 +9,11 @@ say() { printf '%s\n' "$*" >&2; }
 
 inputs() {
   {
-    cat scripts/setup.sh pyproject.toml
+    cat scripts/setup.sh scripts/build_isolation.py pyproject.toml hatch_build.py
+    # Installed later, they change what can be built.
+    command -v gcc make || true
+    find isolation -type f \( -name '*.[ch]' -o -name Makefile \) -not -path '*/build/*' -not -path '*/tests/*' -print0 |
+      LC_ALL=C sort -z | xargs -0 cat
     find labextension -type f \( -name node_modules -o -path '*/node_modules/*' -o -path '*/lib/*' -o \
       -path '*/jupyterlab_fgpu/labextension/*' -o -path '*/dist/*' -o -name '*.pyc' -o -path '*/tests/*' -o \
       -name '*.tsbuildinfo' -o -path '*_cache/*' -o -path '*/.yarn/*' \) -prune -o -type f -print0 |
@@ -58,6 +62,12 @@ find_node() {
   chmod +x .node/bin/npm
 }
 
+# libfgpu, which holds sessions to their slices, is compiled. All else works without, and says that it does.
+find_compiler() {
+  .venv/bin/python scripts/build_isolation.py --check && return
+  say "WARNING: without it nothing holds GPU sessions to their slices"
+}
+
 # Whether it was set up for this, or for the tests, which need more, with what is here now.
 is_done() {
   [ -x .node/node_modules/.bin/configurable-http-proxy ] || return 1
@@ -80,6 +90,7 @@ say "Setting up; the first time takes a minute or two"
 make_venv
 export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
 find_node
+find_compiler
 if [ ! -x .node/node_modules/.bin/configurable-http-proxy ]; then
   mkdir -p .node
   npm install --silent --no-fund --no-audit --no-package-lock --prefix .node configurable-http-proxy@5.3.0
@@ -87,6 +98,6 @@ fi
 # What was built from older sources would be installed again as it is.
 rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/tsconfig.tsbuildinfo
 extras=local
-[ "$kind" = test ] && extras=local,test
+[ "$kind" = test ] && extras=local,test,test-clients
 .venv/bin/pip install --quiet --editable ".[$extras]" ./labextension
 printf '%s\n' "$key" >".venv/.setup-$kind"

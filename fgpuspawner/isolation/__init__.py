@@ -1,1 +1,1 @@
-"""What a session is told of its slice, and later: what holds it to that."""
+"""What holds a session to its slice: backends behind one protocol, the check after each start, and the watchdog."""

@@ -1,65 +1,179 @@
 """The limits file of a session: text, read-only, the one truth about its slice inside the session.
 
-Version 1: the heading ``fgpu-limits 1``, then ``session=ID``, then one ``device=UUID key=value ...`` line for
-each share. Plain lines, so that a C library reads it without a parser.
+isolation/README.md has the format, version 1: the heading, ``session=``, ``managed=``, one ``device=UUID key=value ...``
+line for each share, ``end``. libfgpu refuses every allocation where it cannot read all of it.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Collection
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from fgpu_scheduler import Session, format_milli
+from fgpu_scheduler import Device, FGPUError, Session, ShareMode, format_milli
+from fgpuspawner.isolation import slots
+from fgpuspawner.isolation.files import read_bounded, write_whole
+from fgpuspawner.isolation.slots import Slots
 
 VERSION = 1
+NAME = "limits"
 PATH_IN_CONTAINER = "/run/fgpu/limits"
+LARGEST_BYTES = 16 * 1024
+MANAGED = ("charge", "refuse")
+"""What becomes of managed memory: it counts against the limit, or is not to be had."""
 
 
-def render(session: Session) -> str:
-    """Return the limits file of a session that holds shares."""
-    assert session.placement is not None, "a session without shares has no limits"
-    lines = [f"fgpu-limits {VERSION}", f"session={session.id}"]
-    lines.extend(
-        f"device={s.device_uuid} memory_mib={s.memory_mib} compute_percent={s.compute_percent} mode={s.mode}"
-        for s in session.placement.shares
-    )
-    return "\n".join(lines) + "\n"
+_DEVICE = re.compile(
+    r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}) memory_mib=(?P<memory>[0-9]{1,10}) device_mib=(?P<device>[0-9]{1,10})"
+    r" context_mib=(?P<context>[0-9]{1,10}) compute_percent=(?P<percent>[0-9]{1,3})"
+    r" mode=(?P<mode>memory|memory\+compute) slots=(?P<slots>[-0-9,]+)"
+)
 
 
-def write(folder: Path, session: Session) -> Path:
-    """Write the session's limits file into a folder of its own and return its absolute path.
+class BadLimits(FGPUError):
+    """A limits file that cannot be read, or one that cannot be written."""
 
-    The file appears whole or not at all, and nobody but its owner could write it, were it writable.
+    code = "bad_limits"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimit:
+    """What a session may have of one device. ``slots`` is empty in mode memory."""
+
+    uuid: str
+    memory_mib: int
+    device_mib: int
+    context_mib: int
+    compute_percent: int
+    mode: ShareMode
+    slots: Slots
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all of the device's memory."""
+        return self.memory_mib == self.device_mib
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session may have of each of its devices."""
+
+    session_id: int
+    managed: str
+    devices: tuple[DeviceLimit, ...]
+
+
+def limits_of(
+    session: Session,
+    devices: Iterable[Device],
+    neighbours: Iterable[Limits],
+    *,
+    managed: str,
+    context_mib: dict[str, int],
+    compute: bool = True,
+) -> Limits:
+    """Return the limits of a session that holds shares, with slots beside those of its ``neighbours``.
+
+    ``context_mib`` is by UUID, 0 where it names none. Without ``compute``, compute is left alone: somebody else
+    holds it.
+
+    Raises:
+        BadLimits: a share is of a device that is not there any more.
     """
-    own = folder / str(session.id)
-    own.mkdir(parents=True, exist_ok=True, mode=0o755)
-    path = own / "limits"
-    draft = own / "limits.new"
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, 0o444)  # Whatever the umask says.
-        file.write(render(session))
-        file.flush()
-        os.fsync(descriptor)
-    draft.replace(path)
-    return path
+    assert session.placement is not None, "a session without shares has no limits"
+    known = {d.uuid: d for d in devices}
+    beside = [limit for n in neighbours if n.session_id != session.id for limit in n.devices]
+    found: list[DeviceLimit] = []
+    for share in session.placement.shares:
+        device = known.get(share.device_uuid)
+        if device is None:
+            raise BadLimits(f"GPU {share.device_uuid} is not configured any more; ask for a new session")
+        timed = compute and share.mode is ShareMode.MEMORY_COMPUTE
+        taken = [limit.slots for limit in beside if limit.uuid == share.device_uuid]
+        found.append(
+            DeviceLimit(
+                uuid=share.device_uuid,
+                # A share from before a driver's change can be larger than what the device has now.
+                memory_mib=min(share.memory_mib, device.memory_mib),
+                device_mib=device.memory_mib,
+                context_mib=context_mib.get(share.device_uuid, 0),
+                compute_percent=share.compute_percent,
+                mode=ShareMode.MEMORY_COMPUTE if timed else ShareMode.MEMORY,
+                slots=slots.assign(taken, share.compute_percent) if timed else (),
+            )
+        )
+    return Limits(session.id, managed, tuple(found))
 
 
-def remove(folder: Path, session_id: int) -> None:
-    """Remove what `write` made. Removing it twice is fine."""
-    shutil.rmtree(folder / str(session_id), ignore_errors=True)
+def render(limits: Limits) -> str:
+    """Return the text of a limits file."""
+    lines = [f"fgpu-limits {VERSION}", f"session={limits.session_id}", f"managed={limits.managed}"]
+    lines.extend(
+        f"device={d.uuid} memory_mib={d.memory_mib} device_mib={d.device_mib} context_mib={d.context_mib}"
+        f" compute_percent={d.compute_percent} mode={d.mode} slots={slots.render(d.slots) or '-'}"
+        for d in limits.devices
+    )
+    return "\n".join([*lines, "end", ""])
 
 
-def prune(folder: Path, live: Collection[int]) -> None:
-    """Remove the folders of sessions that are not ``live``, left by a Hub that was killed."""
-    if not folder.is_dir():
-        return
-    for own in folder.iterdir():
-        if own.name.isdigit() and int(own.name) not in live:
-            shutil.rmtree(own, ignore_errors=True)
+def parse(text: str) -> Limits:
+    """Return the limits of `render`'s text.
+
+    Raises:
+        BadLimits: it is none.
+    """
+    lines = text.split("\n")
+    session = re.fullmatch(r"session=([0-9]{1,18})", lines[1]) if len(lines) > 1 else None
+    if lines[0] != f"fgpu-limits {VERSION}" or session is None or lines[-2:] != ["end", ""]:
+        raise BadLimits(f"not limits of version {VERSION}, or not all of them")
+    managed = lines[2].removeprefix("managed=")
+    if managed not in MANAGED or len(lines) < 6:
+        raise BadLimits("line 3 must be managed=charge or managed=refuse, and devices must follow")
+    return Limits(int(session[1]), managed, tuple(_device(line) for line in lines[3:-2]))
+
+
+def _device(line: str) -> DeviceLimit:
+    match = _DEVICE.fullmatch(line)
+    if match is None:
+        raise BadLimits(f"{line[:120]!r} is no device")
+    mode, text = ShareMode(match["mode"]), match["slots"]
+    try:
+        own = () if text == "-" and mode is ShareMode.MEMORY else slots.parse(text)
+    except ValueError as e:
+        raise BadLimits(str(e)) from None
+    return DeviceLimit(
+        uuid=match["uuid"],
+        memory_mib=int(match["memory"]),
+        device_mib=int(match["device"]),
+        context_mib=int(match["context"]),
+        compute_percent=int(match["percent"]),
+        mode=mode,
+        slots=own,
+    )
+
+
+def write(folder: Path, limits: Limits) -> Path:
+    """Write the limits file into a session's folder and return its path.
+
+    It appears whole or not at all, and nobody can write it but who may replace it.
+    """
+    text = render(limits).encode("ascii")
+    if len(text) > LARGEST_BYTES:
+        raise BadLimits(f"the limits of {len(limits.devices)} devices are more than {LARGEST_BYTES} bytes")
+    return write_whole(folder / NAME, text, mode=0o444)
+
+
+def read(folder: Path) -> Limits:
+    """Return the limits in a session's folder.
+
+    Raises:
+        BadLimits: there are none that can be read.
+    """
+    try:
+        return parse(read_bounded(folder / NAME, LARGEST_BYTES).decode("ascii"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadLimits(f"{folder / NAME} cannot be read: {e}") from e
 
 
 def environment(session: Session, *, limits_path: str, simulated: bool) -> dict[str, str]:

@@ -104,6 +104,15 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
+class Isolation:
+    """What holds the sessions of a node, for administrators."""
+
+    node: str
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """All that the first page shows."""
 
@@ -118,6 +127,7 @@ class Page:
     simulated: bool
     as_of: Instant
     new_url: str | None
+    isolation: tuple[Isolation, ...]
 
 
 def page(
@@ -147,6 +157,7 @@ def page(
         simulated=capacity["simulated"] or any(s["simulated"] for s in sessions),
         as_of=instant(read_at_s),
         new_url=new_session_url(sessions, viewer, base_url),
+        isolation=tuple(Isolation(**own) for own in capacity.get("isolation", ())),
     )
 
 
@@ -184,7 +195,8 @@ def _row(session: Json, base_url: str) -> Row:
         gpu_memory="" if session["gpu_memory_mib"] is None else mib(session["gpu_memory_mib"]),
         state=state,
         state_words=words,
-        why=session["wait_text"] or "" if waits else ("" if running else words),
+        # A message of a session that runs is a warning to its owner.
+        why=session["wait_text"] or "" if waits else ((session["message"] or "") if running else words),
         position=position_words(position, session["ahead"]) if position else "",
         expected=instant(expected) if waits and expected is not None else None,
         unexpected=(session["forecast_basis"] or "") if waits and expected is None else "",

@@ -25,6 +25,7 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner.catalogue import Catalogue
+from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import World
 from fgpuspawner.settings import FGPU
@@ -181,7 +182,7 @@ class Reader:
             typical[group] = self._store.typical_length_s(group)
             found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
             largest[group] = self._largest_now(own, group)
-        return World(snapshot, found, largest, typical)
+        return World(snapshot, found, largest, typical, read_choices(self.settings.data_path()))
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
         default = make_offer(self.settings, own.nodes, self.catalogue.images, (group,)).default

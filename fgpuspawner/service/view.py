@@ -27,6 +27,7 @@ from fgpu_scheduler import (
     free,
 )
 from fgpuspawner.catalogue import Image
+from fgpuspawner.isolation.choice import Chosen
 
 Json = dict[str, Any]
 
@@ -61,13 +62,14 @@ class World:
     """One reading of the store and what follows from it.
 
     ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
-    median length of the sessions that ended there.
+    median length of the sessions that ended there; ``isolation`` what holds the sessions of each node.
     """
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast] = field(default_factory=dict)
     largest_now: Mapping[str, int | None] = field(default_factory=dict)
     typical_length_s: Mapping[str, int | None] = field(default_factory=dict)
+    isolation: tuple[Chosen, ...] = ()
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -316,18 +318,26 @@ def _groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
 
 
 def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Json:
-    """Return totals, what is used, the viewer's own, and what they could still get."""
+    """Return totals, what is used, the viewer's own, and what they could still get.
+
+    Administrators are also told what holds the sessions of each node to their slices.
+    """
     groups = _groups_of(viewer, world)
     mine, allocatable = Amounts(), Amounts()
     for group in groups:
         mine += mine_in(world, viewer, group)
         allocatable += allocatable_in(world, viewer, group)
-    return {
+    found = {
         "groups": [_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
         "mine_overall": mine.as_json(),
         "allocatable_overall": allocatable.as_json(),
         "simulated": world.simulated(groups),
     }
+    if viewer.admin:
+        found["isolation"] = [
+            {"node": own.node_id, "backend": own.backend, "reason": own.reason} for own in world.isolation
+        ]
+    return found
 
 
 def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> Json:

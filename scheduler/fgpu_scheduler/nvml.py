@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pynvml
 
 from fgpu_scheduler.errors import ProbeFailed
@@ -14,7 +16,7 @@ class NvmlProbe:
     """A `DeviceProbe` that asks NVML, once per call, and leaves it shut down."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
-        """Return the GPUs in order of their index.
+        """Return the GPUs in order of their index. Of a GPU in MIG mode its instances are what there is.
 
         A machine without the NVIDIA library has none, as has one whose library counts no device. Any
         other NVML error is raised: a broken driver is not "no GPU".
@@ -29,21 +31,75 @@ class NvmlProbe:
                 return ()
             raise ProbeFailed(f"NVML cannot be used: {e}") from e
         try:
-            return tuple(_device(index) for index in range(pynvml.nvmlDeviceGetCount()))
+            gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            parts = [part for gpu in gpus for part in (_instances(gpu) if _is_mig(gpu) else [gpu])]
+            return tuple(_device(index, handle) for index, handle in enumerate(parts))
         except pynvml.NVMLError as e:
             raise ProbeFailed(f"NVML cannot list the GPUs: {e}") from e
         finally:
             pynvml.nvmlShutdown()
 
 
-def _device(index: int) -> FoundDevice:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _is_mig(gpu: Any) -> bool:
+    """Return whether this GPU is partitioned; most models cannot be, and say so."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(gpu)
+    except pynvml.NVMLError as e:
+        if _is(e, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return False
+        raise
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _instances(gpu: Any) -> list[Any]:
+    """Return the handles of a GPU's MIG instances, in the driver's order. It may have none yet."""
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+        except pynvml.NVMLError as e:
+            if not _is(e, pynvml.NVML_ERROR_NOT_FOUND):
+                raise
+    return found
+
+
+def _device(index: int, handle: Any) -> FoundDevice:
     return FoundDevice(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         index=index,
-        model=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
+        model=_model(handle),
+        memory_mib=_memory_bytes(handle) // MIB,
     )
+
+
+def _model(handle: Any) -> str:
+    """Return the model's name; of a MIG instance with its profile, such as ``NVIDIA A100 MIG 1g.5gb``."""
+    name = _text(pynvml.nvmlDeviceGetName(handle))
+    if not _text(pynvml.nvmlDeviceGetUUID(handle)).startswith("MIG-") or " MIG " in name:
+        return name
+    # Older drivers give the name of the GPU alone.
+    has = pynvml.nvmlDeviceGetAttributes(handle)
+    return f"{name} MIG {has.gpuInstanceSliceCount}g.{round(has.memorySizeMB / 1024)}gb"
+
+
+def _memory_bytes(handle: Any) -> int:
+    """Return what CUDA can allocate: not what the driver keeps for itself, where it tells them apart."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as e:
+        if not _is(
+            e,
+            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        ):
+            raise
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return int(memory.total) - int(memory.reserved)
+
+
+def _is(error: pynvml.NVMLError, *codes: int) -> bool:
+    return getattr(error, "value", None) in codes
 
 
 def _text(value: str | bytes) -> str:

@@ -25,8 +25,9 @@ from fgpu_scheduler.core.model import (
 class Event:
     """One line of the append-only log.
 
-    ``kind`` is "submitted", "moved", "attempt", "held", "waits" or "nodes". ``reason`` is the wait
-    reason or the end cause; of "held" it is HELD or None (let go), of "nodes" what became of which node.
+    ``kind`` is "submitted", "moved", "attempt", "held", "waits", "warned" or "nodes". ``reason`` is the wait
+    reason or the end cause; of "held" it is HELD or None (let go), of "warned" the cause for which the session
+    may be ended or None (not any more), of "nodes" what became of which node.
     """
 
     id: int

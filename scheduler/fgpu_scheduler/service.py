@@ -242,6 +242,18 @@ class Scheduler:
                 # It moved on meanwhile, to a state with another way out.
                 continue
 
+    async def warn(self, session_id: int, message: str | None) -> Session:
+        """Commit what the owner of a running session is warned of; None: of nothing any more.
+
+        One that is not RUNNING any more is left as it is.
+        """
+        try:
+            session = await self._call(self.store.warn, session_id, message, now_s=self._clock.now_s())
+        except InvalidTransition:
+            return await self._get(session_id)
+        self._announce()
+        return session
+
     async def gone(self, session_id: int) -> Session:
         """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
         session = await self._get(session_id)
@@ -263,6 +275,10 @@ class Scheduler:
             UnknownSession: there is none with this id.
         """
         return await self._get(session_id)
+
+    async def live(self) -> tuple[Session, ...]:
+        """Return every live session, in order of their ids."""
+        return (await self._call(self.store.snapshot, self._clock.now_s())).sessions
 
     async def serving(self, user: str, server_name: str) -> Session | None:
         """Return this server's current session, or None."""

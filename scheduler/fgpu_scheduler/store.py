@@ -257,6 +257,22 @@ class Store:
             write.event("attempt", new, was=old.state)
             return new
 
+    def warn(self, session_id: int, message: str | None, *, now_s: int) -> Session:
+        """Keep what the owner of a running session is warned of; None: of nothing any more.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is not RUNNING.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            old = _expected(write.one(session_id), (S.RUNNING,), None)
+            if old.message == message:
+                return old
+            new = replace(old, message=message)
+            write.save([new])
+            write.event("warned", new, reason=None if message is None else EndCause.ISOLATION_FAILED.value)
+            return new
+
     def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None:
         """Keep the launcher's note on what it started for this attempt.
 

@@ -91,8 +91,8 @@ def moved(
 ) -> Session:
     """Return ``session`` in state ``to``, with the fields that follow from it.
 
-    The first cause and message stay. The placement stays too, as a record of what was held; it goes
-    only with a return to the queue.
+    The first cause stays, and the message that came with it: it takes the place of what the owner was warned of
+    before. The placement stays too, as a record of what was held; it goes only with a return to the queue.
 
     Raises:
         InvalidTransition: the life cycle has no such change.
@@ -100,6 +100,7 @@ def moved(
     check(session.id, session.state, to)
     if to in (S.TERMINATING, S.CANCELLED) and cause is None:
         raise InvalidTransition(f"session {session.id}: {to} needs an end_cause")
+    ends = session.end_cause is None and to in (S.TERMINATING, S.CANCELLED)
     return replace(
         session,
         state=to,
@@ -110,7 +111,7 @@ def moved(
         started_at_s=now_s if to is S.RUNNING else session.started_at_s,
         ended_at_s=now_s if to in ENDED else None,
         end_cause=session.end_cause or (cause if to in (S.TERMINATING, *ENDED) else None),
-        message=session.message or message,
+        message=message if ends else session.message or message,
     )
 
 

@@ -1,0 +1,101 @@
+"""Which backend holds the sessions of a node, and why. It only asks the backends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fgpu_scheduler import BadSettings, Node
+from fgpuspawner.isolation.backend import Backend
+from fgpuspawner.isolation.files import write_whole
+
+AUTO = "auto"
+STRONGEST_FIRST = ("mig", "driver-cgroup", "interposer")
+"""What `auto` tries on real GPUs. Not mps, whose sessions can end each other; nor hami, nor none."""
+
+WRITTEN = "isolation.json"
+"""In ``data_dir``: each node's backend, and why; for the service and the command line."""
+
+WORDS = {
+    "mig": "its GPUs are MIG instances, held by the hardware; sessions that share one are held by libfgpu",
+    "driver-cgroup": "the driver holds memory by cgroup, libfgpu managed memory and compute",
+    "interposer": "libfgpu holds memory and compute",
+    "mps": "MPS holds compute, libfgpu memory; a fault in one session can end its neighbours",
+    "hami": "HAMi's library holds memory, from limits that a session can change",
+    "none": "NOTHING holds a session to its slice",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The backend of a node, and why it is this one. ``loud`` where an administrator should not miss it."""
+
+    node_id: str
+    backend: Backend
+    reason: str
+    loud: bool = False
+
+
+def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
+    """Return the backend of a node under ``c.FGPU.isolation = setting``.
+
+    Raises:
+        BadSettings: one line that says what would work: the one that was set cannot be had here, or nothing
+            isolates and it was not said that this is meant.
+    """
+    if setting != AUTO:
+        chosen = backends[setting]
+        trouble = chosen.available(node.devices)
+        if trouble is not None and node.devices:
+            raise BadSettings(
+                f'c.FGPU.isolation is {setting!r}, which node {node.id!r} cannot have: {trouble}; "auto" takes '
+                "the strongest that it can"
+            )
+        return Choice(node.id, chosen, f"{WORDS[setting]} (set so)", loud=setting == "none")
+    if not node.devices:
+        return Choice(node.id, backends["none"], "it has no GPU")
+    if all(d.simulated for d in node.devices):
+        trouble = backends["interposer"].available(node.devices)
+        if trouble is None:
+            return Choice(node.id, backends["interposer"], f"{WORDS['interposer']}; its GPUs are simulated")
+        reason = f"{WORDS['none']}, as {trouble}; its GPUs are simulated"
+        return Choice(node.id, backends["none"], reason, loud=True)
+    passed: list[str] = []
+    for name in STRONGEST_FIRST:
+        trouble = backends[name].available(node.devices)
+        if trouble is None:
+            return Choice(node.id, backends[name], "; ".join([WORDS[name], *passed]))
+        passed.append(f"not {name}: {trouble}")
+    # The last is what every machine can have.
+    raise BadSettings(
+        f"nothing isolates the sessions of node {node.id!r}: {trouble}; or set c.FGPU.isolation = 'none', knowing "
+        "that nothing then holds a session to its slice"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A node's backend and why, as the Hub wrote them down."""
+
+    node_id: str
+    backend: str
+    reason: str
+
+
+def write_choices(data: Path, choices: Iterable[Choice]) -> None:
+    """Write each node's backend and reason where `read_choices` finds them."""
+    found = {c.node_id: {"backend": c.backend.name, "reason": c.reason} for c in choices}
+    write_whole(data / WRITTEN, json.dumps(found, indent=2).encode(), mode=0o644)
+
+
+def read_choices(data: Path) -> tuple[Chosen, ...]:
+    """Return each node's backend, as of the Hub's last start; empty where none is known."""
+    try:
+        found = json.loads((data / WRITTEN).read_text())
+        return tuple(
+            Chosen(node_id, str(own["backend"]), str(own["reason"])) for node_id, own in sorted(found.items())
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()

@@ -1,0 +1,206 @@
+"""Isolation as the Hub has it: which backend holds each node's sessions, and what is prepared for a session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fgpu_scheduler import Device, Node, Session
+from fgpuspawner.isolation import facts, limits, machine, native
+from fgpuspawner.isolation.backend import Backend, CannotPrepare, Host, Prepared
+from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
+from fgpuspawner.isolation.driver_cgroup import DriverCgroup
+from fgpuspawner.isolation.hami import Hami
+from fgpuspawner.isolation.interposer import Interposer
+from fgpuspawner.isolation.limits import BadLimits, Limits
+from fgpuspawner.isolation.mig import Mig
+from fgpuspawner.isolation.mps import Mps
+from fgpuspawner.isolation.none import NoIsolation
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu.isolation")
+
+BACKENDS: tuple[type[NoIsolation], ...] = (Interposer, DriverCgroup, Mig, Mps, Hami, NoIsolation)
+LOG_KEPT_BYTES = 1 << 20
+
+
+def make_backends(host: Host) -> dict[str, Backend]:
+    """Return every backend, by name."""
+    return {kind.name: kind(host) for kind in BACKENDS}
+
+
+def find_host(settings: FGPU, nodes: Collection[Node], *, containers: bool, installation: str = "") -> Host:
+    """Return what there is on this machine. Asks the driver only where there are real GPUs; writes nothing."""
+    real = [d for n in nodes for d in n.devices if not d.simulated]
+    driver = facts.driver_facts() if real else {}
+    pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
+    return Host(
+        data=settings.data_path(),
+        containers=containers,
+        native=native.find(),
+        accounting=facts.memory_place(installation, settings.accounting_dir) if installation else None,
+        driver=str(driver.get("driver", "")),
+        memory_limits=bool(driver.get("memory_limits")),
+        cgroup_v2=facts.CGROUP_V2.exists(),
+        mps_pipe=pipe,
+        mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
+        hami_library=Path(settings.hami_library) if settings.hami_library else None,
+        managed=settings.managed_memory,
+    )
+
+
+def choices_for(settings: FGPU, nodes: Collection[Node], *, containers: bool) -> tuple[Choice, ...]:
+    """Return each node's backend, without changing anything: for the command line.
+
+    Raises:
+        BadSettings: a node can have none.
+    """
+    backends = make_backends(find_host(settings, nodes, containers=containers))
+    return tuple(choose(settings.isolation, node, backends) for node in nodes)
+
+
+class Isolation:
+    """One for the Hub's life. `open` blocks, as the Hub's start does; the rest may be called from any thread."""
+
+    def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
+        self._settings = settings
+        self._nodes = {node.id: node for node in nodes}
+        self._folder = settings.data_path() / "limits"
+        # Slots are given out by one at a time: each must see what the one before has written.
+        self._preparing = threading.Lock()
+        self.choices: Mapping[str, Choice] = {}
+
+    def open(self, *, containers: bool, installation: str) -> None:
+        """Choose each node's backend, say which and why, and write what sessions will be given.
+
+        Raises:
+            BadSettings: a node can have none.
+            UnsafeFolder: somebody else's folder is in the way.
+        """
+        nodes, settings = self._nodes.values(), self._settings
+        host = find_host(settings, nodes, containers=containers, installation=installation)
+        self.choices = {n.id: choose(settings.isolation, n, make_backends(host)) for n in nodes}
+        for choice in self.choices.values():
+            level = logging.WARNING if choice.loud else logging.INFO
+            log.log(level, "Node %s: isolation %s: %s", choice.node_id, choice.backend.name, choice.reason)
+        commands = native.install_commands(host.data)
+        for node in nodes:
+            if host.native is not None and any(d.simulated for d in node.devices):
+                machine.write(host.data, node, host.native)
+        contexts = self._contexts(host)
+        self.host = replace(host, commands=commands, context_mib=contexts)
+        self._backends = make_backends(self.host)
+        self.choices = {
+            node_id: replace(c, backend=self._backends[c.backend.name]) for node_id, c in self.choices.items()
+        }
+        write_choices(host.data, self.choices.values())
+
+    def _contexts(self, host: Host) -> dict[str, int]:
+        """Return what libfgpu charges for a context, by UUID."""
+        held = [
+            d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
+        ]
+        real = [d for d in held if not d.simulated]
+        if self._settings.context_mib != AUTO:
+            return {d.uuid: int(self._settings.context_mib) for d in held}
+        found = {d.uuid: machine.CONTEXT_MIB for d in held if d.simulated}
+        if real:
+            found |= facts.measure_contexts(real, driver=host.driver, cache=host.data / "context.json")
+        return found
+
+    # -- sessions -------------------------------------------------------------------------------------
+
+    def backend_of(self, session: Session) -> Backend:
+        """Return what holds a session that has its shares.
+
+        Raises:
+            CannotPrepare: its node is not configured any more.
+        """
+        assert session.placement is not None
+        choice = self.choices.get(session.placement.node_id)
+        if choice is None:
+            raise CannotPrepare(
+                f"node {session.placement.node_id} is not there any more; ask for a new session"
+            )
+        return choice.backend
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The configured nodes."""
+        return tuple(self._nodes.values())
+
+    def devices_of(self, session: Session) -> tuple[Device, ...]:
+        """Return the devices of a session's shares, as far as they are configured."""
+        assert session.placement is not None
+        node = self._nodes.get(session.placement.node_id)
+        own = {share.device_uuid for share in session.placement.shares}
+        return tuple(d for d in (node.devices if node else ()) if d.uuid in own)
+
+    def prepare(self, session: Session, live: Collection[int]) -> Prepared:
+        """Write what a session needs for a launch, beside the ``live`` sessions' slots.
+
+        The slots are in the limits files of live sessions, and nowhere else: what is written survives a crash of
+        the Hub, and is there before the launch that needs it.
+
+        Raises:
+            CannotPrepare: with words for the owner.
+        """
+        with self._preparing:
+            self._prune(live)
+            return self.backend_of(session).prepare(
+                session, self.devices_of(session), self._neighbours(session.id)
+            )
+
+    def _neighbours(self, session_id: int) -> list[Limits]:
+        found: list[Limits] = []
+        for own in sorted(self._folders(), key=lambda path: int(path.name)):
+            if int(own.name) != session_id:
+                try:
+                    found.append(limits.read(own))
+                except BadLimits as e:
+                    # Of an earlier version, say. Its slots are not known, so others may get the same ones.
+                    log.warning("The slots of session %s are not known: %s", own.name, e)
+        return found
+
+    def _folders(self) -> list[Path]:
+        if not self._folder.is_dir():
+            return []
+        return [p for p in self._folder.iterdir() if p.name.isdigit() and p.name.isascii()]
+
+    def prune(self, live: Collection[int]) -> None:
+        """Remove what sessions that are not ``live`` left."""
+        with self._preparing:
+            self._prune(live)
+
+    def _prune(self, live: Collection[int]) -> None:
+        left = {int(path.name) for path in self._folders()}
+        accounts = self.host.accounting
+        if accounts is not None and accounts.is_dir():
+            left |= {int(path.name) for path in accounts.iterdir() if path.name.isdigit()}
+        for session_id in sorted(left - set(live)):
+            self.remove(session_id)
+
+    def remove(self, session_id: int) -> None:
+        """Remove what was written for a session that is gone. Doing so twice is fine."""
+        # Whichever it had: the setting may have been another one then.
+        for backend in self._backends.values():
+            backend.teardown(session_id)
+
+    def folder(self, session_id: int) -> Path:
+        """Return a session's folder on this machine."""
+        return self._folder / str(session_id)
+
+    def trim_logs(self) -> None:
+        """Empty the logs that sessions have let grow: they may write there what they like."""
+        paths = [path / "log" for path in self._folders()]
+        paths += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
+        for path in paths:
+            try:
+                if not path.is_symlink() and path.stat().st_size > LOG_KEPT_BYTES:
+                    with path.open("r+b") as file:
+                        file.truncate(0)
+            except OSError:
+                continue

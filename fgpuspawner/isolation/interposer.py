@@ -1,0 +1,87 @@
+"""libfgpu: a library in every process of a session, which counts what it allocates and times its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fgpu_scheduler import Device, Session
+from fgpuspawner.isolation import accounting, machine
+from fgpuspawner.isolation.backend import IN_CONTAINER, CannotPrepare, Mount, Prepared
+from fgpuspawner.isolation.files import UnsafeFolder, link, make_folder, remove_folder, write_whole
+from fgpuspawner.isolation.limits import Limits
+from fgpuspawner.isolation.native import NOT_BUILT, mapped_as
+from fgpuspawner.isolation.none import NoIsolation, in_folder, with_more
+from fgpuspawner.isolation.report import Report, missing_library, problems, wrong_preload
+
+PRELOAD = "/etc/ld.so.preload"
+PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
+
+
+class Interposer(NoIsolation):
+    """Loads libfgpu: through a read-only /etc/ld.so.preload in a container, else through LD_PRELOAD."""
+
+    name = "interposer"
+    verified = True
+    watched = True
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        """Return why libfgpu cannot be loaded, or None if it can."""
+        if self.host.native is None:
+            return NOT_BUILT
+        if not self.host.containers and any(c in str(self.host.data) for c in " :"):
+            return f"LD_PRELOAD cannot name {self.host.data}: set a c.FGPU.data_dir without spaces and colons"
+        if sum(d.simulated for d in devices) > machine.MOST_DEVICES:
+            return f"a simulated machine has at most {machine.MOST_DEVICES} GPUs; declare more nodes"
+        return None
+
+    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
+        """Write the session's folder, with an account of nothing, and have libfgpu loaded."""
+        native = self.host.native
+        assert native is not None, "not available"
+        prepared = super().prepare(session, devices, neighbours)
+        own = self.folder(session.id)
+        try:
+            account = self._account(session.id)
+            if not self.host.containers:
+                if account.parent != own:
+                    link(own / "accounting", account)
+                for source in (native.library, *native.probes.values()):
+                    link(own / source.name, source)
+                preload = {"LD_PRELOAD": str(own / native.library.name)}
+                return with_more(prepared, environment=preload, files=[account])
+            listed = write_whole(own / "ld.so.preload", PRELOADED.encode(), mode=0o444)
+            mounts = [
+                Mount(listed, PRELOAD),
+                Mount(native.library, in_folder(own, native.library.name)),
+                *(Mount(path, in_folder(own, name)) for name, path in native.probes.items()),
+            ]
+            inside = f"{IN_CONTAINER}/accounting" if account.parent == own else in_folder(own, "accounting")
+            mounts.append(Mount(account, inside, read_only=False))
+        except (OSError, UnsafeFolder) as e:
+            raise CannotPrepare(f"the session's account could not be made: {e}") from e
+        return with_more(prepared, mounts=mounts, files=[listed, account])
+
+    def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
+        """Return where the session sees more, or other, than its limits, or runs without libfgpu."""
+        native = self.host.native
+        assert native is not None, "not available"
+        found = [*problems(limits, report), *missing_library(report, mapped_as(native.library))]
+        if self.host.containers:
+            found.extend(wrong_preload(static, PRELOADED))
+        return found
+
+    def teardown(self, session_id: int) -> None:
+        """Remove the session's folder and its account."""
+        super().teardown(session_id)
+        if self.host.accounting is not None:
+            remove_folder(self.host.accounting / str(session_id))
+
+    def _account(self, session_id: int) -> Path:
+        """Make the session's account: in memory where there is a place for it, as it is written all the time."""
+        if self.host.accounting is None:
+            place = self.folder(session_id)
+        else:
+            make_folder(self.host.accounting, mode=0o700)
+            place = make_folder(self.host.accounting / str(session_id), mode=0o700)
+        return accounting.create(place / "accounting")

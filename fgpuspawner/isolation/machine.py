@@ -1,0 +1,47 @@
+"""Simulated machines: the folder that the simulated driver is loaded from, one for each node of simulated GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fgpu_scheduler import Node
+from fgpuspawner.isolation.files import make_empty, make_folder, write_whole
+from fgpuspawner.isolation.native import Native, install_machine_libraries
+
+WRITTEN_BY_SESSIONS = ("ledger", "log")
+MOST_DEVICES = 16
+CONTEXT_MIB = 0
+"""What a context takes of a simulated GPU."""
+
+
+def folder_of(data: Path, node_id: str) -> Path:
+    """Return the folder of a node's simulated machine. A node's name is a file's name, too."""
+    return data / "simulated" / node_id
+
+
+def render(node: Node) -> str:
+    """Return the file ``machine``: one simulated device a line."""
+    return "".join(
+        f"gpu uuid={d.uuid} memory_mib={d.memory_mib} context_mib={CONTEXT_MIB} name={d.model}\n"
+        for d in node.devices
+        if d.simulated
+    )
+
+
+def write(data: Path, node: Node, native: Native) -> Path:
+    """Write a node's simulated machine and return its folder.
+
+    The ledger stays if it is there: sessions that outlived the Hub use it.
+    """
+    make_folder(data / "simulated", mode=0o755)
+    folder = make_folder(folder_of(data, node.id), mode=0o755)
+    text = render(node).encode()
+    path = folder / "machine"
+    if not path.is_file() or path.read_bytes() != text:
+        write_whole(path, text, mode=0o444)
+    install_machine_libraries(native, folder)
+    for name in WRITTEN_BY_SESSIONS:
+        own = folder / name
+        if not own.is_file() or own.is_symlink():
+            make_empty(own, mode=0o666)
+    return folder

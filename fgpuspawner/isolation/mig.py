@@ -1,0 +1,22 @@
+"""MIG: instances that the operator made, kept apart by the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fgpu_scheduler import Device
+from fgpuspawner.isolation.backend import MIG_PREFIX
+from fgpuspawner.isolation.interposer import Interposer
+
+
+class Mig(Interposer):
+    """Instances are held by the hardware; of sessions that share one, each is held by libfgpu."""
+
+    name = "mig"
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        """Return None if all of these devices are instances."""
+        others = [d.uuid for d in devices if not d.uuid.startswith(MIG_PREFIX)]
+        if others or not devices:
+            return f"{others[0] if others else 'no GPU'} is not a MIG instance"
+        return super().available(devices)

@@ -1,0 +1,102 @@
+"""The parts in C as they were built when fgpuspawner was installed, and the two commands for sessions."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from fgpuspawner.isolation.files import copy_whole, make_folder, write_whole
+
+FOLDER = Path(__file__).parent.parent / "native"
+CHECKOUT = Path(__file__).parents[2] / "labextension" / "jupyterlab_fgpu"
+
+NOT_BUILT = (
+    "libfgpu is not built; install a C compiler and make (apt-get install gcc make libc6-dev), "
+    "then install fgpuspawner again"
+)
+COMMANDS = {"fgpu-smi": "smi.py", "fgpu-verify": "verify.py"}
+"""The commands for sessions, and their sources in the Lab extension."""
+SIMULATED_COMMAND = "nvidia-smi"
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Where the built parts are."""
+
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        """What is loaded into a session's processes."""
+        return self.folder / "libfgpu.so"
+
+    @property
+    def probes(self) -> dict[str, Path]:
+        """The programs that prove a limit from inside a session."""
+        return {name: self.folder / name for name in ("probe", "probe-static")}
+
+    @property
+    def simulated(self) -> dict[str, Path]:
+        """The simulated driver and NVML, by the names under which programs load them."""
+        return {name: self.folder / "simulated" / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """Everything that a build makes."""
+        return (self.library, *self.probes.values(), *self.simulated.values())
+
+
+def find(folder: Path | None = None) -> Native | None:
+    """Return the built parts, None unless all of them are there."""
+    native = Native(folder or FOLDER)
+    return native if all(part.is_file() for part in native.parts) else None
+
+
+def install_commands(data: Path) -> Path:
+    """Write the commands for sessions into ``data/tools`` and return it; ``simulated`` in it has one more.
+
+    Each is a file of its own that a container can be given; what is not to be found is left out.
+    """
+    tools = make_folder(data / "tools", mode=0o755)
+    simulated = make_folder(tools / "simulated", mode=0o755)
+    for name, source in COMMANDS.items():
+        text = _source(name, source)
+        if text is None:
+            continue
+        if not text.startswith(b"#!"):
+            text = b"#!/usr/bin/env python3\n" + text
+        _write_program(tools / name, text)
+        if name == "fgpu-smi":
+            _write_program(simulated / SIMULATED_COMMAND, text)
+    return tools
+
+
+def _source(name: str, source: str) -> bytes | None:
+    # In a checkout the file that is worked on; the wheel carries a copy.
+    for path in (CHECKOUT / source, FOLDER / "commands" / name):
+        if path.is_file():
+            return path.read_bytes()
+    return None
+
+
+def _write_program(path: Path, text: bytes) -> None:
+    # What a running session has mounted stays as it is: a new file takes its place.
+    if not path.is_file() or path.read_bytes() != text or path.stat().st_mode & 0o777 != 0o755:
+        write_whole(path, text, mode=0o755)
+
+
+def install_machine_libraries(native: Native, folder: Path) -> None:
+    """Copy the simulated driver into a machine's folder: a link would lead nowhere inside a container."""
+    for name, source in native.simulated.items():
+        copy_whole(source, folder / name, mode=0o755)
+
+
+def mapped_as(path: Path) -> tuple[str, int]:
+    """Return device and inode of a file as the kernel tells them of a mapping: not always as it tells of files."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == str(path.resolve()):
+                return fields[3], int(fields[4])
+    raise OSError(f"{path} cannot be mapped")

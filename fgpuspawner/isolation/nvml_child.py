@@ -1,0 +1,177 @@
+"""NVML in a process of its own: whatever a driver does, the Hub goes on. Standard library only.
+
+    nvml_child.py LIBRARY    reads one JSON object a line, answers each with one JSON object on a line
+
+``{"do": "facts"}``                              -> ``{"driver": "580.1", "memory_limits": false}``
+``{"do": "look", "uuids": [...]}``               -> ``{"devices": {uuid: {"processes": [[pid, bytes or null], ...]}}}``
+``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
+
+What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+INSUFFICIENT_SIZE = 7
+NOT_AVAILABLE = 2**64 - 1
+LISTS = ("Compute", "Graphics", "MPSCompute")
+
+
+class NvmlFailed(Exception):
+    """A call failed; the text is for the log."""
+
+
+class Process(ctypes.Structure):
+    """nvmlProcessInfo_t of versions 2 and 3."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class OldProcess(ctypes.Structure):
+    """nvmlProcessInfo_v1_t."""
+
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
+
+
+ENTRIES: dict[str, type[ctypes.Structure]] = {"_v3": Process, "_v2": Process, "": OldProcess}
+"""What each version of the lists' functions fills in, newest first."""
+
+
+class MemoryLimits(ctypes.Structure):
+    """nvmlGetMemoryLimits_v1_t."""
+
+    _fields_ = [
+        ("namespace", ctypes.c_char_p),
+        ("soft_limit", ctypes.c_ulonglong),
+        ("hard_limit", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+class Nvml:
+    """The few calls that are needed, of one library."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self.library = ctypes.CDLL(path)
+        except OSError as e:
+            raise NvmlFailed(f"{path} cannot be loaded: {e}") from None
+        self.begun = False
+
+    def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
+        """Call a function and return its status; raise for one that is not to be accepted."""
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise NvmlFailed(f"NVML has no {name}")
+        status = int(function(*arguments))
+        if status not in accept:
+            raise NvmlFailed(f"{name}: {self.words(status)}")
+        return status
+
+    def words(self, status: int) -> str:
+        """Return NVML's text for a status."""
+        self.library.nvmlErrorString.restype = ctypes.c_char_p
+        text: bytes = self.library.nvmlErrorString(status) or b"?"
+        return text.decode("ascii", "replace")
+
+    def begin(self) -> None:
+        """Initialise, once; again after a failure."""
+        if not self.begun:
+            self.call("nvmlInit_v2")
+            self.begun = True
+
+    def end(self) -> None:
+        """Forget everything, so that the next question begins anew."""
+        if self.begun:
+            self.begun = False
+            self.library.nvmlShutdown()
+
+    def handle(self, uuid: str) -> ctypes.c_void_p:
+        """Return a device's handle."""
+        found = ctypes.c_void_p()
+        self.call("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"), ctypes.byref(found))
+        return found
+
+    def facts(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the driver's version, and whether it has memory limits for cgroups."""
+        text = ctypes.create_string_buffer(96)
+        self.call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(len(text)))
+        has_limits = hasattr(self.library, "nvmlDeviceSetMemoryLimits_v1")
+        return {"driver": text.value.decode("ascii", "replace"), "memory_limits": has_limits}
+
+    def look(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the processes of each device, or why they cannot be told."""
+        found: dict[str, Any] = {}
+        for uuid in question["uuids"]:
+            try:
+                found[uuid] = {"processes": sorted(self.processes(self.handle(uuid)).items())}
+            except NvmlFailed as e:
+                found[uuid] = {"error": str(e)}
+        if any("error" in device for device in found.values()):
+            self.end()
+        return {"devices": found}
+
+    def processes(self, handle: ctypes.c_void_p) -> dict[int, int | None]:
+        """Return what each process holds, in bytes; None where NVML does not know."""
+        found: dict[int, int | None] = {}
+        for kind in LISTS:
+            for entry in self.listed(kind, handle):
+                used = None if entry.used == NOT_AVAILABLE else entry.used
+                # One that does both is in both lists, with the same amount.
+                before = found.get(entry.pid, 0)
+                found[entry.pid] = None if used is None or before is None else max(used, before)
+        return found
+
+    def listed(self, kind: str, handle: ctypes.c_void_p) -> list[Any]:
+        """Return one of NVML's lists of processes."""
+        known = ((f"nvmlDeviceGet{kind}RunningProcesses{v}", e) for v, e in ENTRIES.items())
+        name, entry = next(((n, e) for n, e in known if hasattr(self.library, n)), (None, Process))
+        if name is None:
+            if kind == "Compute":
+                raise NvmlFailed("NVML lists no processes")
+            return []
+        size = 64
+        while True:
+            count, entries = ctypes.c_uint(size), (entry * size)()
+            status = self.call(name, handle, ctypes.byref(count), entries, accept=(0, INSUFFICIENT_SIZE))
+            if status == 0:
+                return list(entries[: count.value])
+            size = max(2 * size, count.value + 16)
+            if size > 1 << 20:
+                raise NvmlFailed(f"{name}: more than a million processes")
+
+    def cgroup(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the driver's hard limit of a cgroup, in bytes; 0 is none."""
+        limits = MemoryLimits(question["cgroup"].encode(), 0, 0, 0)
+        self.call("nvmlDeviceGetMemoryLimits_v1", self.handle(question["uuid"]), ctypes.byref(limits))
+        return {"hard_limit": limits.hard_limit}
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    nvml: Nvml | None = None
+    for line in sys.stdin:
+        try:
+            nvml = nvml or Nvml(sys.argv[1])
+            nvml.begin()
+            question = json.loads(line)
+            tasks = {"facts": nvml.facts, "look": nvml.look, "cgroup": nvml.cgroup}
+            answer = tasks[question["do"]](question)
+        except NvmlFailed as e:
+            answer = {"error": str(e)}
+            if nvml is not None:
+                nvml.end()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

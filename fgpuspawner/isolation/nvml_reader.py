@@ -1,0 +1,140 @@
+"""Asking NVML in a child process, with a deadline: a driver that hangs or crashes takes nothing with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.isolation.facts import child_command, clean_environment
+from fgpuspawner.waiting import in_a_thread_of_its_own
+
+ANSWER_WITHIN_S = 30.0
+LONGEST_LINE_BYTES = 1 << 22
+MOST_LINGERING = 3
+"""Children that a driver does not let die; with so many there is no use in starting more."""
+
+
+class NvmlUnknown(FGPUError):
+    """NVML did not say, which is not the same as nothing being used."""
+
+    code = "nvml_unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one process holds of a device; None where NVML knows of it and not how much."""
+
+    pid: int
+    used_bytes: int | None
+
+
+class NvmlReader:
+    """One library (the driver's, or a simulated machine's) in a child process that lives as long as it answers."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lingering: list[subprocess.Popen[bytes]] = []
+        self._asking = threading.Lock()
+
+    async def look(self, uuids: Collection[str]) -> Mapping[str, tuple[Held, ...] | NvmlUnknown]:
+        """Return the processes on each device, or why they cannot be told.
+
+        Raises:
+            NvmlUnknown: nothing can be told of any.
+        """
+        answer = await self.ask({"do": "look", "uuids": sorted(uuids)})
+        try:
+            return {uuid: _held(answer["devices"][uuid]) for uuid in uuids}
+        except (KeyError, TypeError, ValueError) as e:
+            raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
+
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the child's answer.
+
+        Raises:
+            NvmlUnknown: NVML failed, or did not answer in time; the next question starts another child.
+        """
+        return await in_a_thread_of_its_own(self.ask_here, question)
+
+    def ask_here(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Do as `ask`, and block for as long as it takes."""
+        with self._asking:
+            try:
+                answer = json.loads(self._answer(json.dumps(question).encode() + b"\n"))
+            except (OSError, ValueError) as e:
+                self._abandon()
+                raise NvmlUnknown(f"{self.library}: {e}") from e
+            if not isinstance(answer, dict) or "error" in answer:
+                raise NvmlUnknown(f"{self.library}: {answer}"[:500])
+            return answer
+
+    def _answer(self, question: bytes) -> bytes:
+        """Return the next line of the child, started if it is not there."""
+        if self._child is None:
+            self._reap()
+            if len(self._lingering) >= MOST_LINGERING:
+                raise OSError(f"{len(self._lingering)} processes hang in the driver; no more are started")
+            self._child = subprocess.Popen(
+                child_command("nvml_child.py", self.library),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=clean_environment(),
+                start_new_session=True,
+            )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(question)
+        self._child.stdin.flush()
+        deadline, line = time.monotonic() + ANSWER_WITHIN_S, b""
+        output = self._child.stdout.fileno()
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise OSError(f"no answer within {ANSWER_WITHIN_S:.0f} s")
+            piece = os.read(output, 65536)
+            if not piece:
+                raise OSError("its process ended without an answer")
+            line += piece
+            if len(line) > LONGEST_LINE_BYTES:
+                raise OSError("an answer without an end")
+        return line
+
+    def _abandon(self) -> None:
+        """Kill the child and forget it. One that hangs in the driver ends when the driver lets it."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            for pipe in (child.stdin, child.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            self._lingering.append(child)
+            self._reap(wait_s=1)
+
+    def _reap(self, wait_s: float = 0) -> None:
+        for child in tuple(self._lingering):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(wait_s)
+                self._lingering.remove(child)
+
+    def close(self) -> None:
+        """End the child."""
+        with self._asking:
+            self._abandon()
+
+
+def _held(device: Mapping[str, Any]) -> tuple[Held, ...] | NvmlUnknown:
+    if "error" in device:
+        return NvmlUnknown(str(device["error"])[:500])
+    return tuple(Held(int(pid), None if used is None else int(used)) for pid, used in device["processes"])

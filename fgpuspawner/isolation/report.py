@@ -1,0 +1,309 @@
+"""What the probe says from inside a session, and what is wrong with it. Pure; nothing in it is trusted.
+
+isolation/probe/README.md has the format. The session's image runs the probe, so the text is read like any stranger's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.isolation.limits import DeviceLimit, Limits
+
+LARGEST_BYTES = 64 * 1024
+MOST_DEVICES = 64
+LARGEST_NUMBER = 2**63
+MIB = 2**20
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+
+
+class BadReport(FGPUError):
+    """What a probe printed is no report, or not the one that was asked for."""
+
+    code = "bad_report"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What running the probe gave: its output, and its exit status if that is known."""
+
+    output: bytes
+    status: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDevice:
+    """A device as one library shows it. ``name`` is NVML's UUID, or CUDA's UUID in hexadecimal."""
+
+    name: str
+    error: str | None
+    totals: Mapping[str, int]
+    """Bytes by the way of asking, without ways that are not to be had."""
+    over: int | None = None
+    """The status of an allocation just above the limit, where that was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one library says. There are devices only with status ``ok``."""
+
+    status: str
+    error: str | None = None
+    code: int | None = None
+    devices: tuple[SeenDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """The file that names what is loaded into every process."""
+
+    error: str | None
+    content: str = ""
+    read_only: bool = False
+    mount: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report. ``libraries`` are (device, inode) of what is mapped under the name of libfgpu; None: not known."""
+
+    libraries: tuple[tuple[str, int], ...] | None
+    preload: Preload
+    cuda: Section
+    nvml: Section
+    allocate: Section | None = field(default=None)
+
+
+def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
+    """Return the command of the probe for these limits. What is a part of its device is tried to be exceeded."""
+    words = ["probe", "--nonce", nonce, "--timeout", str(timeout_s)]
+    for limit in limits.devices:
+        if not limit.whole:
+            words += ["--allocate", f"{limit.uuid}={limit.memory_mib}"]
+    return words
+
+
+def static_command(nonce: str, *, timeout_s: int) -> list[str]:
+    """Return the command of the probe that has no code of the image in it."""
+    return ["probe-static", "--nonce", nonce, "--timeout", str(timeout_s)]
+
+
+# --- Reading ---
+
+
+def read_report(answer: Answer, nonce: str) -> Report:
+    """Return the report with this nonce.
+
+    Raises:
+        BadReport: in words for the log and the owner, without anything that the session could have put there.
+    """
+    if len(answer.output) > LARGEST_BYTES:
+        raise BadReport("the check printed more than a check does")
+    if answer.status not in (0, None):
+        raise BadReport(f"the check ended with status {answer.status}")
+    try:
+        found = json.loads(answer.output.decode("ascii"))
+        if not isinstance(found, dict) or found.get("probe") != 1:
+            raise BadReport("the check printed no report")
+        if found.get("nonce") != nonce:
+            raise BadReport("the check printed another report than the one that was asked for")
+        return Report(
+            libraries=_libraries(found["libfgpu"]),
+            preload=_preload(found["preload"]),
+            cuda=_section(found["cuda"], "uuid_bytes"),
+            nvml=_section(found["nvml"], "uuid"),
+            allocate=_section(found["allocate"], "uuid") if "allocate" in found else None,
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadReport("the check printed no report") from None
+
+
+def _libraries(found: Any) -> tuple[tuple[str, int], ...] | None:
+    if found is None:
+        return None
+    return tuple((_text(one["device"]), _number(one["inode"])) for one in _list(found))
+
+
+def _preload(found: Any) -> Preload:
+    error = _optional_text(found["error"])
+    if error is not None:
+        return Preload(error)
+    content = found["content"]
+    if not isinstance(content, str):
+        raise TypeError("no text")
+    return Preload(None, content, found["read_only"] is True, found["mount"] is True)
+
+
+def _section(found: Any, name: str) -> Section:
+    if not isinstance(found, dict):
+        raise TypeError("no object")
+    status = _text(found["status"])
+    if status != "ok":
+        code = found.get("code")
+        return Section(status, _optional_text(found.get("error")), None if code is None else _number(code))
+    return Section(status, devices=tuple(_device(one, name) for one in _list(found["devices"])))
+
+
+def _device(found: Any, name: str) -> SeenDevice:
+    if not isinstance(found, dict):
+        raise TypeError("no object")
+    own = _optional_text(found.get(name)) or "?"
+    error = _optional_text(found["error"])
+    if error is not None:
+        return SeenDevice(own, error, {})
+    totals = found["total_bytes"]
+    by_way = totals if isinstance(totals, dict) else {"the context": totals}
+    over = found.get("over")
+    return SeenDevice(
+        own,
+        None,
+        {_text(way): _number(total) for way, total in by_way.items() if total is not None},
+        _number(over["code"]) if over is not None else None,
+    )
+
+
+def _list(found: Any) -> list[Any]:
+    if not isinstance(found, list) or len(found) > MOST_DEVICES:
+        raise ValueError("no list, or a long one")
+    return found
+
+
+def _number(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < LARGEST_NUMBER:
+        raise ValueError("no number, or none that there is")
+    return found
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError("no text")
+    # It goes into logs and pages.
+    return "".join(c if c.isprintable() else "?" for c in found[:4096])
+
+
+def _optional_text(found: Any) -> str | None:
+    return None if found is None else _text(found)
+
+
+# --- What is wrong ---
+
+
+def problems(limits: Limits, report: Report) -> list[str]:
+    """Return where the session sees other than its limits, or could take more; empty if nowhere."""
+    found: list[str] = []
+    by_uuid = {limit.uuid: limit for limit in limits.devices}
+    by_bytes = {uuid_bytes(uuid): limit for uuid, limit in by_uuid.items()}
+    for label, section, known in (("CUDA", report.cuda, by_bytes), ("NVML", report.nvml, by_uuid)):
+        if section.status != "ok":
+            found.append(f"{label} could not be asked: {_why(section)}")
+            continue
+        own = [device for device in section.devices if device.name in known]
+        for uuid in (limit.uuid for name, limit in known.items() if name not in [d.name for d in own]):
+            found.append(f"{label} does not show GPU {uuid}")
+        if label == "CUDA" and len(own) != len(section.devices):
+            # NVML may show what cannot be used.
+            found.append(f"{label} shows {len(section.devices) - len(own)} GPUs that are not the session's")
+        for device in own:
+            found.extend(_wrong_totals(label, known[device.name], device))
+    if report.allocate is not None:
+        found.extend(_wrong_allocations(by_uuid, report.allocate))
+    elif any(not limit.whole for limit in limits.devices):
+        found.append("allocating more than the limit was not tried")
+    return found
+
+
+def _why(section: Section) -> str:
+    return section.status if section.error is None else f"{section.status}, {section.error[:200]}"
+
+
+def _wrong_totals(label: str, limit: DeviceLimit, device: SeenDevice) -> list[str]:
+    if device.error is not None:
+        return [f"{label} fails for GPU {limit.uuid}: {device.error[:200]}"]
+    if not device.totals:
+        return [f"{label} does not tell the memory of GPU {limit.uuid}"]
+    expected = limit.memory_mib * MIB
+    return [
+        f"{label} reported {total // MIB} MiB of GPU {limit.uuid} ({way}), not {limit.memory_mib} MiB"
+        for way, total in sorted(device.totals.items())
+        # Of a whole device the driver keeps something to itself.
+        if (total > expected or total == 0 if limit.whole else total != expected)
+    ]
+
+
+def _wrong_allocations(limits: Mapping[str, DeviceLimit], section: Section) -> list[str]:
+    if section.status != "ok":
+        full = section.status == "failed" and section.code == OUT_OF_MEMORY
+        return [] if full else [f"allocating could not be tried: {_why(section)}"]
+    found: list[str] = []
+    tried = {device.name: device for device in section.devices}
+    for uuid, limit in limits.items():
+        if limit.whole:
+            continue
+        device = tried.get(uuid)
+        if device is None:
+            found.append(f"allocating on GPU {uuid} was not tried")
+        elif device.error is not None:
+            # Not even a context fits: then nothing above the limit does.
+            if f"({OUT_OF_MEMORY})" not in device.error:
+                found.append(f"allocating on GPU {uuid} could not be tried: {device.error[:200]}")
+        elif device.over == 0:
+            found.append(f"more than {limit.memory_mib} MiB of GPU {uuid} could be allocated")
+        elif device.over != OUT_OF_MEMORY:
+            found.append(
+                f"allocating more than {limit.memory_mib} MiB of GPU {uuid} failed with {device.over}, "
+                f"not with {OUT_OF_MEMORY}"
+            )
+    return found
+
+
+def missing_library(report: Report, library: tuple[str, int]) -> list[str]:
+    """Return what is wrong unless exactly the host's library, by device and inode, is in the session's processes."""
+    if report.libraries is None:
+        return ["it cannot be told whether libfgpu is loaded"]
+    if library not in report.libraries:
+        return ["libfgpu is not loaded into the session's processes"]
+    others = len(report.libraries) - 1
+    return [f"{others} other libraries of its name are loaded beside libfgpu"] if others else []
+
+
+def wrong_preload(report: Report | None, content: str) -> list[str]:
+    """Return what is wrong with the file that names the library, as the static probe sees it."""
+    if report is None:
+        return ["/etc/ld.so.preload was not looked at"]
+    preload = report.preload
+    if preload.error is not None:
+        return [f"/etc/ld.so.preload cannot be read: {preload.error[:100]}"]
+    if preload.content != content:
+        return ["/etc/ld.so.preload is not the one of the session"]
+    if not (preload.mount and preload.read_only):
+        return ["/etc/ld.so.preload is no read-only mount"]
+    return []
+
+
+def uuid_bytes(uuid: str) -> str:
+    """Return what CUDA says for a device's UUID, in hexadecimal."""
+    name = uuid.partition("-")[2]
+    digits = name.replace("-", "").lower()
+    if re.fullmatch(r"[0-9a-f]{32}", digits):
+        return digits
+    # A simulated device has no such UUID: the 128-bit FNV-1a hash of its name is in its place.
+    value = 0x6C62272E07BB014262B821756295C58D
+    for byte in name.encode():
+        value = (value ^ byte) * 0x0000000001000000000000000000013B % 2**128
+    return f"{value:032x}"
+
+
+def not_in_force(limits: Limits, found: Sequence[str], *, image: str) -> str:
+    """Return the words for the owner of a session that was ended for these problems."""
+    amounts = " and ".join(f"{limit.memory_mib} MiB" for limit in limits.devices)
+    totals = [match[0] for p in found if (match := re.match(r"[A-Z]+ reported [0-9]+ MiB", p))]
+    shown = (totals or found)[0]
+    return (
+        f"your session was ended because its GPU limit of {amounts} was not in force ({shown[:300]}); this is usually "
+        f"the fault of the image ({image}): try another one, or ask an administrator"
+    )

@@ -1,0 +1,82 @@
+"""Which hundredths of each period a session may run kernels in. Pure.
+
+A slot is ``(first, end)`` in hundredths, ``end`` not included; libfgpu lays the same hundredths over the same clock in
+every session, so that sessions whose slots do not overlap run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HUNDREDTHS = 100
+
+Slots = tuple[tuple[int, int], ...]
+"""Ascending, not overlapping."""
+
+
+def assign(taken: Iterable[Slots], percent: int) -> Slots:
+    """Return slots of ``percent`` hundredths in all, beside those that the neighbours have ``taken``.
+
+    In one piece wherever a gap is large enough: the smallest such gap, and the first of equal ones, so that large
+    gaps stay whole. Otherwise the largest gaps first. Where the neighbours leave too little (an administrator
+    changed the unit while they ran), the rest is shared with those hundredths that the fewest have.
+
+    Raises:
+        ValueError: ``percent`` is not 1 to 100.
+    """
+    if not 1 <= percent <= HUNDREDTHS:
+        raise ValueError(f"{percent} is no share of compute; it must be 1 to 100")
+    holders = [0] * HUNDREDTHS
+    for slots in taken:
+        for first, end in slots:
+            for hundredth in range(first, end):
+                holders[hundredth] += 1
+    gaps = sorted(_runs(h for h in range(HUNDREDTHS) if not holders[h]), key=lambda gap: gap[1] - gap[0])
+    for first, end in gaps:
+        if end - first >= percent:
+            return ((first, first + percent),)
+    chosen: list[int] = []
+    for first, end in sorted(gaps, key=lambda gap: (gap[0] - gap[1], gap[0])):
+        chosen.extend(range(first, min(end, first + percent - len(chosen))))
+    held = sorted((h for h in range(HUNDREDTHS) if holders[h]), key=lambda h: (holders[h], -h))
+    chosen.extend(held[: percent - len(chosen)])
+    return tuple(_runs(sorted(chosen)))
+
+
+def width(slots: Slots) -> int:
+    """Return how many hundredths these are."""
+    return sum(end - first for first, end in slots)
+
+
+def render(slots: Slots) -> str:
+    """Return slots as the limits file has them: ``50-75,80-85``."""
+    return ",".join(f"{first}-{end}" for first, end in slots)
+
+
+def parse(text: str) -> Slots:
+    """Return the slots of `render`'s text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: list[tuple[int, int]] = []
+    for piece in text.split(","):
+        first, dash, end = piece.partition("-")
+        if not (dash and first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
+            raise ValueError(f"{piece!r} is no slot such as 50-75")
+        slot = int(first), int(end)
+        if not (found[-1][1] if found else 0) <= slot[0] < slot[1] <= HUNDREDTHS:
+            raise ValueError(f"{piece!r} is not within 0-100, or not after the slot before it")
+        found.append(slot)
+    return tuple(found)
+
+
+def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the runs of neighbouring numbers."""
+    runs: list[tuple[int, int]] = []
+    for number in ascending:
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs

@@ -1,0 +1,276 @@
+"""fgpu-smi on the simulated driver: the familiar table, and what scripts ask of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from insession import holding
+from sessionfolders import ROOT, UUID, preloaded
+
+SMI = ROOT / "labextension/jupyterlab_fgpu/smi.py"
+Folder = Callable[..., Path]
+
+TABLE = """\
++-----------------------------------------------------------------------------+
+| FGPU-SMI N.N.N      Driver Version: N.N.N          CUDA Version: N.N        |
+| simulated: no real GPU is behind these figures                              |
+| session N                                                                   |
++-------------------------------+----------------------+----------------------+
+| GPU  Name                     |               Bus-Id | GPU-Util  Compute M. |
+| Fan  Temp  Perf Pwr:Usage/Cap |         Memory-Usage |                Share |
++===============================+======================+======================+
+|   N  Simulated GPU N MiB      |     N:N:N.N          |       N%     Default |
+| N/A   N/A   N/A     N/A / N/A |    NMiB / NMiB       |                      |
+|                               |     slice of NMiB    |          N% of time  |
++-------------------------------+----------------------+----------------------+
+
++-----------------------------------------------------------------------------+
+| Processes:                                                                  |
+|  GPU       PID  Type  Process name                               GPU Memory |
++=============================================================================+
+|    N         N     C  PYTHON                                           NMiB |
++-----------------------------------------------------------------------------+
+"""
+
+
+def smi(folder: Path, *words: str, libfgpu: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
+    env = preloaded(folder, **{"FGPU_LIMITS_FILE": str(folder / "limits"), "COLUMNS": "80", **more})
+    if not libfgpu:
+        del env["LD_PRELOAD"]
+    command = [sys.executable, str(SMI), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout.splitlines()
+
+
+def without_figures(table: str) -> str:
+    """Put N for each number, and one space for many, so that widths of figures do not matter."""
+    table = re.sub(r"\S*python\S* -c.*?(?= \d+MiB \|)", "PYTHON ", table)
+    table = re.sub(r"\b[0-9A-F]{8}:\d\d:\d\d\.\d\b", "N:N:N.N", table)
+    return re.sub(r" +", " ", re.sub(r"\d+", "N", table))
+
+
+def test_the_table_is_the_familiar_one(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)], compute_percent=25, mode="memory+compute", slots="0-25")
+    with holding(folder, 512) as pid:
+        done = smi(folder)
+    assert without_figures("\n".join(lines(done)) + "\n") == without_figures(TABLE)
+    assert {len(line) for line in done.stdout.splitlines() if line} == {79}
+    assert re.search(r"\b512MiB / 2048MiB \|", done.stdout)
+    assert re.search(rf"\|    0 {pid:>9}     C  .* 512MiB \|", done.stdout)
+    assert "slice of 8192MiB |          25% of time |" in done.stdout
+
+
+def test_without_libfgpu_the_whole_device_shows_and_that_is_a_problem(session_folder: Folder) -> None:
+    done = smi(session_folder(devices=[(UUID, 2048)]), libfgpu=False)
+    assert "0MiB / 8192MiB" in done.stdout
+    assert done.returncode == 1
+    assert done.stderr == "fgpu-smi: GPU 0: NVML shows 8192 MiB, the limit is 2048 MiB: see fgpu-verify\n"
+
+
+def test_memory_and_processes_of_other_sessions_are_not_shown(session_folder: Folder) -> None:
+    mine = session_folder(devices=[(UUID, 2048)])
+    other = session_folder(devices=[(UUID, 4096)], session=18, machine=mine)
+    with holding(other, 1024), holding(mine, 100) as pid:
+        told = json.loads(smi(mine, "--json").stdout)
+        whole = json.loads(smi(mine, "--json", libfgpu=False).stdout)
+    [gpu] = told["gpus"]
+    assert (gpu["memory_used_mib"], gpu["memory_total_mib"], gpu["memory_free_mib"]) == (100, 2048, 1948)
+    assert [(p["pid"], p["memory_mib"]) for p in gpu["processes"]] == [(pid, 100)]
+    # The check can fail: the driver itself shows both.
+    assert whole["gpus"][0]["memory_used_mib"] == 1124
+    assert len(whole["gpus"][0]["processes"]) == 2
+
+
+def test_only_the_devices_of_the_limits_are_shown(session_folder: Folder) -> None:
+    machine = "".join(f"gpu uuid=GPU-{n} memory_mib=8192 name=Simulated GPU {n}\n" for n in "abc")
+    folder = session_folder(devices=[("GPU-c", 1024), ("GPU-a", 2048)], machine=machine)
+    assert lines(smi(folder, "-L")) == [
+        "GPU 0: Simulated GPU c (UUID: GPU-c)",
+        "GPU 1: Simulated GPU a (UUID: GPU-a)",
+    ]
+    assert lines(smi(folder, "-L", "-i", "1")) == ["GPU 1: Simulated GPU a (UUID: GPU-a)"]
+    assert lines(smi(folder, "--list-gpus", "--id=GPU-c")) == ["GPU 0: Simulated GPU c (UUID: GPU-c)"]
+    done = smi(folder, "-L", "-i", "GPU-b")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr == "fgpu-smi: GPU GPU-b: not among this session's GPUs\n"
+
+
+def test_a_device_of_the_limits_that_nvml_does_not_have_is_a_problem(session_folder: Folder) -> None:
+    machine = "gpu uuid=GPU-a memory_mib=8192 name=Simulated GPU\n"
+    folder = session_folder(devices=[("GPU-a", 2048), ("GPU-lost", 2048)], machine=machine)
+    done = smi(folder, "-L")
+    assert done.stdout == "GPU 0: Simulated GPU (UUID: GPU-a)\n"
+    assert (done.returncode, done.stderr) == (
+        1,
+        "fgpu-smi: GPU-lost, of this session's limits: Not Found\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            ["--query-gpu=index,name,memory.total,memory.used,memory.free", "--format=csv"],
+            [
+                "index, name, memory.total [MiB], memory.used [MiB], memory.free [MiB]",
+                "0, Simulated GPU 8192 MiB, 2048 MiB, 512 MiB, 1536 MiB",
+            ],
+        ),
+        (["--query-gpu", "memory.total,uuid", "--format", "csv,noheader,nounits"], [f"2048, {UUID}"]),
+        (
+            ["--query-gpu=gpu_uuid,temperature.gpu,utilization.gpu", "--format=csv,nounits"],
+            ["uuid, temperature.gpu, utilization.gpu [%]", f"{UUID}, [N/A], 0"],
+        ),
+        (
+            ["--query-compute-apps=gpu_uuid,used_memory", "--format=csv"],
+            ["gpu_uuid, used_gpu_memory [MiB]", f"{UUID}, 512 MiB"],
+        ),
+        (["--query-compute-apps=used_gpu_memory", "--format=csv, noheader, nounits"], ["512"]),
+        (
+            # What GPUtil asks, which many programs use.
+            [
+                "--query-gpu=index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,"
+                "gpu_serial,display_active,display_mode,temperature.gpu",
+                "--format=csv,noheader,nounits",
+            ],
+            [f"0, {UUID}, 0, 2048, 512, 1536, 580.95.05, Simulated GPU 8192 MiB, [N/A], [N/A], [N/A], [N/A]"],
+        ),
+    ],
+)
+def test_queries_answer_as_scripts_expect(
+    session_folder: Folder, words: list[str], wanted: list[str]
+) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    with holding(folder, 512):
+        assert lines(smi(folder, *words)) == wanted
+
+
+def test_outside_of_a_session_everything_that_nvml_has_is_shown(session_folder: Folder) -> None:
+    if Path("/run/fgpu").exists():
+        pytest.skip("this is a session")
+    folder = session_folder(devices=[(UUID, 2048)])
+    told = json.loads(smi(folder, "--json", libfgpu=False, FGPU_LIMITS_FILE="").stdout)
+    assert (told["session"], told["simulated"], told["problems"]) == (None, True, [])
+    assert [(g["memory_total_mib"], g["share"]) for g in told["gpus"]] == [(8192, None)]
+
+
+def test_limits_that_cannot_be_read_are_a_problem_and_never_a_total(session_folder: Folder) -> None:
+    folder = session_folder("fgpu-limits 9\n")
+    done = smi(folder)
+    assert done.returncode == 1
+    assert "limits cannot be read: it is not a whole limits file of version 1" in done.stderr
+    assert "8192MiB" not in done.stdout
+    assert "0MiB /" not in done.stdout
+
+
+def test_no_driver_is_nvmls_words_and_no_table(session_folder: Folder) -> None:
+    folder = session_folder(machine="gpu nonsense\n")
+    done = smi(folder)
+    assert (done.returncode, done.stdout) == (9, "")
+    assert done.stderr == "fgpu-smi: nvmlInit_v2: Driver Not Loaded\n"
+
+
+def test_no_library_is_the_loaders_words(session_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    done = smi(session_folder(), LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (12, "")
+    assert "libnvidia-ml.so.1: file too short" in done.stderr
+
+
+def test_a_terminal_that_is_too_narrow_gets_a_list(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    with holding(folder, 512) as pid:
+        shown = lines(smi(folder, COLUMNS="60"))
+    assert shown[1:7] == [
+        "simulated: no real GPU is behind these figures",
+        "session 17",
+        "GPU 0: Simulated GPU 8192 MiB",
+        "  memory      512MiB / 2048MiB",
+        "  utilisation 0%",
+        "  share       slice of 8192MiB, not limited",
+    ]
+    assert shown[7].startswith(f"  {pid} 512MiB ")
+
+
+def test_no_process_can_write_to_the_terminal_through_its_name(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    with holding(folder, 1, name="\x1b[2J\u00fc\n|"):
+        done = smi(folder, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.stdout.isascii()
+    assert "\x1b" not in done.stdout
+    assert re.search(r"\|    0 +\d+     C  \?\[2J\?+\| -c", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-q"], "unrecognized arguments: -q"),
+        (["topo", "-m"], "unrecognized arguments: topo -m"),
+        (["--query-gpu=name,clocks.sm", "--format=csv"], 'field "clocks.sm" is not supported'),
+        (["--query-gpu=name"], "need --format=csv"),
+        (["--format=csv"], "need --format=csv"),
+        (["--query-gpu=name", "--format=xml"], "--format is csv[,noheader][,nounits]"),
+        (["-l", "0"], "--loop takes 0.1 to 86400 seconds"),
+        (["-L", "--json"], "not allowed with argument"),
+    ],
+)
+def test_what_is_not_supported_is_said_with_what_is(tmp_path: Path, words: list[str], text: str) -> None:
+    name = tmp_path / "nvidia-smi"
+    name.symlink_to(SMI)
+    done = subprocess.run([sys.executable, str(name), *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("nvidia-smi: ")
+    assert text in done.stderr.splitlines()[0]
+    assert "--query-compute-apps=FIELD" in done.stderr
+    assert "memory.total" in done.stderr
+
+
+def test_a_loop_goes_on_until_it_is_interrupted(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    words = ["--query-gpu=memory.total", "--format=csv", "-l", "0.1"]
+    env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"))
+    command = [sys.executable, str(SMI), *words]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        shown = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+    assert shown == ["memory.total [MiB]\n", "2048 MiB\n", "2048 MiB\n"]
+    assert process.returncode == 130
+
+
+def test_a_reader_who_leaves_is_no_error(session_folder: Folder) -> None:
+    folder = session_folder(devices=[(UUID, 2048)])
+    env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"))
+    command = f"{sys.executable} {SMI} -L -l 0.1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done: Any = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+PANEL = """
+import asyncio
+from jupyterlab_fgpu.gpu_memory import Device, GpuMemory
+memory = GpuMemory(session_id=17, timeout_s=30)
+print(asyncio.run(memory.sample([Device(%r, 2048)]))[0].mib)
+"""
+
+
+def test_jupyterlabs_side_panel_reads_the_same(session_folder: Folder) -> None:
+    pytest.importorskip("pynvml")
+    folder = session_folder(devices=[(UUID, 2048)])
+    env = preloaded(folder, PYTHONPATH=str(ROOT / "labextension"))
+    with holding(folder, 512):
+        command = [sys.executable, "-c", PANEL % UUID]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("512\n", 0), done.stderr

@@ -1,0 +1,723 @@
+"""What is charged, until when, and what is refused: programs in a session, with their own assertions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessionfolders import UUID, preloaded
+from test_hooks_paths import committed
+
+Run = Callable[..., str]
+
+SECOND = "GPU-simulated-test-1"
+
+
+class Program:
+    """A Python program in a session, with everything of `cudacalls` and a ``cuda`` that is started."""
+
+    def __init__(self, folder: Path, code: str, *, start: bool = True, preload: bool = True) -> None:
+        begin = "from cudacalls import *\n" + ("cuda = Cuda().start()\n" if start else "")
+        env = preloaded(folder, PYTHONPATH=str(Path(__file__).parent))
+        if not preload:
+            del env["LD_PRELOAD"]
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", begin + textwrap.dedent(code)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """Return the next line that it prints."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        return line or self.end()
+
+    def go(self) -> None:
+        """Let it go on where it waits in ``input()``."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self) -> str:
+        """Return the rest of what it prints. Its own assertions are the test's."""
+        out, errors = self._process.communicate(timeout=120)
+        assert self._process.returncode == 0, out + errors + (self._folder / "log").read_text()
+        return out
+
+
+def run(folder: Path, code: str, **more: bool) -> str:
+    return Program(folder, code, **more).end()
+
+
+# ---- plain memory ----
+
+
+def test_a_refused_allocation_leaves_the_program_as_it_was(session_folder: Callable[..., Path]) -> None:
+    folder = session_folder(devices=[(UUID, 128)])
+    run(
+        folder,
+        """
+        first = cuda.alloc(100)
+        for _ in range(3):
+            assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 29 * MIB) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 100
+        second = cuda.alloc(28)
+        cuda.cuMemFree_v2(first)
+        assert cuda.used_mib() == 28
+        cuda.alloc(100)
+        """,
+    )
+
+
+def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        address = cuda.alloc(64)
+        assert cuda.result("cuMemFree_v2", address + 512) == 1
+        assert cuda.used_mib() == 64
+        cuda.cuMemFree_v2(address)
+        assert cuda.result("cuMemFree_v2", address) != 0
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+def test_what_the_driver_does_not_allocate_is_not_charged(session_folder: Callable[..., Path]) -> None:
+    # Of a device of 200 MiB, another session has taken 150.
+    neighbour = session_folder(devices=[(UUID, 150)], device_mib=200)
+    folder = session_folder(devices=[(UUID, 128)], device_mib=200, machine=neighbour)
+    other = Program(neighbour, "cuda.alloc(150); say(ready=1); input()")
+    assert other.line() == "ready=1"
+    run(
+        folder,
+        """
+        assert cuda.info() == (50 * MIB, 128 * MIB)  # no more is free than the driver has
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 64 * MIB) == OUT_OF_MEMORY
+        cuda.alloc(50)
+        """,
+    )
+    other.go()
+    other.end()
+
+
+def test_errors_are_the_drivers_own(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        cuda = Cuda()
+        out = c_ulonglong()
+        assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == 3  # before cuInit
+        cuda.cuInit(0)
+        assert cuda.result("cuMemAlloc_v2", byref(out), 512) == 201  # no context
+        assert cuda.result("cuMemGetInfo_v2", byref(out), byref(out)) == 201
+        assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 7) == 101  # no such device
+        assert cuda.result("cuDeviceTotalMem_v2", byref(out), 7) == 101
+        cuda.start()
+        assert cuda.result("cuMemAlloc_v2", byref(out), 0) == 1
+        assert cuda.result("cuMemAlloc_v2", byref(out), -1) == OUT_OF_MEMORY
+        assert cuda.result("cuMemAlloc_v2", None, 512) == 1
+        assert cuda.result("cuMemAllocPitch_v2", byref(out), byref(out), -1, -1, 4) in (1, OUT_OF_MEMORY)
+        assert cuda.result("cuArrayCreate_v2", None, None) == 1
+        assert cuda.result("cuMemFree_v2", 12345) == 1
+        assert cuda.used_mib() == 0
+        """,
+        start=False,
+    )
+
+
+def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)], managed="charge"),
+        """
+        address = cuda.new("cuMemAllocManaged", 100 * MIB, 1)
+        assert cuda.used_mib() == 100
+        assert cuda.result("cuMemAllocManaged", byref(c_ulonglong()), 29 * MIB, 1) == OUT_OF_MEMORY
+        cuda.cuMemFree_v2(address)
+        assert cuda.used_mib() == 0
+        """,
+    )
+    refusing = session_folder(devices=[(UUID, 128)], managed="refuse")
+    run(
+        refusing,
+        """
+        for flags in (1, 2):
+            assert cuda.result("cuMemAllocManaged", byref(c_ulonglong()), MIB, flags) == 801
+        assert cuda.used_mib() == 0
+        """,
+    )
+    assert "managed=refuse" in (refusing / "log").read_text()
+
+
+# ---- limits ----
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "writable", "malformed", "another device", "larger than the device", "no accounting"]
+)
+def test_without_limits_that_hold_everything_is_refused(
+    session_folder: Callable[..., Path], damage: str
+) -> None:
+    uuid = "GPU-another" if damage == "another device" else UUID
+    # The scheduler believes in a device of 64 GiB, the driver has 8.
+    limit_mib, device_mib = (32768, 65536) if damage == "larger than the device" else (128, 8192)
+    folder = session_folder(
+        devices=[(uuid, limit_mib)],
+        device_mib=device_mib,
+        machine=f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n",
+    )
+    if damage == "missing":
+        (folder / "limits").unlink()
+    if damage == "writable":
+        (folder / "limits").chmod(0o644)
+    if damage == "malformed":
+        text = (folder / "limits").read_text()
+        (folder / "limits").unlink()
+        (folder / "limits").write_text(text.replace("memory_mib=", "memory_mib=-"))
+        (folder / "limits").chmod(0o444)
+    if damage == "no accounting":
+        (folder / "accounting").unlink()
+    out = run(folder, REFUSED, start=False)
+    if damage == "no accounting":  # the limits are known, but nothing can be counted
+        assert out.split() == ["reported=0", f"total={128 * 2**20}", f"nvml={128 * 2**20}"]
+    else:
+        assert out.split() == ["reported=2", "total=0", "nvml=refused"]
+    log = (folder / "log").read_text()
+    assert len(log.splitlines()) == 1, log
+
+
+REFUSED = """
+    import pynvml
+    cuda = Cuda()
+    cuda.cuInit(0)
+    # A context takes memory too: none can be had, so nothing can be allocated.
+    assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0) == OUT_OF_MEMORY
+    assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == OUT_OF_MEMORY
+    properties = Properties(type=PINNED, location=Location(DEVICE, 0))
+    assert cuda.result("cuMemCreate", byref(c_ulonglong()), 2 * MIB, byref(properties), 0) == OUT_OF_MEMORY
+    total = c_size_t(77)
+    reported = cuda.result("cuDeviceTotalMem_v2", byref(total), 0)
+    pynvml.nvmlInit()
+    try:
+        nvml = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total
+    except pynvml.NVMLError_NoPermission:
+        nvml = "refused"
+    print(f"reported={reported} total={total.value} nvml={nvml}")
+"""
+
+
+def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(session_folder: Callable[..., Path]) -> None:
+    folder = session_folder(
+        devices=[(UUID, 8192)],
+        device_mib=8192,
+        machine=f"gpu uuid={UUID} memory_mib=8100 name=Simulated GPU\n",
+    )
+    run(folder, "assert cuda.info()[1] == 8100 * MIB; cuda.alloc(8100)")
+
+
+def test_each_device_has_its_own_limit(session_folder: Callable[..., Path]) -> None:
+    folder = session_folder(devices=[(UUID, 128), (SECOND, 256)])
+    run(
+        folder,
+        """
+        assert cuda.info()[1] == 128 * MIB
+        cuda.alloc(128)
+        cuda.start(1)
+        assert cuda.info() == (256 * MIB, 256 * MIB)
+        cuda.alloc(256)
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 512) == OUT_OF_MEMORY
+        """,
+    )
+
+
+def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Callable[..., Path]) -> None:
+    machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
+    folder = session_folder(devices=[(SECOND, 128)], machine=machine)
+    run(
+        folder,
+        """
+        cuda = Cuda()
+        cuda.cuInit(0)
+        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0) == OUT_OF_MEMORY
+        cuda.start(1)
+        assert cuda.info()[1] == 128 * MIB
+        properties = Properties(type=PINNED, location=Location(DEVICE, 0))
+        assert cuda.result("cuMemCreate", byref(c_ulonglong()), 2 * MIB, byref(properties), 0) == OUT_OF_MEMORY
+        """,
+        start=False,
+    )
+
+
+# ---- several processes ----
+
+
+def test_all_processes_of_a_session_share_its_limit(session_folder: Callable[..., Path]) -> None:
+    folder = session_folder(devices=[(UUID, 128)])
+    first = Program(folder, "cuda.alloc(100); say(ready=1); input()")
+    assert first.line() == "ready=1"
+    run(
+        folder,
+        """
+        assert cuda.info() == (28 * MIB, 128 * MIB)
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 29 * MIB) == OUT_OF_MEMORY
+        cuda.alloc(28)
+        """,
+    )
+    first.go()
+    first.end()
+    run(folder, "assert cuda.used_mib() == 0; cuda.alloc(128)")
+
+
+def test_a_forked_child_starts_with_nothing_of_its_own(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        # As multiprocessing does before the first context: the child makes its own.
+        early = Cuda()
+        child = os.fork()
+        if child == 0:
+            mine = Cuda().start()
+            kept = mine.alloc(100)
+            assert mine.used_mib() == 100
+            mine.cuMemFree_v2(kept)
+            assert mine.used_mib() == 0
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        cuda = Cuda().start()
+        cuda.alloc(64)
+        child = os.fork()
+        if child == 0:
+            # The driver does not work in this child, and what the parent holds is not the child's to give back.
+            os._exit(0 if cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), MIB) != 0 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert cuda.used_mib() == 64
+        """,
+        start=False,
+    )
+
+
+# ---- contexts ----
+
+
+def test_contexts_are_charged_and_their_end_releases_what_was_allocated_in_them(
+    session_folder: Callable[..., Path],
+) -> None:
+    folder = session_folder(devices=[(UUID, 512)], context_mib=64)
+    run(
+        folder,
+        """
+        def used():
+            assert cuda.info()[1] == 512 * MIB
+            return cuda.used_mib()
+        cuda.start()  # retained twice, there once
+        assert used() == 64
+        cuda.alloc(10)
+        for name, arguments in (
+            ("cuCtxCreate_v2", (0, 0)),
+            ("cuCtxCreate_v3", (None, 0, 0, 0)),
+            ("cuCtxCreate_v4", (None, 0, 0)),
+            ("cuCtxCreate", (0, 0)),
+        ):
+            context = cuda.new(name, *arguments, kind=c_void_p)
+            assert used() == 74 + 64, name
+            cuda.alloc(20)
+            assert used() == 74 + 84, name
+            assert cuda.result("cuCtxDestroy_v2", None) != 0
+            cuda.cuCtxDestroy_v2(context)
+            cuda.start()
+            cuda.cuDevicePrimaryCtxRelease_v2(0)
+            assert used() == 74, name
+        cuda.cuDevicePrimaryCtxRelease_v2(0)
+        assert used() == 74
+        cuda.cuDevicePrimaryCtxRelease_v2(0)
+        context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert used() == 64  # the primary one is gone, with its 10 MiB
+        """,
+    )
+    assert committed(folder) == 64 * 2**20  # the last one, of a process that is gone
+
+
+def test_a_reset_of_the_primary_context_releases_it(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)], context_mib=64),
+        """
+        cuda.alloc(100)
+        cuda.cuDevicePrimaryCtxReset_v2(0)
+        context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert cuda.used_mib() == 64
+        """,
+    )
+
+
+def test_a_context_that_does_not_fit_is_refused(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)], context_mib=100),
+        """
+        assert cuda.used_mib() == 100
+        assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 100
+        cuda.cuDevicePrimaryCtxRelease_v2(0)
+        cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert cuda.result("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0) == OUT_OF_MEMORY
+        """,
+    )
+
+
+# ---- what programs map themselves ----
+
+
+def test_created_memory_is_held_by_its_handles_and_its_mappings(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        handle = cuda.create(64)
+        address = cuda.reserve(256)
+        cuda.map(address, 64, handle)
+        cuda.map(address + 64 * MIB, 64, handle)  # twice
+        assert cuda.used_mib() == 64
+        cuda.cuMemRelease(handle)
+        assert cuda.used_mib() == 64
+        again = cuda.new("cuMemRetainAllocationHandle", address + 5 * MIB)
+        cuda.cuMemUnmap(address, 64 * MIB)
+        assert cuda.used_mib() == 64
+        cuda.cuMemUnmap(address + 64 * MIB, 64 * MIB)
+        assert cuda.used_mib() == 64  # by the handle that was retained
+        cuda.cuMemRelease(again)
+        assert cuda.used_mib() == 0
+        assert cuda.result("cuMemRelease", again) != 0
+        cuda.create(128)
+        """,
+    )
+
+
+def test_one_unmapping_ends_the_mappings_of_a_whole_range(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        address = cuda.reserve(256)
+        for i in range(32):
+            handle = cuda.create(2)
+            cuda.map(address + 2 * i * MIB, 2, handle)
+            cuda.cuMemRelease(handle)
+        assert cuda.used_mib() == 64
+        cuda.cuMemUnmap(address, 32 * MIB)
+        assert cuda.used_mib() == 32
+        cuda.cuMemUnmap(address + 32 * MIB, 32 * MIB)
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+def test_memory_of_the_host_is_not_charged(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        # Of these, the simulated driver has none: it is the one that says so, libfgpu does not object.
+        properties = Properties(type=PINNED, location=Location(HOST_NUMA, 0))
+        assert cuda.result("cuMemCreate", byref(c_ulonglong()), 512 * MIB, byref(properties), 0) in (0, 801)
+        properties = PoolProperties(type=PINNED, location=Location(HOST_NUMA, 0))
+        assert cuda.result("cuMemPoolCreate", byref(c_ulonglong()), byref(properties)) in (0, 801)
+        for name, arguments in (("cuMemAllocHost_v2", (MIB,)), ("cuMemHostAlloc", (MIB, 0))):
+            cuda.cuMemFreeHost(cuda.new(name, *arguments, kind=c_void_p))
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+# ---- pools ----
+
+
+def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream, pool = cuda.stream(), cuda.pool()
+        cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))  # keep everything
+        address = cuda.new("cuMemAllocFromPoolAsync", 64 * MIB, pool, stream)
+        assert cuda.used_mib() == 64
+        cuda.cuMemFreeAsync(address, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == 64
+        address = cuda.new("cuMemAllocFromPoolAsync", 64 * MIB, pool, stream)  # the same again
+        assert cuda.used_mib() == 64
+        cuda.cuMemFreeAsync(address, stream)
+        cuda.cuStreamSynchronize(stream)
+        cuda.cuMemPoolTrimTo(pool, 0)
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+def test_at_the_limit_a_pool_serves_from_what_it_holds(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream = cuda.stream()
+        for _ in range(5):  # nothing waits, so all are freed in stream order only
+            address = cuda.new("cuMemAllocAsync", 100 * MIB, stream)
+            cuda.cuMemFreeAsync(address, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+def test_what_a_pool_holds_and_nobody_uses_makes_room_for_others(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream, pool = cuda.stream(), cuda.pool()
+        cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))
+        for name, arguments in (
+            ("cuMemAlloc_v2", ()),
+            ("cuMemAllocAsync", (stream,)),
+        ):
+            address = cuda.new("cuMemAllocFromPoolAsync", 96 * MIB, pool, stream)
+            cuda.cuMemFreeAsync(address, stream)
+            cuda.cuStreamSynchronize(stream)
+            assert cuda.used_mib() == 96
+            other = cuda.new(name, 96 * MIB, *arguments)
+            assert cuda.used_mib() == 96
+            cuda.cuMemFree_v2(other)
+        """,
+    )
+
+
+def test_what_a_pool_gives_back_when_it_is_waited_for_another_process_gets(
+    session_folder: Callable[..., Path],
+) -> None:
+    folder = session_folder(devices=[(UUID, 128)])
+    for wait in ("cuStreamSynchronize(stream)", "cuCtxSynchronize()", "cuEventSynchronize(event)"):
+        first = Program(
+            folder,
+            f"""
+            stream = cuda.stream()
+            event = cuda.new("cuEventCreate", 0)
+            address = cuda.new("cuMemAllocAsync", 100 * MIB, stream)
+            cuda.cuMemFreeAsync(address, stream)
+            cuda.cuEventRecord(event, stream)
+            cuda.{wait}
+            say(ready=1)
+            input()
+            """,
+        )
+        assert first.line() == "ready=1"
+        run(folder, "cuda.alloc(100)")
+        first.go()
+        first.end()
+
+
+def test_a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream, pool = cuda.stream(), cuda.pool()
+        first = cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream)
+        second = cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream)
+        cuda.cuMemPoolDestroy(pool)
+        assert cuda.used_mib() == 64
+        cuda.cuMemFreeAsync(first, stream)
+        cuda.cuMemFreeAsync(second, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
+def test_a_pool_that_grows_by_more_than_was_asked_is_taken_back_at_the_limit(
+    session_folder: Callable[..., Path],
+) -> None:
+    # This driver makes pools larger by 32 MiB at a time.
+    folder = session_folder(
+        devices=[(UUID, 128)],
+        machine=f"gpu uuid={UUID} memory_mib=8192 granularity_kib=32768 name=Simulated GPU\n",
+    )
+    run(
+        folder,
+        """
+        stream = cuda.stream()
+        held = cuda.alloc(110)
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), MIB, stream) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 110
+        cuda.cuMemFree_v2(held)
+        cuda.new("cuMemAllocAsync", MIB, stream)
+        assert cuda.used_mib() == 32
+        """,
+    )
+
+
+# ---- graphs ----
+
+
+def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream = cuda.stream()
+        graph, _ = cuda.graph(40, 40, frees=True)
+        executable = cuda.instantiate(graph)
+        assert cuda.used_mib() == 0
+        cuda.cuGraphLaunch(executable, stream)
+        cuda.cuStreamSynchronize(stream)
+        reserved = cuda.used_mib()
+        assert 40 <= reserved <= 80
+        for _ in range(3):
+            cuda.cuGraphLaunch(executable, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == reserved
+        cuda.cuDeviceGraphMemTrim(0)
+        assert cuda.used_mib() == 0
+        held = cuda.alloc(100)
+        assert cuda.result("cuGraphLaunch", executable, stream) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 100
+        cuda.cuMemFree_v2(held)
+        cuda.cuGraphLaunch(executable, stream)  # the program went on
+        """,
+    )
+
+
+def test_the_reserve_for_graphs_makes_room_when_it_is_needed(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream = cuda.stream()
+        executable = cuda.instantiate(cuda.graph(100, frees=True)[0])
+        cuda.cuGraphLaunch(executable, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == 100
+        held = cuda.alloc(100)
+        assert cuda.used_mib() == 100
+        assert cuda.result("cuGraphLaunch", executable, stream) == OUT_OF_MEMORY
+        """,
+    )
+
+
+def test_a_graph_in_a_graph_is_counted_and_an_upload_charges_like_a_launch(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream = cuda.stream()
+        inner, _ = cuda.graph(100, frees=True)
+        outer = cuda.new("cuGraphCreate", 0)
+        node = c_void_p()
+        cuda.cuGraphAddChildGraphNode(byref(node), outer, None, 0, inner)
+        executable = cuda.instantiate(outer)
+        held = cuda.alloc(64)
+        for name in ("cuGraphLaunch", "cuGraphLaunch_ptsz", "cuGraphUpload", "cuGraphUpload_ptsz"):
+            assert cuda.result(name, executable, stream) == OUT_OF_MEMORY, name
+        parameters = InstantiateParameters(flags=2, stream=stream)
+        out = c_void_p()
+        assert cuda.result("cuGraphInstantiateWithParams", byref(out), outer, byref(parameters)) == OUT_OF_MEMORY
+        cuda.cuMemFree_v2(held)
+        cuda.cuGraphUpload(executable, stream)
+        assert cuda.used_mib() == 100
+        """,
+    )
+
+
+def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        try:
+            cuda.graph(129)
+        except CudaError as e:
+            assert e.result == OUT_OF_MEMORY
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+# ---- NVML ----
+
+
+def test_nvml_lists_the_processes_of_the_session_and_no_others(session_folder: Callable[..., Path]) -> None:
+    neighbour = session_folder(devices=[(UUID, 150)])
+    folder = session_folder(devices=[(UUID, 128)], machine=neighbour)
+    other = Program(neighbour, "cuda.alloc(150); say(pid=os.getpid()); input()")
+    first = Program(folder, "cuda.alloc(100); say(pid=os.getpid()); input()")
+    other.line()
+    pid = int(first.line().removeprefix("pid="))
+    out = run(
+        folder,
+        """
+        import pynvml
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            for version in ("_v2", "_v3"):
+                listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device)
+                print(kind, *((p.pid, p.usedGpuMemory) for p in listed))
+        details = pynvml.nvmlDeviceGetRunningProcessDetailList(device, pynvml.nvmlProcessDetailList_v1, 0)
+        print("Details", *((p.pid, p.usedGpuMemory) for p in details))
+        # The first version: entries of 16 bytes.
+        library = pynvml.nvmlLib
+        count, room = c_uint(0), (c_ulonglong * 6)()
+        assert library.nvmlDeviceGetComputeRunningProcesses(device, byref(count), None) == 7
+        assert count.value == 1
+        count.value = 3
+        assert library.nvmlDeviceGetComputeRunningProcesses(device, byref(count), room) == 0
+        assert library.nvmlDeviceGetComputeRunningProcesses(device, None, None) == 2
+        print("First", count.value, room[0], room[1])
+        """,
+        start=False,
+    )
+    listed = f"({pid}, {100 * 2**20})"
+    assert out.splitlines() == [
+        *[f"Compute {listed}"] * 2,
+        *["Graphics"] * 2,
+        *["MPSCompute"] * 2,
+        f"Details {listed}",
+        f"First 1 {pid} {100 * 2**20}",
+    ]
+    for program in (other, first):
+        program.go()
+        program.end()
+
+
+def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder: Callable[..., Path]) -> None:
+    machine = "".join(f"gpu uuid={uuid} memory_mib=8192 name=Simulated GPU\n" for uuid in (UUID, SECOND))
+    run(
+        session_folder(devices=[(SECOND, 128)], machine=machine),
+        """
+        import pynvml
+        pynvml.nvmlInit()
+        other, own = (pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
+        def refused(function, *arguments):
+            try:
+                function(*arguments)
+            except pynvml.NVMLError_NoPermission:
+                return True
+        assert refused(pynvml.nvmlDeviceGetMemoryInfo, other)
+        assert refused(pynvml.nvmlDeviceGetMemoryInfo, other, pynvml.nvmlMemory_v2)
+        assert refused(pynvml.nvmlDeviceGetComputeRunningProcesses, other)
+        assert pynvml.nvmlDeviceGetMemoryInfo(own).total == 128 * MIB
+        """,
+        start=False,
+    )
+
+
+def test_a_process_without_a_gpu_is_left_alone(session_folder: Callable[..., Path]) -> None:
+    folder = session_folder(devices=[(UUID, 128)])
+    (folder / "limits").unlink()
+    done = subprocess.run(
+        ["/bin/sh", "-c", "echo fine"], env={"LD_PRELOAD": str(folder / "libfgpu.so")}, capture_output=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"fine\n", b"")
+    assert (folder / "log").read_text() == ""
+    assert os.path.getsize(folder / "accounting") == 2 << 20

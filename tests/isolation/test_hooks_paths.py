@@ -1,0 +1,129 @@
+"""Every way of taking memory ends at the limit, and every way of asking for the total says the limit."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessionfolders import ISOLATION, UUID, preloaded
+
+MIB = 2**20
+LIMITS_MIB = [128, 1024, 5120, 16384, 81920]
+DEVICE_MIB = 98304
+WAYS = ["direct", "dlsym", "proc", "proc1"]
+SOURCE = "tests/hooks_paths.c"
+PATHS = re.findall(r'^    \{"(\w+)", take_', (ISOLATION / SOURCE).read_text(), flags=re.M)
+NARROW = {path for path in PATHS if path.endswith("_v1")}
+"""With addresses or sizes of 32 bits: these cannot fill more than 4 GiB."""
+
+
+def committed(folder: Path) -> int:
+    """Return what the processes of a session have left charged; the dead ones are not cleared by reading."""
+    region = (folder / "accounting").read_bytes()
+    return sum(
+        struct.unpack_from("<QQ", region, 0x100000 + 64 * (1024 * device + slot))[1]
+        for device in range(16)
+        for slot in range(1024)
+    )
+
+
+class Session:
+    """A folder with the clients of the four ways."""
+
+    def __init__(self, folder: Path, compile_c: Callable[..., Path]) -> None:
+        self.folder = folder
+        self._compile_c = compile_c
+
+    def program(self, way: str) -> Path:
+        simulated = self.folder / "simulated"
+        libraries = [(simulated / name).resolve() for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+        return (
+            self._compile_c(SOURCE, "-DDIRECT", *libraries) if way == "direct" else self._compile_c(SOURCE, "-ldl")
+        )
+
+    def run(self, way: str, *words: str, preload: bool = True) -> dict[str, int]:
+        """Run the client and return the numbers it prints, by name."""
+        env = preloaded(self.folder)
+        if not preload:
+            del env["LD_PRELOAD"]
+        done = subprocess.run(
+            [self.program(way), way, *words], env=env, capture_output=True, text=True, check=False, timeout=120
+        )
+        log = (self.folder / "log").read_text()
+        assert (done.returncode, done.stderr) == (0, ""), (way, words, done.stdout, log)
+        return {name: int(value) for name, value in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.fixture
+def session(session_folder: Callable[..., Path], compile_c: Callable[..., Path]) -> Callable[..., Session]:
+    def session(limit_mib: int, **more: object) -> Session:
+        return Session(session_folder(devices=[(UUID, limit_mib)], device_mib=DEVICE_MIB, **more), compile_c)
+
+    return session
+
+
+def totals(reports: dict[str, int]) -> dict[str, int]:
+    return {name: value for name, value in reports.items() if name.startswith(("cu", "nvmlD"))}
+
+
+@pytest.mark.parametrize("limit_mib", LIMITS_MIB)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_report_says_the_limit(session: Callable[..., Session], way: str, limit_mib: int) -> None:
+    reports = session(limit_mib).run(way, "reports")
+    limit = limit_mib * MIB
+    narrow = min(limit, 2**32 - 1)
+    assert totals(reports) == {
+        "cuDeviceTotalMem_v2": limit,
+        "cuDeviceTotalMem": narrow,
+        "cuMemGetInfo_v2": limit,
+        "cuMemGetInfo": narrow,
+        "nvmlDeviceGetMemoryInfo": limit,
+        "nvmlDeviceGetMemoryInfo_v2": limit,
+    }
+    assert reports["free"] == limit
+    assert reports["free_v1"] == narrow
+    assert reports["nvml_sum"] == reports["nvml_sum_v2"] == limit
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_libfgpu_no_report_says_the_limit(session: Callable[..., Session], way: str) -> None:
+    reports = totals(session(1024).run(way, "reports", preload=False))
+    assert len(reports) == 6
+    assert min(reports.values()) > 1024 * MIB
+
+
+def check_fill(filled: dict[str, int], limit: int, folder: Path) -> None:
+    assert limit - 2 * MIB <= filled["held"] <= limit
+    assert filled["refused"] == 2
+    assert filled["used"] == 0
+    assert committed(folder) == 0
+
+
+@pytest.mark.parametrize("limit_mib", LIMITS_MIB)
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_ends_at_the_limit_and_gives_everything_back(
+    session: Callable[..., Session], path: str, limit_mib: int
+) -> None:
+    if path in NARROW and limit_mib > 1024:
+        pytest.skip("a first version's sizes have 32 bits")
+    world = session(limit_mib)
+    check_fill(world.run("dlsym", "fill", path), limit_mib * MIB, world.folder)
+
+
+@pytest.mark.parametrize("way", ["direct", "proc", "proc1"])
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_ends_at_the_limit_however_it_was_found(
+    session: Callable[..., Session], path: str, way: str
+) -> None:
+    world = session(128)
+    check_fill(world.run(way, "fill", path), 128 * MIB, world.folder)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_libfgpu_no_path_ends_at_the_limit(session: Callable[..., Session], path: str) -> None:
+    filled = session(128).run("dlsym", "fill", path, preload=False)
+    assert filled["held"] > 128 * MIB

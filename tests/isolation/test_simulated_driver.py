@@ -1,0 +1,176 @@
+"""What the simulated CUDA driver does, call by call, and over several processes (isolation/simulated/cuda_*.c)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessionfolders import ISOLATION
+from simulatedmachine import Machine
+
+MIB = 1 << 20
+GPU = "gpu uuid=GPU-a memory_mib=1024\n"
+
+Make = Callable[..., Machine]
+
+GROUPS = re.findall(
+    r'^    \{"(\w+)", \w+\},$', (ISOLATION / "tests" / "sim_calls.c").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_calls(simulated_machine: Make, group: str) -> None:
+    machine = simulated_machine(GPU)
+    machine.run("sim_calls", group)
+    (entry,) = machine.entries()
+    assert entry.over == 0
+    assert entry.peak <= entry.bytes
+    assert machine.log() == ""
+
+
+def test_all_groups_are_run(simulated_machine: Make) -> None:
+    assert simulated_machine(GPU).run("sim_calls").split() == GROUPS
+
+
+# ---- memory of several processes --------------------------------------------------------------------------
+
+
+def test_processes_share_one_device(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with (
+        machine.running("sim_tool", "hold", 500) as first,
+        machine.running("sim_tool", "hold", 500, 24) as second,
+    ):
+        assert (first.line, second.line) == ("held 1", "held 2")
+        assert machine.run("sim_tool", "info") == "0 1024\n"
+        with machine.running("sim_tool", "hold", 1) as third:
+            assert third.line == "held 0"
+    (entry,) = machine.entries()
+    assert (entry.peak, entry.over) == (1024 * MIB, 0)
+    assert machine.run("sim_tool", "info") == "1024 1024\n"
+
+
+def test_the_memory_of_a_killed_process_is_given_back(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    for _ in range(3):
+        with machine.running("sim_tool", "hold", 1000) as holder:
+            assert holder.line == "held 1"
+            os.kill(holder.process.pid, signal.SIGKILL)
+            holder.process.wait()
+    assert machine.run("sim_tool", "info") == "1024 1024\n"
+    (entry,) = machine.entries()
+    assert (entry.peak, entry.over) == (1000 * MIB, 0)
+
+
+def test_allocations_may_be_far_larger_than_the_hosts_memory(simulated_machine: Make) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=262144\n")
+    with machine.running("sim_tool", "hold", 98304, 98304, 65536) as holder:
+        assert holder.line == "held 3"
+        assert machine.run("sim_tool", "info") == "0 262144\n"
+
+
+def test_a_context_takes_memory(simulated_machine: Make) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 context_mib=300\n")
+    with machine.running("sim_tool", "hold", 24) as holder:
+        assert holder.line == "held 1"
+        assert machine.run("sim_tool", "info") == f"{1024 - 24 - 300 - 300} 1024\n"
+        with machine.running("sim_tool", "hold", 100, 100) as second:
+            assert second.line == "held 2"
+            assert "cuDevicePrimaryCtxRetain(&context, 0) is 2" in machine.run("sim_tool", "info", fails=True)
+
+
+def test_memory_is_taken_in_multiples_where_the_machine_says_so(simulated_machine: Make) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 granularity_kib=65536\n")
+    with machine.running("sim_tool", "hold", 1, 62, 65) as holder:
+        assert holder.line == "held 3"
+        # The two small ones share 64 MiB; 65 MiB are twice that.
+        assert machine.run("sim_tool", "info") == f"{1024 - 64 - 128} 1024\n"
+
+
+def test_closing_all_descriptors_loses_no_memory(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with machine.running("sim_tool", "closed", 100) as holder:
+        assert holder.line == "924"
+        assert machine.run("sim_tool", "info") == "924 1024\n"
+    assert machine.run("sim_tool", "info") == "1024 1024\n"
+
+
+def test_a_forked_child_has_no_driver_and_no_memory(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    assert machine.run("sim_tool", "forked", 100).splitlines() == ["child 3 3 3", "parent 924"]
+    with machine.running("sim_tool", "forked", 100):
+        assert machine.run("sim_tool", "info") == "924 1024\n"
+
+
+# ---- time of several processes ------------------------------------------------------------------------------
+
+
+def test_kernels_of_all_processes_are_served_one_after_another(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with machine.running("sim_tool", "queue", "spin_20ms", 20) as other:
+        assert other.line == "queued"
+        took_us = int(machine.run("sim_tool", "run", "spin_1ms", 10))
+    (entry,) = machine.entries()
+    assert entry.kernels == 30
+    assert entry.busy_ns == (20 * 20 + 10) * 1_000_000
+    # Behind at least what was left of the other's 400 ms when it had said "queued": a kernel of 20 ms and its own 10.
+    assert took_us >= 10_000
+
+
+def test_a_kernel_takes_what_its_name_says(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU + "kernel_us=70\n")
+    for name, ns in (
+        ("spin_0us", 0),
+        ("spin_50us", 50_000),
+        ("_Z9spin_2msPf", 2_000_000),
+        ("other", 70_000),
+        ("spin_up", 70_000),
+        ("spin_5s", 70_000),
+    ):
+        before = machine.entries()[0].busy_ns if (machine.folder / "ledger").exists() else 0
+        assert int(machine.run("sim_tool", "run", name, 3)) * 1000 >= 3 * ns - 1000
+        assert machine.entries()[0].busy_ns - before == 3 * ns
+
+
+def test_the_queue_of_a_killed_process_is_dropped(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with machine.running("sim_tool", "queue", "spin_1000ms", 100) as killed:
+        assert killed.line == "queued"
+        queued_until = machine.entries()[0].busy_until
+    machine.run("sim_tool", "run", "spin_1ms", 1)
+    assert machine.entries()[0].busy_until < queued_until - 50 * 1_000_000_000
+
+
+# ---- the library --------------------------------------------------------------------------------------------
+
+
+def test_the_library_is_found_through_the_folder_that_it_was_loaded_from(
+    simulated_machine: Make,
+) -> None:
+    machine = simulated_machine(GPU)
+    other = simulated_machine("gpu uuid=GPU-z memory_mib=77", name="elsewhere")
+    assert machine.run("sim_tool", "info") == "1024 1024\n"
+    assert machine.run("sim_tool", "info", FGPU_SIMULATED_MACHINE=str(other.folder)) == "77 77\n"
+    assert [entry.uuid for entry in other.entries()] == ["GPU-z"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_processes_of_many_users_may_use_it(simulated_machine: Make) -> None:
+    made = simulated_machine(GPU)
+    with tempfile.TemporaryDirectory() as name:
+        # Not below pytest's folders, which are closed to others.
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file in (*made.folder.iterdir(), made.program("sim_tool")):
+            shutil.copy(file, folder)
+        program = folder / made.program("sim_tool").name
+        machine = Machine(folder, lambda *_: program)
+        other = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        with machine.running("sim_tool", "hold", 100):
+            assert machine.run("sim_tool", "info", before=other) == "924 1024\n"
