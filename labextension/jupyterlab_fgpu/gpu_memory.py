@@ -26,7 +26,6 @@ class Device(NamedTuple):
 
     uuid: str
     memory_mib: int | None
-    simulated: bool
 
 
 class Used(NamedTuple):
@@ -58,8 +57,8 @@ class GpuMemory:
 
     async def sample(self, devices: Sequence[Device]) -> list[Used]:
         """Return one reading per device, within `timeout_s`."""
-        if all(device.simulated for device in devices):
-            return [_simulated() for _ in devices]
+        if not devices:
+            return []
         if self._running is not None and not self._running.done():
             return [Used(None, "the GPU driver has not answered yet") for _ in devices]
         result: concurrent.futures.Future[list[Used]] = concurrent.futures.Future()
@@ -96,8 +95,6 @@ class GpuMemory:
             nvml.nvmlShutdown()
 
     def _read_device(self, nvml: Any, device: Device) -> Used:
-        if device.simulated:
-            return _simulated()
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -132,10 +129,6 @@ class GpuMemory:
             # Gone meanwhile, or another user's: a session's processes are its owner's.
             return False
         return f"FGPU_SESSION_ID={self._session_id}".encode() in environ.split(b"\0")
-
-
-def _simulated() -> Used:
-    return Used(None, "the GPU is simulated: it has no memory to use")
 
 
 def _round_up(used_bytes: int) -> int:

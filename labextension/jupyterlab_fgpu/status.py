@@ -85,7 +85,7 @@ class StatusReader:
             session, source = session_from_environment(self._slice), "environment"
         gpus = [] if session is None else session["gpus"]
         used = await self._gpu_memory.sample(
-            [Device(gpu["uuid"], gpu["memory_mib"], gpu["simulated"]) for gpu in gpus]
+            [Device(gpu["uuid"], gpu["memory_mib"]) for gpu in gpus]
         )
         return Reading(view, session, None if session is None else source, tuple(used))
 

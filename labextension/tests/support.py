@@ -1,12 +1,15 @@
-"""What the tests share besides fixtures: a session's environment and a browser tab."""
+"""What the tests share besides fixtures: a session's environment, a browser tab, a GPU driver."""
 
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 from standin import TOKEN
 from tornado.httpclient import HTTPClientError
+
+from jupyterlab_fgpu.gpu_memory import MIB
 
 SESSION_ENVIRONMENT = {
     "FGPU_SESSION_ID": "12",
@@ -45,3 +48,26 @@ class Caller:
         code, body = await self.call("status")
         assert code == 200
         return body
+
+
+class NVMLError(Exception):
+    """What pynvml raises."""
+
+
+def driver(
+    *, total_mib: int = 8192, used_mib: int = 0, processes: dict[int, int | None] | None = None
+) -> Any:
+    """What pynvml looks like on a machine with one GPU."""
+    listed = [
+        SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
+        for pid, mib in (processes or {}).items()
+    ]
+    memory = SimpleNamespace(total=total_mib * MIB, used=used_mib * MIB)
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=lambda handle: memory,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: listed,
+    )

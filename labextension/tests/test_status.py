@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from typing import Any
 
 import pytest
 from standin import TOKEN, StandIn, pending, running
-from support import SESSION_ENVIRONMENT, Caller
+from support import SESSION_ENVIRONMENT, Caller, driver
 
 
 async def test_the_payload_holds_this_session_the_others_and_the_queue(
@@ -24,13 +25,23 @@ async def test_the_payload_holds_this_session_the_others_and_the_queue(
     assert (session["id"], session["fgpu"], session["gpu_memory_mib"]) == (12, "0.5", 2048)
     assert session["source"] == "service"
     assert session["gpu_memory_used_mib"] is None
-    assert "simulated" in session["gpu_memory_used_reason"]
+    assert "driver" in session["gpu_memory_used_reason"]
     assert session["gpus"][0]["model"] == "Simulated 8 GiB"
     [other] = status["others"]
     assert (other["display_name"], other["state"], other["position"]) == ("gpu-2", "PENDING", 1)
     assert other["wait_text"].startswith("1 fGPU does not fit")
     assert status["queue"] == {"group": "default", "length": 3, "reason": None}
     assert standin.calls == ["GET me", "GET sessions", "GET queue"]
+
+
+async def test_a_simulated_slice_shows_what_is_used_of_it(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver(total_mib=2048, used_mib=700))
+    session = (await caller.status())["session"]
+    assert session["simulated"] is True
+    assert (session["gpu_memory_used_mib"], session["gpu_memory_mib"]) == (700, 2048)
+    assert session["gpus"][0]["used_mib"] == 700
 
 
 async def test_tabs_that_ask_together_share_one_read(caller: Caller, standin: StandIn) -> None:

@@ -7,19 +7,19 @@ import json
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import NVMLError, driver
 
 import jupyterlab_fgpu
 from jupyterlab_fgpu.environment import NoService, Service, read_service, read_slice
-from jupyterlab_fgpu.gpu_memory import MIB, Device, GpuMemory, Used
+from jupyterlab_fgpu.gpu_memory import Device, GpuMemory, Used
 from jupyterlab_fgpu.shared_read import SharedRead
 from jupyterlab_fgpu.status import total_use
 
 ROOT = Path(__file__).parents[1]
-GPU = Device("GPU-a", 2048, False)
+GPU = Device("GPU-a", 2048)
 
 
 def test_one_version_everywhere() -> None:
@@ -93,29 +93,6 @@ async def test_a_read_is_shared_expires_and_survives_an_asker_who_leaves() -> No
     assert await shared.get() == 2
     shared.forget()
     assert await shared.get() == 3
-
-
-class NVMLError(Exception):
-    pass
-
-
-def driver(
-    *, total_mib: int = 8192, used_mib: int = 0, processes: dict[int, int | None] | None = None
-) -> Any:
-    """What pynvml looks like on a machine with one GPU."""
-    listed = [
-        SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
-        for pid, mib in (processes or {}).items()
-    ]
-    memory = SimpleNamespace(total=total_mib * MIB, used=used_mib * MIB)
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetMemoryInfo=lambda handle: memory,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: listed,
-    )
 
 
 def sampler(nvml: Any, proc: Path = Path("/nowhere"), timeout_s: float = 5) -> GpuMemory:

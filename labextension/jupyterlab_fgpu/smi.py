@@ -1,0 +1,661 @@
+#!/usr/bin/env python3
+"""fgpu-smi: this session's GPUs as NVML shows them, in the manner of nvidia-smi.
+
+For real and simulated GPUs alike. One file without imports beyond Python's own, for Python 3.6 and
+later: it is also put into images that have nothing of fGPU.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import sys
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Union
+
+VERSION = "0.1.0"
+MIB = 1024 * 1024
+SIMULATED = "Simulated GPU"  # how the name of every simulated device begins
+NO_REAL_GPU = "simulated: no real GPU is behind these figures"
+NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND = 3, 6, 7, 12
+NOT_AVAILABLE = 2**64 - 1  # NVML's "not known", where it gives bytes
+WIDTH = 79
+
+
+class NvmlError(Exception):
+    """A call of NVML that failed, in NVML's own words."""
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        super().__init__(f"{call}: {text}")
+        self.code = code
+        self.text = text
+
+
+class Failed(NamedTuple):
+    """Stands for a value that NVML should have given; the text is why it did not."""
+
+    text: str
+
+
+Value = Union[int, float, str, None, Failed]  # None: the device or driver has no such value
+
+
+class Nvml:
+    """NVML through ctypes, initialised."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise NvmlError("NVML", LIBRARY_NOT_FOUND, str(error)) from None
+        self.call("nvmlInit_v2")
+
+    def close(self) -> None:
+        """Undo the initialisation."""
+        self._library.nvmlShutdown()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; raises NvmlError."""
+        function = getattr(self._library, name, None)
+        code = NOT_SUPPORTED if function is None else function(*arguments)
+        if code != 0:
+            words = getattr(self._library, "nvmlErrorString", lambda code: b"")  # type: Any
+            words.restype = ctypes.c_char_p
+            text = (words(code) or b"").decode("utf-8", "replace")
+            raise NvmlError(name, code, text or f"error {code}")
+
+    def fill(self, kind: Any, name: str, *before: Any) -> Any:
+        """Return what a function writes through its last argument."""
+        found = kind()
+        self.call(name, *before, ctypes.byref(found))
+        return found
+
+    def text(self, name: str, *before: Any) -> str:
+        """Return what a function writes into a buffer, given it and its size last."""
+        buffer = ctypes.create_string_buffer(128)
+        self.call(name, *before, buffer, 96)
+        return buffer.value.decode("utf-8", "replace")
+
+
+def optional(read: Callable[[], Any]) -> Any:
+    """Return what `read` does: None where there is no such value, Failed where it failed."""
+    try:
+        return read()
+    except NvmlError as error:
+        return None if error.code == NOT_SUPPORTED else Failed(error.text)
+
+
+# ---- the values of a device ----------------------------------------------------------------------
+
+
+class Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class MemoryV2(ctypes.Structure):
+    """nvmlMemory_v2_t."""
+
+    _fields_ = [("version", ctypes.c_uint)]
+    _fields_ += [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
+
+
+class Pci(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = [("legacy", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5)]
+    _fields_ += [("bus_id", ctypes.c_char * 32)]
+
+
+class ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t, version 2."""
+
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("mig", ctypes.c_uint * 2)]
+
+
+Reader = Callable[[Nvml, ctypes.c_void_p], Value]
+
+
+def text_of(name: str) -> Reader:
+    """Read a text."""
+    return lambda nvml, gpu: nvml.text("nvmlDeviceGet" + name, gpu)
+
+
+def number_of(name: str, *more: int, factor: float = 1, words: str = "{}") -> Reader:
+    """Read a number; `words` is how it is shown, or the words for 0, 1 and so on."""
+
+    def read(nvml: Nvml, gpu: ctypes.c_void_p) -> Value:
+        number = nvml.fill(ctypes.c_uint, "nvmlDeviceGet" + name, gpu, *more).value
+        known = words.split(" ")
+        if len(known) > 1:
+            return known[number] if number < len(known) else str(number)
+        return number * factor if words == "{}" else words.format(number)
+
+    return read
+
+
+def memory_of(field: str) -> Reader:
+    """Read total, free or used memory in MiB, by the newer call where there is one."""
+
+    def read(nvml: Nvml, gpu: ctypes.c_void_p) -> Value:
+        memory = MemoryV2(ctypes.sizeof(MemoryV2) | 2 << 24)  # type: Any
+        try:
+            nvml.call("nvmlDeviceGetMemoryInfo_v2", gpu, ctypes.byref(memory))
+        except NvmlError as error:
+            if error.code != NOT_SUPPORTED:
+                raise
+            memory = nvml.fill(Memory, "nvmlDeviceGetMemoryInfo", gpu)
+        count = getattr(memory, field)  # type: int
+        # What is used is never shown as nothing.
+        return -(-count // MIB) if field == "used" else count // MIB
+
+    return read
+
+
+def utilization_of(index: int) -> Reader:
+    """Read the utilisation of the processors (0) or of the memory (1)."""
+    name = "nvmlDeviceGetUtilizationRates"
+    return lambda nvml, gpu: nvml.fill(ctypes.c_uint * 2, name, gpu)[index]
+
+
+def pair_of(name: str) -> Callable[[Nvml, ctypes.c_void_p], Tuple[int, int]]:
+    """Read two numbers."""
+
+    def read(nvml: Nvml, gpu: ctypes.c_void_p) -> Tuple[int, int]:
+        first, second = ctypes.c_uint(), ctypes.c_uint()
+        nvml.call("nvmlDeviceGet" + name, gpu, ctypes.byref(first), ctypes.byref(second))
+        return first.value, second.value
+
+    return read
+
+
+SWITCH = "Disabled Enabled"
+READERS = {
+    "name": text_of("Name"),
+    "uuid": text_of("UUID"),
+    "serial": text_of("Serial"),
+    "pci.bus_id": lambda nvml, gpu: nvml.fill(Pci, "nvmlDeviceGetPciInfo_v3", gpu).bus_id.decode(),
+    "memory.total": memory_of("total"),
+    "memory.used": memory_of("used"),
+    "memory.free": memory_of("free"),
+    "utilization.gpu": utilization_of(0),
+    "utilization.memory": utilization_of(1),
+    "temperature.gpu": number_of("Temperature", 0),
+    "fan.speed": number_of("FanSpeed"),
+    "power.draw": number_of("PowerUsage", factor=0.001),
+    "power.limit": number_of("EnforcedPowerLimit", factor=0.001),
+    "pstate": number_of("PerformanceState", words="P{}"),
+    "compute_mode": number_of(
+        "ComputeMode", words="Default Exclusive_Thread Prohibited Exclusive_Process"
+    ),
+    "persistence_mode": number_of("PersistenceMode", words=SWITCH),
+    "display_active": number_of("DisplayActive", words=SWITCH),
+    "display_mode": number_of("DisplayMode", words=SWITCH),
+    "mig.mode.current": lambda nvml, gpu: SWITCH.split()[pair_of("MigMode")(nvml, gpu)[0]],
+    "compute_cap": lambda nvml, gpu: "{}.{}".format(*pair_of("CudaComputeCapability")(nvml, gpu)),
+}  # type: Dict[str, Reader]
+UNITS = {"memory": "MiB", "used_gpu_memory": "MiB", "utilization": "%", "fan": "%", "power": "W"}
+ALIASES = {
+    "gpu_name": "name",
+    "gpu_uuid": "uuid",
+    "gpu_serial": "serial",
+    "gpu_bus_id": "pci.bus_id",
+    "used_memory": "used_gpu_memory",
+}
+GPU_FIELDS = ["timestamp", "driver_version", "count", "index", *READERS]
+GPU_FIELDS += ["gpu_name", "gpu_uuid", "gpu_serial", "gpu_bus_id"]
+APP_FIELDS = ["timestamp", "gpu_name", "gpu_uuid", "gpu_bus_id", "pid", "process_name"]
+APP_FIELDS += ["used_gpu_memory", "used_memory"]
+
+
+def unit_of(field: str) -> str:
+    """Return the unit of a field's values, empty without one."""
+    return UNITS.get(field.split(".", maxsplit=1)[0], "")
+
+
+# ---- everything at one moment --------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """One device's line of the limits file."""
+
+    uuid: str
+    memory_mib: int
+    device_mib: int
+    compute_percent: int
+    mode: str
+
+
+class Limits(NamedTuple):
+    """What the limits file says, or why it cannot be told. For information only."""
+
+    session: Optional[int]
+    shares: List[Share]
+    problem: Optional[str]
+
+
+def read_limits() -> Optional[Limits]:
+    """Return the limits of the session that this is in, None outside of one."""
+    path = "/run/fgpu/limits"
+    if not os.path.exists(path):
+        path = os.environ.get("FGPU_LIMITS_FILE", "")
+    if not path:
+        return None
+    try:
+        with open(path, encoding="ascii") as file:
+            lines = file.read(16385).split("\n")
+        if lines[0] != "fgpu-limits 1" or lines[-2:] != ["end", ""]:
+            raise ValueError("it is not a whole limits file of version 1")
+        shares = []
+        for line in lines[3:-2]:
+            entry = dict(word.split("=", 1) for word in line.split(" "))
+            memory, device, compute = (
+                int(entry[k]) for k in ("memory_mib", "device_mib", "compute_percent")
+            )
+            shares.append(Share(entry["device"], memory, device, compute, entry["mode"]))
+        return Limits(int(lines[1].split("=")[1]), shares, None)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        return Limits(None, [], f"{path} cannot be read: {error}")
+
+
+class Process(NamedTuple):
+    """A process that uses a device."""
+
+    pid: int
+    kind: str
+    name: str
+    memory_mib: Value
+
+
+class Gpu(NamedTuple):
+    """One device; `values` by the names of --query-gpu."""
+
+    values: Dict[str, Value]
+    processes: Union[List[Process], Failed]
+    share: Optional[Share]
+
+
+class Reading(NamedTuple):
+    """All that is shown. `problems` make the exit status 1."""
+
+    driver: Value
+    cuda: Value
+    gpus: List[Gpu]
+    session: Optional[int]
+    problems: List[str]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any of the devices is simulated."""
+        return any(str(gpu.values["name"]).startswith(SIMULATED) for gpu in self.gpus)
+
+
+def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
+    """Return what NVML says of this session's devices, or of those `wanted` among them."""
+    limits = read_limits()
+    problems = [limits.problem] if limits is not None and limits.problem else []
+    handles = []  # type: List[Tuple[ctypes.c_void_p, Optional[Share]]]
+    for share in limits.shares if limits is not None else []:
+        by_uuid = "nvmlDeviceGetHandleByUUID"
+        try:
+            handles.append((nvml.fill(ctypes.c_void_p, by_uuid, share.uuid.encode()), share))
+        except NvmlError as error:
+            problems.append(f"{share.uuid}, of this session's limits: {error.text}")
+    if limits is None or limits.problem:
+        by_index = "nvmlDeviceGetHandleByIndex_v2"
+        for index in range(nvml.fill(ctypes.c_uint, "nvmlDeviceGetCount_v2").value):
+            handles.append((nvml.fill(ctypes.c_void_p, by_index, index), None))
+    driver = optional(lambda: nvml.text("nvmlSystemGetDriverVersion"))
+    cuda = optional(lambda: nvml.fill(ctypes.c_int, "nvmlSystemGetCudaDriverVersion_v2").value)
+    if isinstance(cuda, int):
+        cuda = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    moment = time.strftime("%Y/%m/%d %H:%M:%S.000")
+    gpus = []
+    for index, (handle, own) in enumerate(handles):
+        values = {"timestamp": moment, "driver_version": driver, "count": len(handles)}
+        values["index"] = index
+        for name, reader in READERS.items():
+            values[name] = optional(lambda: reader(nvml, handle))  # noqa: B023 - called at once
+        processes = optional(lambda: read_processes(nvml, handle))  # noqa: B023
+        gpus.append(Gpu(values, [] if processes is None else processes, own))
+    if wanted is not None:
+        for name in wanted:
+            if not any(name in (str(g.values["index"]), g.values["uuid"]) for g in gpus):
+                raise NvmlError(f"GPU {name}", NOT_FOUND, "not among this session's GPUs")
+        gpus = [g for g in gpus if {str(g.values["index"]), g.values["uuid"]} & set(wanted)]
+    for gpu in gpus:
+        problems += problems_of(gpu)
+    return Reading(driver, cuda, gpus, None if limits is None else limits.session, problems)
+
+
+def problems_of(gpu: Gpu) -> List[str]:
+    """Return what of a device could not be read, and where its memory is not its share's."""
+    parts = [*gpu.values.items(), ("processes", gpu.processes)]  # type: List[Tuple[str, Any]]
+    found = [f"{name}: {value.text}" for name, value in parts if isinstance(value, Failed)]
+    total = gpu.values["memory.total"]
+    if gpu.share is not None and isinstance(total, int):
+        limit = gpu.share.memory_mib
+        # Of a whole device the driver keeps some to itself.
+        if total != limit and (total > limit or limit != gpu.share.device_mib):
+            found.append(f"NVML shows {total} MiB, the limit is {limit} MiB: see fgpu-verify")
+    return ["GPU {}: {}".format(gpu.values["index"], text) for text in found]
+
+
+def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
+    """Return the processes that NVML lists for a device; raises NvmlError."""
+    found = {}  # type: Dict[int, Tuple[str, int]]
+    for kind, name in (("C", "Compute"), ("G", "Graphics")):
+        try:
+            listed = list_processes(nvml, f"nvmlDeviceGet{name}RunningProcesses_v3", gpu)
+        except NvmlError as error:
+            if error.code != NOT_SUPPORTED:
+                raise
+            continue
+        for process in listed:
+            kinds = found[process.pid][0] + "+" + kind if process.pid in found else kind
+            found[process.pid] = (kinds, process.used)
+    return [
+        Process(pid, kind, process_name(pid), None if used == NOT_AVAILABLE else -(-used // MIB))
+        for pid, (kind, used) in sorted(found.items())
+    ]
+
+
+def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
+    """Return one list of NVML's, however long."""
+    room = 16
+    while True:
+        listed, count = (ProcessInfo * room)(), ctypes.c_uint(room)
+        try:
+            nvml.call(name, gpu, ctypes.byref(count), listed)
+            return list(listed)[: count.value]
+        except NvmlError as error:
+            # Processes may start in between: more room than was asked for.
+            if error.code != INSUFFICIENT_SIZE or room > 65536:
+                raise
+            room = max(count.value, room) * 2
+
+
+def process_name(pid: int) -> str:
+    """Return the command line of a process, or what nvidia-smi says where there is none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(4096).rstrip(b"\0").replace(b"\0", b" ")
+    except OSError:
+        words = b""
+    return words.decode("utf-8", "replace") or "[Not Found]"
+
+
+# ---- output --------------------------------------------------------------------------------------
+
+
+def shown(text: str) -> str:
+    """Return text as printable ASCII: nothing that an image puts into a name acts on a terminal."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def short(value: Value, unit: str = "") -> str:
+    """Return a value for the table."""
+    if value is None:
+        return "N/A"
+    if isinstance(value, Failed):
+        return "ERR!"
+    return f"{value:.0f}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
+def fit(text: str, width: int) -> str:
+    """Return text cut or filled to a width."""
+    text = shown(text)
+    return text[: width - 3] + "..." if len(text) > width else text.ljust(width)
+
+
+def listed(gpu: Gpu) -> List[Process]:
+    """Return a device's processes as far as they are known."""
+    return [] if isinstance(gpu.processes, Failed) else gpu.processes
+
+
+def memory_words(gpu: Gpu) -> str:
+    """Return "512MiB / 2048MiB"."""
+    return " / ".join(short(gpu.values["memory." + k], "MiB") for k in ("used", "total"))
+
+
+def share_words(share: Share) -> Tuple[str, str]:
+    """Return what a share is of: memory and compute."""
+    compute = f"{share.compute_percent}% of time" if "compute" in share.mode else "not limited"
+    return f"slice of {share.device_mib}MiB", compute
+
+
+def heading(reading: Reading) -> List[str]:
+    """Return the lines at the top of the table."""
+    driver, cuda = short(reading.driver), short(reading.cuda)
+    lines = [f"FGPU-SMI {VERSION:<10} Driver Version: {driver:<14} CUDA Version: {cuda}"]
+    lines += [NO_REAL_GPU] if reading.simulated else []
+    return lines + ([f"session {reading.session}"] if reading.session is not None else [])
+
+
+def table(reading: Reading) -> List[str]:
+    """Return the familiar table."""
+    line = "+" + "-" * 31 + "+" + "-" * 22 + "+" + "-" * 22 + "+"
+    plain = "+" + "-" * (WIDTH - 2) + "+"
+
+    def row(first: str, second: str, third: str) -> str:
+        return f"| {fit(first, 29)} | {fit(second.rjust(20), 20)} | {fit(third.rjust(20), 20)} |"
+
+    lines = [plain] + [f"| {fit(text, WIDTH - 4)} |" for text in heading(reading)]
+    lines += [line, row("GPU  Name", "Bus-Id", "GPU-Util  Compute M.")]
+    lines += [row("Fan  Temp  Perf Pwr:Usage/Cap", "Memory-Usage", "Share")]
+    lines += [line.replace("-", "=")]
+    for gpu in reading.gpus:
+        of = gpu.values
+        power = "{} / {}".format(short(of["power.draw"], "W"), short(of["power.limit"], "W"))
+        busy, mode = short(of["utilization.gpu"], "%"), short(of["compute_mode"])
+        fan, heat = short(of["fan.speed"], "%"), short(of["temperature.gpu"], "C")
+        first = "{:>3}  {}".format(short(of["index"]), short(of["name"]))
+        lines += [row(first, short(of["pci.bus_id"]), f"{busy:>8} {mode:>11}")]
+        second = f"{fan:>3}  {heat:>4}  {short(of['pstate']):>4} {power:>13}"
+        lines += [row(second, memory_words(gpu), "")]
+        lines += [row("", *share_words(gpu.share))] if gpu.share is not None else []
+        lines += [line]
+    title = " GPU       PID  Type  Process name".ljust(65) + "GPU Memory"
+    lines += ["", plain, f"| {fit('Processes:', WIDTH - 4)} |", f"| {title} |"]
+    lines += [plain.replace("-", "=")]
+    for gpu in reading.gpus:
+        for p in listed(gpu):
+            index, memory = short(gpu.values["index"]), short(p.memory_mib, "MiB")
+            lines += [f"| {index:>4} {p.pid:>9}  {p.kind:>4}  {fit(p.name, 42)} {memory:>10} |"]
+    if not any(listed(gpu) for gpu in reading.gpus):
+        failed = any(isinstance(gpu.processes, Failed) for gpu in reading.gpus)
+        words = "ERR!" if failed else "No running processes found"
+        lines += [f"|  {fit(words, WIDTH - 5)} |"]
+    return [*lines, plain]
+
+
+def narrow(reading: Reading) -> List[str]:
+    """Return the same for a terminal that is too narrow for the table."""
+    lines = heading(reading)
+    for gpu in reading.gpus:
+        of = gpu.values
+        lines += ["GPU {}: {}".format(short(of["index"]), short(of["name"]))]
+        lines += [f"  memory      {memory_words(gpu)}"]
+        lines += ["  utilisation {}".format(short(of["utilization.gpu"], "%"))]
+        if gpu.share is not None:
+            lines += ["  share       {}, {}".format(*share_words(gpu.share))]
+        lines += [f"  {p.pid} {short(p.memory_mib, 'MiB')} {p.name}" for p in listed(gpu)]
+    return [shown(text) for text in lines]
+
+
+def csv_lines(reading: Reading, options: argparse.Namespace, header: bool) -> List[str]:
+    """Return the values that were asked for."""
+    apps = options.query_compute_apps is not None
+    fields = options.query_compute_apps if apps else options.query_gpu
+    rows = [gpu.values for gpu in reading.gpus]
+    if apps:
+        rows = [
+            dict(gpu.values, pid=p.pid, process_name=p.name, used_gpu_memory=p.memory_mib)
+            for gpu in reading.gpus
+            for p in listed(gpu)
+        ]
+
+    def cell(row: Dict[str, Value], name: str) -> str:
+        value, unit = row[name], unit_of(name)
+        if value is None or isinstance(value, Failed):
+            return "[N/A]" if value is None else f"[{shown(value.text)}]"
+        text = f"{value:.2f}" if isinstance(value, float) else shown(str(value))
+        return f"{text} {unit}" if unit and "nounits" not in options.format else text
+
+    def title(field: str) -> str:
+        # A process's line calls the device's fields as they were asked for: gpu_name.
+        name = field if field.startswith("gpu_") and apps else ALIASES.get(field, field)
+        return f"{name} [{unit_of(name)}]" if unit_of(name) else name
+
+    lines = [", ".join(title(f) for f in fields)] if header else []
+    return lines + [", ".join(cell(row, ALIASES.get(f, f)) for f in fields) for row in rows]
+
+
+def as_json(reading: Reading) -> str:
+    """Return all of it; what is not known is null, what failed is {"error": text}."""
+
+    def plain(value: Value) -> Any:
+        return {"error": value.text} if isinstance(value, Failed) else value
+
+    suffixes = {"MiB": "_mib", "%": "_percent", "W": "_w", "": ""}
+    gpus = []
+    for gpu in reading.gpus:
+        entry = {
+            name.replace(".", "_") + suffixes[unit_of(name)]: plain(value)
+            for name, value in gpu.values.items()
+        }
+        entry["share"] = dict(gpu.share._asdict()) if gpu.share is not None else None
+        entry["processes"] = (
+            plain(gpu.processes)
+            if isinstance(gpu.processes, Failed)
+            else [
+                {"pid": p.pid, "type": p.kind, "name": p.name, "memory_mib": plain(p.memory_mib)}
+                for p in gpu.processes
+            ]
+        )
+        gpus.append(entry)
+    whole = {"simulated": reading.simulated, "session": reading.session, "gpus": gpus}
+    whole.update(driver_version=plain(reading.driver), cuda_version=plain(reading.cuda))
+    return json.dumps(dict(whole, problems=reading.problems))
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+SUPPORTED = """\
+options that are supported here:
+  (none)                        the table
+  -L, --list-gpus               one line for each GPU
+  -i ID, --id=ID                only these: indices or UUIDs, separated by commas
+  --query-gpu=FIELD,...         values of each GPU; needs --format
+  --query-compute-apps=FIELD,.. values of each process of this session; needs --format
+  --format=csv[,noheader][,nounits]
+  --json                        all of it as JSON
+  -l SEC, --loop=SEC            again every SEC seconds
+  -h, --help; --version
+fields of --query-gpu: {}
+fields of --query-compute-apps: {}
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is supported when it is given something else."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the exit status of a wrong command line."""
+        sys.stderr.write(f"{self.prog}: {message}\n{self.format_help()}")
+        sys.exit(2)
+
+    def format_help(self) -> str:
+        """Return what there is."""
+        return SUPPORTED.format(", ".join(GPU_FIELDS), ", ".join(APP_FIELDS))
+
+
+def fields_of(known: List[str]) -> Callable[[str], List[str]]:
+    """Return the parser of a list of fields."""
+
+    def parse(text: str) -> List[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f'field "{name}" is not supported')
+        return names
+
+    return parse
+
+
+def parse_options(arguments: List[str]) -> argparse.Namespace:
+    """Return the options; ends the program when they are not understood."""
+    parser = Parser(prog=os.path.basename(sys.argv[0]), allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"fgpu-smi {VERSION}")
+    parser.add_argument("-i", "--id", type=lambda text: text.split(","))
+    parser.add_argument("-l", "--loop", type=float)
+    parser.add_argument("--format", type=lambda text: [w.strip() for w in text.split(",")])
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("-L", "--list-gpus", action="store_true")
+    what.add_argument("--json", action="store_true")
+    what.add_argument("--query-gpu", type=fields_of(GPU_FIELDS))
+    what.add_argument("--query-compute-apps", type=fields_of(APP_FIELDS))
+    options = parser.parse_args(arguments)
+    queried = options.query_gpu is not None or options.query_compute_apps is not None
+    if queried != (options.format is not None):
+        parser.error("--query-gpu and --query-compute-apps need --format=csv, and it needs them")
+    if queried and (
+        options.format[0] != "csv" or set(options.format[1:]) - {"noheader", "nounits"}
+    ):
+        parser.error("--format is csv[,noheader][,nounits]")
+    if options.loop is not None and not 0.1 <= options.loop <= 86400:
+        parser.error("--loop takes 0.1 to 86400 seconds")
+    return options
+
+
+def show(reading: Reading, options: argparse.Namespace, first: bool) -> List[str]:
+    """Return the lines that the options ask for."""
+    if options.json:
+        return [as_json(reading)]
+    if options.format is not None:
+        return csv_lines(reading, options, first and "noheader" not in options.format)
+    if options.list_gpus:
+        of = [[short(gpu.values[k]) for k in ("index", "name", "uuid")] for gpu in reading.gpus]
+        return [shown("GPU {}: {} (UUID: {})".format(*words)) for words in of]
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    return narrow(reading) if columns < WIDTH else table(reading)
+
+
+def show_once(options: argparse.Namespace, first: bool) -> int:
+    """Print what was asked for, once; a failure exits with NVML's code, as nvidia-smi does."""
+    try:
+        nvml = Nvml()
+        try:
+            reading = read_all(nvml, options.id)
+        finally:
+            nvml.close()
+    except NvmlError as error:
+        sys.stderr.write(f"fgpu-smi: {shown(str(error))}\n")
+        return error.code if 0 < error.code < 255 else 255
+    print("\n".join(show(reading, options, first)), flush=True)
+    for problem in reading.problems:
+        sys.stderr.write(f"fgpu-smi: {shown(problem)}\n")
+    return 1 if reading.problems else 0
+
+
+def main() -> int:
+    """Run the command."""
+    options = parse_options(sys.argv[1:])
+    try:
+        status = show_once(options, True)
+        while options.loop is not None and status in (0, 1):
+            time.sleep(options.loop)
+            status = max(status, show_once(options, False))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`| head`); nothing is left to be flushed at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

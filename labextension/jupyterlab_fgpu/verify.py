@@ -1,0 +1,1102 @@
+#!/usr/bin/env python3
+"""fgpu-verify: prove, from inside a session, that its limits hold.
+
+Each check runs in a process of its own: one that crashes or hangs is a verdict, not the end. One
+file without imports beyond Python's own, for Python 3.6 and later: it is also put into images that
+have nothing of fGPU. Nothing is changed: what a check allocates it gives back, and it tries to
+remove a file only where that is a mount, which the kernel refuses.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+VERSION = "0.1.0"
+IN_CONTAINER = "/run/fgpu"
+PRELOAD = "/etc/ld.so.preload"
+MIB = 1024 * 1024
+OUT_OF_MEMORY = 2
+NOT_SUPPORTED = 801
+PROVED, FAILED = "PROVED", "FAILED"
+BYPASSED, NOT_TRIED = "BYPASSED (expected)", "NOT TRIED"
+# Compute is held on average and kernels are never interrupted, so what 3 s show is near the share.
+COMPUTE_SECONDS = 3.0
+COMPUTE_TOLERANCE = 10.0
+# A kernel of about 1 ms; a simulated device takes how long it is from its name.
+SPIN = b"spin_1ms"
+PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin_1ms()
+{
+    .reg .pred %p<2>;
+    .reg .b64 %t<4>;
+    mov.u64 %t1, %globaltimer;
+again:
+    mov.u64 %t2, %globaltimer;
+    sub.s64 %t3, %t2, %t1;
+    setp.lt.u64 %p1, %t3, 1000000;
+    @%p1 bra again;
+    ret;
+}
+\0"""
+
+
+class Share(NamedTuple):
+    """What the limits file says of one device."""
+
+    uuid: str
+    memory_mib: int
+    device_mib: int
+    compute_percent: int
+    mode: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all of the device: then no bypass could be told apart."""
+        return self.memory_mib == self.device_mib
+
+
+class Limits(NamedTuple):
+    """What the limits file says, and where it is."""
+
+    path: str
+    session: int
+    managed: str
+    shares: List[Share]
+
+    @property
+    def folder(self) -> str:
+        """The folder of libfgpu."""
+        return os.path.dirname(self.path)
+
+    @property
+    def container(self) -> bool:
+        """Whether the session is a container: the folder's place tells."""
+        return self.folder == IN_CONTAINER
+
+
+def read_limits(path: str) -> Limits:
+    """Return the limits; raises ValueError or OSError."""
+    with open(path, encoding="ascii") as file:
+        lines = file.read(16385).split("\n")
+    if lines[0] != "fgpu-limits 1" or lines[-2:] != ["end", ""] or len(lines) < 6:
+        raise ValueError("it is not a whole limits file of version 1")
+    shares = []
+    for line in lines[3:-2]:
+        entry = dict(word.split("=", 1) for word in line.split(" "))
+        numbers = [int(entry[k]) for k in ("memory_mib", "device_mib", "compute_percent")]
+        shares.append(Share(entry["device"], numbers[0], numbers[1], numbers[2], entry["mode"]))
+    return Limits(path, int(lines[1].split("=")[1]), lines[2].split("=")[1], shares)
+
+
+def uuid_bytes(uuid: str) -> str:
+    """Return how the driver knows a UUID: its digits; of any other name the 128-bit FNV-1a hash."""
+    name = uuid[4:]
+    digits = name.replace("-", "").lower()
+    if len(digits) == 32 and set(digits) <= set("0123456789abcdef"):
+        return digits
+    value = 0x6C62272E07BB014262B821756295C58D
+    for byte in name.encode():
+        value = (value ^ byte) * (2**88 + 0x13B) % 2**128
+    return f"{value:032x}"
+
+
+# ---- in a child: what the driver says ------------------------------------------------------------
+
+
+class CheckError(Exception):
+    """A check could not be made; the message says why."""
+
+
+class NotThere(CheckError):
+    """The driver has nothing of the kind."""
+
+
+class DriverError(CheckError):
+    """A call failed; `code` is the driver's."""
+
+    def __init__(self, call: str, name: str, code: int) -> None:
+        super().__init__(f"{call}: {name} ({code})")
+        self.code = code
+
+
+def open_library(path: str, way: str) -> ctypes.CDLL:
+    """Load a library as a program might that wants to get around whoever stands before it."""
+    try:
+        if way == "deepbind":
+            return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
+        if way != "dlmopen":
+            return ctypes.CDLL(path)
+    except OSError as error:
+        raise NotThere(str(error)) from None
+    own = ctypes.CDLL(None)
+    own.dlmopen.restype = ctypes.c_void_p
+    own.dlerror.restype = ctypes.c_char_p
+    new_namespace = ctypes.c_long(-1)
+    handle = own.dlmopen(new_namespace, path.encode(), ctypes.c_int(os.RTLD_NOW))
+    if not handle:
+        raise NotThere("dlmopen: {}".format((own.dlerror() or b"refused").decode()))
+    return ctypes.CDLL(path, handle=handle)
+
+
+class Cuda:
+    """The CUDA driver, initialised; its functions found in one `way`."""
+
+    def __init__(self, library: str = "libcuda.so.1", way: str = "dlsym") -> None:
+        self.library = open_library(library, way)
+        self._flags = {"legacy": 1, "per_thread": 2}.get(way)
+        self._version = 12000
+        self("cuInit", 0)
+        version = ctypes.c_int()
+        self("cuDriverGetVersion", ctypes.byref(version))
+        self._version = version.value
+
+    def function(self, name: str) -> Any:
+        """Return a function by its exported name; raises NotThere."""
+        if self._flags is None:
+            function = getattr(self.library, name, None)
+            if function is None:
+                raise NotThere(f"the driver has no {name}")
+            return function
+        pointer, found = ctypes.c_void_p(), ctypes.c_int()
+        get = getattr(self.library, "cuGetProcAddress_v2", None)
+        get = get or getattr(self.library, "cuGetProcAddress", None)
+        if get is None:
+            raise NotThere("the driver has no cuGetProcAddress")
+        flags = ctypes.c_ulonglong(self._flags)
+        plain = re.sub("_v[0-9]+$", "", name).encode()
+        code = get(plain, ctypes.byref(pointer), self._version, flags, ctypes.byref(found))
+        if code != 0 or not pointer.value:
+            raise NotThere(f"cuGetProcAddress gives no {name}")
+        return ctypes.CFUNCTYPE(ctypes.c_int)(pointer.value)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function; raises DriverError."""
+        code = self.function(name)(*arguments)
+        if code != 0:
+            words = ctypes.c_char_p()
+            describe = getattr(self.library, "cuGetErrorName", None)
+            known = describe is not None and describe(code, ctypes.byref(words)) == 0
+            text = (words.value or b"").decode() if known else "an unnamed error"
+            raise DriverError(name, text, code)
+
+    def devices(self) -> Dict[str, ctypes.c_int]:
+        """Return the devices by the bytes of their UUIDs."""
+        count = ctypes.c_int()
+        self("cuDeviceGetCount", ctypes.byref(count))
+        found = {}
+        for index in range(count.value):
+            device, uuid = ctypes.c_int(), ctypes.create_string_buffer(16)
+            self("cuDeviceGet", ctypes.byref(device), index)
+            name = "cuDeviceGetUuid_v2"
+            if getattr(self.library, name, None) is None:
+                name = "cuDeviceGetUuid"
+            self(name, uuid, device)
+            found["".join(f"{byte:02x}" for byte in uuid.raw)] = device
+        return found
+
+    def enter(self, device: ctypes.c_int) -> None:
+        """Make the device's primary context current."""
+        context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self("cuCtxSetCurrent", context)
+
+    def leave(self, device: ctypes.c_int) -> None:
+        """Give the primary context back."""
+        self("cuDevicePrimaryCtxRelease_v2", device)
+
+    def memory(self) -> Tuple[int, int]:
+        """Return free and total bytes of the current context's device."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+
+def child_locate(_ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Where the loader finds the driver: the path under which it opens it, links and all."""
+
+    class Found(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_char_p), ("base", ctypes.c_void_p)]
+        _fields_ += [("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+    function, found = open_library("libcuda.so.1", "dlsym").cuDriverGetVersion, Found()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    if ctypes.CDLL(None).dladdr(address, ctypes.byref(found)) == 0 or not found.name:
+        raise CheckError("libcuda.so.1 is loaded, but from where cannot be told")
+    return {"path": os.path.abspath(found.name.decode())}
+
+
+def child_totals(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """What CUDA says each device of the session has, by UUID and call."""
+    cuda = Cuda(ask.get("library", "libcuda.so.1"), ask["way"])
+    seen = {}
+    for uuid, device in cuda.devices().items():
+        if uuid not in ask["uuids"]:
+            continue
+        total = ctypes.c_size_t()
+        cuda("cuDeviceTotalMem_v2", ctypes.byref(total), device)
+        cuda.enter(device)
+        seen[uuid] = {"cuDeviceTotalMem": total.value, "cuMemGetInfo": cuda.memory()[1]}
+        cuda.leave(device)
+    return seen
+
+
+def open_nvml(way: str = "dlsym") -> Callable[..., None]:
+    """Return a function that calls NVML's, by name; it raises what Cuda does."""
+    library = open_library("libnvidia-ml.so.1", way)
+    library.nvmlErrorString.restype = ctypes.c_char_p
+
+    def call(name: str, *arguments: Any) -> None:
+        function = getattr(library, name, None)
+        if function is None:
+            raise NotThere(f"NVML has no {name}")
+        code = function(*arguments)
+        if code != 0:
+            raise DriverError(name, library.nvmlErrorString(code).decode(), code)
+
+    call("nvmlInit_v2")
+    return call
+
+
+def nvml_device(call: Callable[..., None], uuid: str) -> ctypes.c_void_p:
+    """Return NVML's handle of a device."""
+    handle = ctypes.c_void_p()
+    call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+    return handle
+
+
+def child_nvml(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """What NVML says each device of the session has, by UUID."""
+    call = open_nvml()
+    version = ask["version"]
+    seen = {}
+    for uuid in ask["names"]:
+        memory = (ctypes.c_ulonglong * 5)()
+        memory[0] = 40 | 2 << 24  # the structure's version: its size and a 2
+        suffix = "_v2" if version == 2 else ""
+        handle = nvml_device(call, uuid)
+        call("nvmlDeviceGetMemoryInfo" + suffix, handle, ctypes.byref(memory))
+        seen[uuid_bytes(uuid)] = {f"nvmlMemory_v{version}": memory[1 if version == 2 else 0]}
+    return seen
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp: pinned memory of one device."""
+
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", ctypes.c_int)]
+    _fields_ += [("device", ctypes.c_int), ("data", ctypes.c_void_p), ("flags", ctypes.c_byte * 8)]
+
+
+def attempts(cuda: Cuda, device: ctypes.c_int, bytes_: int) -> Dict[str, int]:
+    """Try to allocate so much in each way, and give it back; return what each call said."""
+    pointer, pitch = ctypes.c_ulonglong(), ctypes.c_size_t()
+    size = ctypes.c_size_t(-(-bytes_ // (2 * MIB)) * 2 * MIB)
+    place, no_stream = ctypes.byref(pointer), ctypes.c_void_p()
+    properties = ctypes.byref(AllocationProperties(1, 0, 1, device.value))
+    rows = ctypes.c_size_t(size.value // MIB)
+    zero = ctypes.c_ulonglong(0)
+    ways = [
+        ("cuMemAlloc_v2", (place, size), "cuMemFree_v2"),
+        (
+            "cuMemAllocPitch_v2",
+            (place, ctypes.byref(pitch), ctypes.c_size_t(MIB), rows, 4),
+            "cuMemFree_v2",
+        ),
+        ("cuMemAllocManaged", (place, size, 1), "cuMemFree_v2"),
+        ("cuMemAllocAsync", (place, size, no_stream), "cuMemFree_v2"),
+        ("cuMemCreate", (place, size, properties, zero), "cuMemRelease"),
+    ]  # type: List[Tuple[str, Tuple[Any, ...], str]]
+    codes = {}
+    for name, arguments, undo in ways:
+        try:
+            cuda(name, *arguments)
+            codes[name] = 0
+            cuda(undo, pointer)
+        except NotThere:
+            codes[name] = NOT_SUPPORTED
+        except DriverError as error:
+            codes[name] = error.code
+    return codes
+
+
+def child_allocate(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Go 2 MiB past the limit in every way, then use a part of what is free."""
+    cuda = Cuda()
+    devices = cuda.devices()
+    told = {}
+    for name, memory_mib in ask["limits"].items():
+        device = devices.get(uuid_bytes(name))
+        if device is None:
+            raise CheckError(f"{name} is not among the devices that CUDA shows")
+        cuda.enter(device)
+        codes = attempts(cuda, device, (memory_mib + 2) * MIB)
+        free = cuda.memory()[0]
+        told[name] = {"past": codes, "free": free, "used": None}
+        size = min(memory_mib * MIB // 4, free // 2)
+        if ask["recover"] and size >= MIB:
+            told[name]["used"] = _use(cuda, size)
+        cuda.leave(device)
+    return told
+
+
+def _use(cuda: Cuda, size: int) -> Dict[str, Any]:
+    pointer, written = ctypes.c_ulonglong(), bytes(bytearray(i * 7 % 251 for i in range(MIB)))
+    read, length = ctypes.create_string_buffer(MIB), ctypes.c_size_t(MIB)
+    try:
+        cuda("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    except DriverError as error:
+        return {"bytes": size, "code": error.code, "same": False}
+    end = ctypes.c_ulonglong(pointer.value + size - MIB)
+    cuda("cuMemcpyHtoD_v2", end, written, length)
+    cuda("cuMemcpyDtoH_v2", read, end, length)
+    cuda("cuMemFree_v2", pointer)
+    return {"bytes": size, "code": 0, "same": read.raw == written}
+
+
+def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Allocate on each device that is not the session's."""
+    cuda = Cuda()
+    codes = {}
+    for uuid, device in cuda.devices().items():
+        if uuid in ask["uuids"]:
+            continue
+        try:
+            cuda.enter(device)
+            pointer = ctypes.c_ulonglong()
+            cuda("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(2 * MIB))
+            codes[uuid] = 0
+        except DriverError as error:
+            codes[uuid] = error.code
+    return codes
+
+
+def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """The processes that NVML lists on each device while this one uses them, and whose they are."""
+    cuda = Cuda()
+    devices = cuda.devices()
+    call = open_nvml()
+    told = {}  # type: Dict[str, Any]
+    for name in ask["names"]:
+        cuda.enter(devices[uuid_bytes(name)])
+        # What holds nothing need not be listed. With no memory left the context has to do.
+        cuda.function("cuMemAlloc_v2")(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(MIB))
+        count, listed = ctypes.c_uint(4096), (ctypes.c_ulonglong * (3 * 4096))()
+        handle = nvml_device(call, name)
+        call("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), listed)
+        pids = [listed[3 * i] & 0xFFFFFFFF for i in range(count.value)]
+        told[name] = {str(pid): _is_ours(pid, ask["accounting"]) for pid in pids}
+    told["self"] = os.getpid()
+    return told
+
+
+def _is_ours(pid: int, accounting: str) -> bool:
+    """Whether a process has this session's account mapped, which libfgpu does in each."""
+    try:
+        wanted = os.stat(accounting).st_ino
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            return any(line.split(None, 5)[4] == str(wanted).encode() for line in maps)
+    except PermissionError:
+        # Another user's process. In a container all that can be seen are the session's.
+        return accounting.startswith(IN_CONTAINER)
+    except OSError:
+        return False
+
+
+def child_compute(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Keep each device busy with kernels of one length; return the share of time that they had."""
+    cuda = Cuda()
+    devices = cuda.devices()
+    shares = {}
+    for name in ask["names"]:
+        device = devices[uuid_bytes(name)]
+        cuda.enter(device)
+        shares[name] = _busy_percent(cuda, ask["seconds"])
+        cuda.leave(device)
+    return shares
+
+
+def _busy_percent(cuda: Cuda, seconds: float) -> float:
+    module, function, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    cuda("cuModuleLoadData", ctypes.byref(module), PTX)
+    cuda("cuModuleGetFunction", ctypes.byref(function), module, SPIN)
+    cuda("cuStreamCreate", ctypes.byref(stream), 1)
+    events = [ctypes.c_void_p() for _ in range(4)]
+    for event in events:
+        cuda("cuEventCreate", ctypes.byref(event), 0)
+    launch, record = cuda.function("cuLaunchKernel"), cuda.function("cuEventRecord")
+    wait = cuda.function("cuEventSynchronize")
+
+    def run(kernels: int, done: ctypes.c_void_p) -> None:
+        for _ in range(kernels):
+            code = launch(function, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+            if code != 0:
+                raise DriverError("cuLaunchKernel", "failed", code)
+        record(done, stream)
+
+    # What is measured must be the kernel, not its wait for a slot: most have none, so the median.
+    lengths = []  # type: List[float]
+    until = time.monotonic() + 1.0  # also lets a burst at the start pass
+    while time.monotonic() < until or len(lengths) < 20:
+        took = ctypes.c_float()
+        record(events[0], stream)
+        run(1, events[1])
+        wait(events[1])
+        cuda("cuEventElapsedTime", ctypes.byref(took), events[0], events[1])
+        lengths.append(took.value)
+    length_ms = sorted(lengths)[len(lengths) // 2]
+    kernels, turn = 0, 0
+    run(8, events[3])
+    wait(events[3])
+    start = time.monotonic()
+    run(8, events[0])
+    while time.monotonic() - start < seconds:
+        # Two batches at a time, so that the device has no reason to idle.
+        run(8, events[1 - turn])
+        wait(events[turn])
+        kernels += 8
+        turn = 1 - turn
+    busy = 100.0 * kernels * length_ms / (1000.0 * (time.monotonic() - start))
+    wait(events[turn])
+    return busy
+
+
+def child_tamper(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Try to write to and to remove files that are mounts; nothing is written in any case."""
+    refused, possible = [], []
+
+    def attempt(what: str, path: str, action: Callable[[str], Any]) -> None:
+        try:
+            action(path)
+            possible.append(f"{what} {path}")
+        except OSError as error:
+            refused.append(f"{what} {path}: {error.strerror}")
+
+    for path in ask["paths"]:
+        if not is_mount(path):
+            raise CheckError(f"{path} is not a mount of its own")
+        attempt("write", path, lambda path: os.close(os.open(path, os.O_WRONLY)))
+        attempt("remove", path, os.unlink)
+        attempt("replace", path, _replace)
+    with open("/proc/self/status") as status:
+        effective = re.search("CapEff:\\s*([0-9a-f]+)", status.read())
+    if effective is not None and int(effective.group(1), 16) >> 21 & 1:
+        possible.append("unmount (CAP_SYS_ADMIN)")
+    return {"refused": refused, "possible": possible}
+
+
+def _replace(path: str) -> None:
+    handle, other = tempfile.mkstemp(dir=os.path.dirname(path))
+    os.close(handle)
+    try:
+        os.rename(other, path)
+    except OSError:
+        os.unlink(other)
+        raise
+
+
+def child_namespace(ask: Dict[str, Any]) -> Dict[str, Any]:
+    """In a user namespace of its own, put an empty file over the preload file and look again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid = os.geteuid()
+    if libc.unshare(0x10000000 | 0x00020000) != 0:
+        return {"refused": f"unshare: {os.strerror(ctypes.get_errno())}"}
+    try:
+        with open("/proc/self/uid_map", "w") as ids:
+            ids.write(f"{uid} {uid} 1\n")
+    except OSError:
+        pass  # as nobody, then
+    if libc.mount(b"/dev/null", PRELOAD.encode(), None, 4096, None) != 0:
+        return {"refused": f"mount: {os.strerror(ctypes.get_errno())}"}
+    command = [sys.executable, os.path.abspath(__file__), "--child", "totals", json.dumps(ask)]
+    out = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ).communicate()[0]
+    answer = json.loads(out.decode().strip().split("\n")[-1])
+    if "error" in answer:
+        raise CheckError(answer["error"])
+    seen: Dict[str, Any] = answer["result"]
+    return {"seen": seen}
+
+
+def is_mount(path: str) -> bool:
+    """Whether a file is a mount of its own, in this mount namespace."""
+    with open("/proc/self/mountinfo") as mounts:
+        return any(line.split(" ")[4] == path for line in mounts)
+
+
+CHILDREN = {
+    "locate": child_locate,
+    "totals": child_totals,
+    "nvml": child_nvml,
+    "allocate": child_allocate,
+    "others": child_others,
+    "processes": child_processes,
+    "compute": child_compute,
+    "tamper": child_tamper,
+    "namespace": child_namespace,
+}  # type: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]]
+
+
+def run_child(name: str, ask: str) -> int:
+    """Do one thing and print its result as the last line of standard output."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a driver that prints must not get into the answer
+    try:
+        told = {"result": CHILDREN[name](json.loads(ask))}  # type: Dict[str, Any]
+    except NotThere as error:
+        told = {"error": str(error), "not_there": True}
+    except (CheckError, OSError) as error:
+        told = {"error": str(error)}
+    answer.write("\n" + json.dumps(told) + "\n")
+    answer.flush()
+    os._exit(0)  # a driver's exit handlers may hang
+
+
+# ---- the checks ----------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """What a check found."""
+
+    verdict: str
+    text: str
+
+
+class Answer(NamedTuple):
+    """What a child said: its result, or why there is none."""
+
+    result: Dict[str, Any]
+    error: Optional[str]
+    not_there: bool = False
+
+
+class Session:
+    """The session under test, and the means to look at it."""
+
+    def __init__(self, limits: Limits, timeout_s: float) -> None:
+        self.limits = limits
+        self.timeout_s = timeout_s
+        self.uuids = {uuid_bytes(share.uuid): share for share in limits.shares}
+        self.names = [share.uuid for share in limits.shares]
+        self.all_whole = all(share.whole for share in limits.shares)
+        self._in_force: Optional[Result] = None
+        self._driver: Optional[Answer] = None
+
+    def run(
+        self, command: List[str], environment: Optional[Dict[str, str]] = None, extra_s: float = 0
+    ) -> Tuple[str, Optional[str]]:
+        """Run a program for a limited time; return the last line it prints, or what is wrong."""
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return "", f"{command[0]}: {error.strerror}"
+        try:
+            out, err = process.communicate(timeout=self.timeout_s + extra_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            # One that hangs in the driver outlives even this; it is not waited for.
+            return "", f"no answer in {self.timeout_s + extra_s:g} s"
+        words = err.decode("utf-8", "replace").strip().split("\n")[-1][:200]
+        if process.returncode < 0:
+            return "", f"ended by signal {-process.returncode} {words}"
+        last = out.decode("utf-8", "replace").strip().split("\n")[-1]
+        if process.returncode != 0 or not last:
+            return "", f"ended with status {process.returncode} {words}"
+        return last, None
+
+    def child(
+        self,
+        name: str,
+        ask: Optional[Dict[str, Any]] = None,
+        environment: Optional[Dict[str, str]] = None,
+        extra_s: float = 0,
+    ) -> Answer:
+        """Have a child of this program do something."""
+        whole = dict({"uuids": list(self.uuids), "names": self.names}, **(ask or {}))
+        command = [sys.executable, os.path.abspath(__file__), "--child", name, json.dumps(whole)]
+        line, error = self.run(command, environment, extra_s)
+        if error is not None:
+            return Answer({}, error)
+        told = json.loads(line)
+        return Answer(told.get("result", {}), told.get("error"), told.get("not_there", False))
+
+    def driver(self) -> Answer:
+        """Return where the driver is, so that a child without an environment finds it."""
+        if self._driver is None:
+            self._driver = self.child("locate")
+        return self._driver
+
+    def in_force(self) -> Result:
+        """Return what a plain program sees: without that nothing else means anything."""
+        if self._in_force is None:
+            self._in_force = self.judge(self.child("totals", {"way": "dlsym"}))
+        return self._in_force
+
+    def judge(self, answer: Answer, bypass_expected: bool = False) -> Result:
+        """Compare the totals that a child saw with the limits."""
+        if answer.error is not None:
+            return Result(FAILED, answer.error)
+        words, whole, wrong = [], False, False
+        for uuid, share in self.uuids.items():
+            totals = answer.result.get(uuid)
+            if not totals:
+                return Result(FAILED, f"{share.uuid} is not shown")
+            limit = share.memory_mib * MIB
+            for total in sorted(set(totals.values())):
+                # Of a whole device the driver keeps some to itself.
+                wrong = wrong or not (total == limit or (share.whole and 0 < total <= limit))
+                whole = whole or total > limit
+                calls = sorted(call for call, told in totals.items() if told == total)
+                words.append("{} by {}".format(in_mib(total), ", ".join(calls)))
+        text = "; ".join(words)
+        if not wrong:
+            return Result(PROVED, text)
+        return self.expected(text) if whole and bypass_expected else Result(FAILED, text)
+
+    def expected(self, text: str) -> Result:
+        """Return that a check got around the limit as is known, if there is one to get around."""
+        if self.in_force().verdict != PROVED:
+            return Result(FAILED, "the limit is not in force at all; " + text)
+        return Result(BYPASSED, text)
+
+    def holding(self, result: Result) -> Result:
+        """Return a result that says something only while the limit is in force."""
+        return result if self.in_force().verdict == PROVED else self.expected(result.text)
+
+    def environment(self, without: Tuple[str, ...] = (), **more: str) -> Dict[str, str]:
+        """Return this process's environment, changed."""
+        kept = {name: value for name, value in os.environ.items() if name not in without}
+        return dict(kept, **more)
+
+    def probe(
+        self, name: str, before: Tuple[str, ...] = (), without: Tuple[str, ...] = ()
+    ) -> Answer:
+        """Run a probe, a program in C; return the totals that it sees."""
+        path = os.path.join(self.limits.folder, name)
+        if not os.path.exists(path):
+            return Answer({}, f"{path} is not there", True)
+        timeout = f"{max(1, int(self.timeout_s) - 3):d}"
+        command = [*before, path, "--timeout", timeout]
+        environment = self.environment(without)
+        simulated = os.path.join(self.limits.folder, "simulated")
+        if name == "probe-static" and os.path.isdir(simulated):
+            # In a static program the simulated driver cannot tell where it was loaded from.
+            environment["FGPU_SIMULATED_MACHINE"] = simulated
+        line, error = self.run(command, environment)
+        if error is not None:
+            return Answer({}, error)
+        cuda = json.loads(line)["cuda"]
+        if cuda["status"] != "ok":
+            return Answer({}, cuda["error"], cuda["status"] == "not_tried")
+        seen = {d.get("uuid_bytes"): d.get("total_bytes") for d in cuda["devices"]}
+        return Answer({u: {k: v for k, v in (t or {}).items() if v} for u, t in seen.items()}, None)
+
+
+def in_mib(count: int) -> str:
+    """Return bytes as MiB, exactly."""
+    return f"{count // MIB} MiB" if count % MIB == 0 else f"{count} bytes"
+
+
+def visible(way: str) -> Callable[[Session], Result]:
+    """Return the check of what CUDA shows, its functions found in this way."""
+
+    def check(session: Session) -> Result:
+        if way == "dlsym":
+            return session.in_force()
+        answer = session.child("totals", {"way": way})
+        if answer.not_there and "cuGetProcAddress" in (answer.error or ""):
+            return Result(NOT_TRIED, answer.error or "")
+        return session.judge(answer)
+
+    return check
+
+
+def visible_nvml(version: int) -> Callable[[Session], Result]:
+    """Return the check of what NVML shows."""
+
+    def check(session: Session) -> Result:
+        answer = session.child("nvml", {"version": version})
+        if answer.not_there and "has no nvmlDeviceGetMemoryInfo_v2" in (answer.error or ""):
+            return Result(NOT_TRIED, answer.error or "")
+        return session.judge(answer)
+
+    return check
+
+
+def visible_program(session: Session) -> Result:
+    """A program in C."""
+    answer = session.probe("probe")
+    return Result(NOT_TRIED, answer.error or "") if answer.not_there else session.judge(answer)
+
+
+def allocation(recover: bool) -> Callable[[Session], Result]:
+    """Return the check that goes past the limit, or the one that goes on after that."""
+
+    def check(session: Session) -> Result:
+        limits = {share.uuid: share.memory_mib for share in session.limits.shares}
+        answer = session.child("allocate", {"limits": limits, "recover": recover})
+        if answer.error is not None:
+            return Result(FAILED, answer.error)
+        verdicts = [
+            (_recovered if recover else _refused)(session, share, answer.result[share.uuid])
+            for share in session.limits.shares
+        ]
+        worst = min(verdicts, key=lambda r: (FAILED, NOT_TRIED, PROVED).index(r.verdict))
+        return Result(worst.verdict, "; ".join(r.text for r in verdicts))
+
+    return check
+
+
+def _refused(session: Session, share: Share, told: Dict[str, Any]) -> Result:
+    past = dict(told["past"])
+    limit = f"{share.memory_mib + 2} MiB"
+    missing = [name for name, code in past.items() if code == NOT_SUPPORTED]
+    if session.limits.managed == "refuse" and "cuMemAllocManaged" in missing:
+        past["cuMemAllocManaged"] = OUT_OF_MEMORY
+    got = [name for name, code in past.items() if code == 0]
+    other = [n for n, code in past.items() if code not in (0, OUT_OF_MEMORY, NOT_SUPPORTED)]
+    if got or other or past["cuMemAlloc_v2"] != OUT_OF_MEMORY:
+        words = ["{} {}".format(n, "granted" if c == 0 else f"error {c}") for n, c in past.items()]
+        return Result(FAILED, "{}: {}".format(limit, ", ".join(words)))
+    text = "{} refused with error 2 by {}".format(
+        limit, ", ".join(n for n, c in past.items() if c == 2)
+    )
+    return Result(PROVED, text + (" (not there: {})".format(", ".join(missing)) if missing else ""))
+
+
+def _recovered(session: Session, share: Share, told: Dict[str, Any]) -> Result:
+    if told["past"]["cuMemAlloc_v2"] != OUT_OF_MEMORY:
+        return Result(FAILED, "nothing was refused that could be recovered from")
+    used = told["used"]
+    if used is None:
+        return Result(NOT_TRIED, "too little is free: {}".format(in_mib(told["free"])))
+    if used["code"] != 0 or not used["same"]:
+        words = (
+            "read back other than written" if used["code"] == 0 else "error {}".format(used["code"])
+        )
+        return Result(FAILED, "then {}: {}".format(in_mib(used["bytes"]), words))
+    return Result(PROVED, "then {} allocated, written and read back".format(in_mib(used["bytes"])))
+
+
+def trick(way: str, *, make: Callable[[Session], Optional[Dict[str, str]]], known: str = "") -> Any:
+    """Return the check that looks again with another environment or by another way of loading.
+
+    `make` gives the environment, None for this process's own. `known` says where it gets around
+    libfgpu: "everywhere", or "locally", where a session is a local process.
+    """
+
+    def check(session: Session) -> Result:
+        if session.all_whole:
+            return Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
+        driver = session.driver()
+        if driver.error is not None:
+            return Result(FAILED, driver.error)
+        ask = {"way": way, "library": driver.result["path"]}
+        answer = session.child("totals", ask, make(session))
+        expected = known == "everywhere" or (known == "locally" and not session.limits.container)
+        if answer.error is not None and answer.error.startswith("dlmopen:"):
+            return Result(PROVED, f"refused: {answer.error}")
+        return session.judge(answer, bypass_expected=expected)
+
+    return check
+
+
+def forged(session: Session) -> Dict[str, str]:
+    """The environment in which limits are named that other libraries of the kind would believe."""
+    much = "1048576"
+    limits = {"FGPU_LIMITS_FILE": "/dev/null", "FGPU_MEMORY_MIB": much, "FGPU_SESSION_ID": "1"}
+    limits.update(CUDA_DEVICE_MEMORY_LIMIT=much + "m", NVIDIA_GPU_MEMORY_LIMIT=much)
+    return session.environment(("FGPU_COMPUTE_PERCENT",), **limits)
+
+
+def other_gpus(session: Session) -> Result:
+    """GPUs of the machine that are not this session's."""
+    answer = session.child("others", None, session.environment(("CUDA_VISIBLE_DEVICES",)))
+    if answer.error is not None:
+        return Result(FAILED, answer.error)
+    granted = [uuid for uuid, code in answer.result.items() if code == 0]
+    if granted:
+        return Result(
+            FAILED, f"memory to be had on GPUs that are not this session's: {len(granted)}"
+        )
+    words = f"memory refused on GPUs that are not this session's: {len(answer.result)}"
+    return session.holding(Result(PROVED, words if answer.result else "no other GPU is visible"))
+
+
+def tampering(*names: str) -> Callable[[Session], Result]:
+    """Return the check that tries to change or remove files; bare names are of libfgpu's folder."""
+
+    def check(session: Session) -> Result:
+        paths = [os.path.join(session.limits.folder, name) for name in names]
+        if not session.limits.container:
+            if PRELOAD in paths:
+                return Result(
+                    NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu"
+                )
+            writable = [p for p in [session.limits.folder, *paths] if os.access(p, os.W_OK)]
+            if writable:
+                return session.expected(
+                    "the session's user may write {}".format(", ".join(writable))
+                )
+            return session.holding(Result(PROVED, "the session's user may write none of it"))
+        answer = session.child("tamper", {"paths": paths})
+        if answer.error is not None:
+            return Result(FAILED, answer.error)
+        if answer.result["possible"]:
+            return Result(FAILED, "possible: {}".format(", ".join(answer.result["possible"])))
+        after = session.judge(session.child("totals", {"way": "dlsym"}))
+        tried = "{} attempts refused on {}".format(len(answer.result["refused"]), ", ".join(paths))
+        return Result(after.verdict, f"{tried}; then {after.text}")
+
+    return check
+
+
+def namespace(session: Session) -> Result:
+    """A preload file of one's own, in a user namespace of one's own."""
+    if not session.limits.container:
+        return Result(NOT_TRIED, "this session is a local process: LD_PRELOAD loads libfgpu")
+    if session.all_whole:
+        return Result(NOT_TRIED, "the share is the whole GPU: nothing could be told apart")
+    answer = session.child("namespace", {"way": "dlsym"})
+    if answer.error is not None:
+        return Result(FAILED, answer.error)
+    if "refused" in answer.result:
+        return session.holding(Result(PROVED, "refused: {}".format(answer.result["refused"])))
+    return session.judge(Answer(answer.result["seen"], None))
+
+
+def static_program(session: Session) -> Result:
+    """A static program: no loader, so no preload. Known to get around libfgpu."""
+    answer = session.probe("probe-static")
+    if answer.error is not None:
+        return Result(NOT_TRIED, answer.error)
+    return session.judge(answer, bypass_expected=True)
+
+
+def loader_copy(session: Session) -> Result:
+    """A copy of the loader that reads another preload file. Known to get around libfgpu."""
+    loader = _loader()
+    if loader is None:
+        return Result(NOT_TRIED, "this Python's loader is not glibc's")
+    with open(loader, "rb") as file:
+        code = file.read()
+    other = b"/" + b"-" * (len(PRELOAD) - 1)
+    if PRELOAD.encode() not in code:
+        return Result(NOT_TRIED, f"{loader} names no {PRELOAD}")
+    folder = tempfile.mkdtemp(prefix="fgpu-verify-")
+    try:
+        copy = os.path.join(folder, "loader")
+        with open(copy, "wb") as file:
+            file.write(code.replace(PRELOAD.encode(), other))
+        os.chmod(copy, 0o700)
+        answer = session.probe("probe", (copy,), ("LD_PRELOAD",))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if answer.error is not None:
+        return Result(NOT_TRIED, answer.error)
+    return session.judge(answer, bypass_expected=True)
+
+
+def _loader() -> Optional[str]:
+    with open(os.path.realpath(sys.executable), "rb") as file:
+        head = file.read(4096)
+    found = re.search(b"(/[-./0-9A-Za-z_]*/ld-linux[-.0-9A-Za-z_]*)\0", head)
+    return found.group(1).decode() if found else None
+
+
+def raw_ioctl(session: Session) -> Result:
+    """System calls to the driver's devices, past every library."""
+    return Result(
+        NOT_TRIED,
+        "system calls to /dev/nvidia* get around every library; the host's watchdog sees them",
+    )
+
+
+def processes(session: Session) -> Result:
+    """Other sessions' processes."""
+    answer = session.child(
+        "processes", {"accounting": os.path.join(session.limits.folder, "accounting")}
+    )
+    if answer.error is not None:
+        return Result(FAILED, answer.error)
+    own = str(answer.result.pop("self"))
+    foreign = sorted(
+        p for listed in answer.result.values() for p, ours in listed.items() if not ours
+    )
+    if foreign:
+        return Result(FAILED, "not this session's: {}".format(", ".join(foreign)))
+    if not any(own in listed for listed in answer.result.values()):
+        return Result(FAILED, f"the check's own process is not listed: {answer.result}")
+    listed_count = len({p for listed in answer.result.values() for p in listed})
+    return Result(PROVED, f"{listed_count} listed, all of this session")
+
+
+def compute(session: Session) -> Result:
+    """The share of time that kernels get. Near the share is enough: see COMPUTE_TOLERANCE."""
+    limited = [
+        s for s in session.limits.shares if s.mode == "memory+compute" and s.compute_percent < 100
+    ]
+    if not limited:
+        return Result(NOT_TRIED, "compute is not limited in this session")
+    ask = {"names": [share.uuid for share in limited], "seconds": COMPUTE_SECONDS}
+    answer = session.child("compute", ask, extra_s=len(limited) * (COMPUTE_SECONDS + 3))
+    if answer.error is not None:
+        return Result(FAILED, answer.error)
+    words, verdict = [], PROVED
+    for share in limited:
+        had, entitled = answer.result[share.uuid], share.compute_percent
+        # Of a large share less: all of the time must never count as near it.
+        tolerance = min(COMPUTE_TOLERANCE, (100 - entitled) / 2)
+        words.append(f"{had:.1f} % of {entitled} %, tolerance {tolerance:g} points")
+        if had > entitled + tolerance:
+            verdict = FAILED
+        elif had < entitled - tolerance:
+            words[-1] += " (less than the share: this session or the machine is busy)"
+    return Result(verdict, "; ".join(words))
+
+
+def _nothing(session: Session) -> Dict[str, str]:
+    return {}
+
+
+def _without_preload(session: Session) -> Dict[str, str]:
+    return session.environment(("LD_PRELOAD",))
+
+
+def _other_preload(session: Session) -> Dict[str, str]:
+    return session.environment(LD_PRELOAD="libm.so.6")
+
+
+def _libc_first(session: Session) -> Dict[str, str]:
+    # Puts the C library before libfgpu, which is then not asked for dlsym.
+    return session.environment(LD_PRELOAD="libc.so.6")
+
+
+CHECKS = [
+    ("visible-dlsym", "total by CUDA's exported functions", visible("dlsym")),
+    ("visible-legacy", "total by cuGetProcAddress, legacy stream", visible("legacy")),
+    ("visible-per-thread", "total by cuGetProcAddress, per-thread stream", visible("per_thread")),
+    ("visible-nvml-v1", "total by NVML, version 1", visible_nvml(1)),
+    ("visible-nvml-v2", "total by NVML, version 2", visible_nvml(2)),
+    ("visible-program", "total in a program in C", visible_program),
+    ("allocate", "2 MiB past the limit is refused, in every way", allocation(False)),
+    ("recover", "a smaller allocation works after that", allocation(True)),
+    ("other-gpus", "no memory on GPUs of others", other_gpus),
+    ("env-cleared", "env -i", trick("dlsym", known="locally", make=_nothing)),
+    ("preload-unset", "LD_PRELOAD removed", trick("dlsym", known="locally", make=_without_preload)),
+    ("preload-changed", "LD_PRELOAD changed", trick("dlsym", known="locally", make=_other_preload)),
+    ("preload-libc", "LD_PRELOAD=libc.so.6", trick("dlsym", known="everywhere", make=_libc_first)),
+    ("env-forged", "limits named in the environment", trick("dlsym", make=forged)),
+    ("deepbind", "RTLD_DEEPBIND", trick("deepbind", make=lambda s: None)),
+    ("dlmopen", "dlmopen into a new namespace", trick("dlmopen", make=lambda s: None)),
+    ("preload-file", "/etc/ld.so.preload written, removed", tampering(PRELOAD)),
+    ("limits-file", "limits and library written, removed", tampering("limits", "libfgpu.so")),
+    ("namespace", "/etc/ld.so.preload covered in a user namespace", namespace),
+    ("static", "a static program", static_program),
+    ("loader-copy", "a loader that reads another preload file", loader_copy),
+    ("raw-ioctl", "system calls past every library", raw_ioctl),
+    ("processes", "other sessions' processes are hidden", processes),
+    ("compute", "kernels get their share of time", compute),
+]  # type: List[Tuple[str, str, Callable[[Session], Result]]]
+
+
+def find_limits(given: Optional[str]) -> str:
+    """Return the limits file's path: as given, in a container, as the environment says."""
+    in_container = os.path.join(IN_CONTAINER, "limits")
+    return given or (
+        in_container if os.path.exists(in_container) else os.environ.get("FGPU_LIMITS_FILE", "")
+    )
+
+
+def table(limits: Limits, results: List[Tuple[str, Result]], columns: int) -> List[str]:
+    """Return the lines to print."""
+    kind = "a container" if limits.container else "a local process, which can leave its limits"
+    lines = [f"fgpu-verify: session {limits.session}, {kind}; limits in {limits.path}"]
+    for share in limits.shares:
+        compute_words = (
+            f"{share.compute_percent} % of compute"
+            if share.mode == "memory+compute"
+            else "compute not limited"
+        )
+        lines += [f"  {share.uuid}: {share.memory_mib} of {share.device_mib} MiB, {compute_words}"]
+    lines += ["", "{:<20}{:<21}{}".format("CHECK", "VERDICT", "WHAT WAS SEEN")]
+    for name, result in results:
+        first = f"{name:<20}{result.verdict:<21}"
+        text = result.text.encode("ascii", "backslashreplace").decode()
+        lines += textwrap.wrap(
+            text, max(columns, 80), initial_indent=first, subsequent_indent=" " * 41
+        )
+    return lines
+
+
+def main() -> int:
+    """Run the checks; the exit status is 0 if everything holds that is expected to."""
+    if len(sys.argv) == 4 and sys.argv[1] == "--child":
+        return run_child(sys.argv[2], sys.argv[3])
+    parser = argparse.ArgumentParser(
+        prog="fgpu-verify", description="Prove, from inside a session, that its limits hold."
+    )
+    names = [name for name, _, _ in CHECKS]
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", choices=names, help="only this check"
+    )
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--limits", metavar="FILE", help="the limits file, if it cannot be found")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="for each check (30)"
+    )
+    parser.add_argument("--version", action="version", version="fgpu-verify " + VERSION)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{name:<20}{what}" for name, what, _ in CHECKS))
+        return 0
+    if not 1 <= options.timeout <= 600:
+        parser.error("--timeout takes 1 to 600 seconds")
+    path = find_limits(options.limits)
+    if not path:
+        sys.stderr.write(f"fgpu-verify: this is no session: there is no {IN_CONTAINER}/limits\n")
+        return 1
+    try:
+        limits = read_limits(os.path.abspath(path))
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        sys.stderr.write(f"fgpu-verify: {path} cannot be read: {error}\n")
+        return 1
+    session = Session(limits, options.timeout)
+    results = []
+    for name, _, check in CHECKS:
+        if options.only is None or name in options.only:
+            results.append((name, check(session)))
+    holds = all(result.verdict != FAILED for _, result in results)
+    if options.json:
+        checks = [{"name": n, "verdict": r.verdict, "text": r.text} for n, r in results]
+        told = {"session": limits.session, "container": limits.container, "holds": holds}
+        print(json.dumps(dict(told, checks=checks)))
+    else:
+        columns = shutil.get_terminal_size((100, 24)).columns
+        print("\n".join(table(limits, results, columns)))
+        print("\nEverything holds that is expected to." if holds else "\nNOT everything holds.")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
