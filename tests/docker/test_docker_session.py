@@ -68,7 +68,10 @@ def test_half_a_unit_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half: 
     assert limits_in(engine, half) == (
         "fgpu-limits 1\n"
         f"session={half.session.id}\n"
-        "device=GPU-simulated-two-0 memory_mib=2048 compute_percent=25 mode=memory+compute\n"
+        "managed=charge\n"
+        "device=GPU-simulated-two-0 memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25"
+        " mode=memory+compute slots=0-25\n"
+        "end\n"
     )
 
 
@@ -78,24 +81,30 @@ def test_one_unit_at_five_per_gpu_is_a_fifth_rounded_down_to_128_mib(engine: Eng
     assert limits_in(engine, running) == (
         "fgpu-limits 1\n"
         f"session={running.session.id}\n"
-        "device=GPU-simulated-five-0 memory_mib=3200 compute_percent=20 mode=memory+compute\n"
+        "managed=charge\n"
+        "device=GPU-simulated-five-0 memory_mib=3200 device_mib=16384 context_mib=0 compute_percent=20"
+        " mode=memory+compute slots=0-20\n"
+        "end\n"
     )
 
 
 def test_a_whole_gpu_is_all_of_it(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", group="five", fgpu="5")
-    assert limits_in(engine, running).splitlines()[2:] == [
-        "device=GPU-simulated-five-0 memory_mib=16384 compute_percent=100 mode=memory+compute"
+    assert limits_in(engine, running).splitlines()[3:-1] == [
+        "device=GPU-simulated-five-0 memory_mib=16384 device_mib=16384 context_mib=0 compute_percent=100"
+        " mode=memory+compute slots=0-100"
     ]
 
 
 def test_two_whole_gpus_are_two_lines_and_both_uuids(engine: Engine, hub: DockerHub) -> None:
     running = hub.running("bob", fgpu="4")
-    lines = limits_in(engine, running).splitlines()[2:]
+    lines = limits_in(engine, running).splitlines()[3:-1]
     uuids = [share.device_uuid for share in running.session.placement.shares]
     assert len(set(uuids)) == 2
     assert lines == [
-        f"device={uuid} memory_mib=8192 compute_percent=100 mode=memory+compute" for uuid in uuids
+        f"device={uuid} memory_mib=8192 device_mib=8192 context_mib=0 compute_percent=100 mode=memory+compute"
+        " slots=0-100"
+        for uuid in uuids
     ]
     assert running.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
 

@@ -17,7 +17,7 @@ ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 
 SLOW_LAUNCH = """
 import time
-from fgpuspawner.docker import to_the_end
+from fgpuspawner.waiting import to_the_end
 from fgpuspawner.local import LocalFGPUSpawner
 import asyncio
 

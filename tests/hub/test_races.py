@@ -21,7 +21,7 @@ WHOLE = {**ONE, "fgpu": "2"}
 
 FIRST_LAUNCH_IS_SLOW = """
 import asyncio, time
-from fgpuspawner.docker import to_the_end
+from fgpuspawner.waiting import to_the_end
 from fgpuspawner.local import LocalFGPUSpawner
 
 class SlowSpawner(LocalFGPUSpawner):

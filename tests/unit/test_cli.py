@@ -26,6 +26,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__, cli
+from fgpuspawner.isolation import native
+from fgpuspawner.isolation.native import Native
 
 ROOT = Path(__file__).parents[2]
 S = SessionState
@@ -266,6 +268,25 @@ def test_status_finds_the_database_through_the_hubs_configuration(
     assert "alice/gpu-2" in found
 
 
+def test_status_says_what_holds_the_sessions_of_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, data = write_config(tmp_path), tmp_path / "data"
+    data.mkdir()
+    url = f"sqlite:///{data}/fgpu.sqlite"
+    filled(url)
+    (data / "isolation.json").write_text(
+        '{"local": {"backend": "driver-cgroup", "reason": "the driver can"}}'
+    )
+    node = next(
+        line for line in fgpu(capsys, "status", "--config", path)[1].splitlines() if "node local" in line
+    )
+    assert node.endswith("MiB, isolation driver-cgroup")
+    found = json.loads(fgpu(capsys, "status", "--config", path, "--json")[1])
+    assert found["isolation"] == {"local": "driver-cgroup"}
+    assert "isolation" not in fgpu(capsys, "status", "--db", url)[1]
+
+
 # --- fgpu check ---
 
 
@@ -275,8 +296,19 @@ def write_config(folder: Path, *, after: str = "", **settings: Any) -> str:
     return str(path)
 
 
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
+    """Files in the places of what a compiler would have built."""
+    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
+    found = Native(tmp_path / "native")
+    for part in found.parts:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+    return found
+
+
 def test_check_says_what_a_good_configuration_gives(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
 ) -> None:
     nodes = [{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
     path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
@@ -287,10 +319,29 @@ def test_check_says_what_a_good_configuration_gives(
         "  sessions: local processes, all of one system user (LocalFGPUSpawner)",
         "  node box (group default): 4 CPU, 8192 MiB, 1 GPU",
         "    0: Simulated GPU 8192 MiB, 8192 MiB = 5 fGPU, GPU-simulated-box-0 (simulated)",
+        "    isolation: interposer: libfgpu holds memory and compute; its GPUs are simulated",
         "  images: 1 (python)",
         f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
+
+
+def test_check_says_that_nothing_is_held_where_nothing_was_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+) -> None:
+    built.library.unlink()
+    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path))
+    assert (status, err) == (0, "")
+    assert "    isolation: none: NOTHING holds a session to its slice, as libfgpu is not built; " in out
+
+
+def test_check_refuses_an_isolation_that_cannot_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+) -> None:
+    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, isolation="mig"))
+    assert (status, out) == (1, "")
+    assert err.startswith("fgpu: c.FGPU.isolation is 'mig', which node 'local' cannot have: ")
+    assert not (tmp_path / "data" / "isolation.json").exists(), "nothing is written"
 
 
 def test_check_tells_a_database_that_answers_from_one_that_is_not_used_yet(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from fgpu_scheduler import (
@@ -21,6 +24,7 @@ from fgpu_scheduler import (
     WaitReason,
     forecast,
 )
+from fgpuspawner.isolation.choice import Chosen, read_choices
 from fgpuspawner.service import page as words
 from fgpuspawner.service import view
 from fgpuspawner.service.base import server_of
@@ -336,6 +340,33 @@ def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
     ]
     shown_gone = view.session_object(gone.sessions[0], gone.world(), ALICE, SITE)
     assert (shown_gone["simulated"], shown_gone["gpus"][0]["model"]) == (True, None)
+
+
+# --- Isolation ---
+
+
+def test_only_administrators_are_told_what_holds_the_sessions_of_each_node() -> None:
+    chosen = (Chosen("n1", "interposer", "libfgpu holds memory and compute"),)
+    world = replace(Build().world(), isolation=chosen)
+    (told,) = view.capacity_object(world, ADMIN, fgpu_step_milli=100)["isolation"]
+    assert told == {"node": "n1", "backend": "interposer", "reason": "libfgpu holds memory and compute"}
+    assert "isolation" not in view.capacity_object(world, ALICE, fgpu_step_milli=100)
+    (own,) = shown(world, ADMIN).isolation
+    assert (own.node, own.backend) == ("n1", "interposer")
+    assert shown(world, ALICE).isolation == ()
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", '{"n1": {}}', '{"n1": "mig"}'])
+def test_where_the_hub_has_not_said_it_nothing_is_told(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "isolation.json").write_text(text)
+    assert read_choices(tmp_path) == ()
+
+
+def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
+    build = Build().running("alice", 500)
+    build.sessions = [replace(build.sessions[0], message="this session holds 3000 MiB")]
+    assert shown(build.world(), ALICE).rows[0].why == "this session holds 3000 MiB"
 
 
 # --- Forecasts ---

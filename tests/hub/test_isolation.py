@@ -1,0 +1,454 @@
+"""Sessions as local processes, held by libfgpu on simulated GPUs, through a real Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fgpu_scheduler import Session
+from fgpuspawner.isolation import limits, native
+from hubprocess import HubProcess, until
+
+HALF = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 256}
+"""A quarter of a GPU of 8192 MiB that is worth 2 fGPU: 2048 MiB, 25 %."""
+
+NVML_TOTAL = """
+import pynvml
+pynvml.nvmlInit()
+print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total // 2**20)
+"""
+CUDA = """
+import ctypes, signal, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        print(name, status, flush=True)
+        sys.exit(status)
+context, device = ctypes.c_void_p(), ctypes.c_int()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+def take(mib):
+    pointer = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(mib * 2**20))
+    return pointer
+"""
+HOLD = CUDA + "taken = take(int(sys.argv[1]))\nprint('taken', flush=True)\nsignal.pause()\n"
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """libfgpu has to be there; in CI it is a failure when it is not."""
+    if native.find() is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(native.NOT_BUILT)
+        pytest.skip(native.NOT_BUILT)
+
+
+Make = Callable[..., HubProcess]
+
+
+def server_of(session: Session, hub: HubProcess) -> psutil.Process:
+    """Return the process that the Hub noted as the session's server."""
+    note = hub.data / "run" / f"{session.id}-{session.attempt}@local"
+    return psutil.Process(int(note.read_text()))
+
+
+def start(hub: HubProcess, user: str, server: str = "", **options: Any) -> Session:
+    hub.add_user(user)
+    answer = hub.spawn(user, server, options={**HALF, **options})
+    assert answer.status_code in (201, 202), answer.text
+    until(lambda: hub.ready(user, server), what=f"{user}/{server} is ready:\n{hub.log_text()[-3000:]}")
+    return hub.sessions()[f"{user}/{server}"]
+
+
+class Inside:
+    """Runs programs in a session, with the environment of its server; what still runs is ended with the test."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    def popen(
+        self, hub: HubProcess, session: Session, *command: str, without: str = ""
+    ) -> subprocess.Popen[str]:
+        env = {k: v for k, v in server_of(session, hub).environ().items() if k != without}
+        child = subprocess.Popen(
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=hub.folder,
+            start_new_session=True,
+        )
+        self._running.append(child)
+        return child
+
+    def run(self, hub: HubProcess, session: Session, *command: str, without: str = "") -> tuple[int, str]:
+        child = self.popen(hub, session, *command, without=without)
+        output, _ = child.communicate(timeout=60)
+        return child.returncode, output
+
+    def holding(
+        self, hub: HubProcess, session: Session, mib: int, *, without: str = ""
+    ) -> subprocess.Popen[str]:
+        """Return a program that holds so much GPU memory."""
+        child = self.popen(hub, session, sys.executable, "-c", HOLD, str(mib), without=without)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "taken\n"
+        return child
+
+    def close(self) -> None:
+        for child in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+
+
+@pytest.fixture
+def inside() -> Iterator[Inside]:
+    found = Inside()
+    yield found
+    found.close()
+
+
+def limits_of(hub: HubProcess, session: Session) -> limits.Limits:
+    return limits.read(hub.data / "limits" / str(session.id))
+
+
+# --- The slice is real ---
+
+
+def test_what_runs_in_a_session_sees_its_slice_and_cannot_take_more(
+    shared_hub: HubProcess, inside: Inside
+) -> None:
+    session = start(shared_hub, "alice")
+    assert inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL) == (0, "2048\n")
+    whole = inside.run(shared_hub, session, sys.executable, "-c", NVML_TOTAL, without="LD_PRELOAD")
+    assert whole == (0, "8192\n"), (
+        "the simulated driver knows whole devices only: the slice is libfgpu's doing"
+    )
+    # What is beyond fails with an ordinary error, and the program goes on.
+    status, said = inside.run(
+        shared_hub,
+        session,
+        sys.executable,
+        "-c",
+        CUDA
+        + textwrap.dedent("""
+            first = take(1500)
+            pointer = ctypes.c_uint64()
+            print(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(600 * 2**20)))
+            second = take(500)
+            print("goes on")
+        """),
+    )
+    assert (status, said) == (0, "2\ngoes on\n")
+    shared_hub.stop("alice")
+
+
+def test_several_processes_of_a_session_share_its_slice(shared_hub: HubProcess, inside: Inside) -> None:
+    session = start(shared_hub, "bob")
+    inside.holding(shared_hub, session, 1500)
+    status, said = inside.run(shared_hub, session, sys.executable, "-c", HOLD, "600")
+    assert (status, said) == (2, "cuMemAlloc_v2 2\n")
+    shared_hub.stop("bob")
+
+
+def test_the_commands_are_there_and_on_simulated_gpus_nvidia_smi_too(
+    shared_hub: HubProcess, inside: Inside
+) -> None:
+    session = start(shared_hub, "carol")
+    for name in ("fgpu-smi", "nvidia-smi"):
+        status, said = inside.run(shared_hub, session, name)
+        assert status == 0, said
+        assert "2048MiB" in said.replace(" ", ""), said
+        assert "imulated" in said
+    assert inside.run(shared_hub, session, "fgpu-verify", "--help")[0] == 0
+    shared_hub.stop("carol")
+
+
+def test_a_session_is_verified_before_it_is_ready(shared_hub: HubProcess) -> None:
+    session = start(shared_hub, "dora")
+    assert f"Session {session.id} is verified: interposer" in shared_hub.log_text()
+    shared_hub.stop("dora")
+
+
+def test_neighbours_have_slots_of_their_own_and_an_end_gives_them_back(shared_hub: HubProcess) -> None:
+    first, second = start(shared_hub, "erik"), start(shared_hub, "frida", fgpu="1")
+    slots = [limits_of(shared_hub, s).devices[0].slots for s in (first, second)]
+    assert slots == [((0, 25),), ((25, 75),)]
+    shared_hub.stop("erik")
+    until(lambda: "erik/" not in shared_hub.states(), what="erik's session has ended")
+    third = start(shared_hub, "gustav")
+    assert limits_of(shared_hub, third).devices[0].slots in (((0, 25),), ((75, 100),))
+    for user in ("frida", "gustav"):
+        shared_hub.stop(user)
+
+
+def test_nothing_is_left_of_a_session_that_has_ended(shared_hub: HubProcess) -> None:
+    session = start(shared_hub, "hilda")
+    own = shared_hub.data / "limits" / str(session.id)
+    account = (own / "accounting").resolve()
+    assert account.parts[:3] == ("/", "dev", "shm")
+    shared_hub.stop("hilda")
+    until(lambda: "hilda/" not in shared_hub.states(), what="the session has ended")
+    until(lambda: not own.exists() and not account.parent.exists(), what="its folders are gone")
+
+
+def test_slots_are_kept_over_a_crash_of_the_hub(make_hub: Make, inside: Inside) -> None:
+    hub = make_hub(service=False).start()
+    first = start(hub, "alice", fgpu="1")
+    hub.kill()
+    hub.start()
+    second = start(hub, "bob", fgpu="1")
+    assert [limits_of(hub, s).devices[0].slots for s in (first, second)] == [((0, 50),), ((50, 100),)]
+    # The first one's processes have what they had.
+    inside.holding(hub, first, 4000)
+    assert inside.run(hub, first, sys.executable, "-c", HOLD, "100")[0] == 2
+
+
+# --- A limit that is not in force ---
+
+
+def environment(folder: Path, script: str) -> str:
+    """Return lines for a catalogue whose image's Python is a script."""
+    program = folder / "image" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    fields = {
+        "slug": "python",
+        "name": "Stripped",
+        "framework": "python",
+        "version": "3.11",
+        "python": "3.11",
+        "reference": "fgpuspawner/base:0.1",
+        "environment": str(program.parent.parent),
+    }
+    (folder / "catalogue.toml").write_text(
+        "\n".join(["[[image]]", *(f'{key} = "{value}"' for key, value in fields.items()), "default = true\n"])
+    )
+    return str(folder / "catalogue.toml")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'unset LD_PRELOAD\nexec {sys.executable} "$@"',
+        f'env -u LD_PRELOAD {sys.executable} "$@"',
+        f'export LD_PRELOAD=/no/such/library.so\nexec {sys.executable} "$@" 2>/dev/null',
+    ],
+    ids=["exec", "child", "another"],
+)
+def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why(
+    make_hub: Make, tmp_path: Path, script: str
+) -> None:
+    hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
+    hub.add_user("alice")
+    answer = hub.spawn("alice", options=HALF)
+    (ended,) = until(lambda: hub.store.ended(user="alice", limit=1), what="the session has ended")
+    assert (ended.state, ended.end_cause) == ("ERROR", "ISOLATION_FAILED")
+    assert ended.message == (
+        "your session was ended because its GPU limit of 2048 MiB was not in force (CUDA reported 8192 MiB); this is "
+        "usually the fault of the image (python): try another one, or ask an administrator"
+    )
+    assert ended.started_at_s is None, "it was never handed out"
+    # Whoever asked has the answer at once, or a page that waits for it: see the next test.
+    if answer.status_code == 500:
+        assert answer.json()["message"] == ended.message
+    assert not hub.ready("alice")
+    until(lambda: not list((hub.data / "run").iterdir()), what="its process is gone")
+    assert hub.states() == {}
+
+
+def test_the_waiting_page_tells_the_owner_of_a_limit_that_is_not_in_force(
+    make_hub: Make, tmp_path: Path
+) -> None:
+    script = f'unset LD_PRELOAD\nexec {sys.executable} "$@"'
+    hub = make_hub(
+        service=False,
+        catalogue=environment(tmp_path, script),
+        before="c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 0}",
+    ).start()
+    token = hub.add_user("alice")
+    assert hub.spawn("alice", options=HALF).status_code == 202
+    progress = hub.api("GET", "users/alice/server/progress", token=token).text
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in progress.splitlines() if line.startswith("data: ")
+    ]
+    assert events[-1]["failed"] is True
+    assert "GPU limit of 2048 MiB was not in force (CUDA reported 8192 MiB)" in events[-1]["message"]
+
+
+def test_a_probe_that_cannot_run_is_no_pass(make_hub: Make) -> None:
+    hub = make_hub(service=False, verify_timeout_s=5).start()
+    session = start(hub, "alice")
+    hub.stop("alice")
+    until(lambda: hub.states() == {}, what="it has ended")
+    # The machine's driver is gone by the next launch.
+    (hub.data / "simulated" / "local" / "libcuda.so.1").unlink()
+    hub.spawn("alice", options=HALF)
+    ended = until(
+        lambda: [s for s in hub.store.ended(user="alice", limit=2) if s.id != session.id],
+        what="the session has ended",
+    )[0]
+    assert ended.end_cause == "ISOLATION_FAILED"
+    assert "CUDA could not be asked: missing" in str(ended.message)
+
+
+# --- The watchdog ---
+
+
+@pytest.fixture
+def watched_hub(make_hub: Make) -> HubProcess:
+    """A Hub whose watchdog looks every second and tolerates 128 MiB."""
+    return make_hub(service=False, watchdog_every_s=1, watchdog_tolerance_mib=128).start()
+
+
+def test_a_session_that_gets_around_its_limit_is_warned_and_then_ended(
+    watched_hub: HubProcess, inside: Inside
+) -> None:
+    hub = watched_hub
+    thief, neighbour = start(hub, "mallory"), start(hub, "alice")
+    inside.holding(hub, neighbour, 2000)
+    inside.holding(hub, thief, 3000, without="LD_PRELOAD")
+    (ended,) = until(lambda: hub.store.ended(user="mallory", limit=1), what="the session was ended")
+    assert (ended.id, ended.state, ended.end_cause) == (thief.id, "ERROR", "ISOLATION_FAILED")
+    assert ended.message == (
+        "your session was ended because it held 3000 MiB of GPU memory, above its limit of 2048 MiB, also after a "
+        "warning; a program in it got around its limit"
+    )
+    events = [e for e in hub.store.events(limit=1000) if e.session_id == thief.id]
+    kinds = [e.kind for e in events]
+    assert kinds.index("warned") < len(kinds) - 2, "warned first"
+    assert f"Session {thief.id} holds 3000 MiB of GPU GPU-simulated-local-0" in hub.log_text()
+    until(lambda: not server_alive(hub, thief), what="its server is gone")
+    assert hub.states() == {"alice/": "RUNNING"}
+    assert neighbour.id == hub.sessions()["alice/"].id
+
+
+def server_alive(hub: HubProcess, session: Session) -> bool:
+    try:
+        return server_of(session, hub).is_running()
+    except (OSError, psutil.NoSuchProcess):
+        return False
+
+
+def test_a_child_that_forgot_everything_counts_for_its_parents_session(
+    watched_hub: HubProcess, inside: Inside
+) -> None:
+    hub = watched_hub
+    thief = start(hub, "mallory")
+    library = hub.data / "simulated" / "local" / "libcuda.so.1"
+    program = HOLD.replace("libcuda.so.1", str(library))
+    # Its environment is empty; its parent's is not.
+    child = inside.popen(
+        hub, thief, "/bin/sh", "-c", 'env -i "$0" -c "$1" 3000; true', sys.executable, program
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "taken\n"
+    (forgetful,) = psutil.Process(child.pid).children()
+    (ended,) = until(lambda: hub.store.ended(user="mallory", limit=1), what="the session was ended")
+    assert (ended.id, ended.end_cause) == (thief.id, "ISOLATION_FAILED")
+    until(lambda: not forgetful.is_running() or forgetful.status() == "zombie", what="it was ended as well")
+
+
+def test_a_session_that_heeds_the_warning_goes_on(make_hub: Make, inside: Inside) -> None:
+    hub = make_hub(service=False, watchdog_every_s=3, watchdog_tolerance_mib=128).start()
+    session = start(hub, "alice")
+    holder = inside.holding(hub, session, 3000, without="LD_PRELOAD")
+    warned = until(lambda: hub.sessions()["alice/"].message, what="the owner is warned")
+    holder.send_signal(signal.SIGKILL)
+    assert warned == (
+        "this session holds 3000 MiB of GPU memory, above its limit of 2048 MiB; if it still does in 3 seconds, it is "
+        "ended. End the programs that use the GPU"
+    )
+    until(lambda: hub.sessions()["alice/"].message is None, what="the warning is taken back")
+    assert hub.states() == {"alice/": "RUNNING"}
+
+
+def test_a_stranger_on_a_shared_gpu_is_logged_and_nobody_is_blamed(
+    watched_hub: HubProcess, inside: Inside
+) -> None:
+    hub = watched_hub
+    start(hub, "alice")
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "5000"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(hub.data / "simulated" / "local")},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        line = f"Process {stranger.pid} uses GPU GPU-simulated-local-0 and belongs to no session"
+        until(lambda: line in hub.log_text(), what="the stranger is logged")
+    finally:
+        stranger.kill()
+        stranger.communicate()
+    assert hub.states() == {"alice/": "RUNNING"}
+
+
+def test_an_nvml_that_is_broken_is_said_loudly_and_ends_nobody(
+    watched_hub: HubProcess, inside: Inside
+) -> None:
+    hub = watched_hub
+    session = start(hub, "alice")
+    (hub.data / "simulated" / "local" / "machine").chmod(0o644)
+    (hub.data / "simulated" / "local" / "machine").write_text("nonsense\n")
+    until(
+        lambda: "The watchdog does not know what sessions hold, and ends nobody for it" in hub.log_text(),
+        what="the watchdog says that it is blind",
+    )
+    assert hub.sessions()["alice/"].id == session.id
+
+
+# --- What an administrator sees and sets ---
+
+
+def test_the_choice_is_in_the_log_and_in_the_administrators_view(make_hub: Make) -> None:
+    hub = make_hub().start()
+    reason = "libfgpu holds memory and compute; its GPUs are simulated"
+    assert f"Node local: isolation interposer: {reason}" in hub.log_text()
+    import requests
+
+    def capacity(token: str) -> Any:
+        url = f"{hub.url}/services/fgpu/api/v1/capacity"
+        answer = requests.get(url, headers={"Authorization": f"token {token}"}, timeout=10)
+        return answer.json() if answer.status_code == 200 else None
+
+    found = until(lambda: capacity(hub.token), what="the service answers")
+    assert found["isolation"] == [{"node": "local", "backend": "interposer", "reason": reason}]
+    assert "isolation" not in capacity(hub.add_user("alice"))
+
+
+def test_without_isolation_a_session_has_the_whole_gpu_and_the_log_says_so(
+    make_hub: Make, inside: Inside
+) -> None:
+    hub = make_hub(service=False, isolation="none", watchdog_every_s=1, watchdog_tolerance_mib=0).start()
+    assert "Node local: isolation none: NOTHING holds a session to its slice (set so)" in hub.log_text()
+    session = start(hub, "alice")
+    assert f"Session {session.id} is not verified: its isolation is none" in hub.log_text()
+    assert inside.run(hub, session, sys.executable, "-c", NVML_TOTAL) == (0, "8192\n")
+
+
+def test_a_backend_that_cannot_be_had_keeps_the_hub_from_starting(make_hub: Make) -> None:
+    hub = make_hub(service=False, isolation="mig").start(wait=False)
+    assert hub.process is not None
+    assert hub.process.wait(60) == 1
+    lines = [line for line in hub.log_text().splitlines() if line.startswith("fgpuspawner: ")]
+    assert lines == [
+        "fgpuspawner: c.FGPU.isolation is 'mig', which node 'local' cannot have: GPU-simulated-local-0 is not a MIG "
+        'instance; "auto" takes the strongest that it can'
+    ]

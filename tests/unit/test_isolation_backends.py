@@ -1,0 +1,445 @@
+"""Which backend a node gets and why, and what each gives a session, as a container and as a local process."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
+from fgpuspawner.isolation import accounting, limits
+from fgpuspawner.isolation.backend import CannotPrepare, Host, Mount, Prepared
+from fgpuspawner.isolation.choice import choose
+from fgpuspawner.isolation.hub import BACKENDS, make_backends
+from fgpuspawner.isolation.native import NOT_BUILT, Native
+from fgpuspawner.settings import ISOLATION
+
+GPU = Device("GPU-1f", "lab", 0, "NVIDIA A100", 40960, 2000)
+MIG = replace(GPU, uuid="MIG-2a", model="NVIDIA A100 MIG 1g.5gb", memory_mib=4864)
+SIMULATED = Device("GPU-simulated-lab-0", "lab", 0, "Simulated GPU 8192 MiB", 8192, 2000, True)
+R580: dict[str, Any] = {"driver": "580.65", "cgroup_v2": True}
+R615: dict[str, Any] = {"driver": "615.71", "memory_limits": True, "cgroup_v2": True}
+
+
+def node(*devices: Device) -> Node:
+    return Node("lab", "default", 16000, 65536, devices)
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Native:
+    """Files in the places of the built parts."""
+    found = Native(tmp_path / "native")
+    for part in found.parts:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(part.name)
+    return found
+
+
+@pytest.fixture
+def host(tmp_path: Path, native: Native) -> Host:
+    """A machine where sessions are containers and everything was built."""
+    commands = tmp_path / "data" / "tools"
+    (commands / "simulated").mkdir(parents=True)
+    for name in ("fgpu-smi", "fgpu-verify", "simulated/nvidia-smi"):
+        (commands / name).touch(mode=0o755)
+    machine = tmp_path / "data" / "simulated" / "lab"
+    machine.mkdir(parents=True)
+    return Host(
+        data=tmp_path / "data",
+        containers=True,
+        native=native,
+        accounting=tmp_path / "shm" / "fgpu-abc",
+        commands=commands,
+        mps_pipe=tmp_path / "mps",
+        hami_library=native.library,
+    )
+
+
+# --- Which ---
+
+
+def test_the_settings_know_every_backend() -> None:
+    assert set(ISOLATION) == {"auto", *(kind.name for kind in BACKENDS)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "facts", "name", "why"),
+    [
+        ([GPU], R580, "interposer", "not driver-cgroup: driver 580.65 has no memory limits for cgroups"),
+        ([GPU], R615, "driver-cgroup", "not mig: GPU-1f is not a MIG instance"),
+        ([GPU], {**R615, "cgroup_v2": False}, "interposer", "this machine does not use cgroup v2"),
+        (
+            [GPU],
+            {**R615, "containers": False},
+            "interposer",
+            "local processes, which have no cgroup of their own",
+        ),
+        ([MIG], R580, "mig", "held by the hardware"),
+        ([MIG], R615, "mig", "held by the hardware"),
+        ([GPU, MIG], R615, "interposer", "the driver limits no memory of MIG instances"),
+        ([SIMULATED], {}, "interposer", "its GPUs are simulated"),
+        ([SIMULATED], R615, "interposer", "its GPUs are simulated"),
+        ([], {}, "none", "it has no GPU"),
+    ],
+)
+def test_auto_takes_the_strongest_and_says_why(
+    devices: list[Device], facts: dict[str, Any], name: str, why: str, host: Host
+) -> None:
+    choice = choose("auto", node(*devices), make_backends(replace(host, **facts)))
+    assert (choice.backend.name, choice.loud) == (name, False)
+    assert why in choice.reason
+
+
+@pytest.mark.parametrize("devices", [[GPU], [MIG], [GPU, MIG]])
+@pytest.mark.parametrize("facts", [R580, R615])
+def test_real_gpus_without_a_compiler_are_refused_with_what_to_do(
+    devices: list[Device], facts: dict[str, Any], host: Host
+) -> None:
+    backends = make_backends(replace(host, native=None, **facts))
+    with pytest.raises(BadSettings) as refused:
+        choose("auto", node(*devices), backends)
+    words = str(refused.value)
+    assert "apt-get install gcc make libc6-dev" in words
+    assert "then install fgpuspawner again" in words
+    assert "c.FGPU.isolation = 'none'" in words
+    assert "\n" not in words
+
+
+def test_simulated_gpus_without_a_compiler_are_held_by_nothing_loudly(host: Host) -> None:
+    choice = choose("auto", node(SIMULATED), make_backends(replace(host, native=None)))
+    assert (choice.backend.name, choice.loud) == ("none", True)
+    assert NOT_BUILT in choice.reason
+
+
+def test_none_can_be_chosen_and_is_loud(host: Host) -> None:
+    choice = choose("none", node(GPU), make_backends(replace(host, native=None, **R580)))
+    assert (choice.backend.name, choice.loud) == ("none", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "facts", "trouble"),
+    [
+        ("mig", [GPU], {}, "GPU-1f is not a MIG instance"),
+        ("mig", [MIG, GPU], {}, "GPU-1f is not a MIG instance"),
+        ("driver-cgroup", [GPU], R580, "driver 580.65 has no memory limits"),
+        ("driver-cgroup", [SIMULATED], R615, "the GPUs are simulated"),
+        (
+            "mps",
+            [GPU],
+            {"mps_trouble": "no MPS daemon has its pipes in /x"},
+            "no MPS daemon has its pipes in /x",
+        ),
+        ("mps", [GPU], {"mps_pipe": None}, "c.FGPU.mps_pipe_directory is empty"),
+        ("mps", [MIG], {}, "MIG instances need a daemon each"),
+        ("mps", [SIMULATED], {}, "the GPUs are simulated"),
+        ("mps", [GPU], {"native": None}, "libfgpu is not built"),
+        ("hami", [GPU], {"hami_library": None}, "c.FGPU.hami_library is empty"),
+        ("hami", [GPU], {"hami_library": Path("/no/libvgpu.so")}, "there is no file /no/libvgpu.so"),
+        ("hami", [GPU], {"native": None}, "libfgpu is not built"),
+        ("interposer", [GPU], {"native": None}, "libfgpu is not built"),
+        (
+            "interposer",
+            [GPU],
+            {"containers": False, "data": Path("/srv/my data")},
+            "LD_PRELOAD cannot name /srv/my data",
+        ),
+    ],
+)
+def test_one_that_was_set_and_cannot_be_had_is_refused(
+    name: str, devices: list[Device], facts: dict[str, Any], trouble: str, host: Host
+) -> None:
+    with pytest.raises(BadSettings) as refused:
+        choose(name, node(*devices), make_backends(replace(host, **facts)))
+    assert str(refused.value).startswith(f"c.FGPU.isolation is {name!r}, which node 'lab' cannot have: ")
+    assert trouble in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "facts"),
+    [("mig", [MIG], {}), ("driver-cgroup", [GPU], R615), ("mps", [GPU], {}), ("hami", [GPU], {})],
+)
+def test_one_that_was_set_and_can_be_had_is_taken(
+    name: str, devices: list[Device], facts: dict[str, Any], host: Host
+) -> None:
+    choice = choose(name, node(*devices), make_backends(replace(host, **facts)))
+    assert (choice.backend.name, choice.loud) == (name, False)
+
+
+def test_every_backend_under_which_something_could_be_got_around_is_verified_and_watched() -> None:
+    assert {kind.name for kind in BACKENDS if not (kind.verified and kind.watched)} == {"none"}
+
+
+# --- What each gives a session ---
+
+
+def session(*shares: Share, session_id: int = 7) -> Session:
+    fgpu_milli = sum(s.fgpu_milli for s in shares)
+    request = Request("alice", "", "python", "default", fgpu_milli, 1000, 2048)
+    return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
+
+
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture
+def prepare(host: Host) -> Prepare:
+    """Prepare a session with a quarter of a device, by a backend on this host."""
+
+    def prepare(name: str, device: Device = GPU, *more: Device, milli: int = 500, **facts: Any) -> Prepared:
+        devices = (device, *more)
+        backend = make_backends(replace(host, **facts))[name]
+        return backend.prepare(session(*(Share.of(d, milli) for d in devices)), devices, ())
+
+    return prepare
+
+
+def by_target(prepared: Prepared) -> dict[str, Mount]:
+    found = {mount.target: mount for mount in prepared.mounts}
+    assert len(found) == len(prepared.mounts), "nothing is mounted twice in one place"
+    return found
+
+
+LIBFGPU = {
+    "/run/fgpu",
+    "/etc/ld.so.preload",
+    "/run/fgpu/libfgpu.so",
+    "/run/fgpu/limits",
+    "/run/fgpu/accounting",
+    "/run/fgpu/log",
+    "/run/fgpu/probe",
+    "/run/fgpu/probe-static",
+    "/run/fgpu/fgpu-smi",
+    "/run/fgpu/fgpu-verify",
+    "/usr/local/bin/fgpu-smi",
+    "/usr/local/bin/fgpu-verify",
+}
+
+
+def test_a_container_has_libfgpu_from_read_only_files_of_their_own(prepare: Prepare, host: Host) -> None:
+    prepared = prepare("interposer")
+    found = by_target(prepared)
+    assert set(found) == LIBFGPU
+    assert {target for target, mount in found.items() if not mount.read_only} == {
+        "/run/fgpu/accounting",
+        "/run/fgpu/log",
+    }
+    assert found.pop("/run/fgpu") == Mount(host.data / "limits" / "7", "/run/fgpu")
+    assert all(mount.source.is_file() for mount in found.values())
+    assert found["/etc/ld.so.preload"].source.read_text() == "/run/fgpu/libfgpu.so\n"
+    assert found["/run/fgpu/limits"].source == host.data / "limits" / "7" / "limits"
+    assert limits.read(host.data / "limits" / "7") == prepared.limits
+    assert prepared.environment == {}, "no limit is in the environment, where it could be changed"
+    assert prepared.search_paths == {}
+
+
+def test_the_folder_is_a_mount_and_has_a_place_for_each_mount_in_it(prepare: Prepare, host: Host) -> None:
+    # It is read-only, so the engine could not make them; and what is mounted cannot be moved, as /run could.
+    own = host.data / "limits" / "7"
+    for device in (GPU, SIMULATED):
+        for name in ("interposer", "hami", "none"):
+            found = by_target(prepare(name, device))
+            assert found["/run/fgpu"] == Mount(own, "/run/fgpu")
+            inside = [
+                Path(target).relative_to("/run/fgpu") for target in found if target.startswith("/run/fgpu/")
+            ]
+            assert all((own / path).exists() for path in inside if path.parent.name != "simulated")
+            assert stat.S_IMODE(own.stat().st_mode) == 0o755
+
+
+def test_what_a_session_writes_is_in_memory_where_nobody_else_gets(prepare: Prepare, host: Host) -> None:
+    assert host.accounting is not None
+    account = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+    assert account == host.accounting / "7" / "accounting"
+    assert account.stat().st_size == accounting.REGION_BYTES
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (account, account.parent, account.parent.parent)]
+    # The file is any user's, as the container's is not the Hub's; the folder above keeps others out.
+    assert modes == [0o666, 0o700, 0o700]
+
+
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
+def test_modes_are_what_they_have_to_be_whatever_the_umask(prepare: Prepare, host: Host, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        found = by_target(prepare("interposer"))
+    finally:
+        os.umask(before)
+    modes = {target: stat.S_IMODE(mount.source.stat().st_mode) for target, mount in found.items()}
+    own = ("/run/fgpu/limits", "/etc/ld.so.preload", "/run/fgpu/log", "/run/fgpu/accounting")
+    assert [modes[target] for target in own] == [0o444, 0o444, 0o666, 0o666]
+
+
+def test_a_second_launch_begins_with_an_account_of_nothing(prepare: Prepare) -> None:
+    first = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+    first.write_bytes(b"x" * 100)
+    second = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+    assert second == first
+    assert second.read_bytes() == bytes(accounting.REGION_BYTES)
+
+
+@pytest.mark.parametrize("what", ["link", "somebody else's", "file"])
+def test_a_folder_in_shared_memory_that_is_not_ours_alone_is_not_used(
+    prepare: Prepare, host: Host, tmp_path: Path, what: str
+) -> None:
+    assert host.accounting is not None
+    host.accounting.parent.mkdir()
+    if what == "link":
+        (tmp_path / "other").mkdir()
+        host.accounting.symlink_to(tmp_path / "other")
+    elif what == "file":
+        host.accounting.touch()
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        host.accounting.mkdir()
+        os.chown(host.accounting, 1234, 1234)
+    with pytest.raises(CannotPrepare, match="account could not be made"):
+        prepare("interposer")
+
+
+def test_a_simulated_device_comes_with_its_driver_and_nvidia_smi(prepare: Prepare, host: Host) -> None:
+    prepared = prepare("interposer", SIMULATED)
+    found = by_target(prepared)
+    assert set(found) - LIBFGPU == {
+        "/run/fgpu/simulated",
+        "/run/fgpu/simulated/ledger",
+        "/run/fgpu/simulated/log",
+        "/usr/local/bin/nvidia-smi",
+    }
+    assert found["/run/fgpu/simulated"] == Mount(host.data / "simulated" / "lab", "/run/fgpu/simulated")
+    writable = {target for target, mount in found.items() if not mount.read_only}
+    assert {"/run/fgpu/simulated/ledger", "/run/fgpu/simulated/log"} < writable
+    assert prepared.search_paths == {"LD_LIBRARY_PATH": "/run/fgpu/simulated"}
+
+
+def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Host) -> None:
+    prepared = prepare("interposer", SIMULATED, containers=False)
+    own = host.data / "limits" / "7"
+    assert prepared.mounts == ()
+    assert prepared.environment == {"LD_PRELOAD": str(own / "libfgpu.so")}
+    tools = host.data / "tools"
+    assert prepared.search_paths == {
+        "LD_LIBRARY_PATH": str(own / "simulated"),
+        "PATH": f"{tools / 'simulated'}:{tools}",
+    }
+    assert {path.name for path in own.iterdir()} == {
+        "libfgpu.so",
+        "limits",
+        "accounting",
+        "log",
+        "probe",
+        "probe-static",
+        "fgpu-smi",
+        "fgpu-verify",
+        "simulated",
+    }
+    assert (own / "libfgpu.so").read_text() == "libfgpu.so"
+    assert (own / "accounting").stat().st_size == accounting.REGION_BYTES
+    assert (own / "simulated").resolve() == host.data / "simulated" / "lab"
+
+
+def test_a_real_device_comes_without_anything_simulated(prepare: Prepare) -> None:
+    prepared = prepare("interposer", GPU, containers=False)
+    assert "LD_LIBRARY_PATH" not in prepared.search_paths
+    assert "simulated" not in prepared.search_paths["PATH"]
+
+
+def test_the_toolkits_hook_is_asked_for_the_drivers_limit_by_both_names(prepare: Prepare) -> None:
+    prepared = prepare("driver-cgroup", **R615)
+    assert prepared.environment == {
+        "NVIDIA_GPU_MEMORY_REQUEST": "10240",
+        "NVIDIA_GPU_MEMORY_LIMIT": "10240",
+    }
+    assert set(by_target(prepared)) == LIBFGPU, "libfgpu holds what the driver leaves out"
+
+
+def test_whole_devices_need_no_limit_of_the_drivers(prepare: Prepare) -> None:
+    small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
+    assert prepare("driver-cgroup", GPU, small, milli=2000, **R615).environment == {}
+
+
+def test_a_part_of_an_instance_is_held_by_libfgpu(prepare: Prepare) -> None:
+    prepared = prepare("mig", MIG)
+    assert set(by_target(prepared)) == LIBFGPU
+    assert (prepared.limits.devices[0].uuid, prepared.limits.devices[0].memory_mib) == ("MIG-2a", 1152)
+
+
+def test_mps_gets_exactly_one_entry_for_each_visible_device(prepare: Prepare, host: Host) -> None:
+    small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
+    prepared = prepare("mps", GPU, small, milli=2000)
+    assert prepared.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(host.mps_pipe),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40960M,1=16384M",
+    }
+    one = prepare("mps", GPU).environment
+    assert one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M", "a second entry would drop every limit"
+    assert one["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+
+
+def test_mps_shares_its_pipes_and_memory_and_holds_compute_itself(prepare: Prepare, host: Host) -> None:
+    prepared = prepare("mps", GPU)
+    found = by_target(prepared)
+    assert set(found) - LIBFGPU == {str(host.mps_pipe)}
+    assert found[str(host.mps_pipe)].read_only is False
+    assert prepared.host_config == {"ipc_mode": "host"}
+    assert prepared.limits.devices[0].slots == (), "libfgpu's slots would halve MPS's part again"
+    local = prepare("mps", GPU, containers=False)
+    assert (local.mounts, local.host_config) == ((), {})
+
+
+def test_hamis_library_takes_the_place_of_libfgpu(prepare: Prepare, native: Native) -> None:
+    small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
+    prepared = prepare("hami", GPU, small, milli=2000)
+    assert prepared.environment == {
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "40960m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1": "16384m",
+        "CUDA_DEVICE_SM_LIMIT": "100",
+        "LIBCUDA_LOG_LEVEL": "0",
+    }
+    found = by_target(prepared)
+    assert found["/etc/ld.so.preload"].source.read_text() == "/usr/local/vgpu/libvgpu.so\n"
+    assert found["/usr/local/vgpu/libvgpu.so"] == Mount(native.library, "/usr/local/vgpu/libvgpu.so")
+    assert "/run/fgpu/libfgpu.so" not in found
+    assert "/run/fgpu/probe" in found, "it is verified like all others"
+    local = prepare("hami", GPU, containers=False)
+    assert local.environment["LD_PRELOAD"] == str(native.library)
+
+
+def test_without_isolation_a_session_is_told_and_not_held(prepare: Prepare) -> None:
+    prepared = prepare("none", SIMULATED)
+    found = by_target(prepared)
+    assert {"/etc/ld.so.preload", "/run/fgpu/libfgpu.so"}.isdisjoint(found)
+    assert {"/run/fgpu/limits", "/run/fgpu/simulated"} <= set(found)
+    assert prepare("none", GPU, native=None, containers=False).environment == {}
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in BACKENDS])
+@pytest.mark.parametrize("containers", [True, False])
+def test_teardown_leaves_nothing_and_can_be_done_twice(
+    prepare: Prepare, host: Host, name: str, containers: bool
+) -> None:
+    prepared = prepare(name, MIG if name == "mig" else GPU, containers=containers, **R615)
+    assert all(path.exists() for path in prepared.files)
+    backend = make_backends(host)[name]
+    backend.teardown(7)
+    backend.teardown(7)
+    assert not any(path.exists() for path in prepared.files)
+    assert not (host.data / "limits" / "7").exists()
+    assert host.native is not None
+    assert host.native.library.exists(), "links are not followed"
+
+
+def test_teardown_follows_no_link_that_took_a_folders_place(host: Host, tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    (keep / "precious").touch()
+    (host.data / "limits").mkdir()
+    (host.data / "limits" / "7").symlink_to(keep)
+    make_backends(host)["interposer"].teardown(7)
+    assert (keep / "precious").exists()
+    assert not (host.data / "limits" / "7").exists()
