@@ -504,6 +504,16 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         except (DockerException, *GONE) as e:
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 
+    async def cgroup(self, session: Session) -> str | None:
+        """Return the container's cgroup (version 2), as the kernel tells it of the container's first process."""
+        try:
+            container = await self.docker("inspect_container", self._containers.name(session))
+            path = Path(f"/proc/{container['State']['Pid']}/cgroup")
+            lines = (await asyncio.to_thread(path.read_text)).splitlines()
+        except (DockerException, OSError, *GONE):
+            return None
+        return next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
+
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers."""
         return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)

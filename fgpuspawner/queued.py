@@ -43,6 +43,7 @@ from fgpu_scheduler.service import SessionEnded
 from fgpuspawner import form, ticket
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.backend import Prepared
+from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.report import (
     Answer,
     BadReport,
@@ -119,6 +120,10 @@ class QueuedSpawner(Spawner):
     async def has_driver(self, session: Session) -> bool:
         """Return whether the session was given a driver for its GPUs, so that there is something to hold."""
         return True
+
+    async def cgroup(self, session: Session) -> str | None:
+        """Return the session's cgroup (version 2), as a path below the file system's root; None if it is not known."""
+        return None
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """End everything that any attempt of the session left; return whether it is known to be gone."""
@@ -385,7 +390,10 @@ class QueuedSpawner(Spawner):
         try:
             async with asyncio.timeout(timeout_s):
                 reports = await self._reports(session, timeout_s * 4 // 5 or 1)
-            problems = backend.verify(prepared.limits, *reports)
+                driver_says: list[str] = []
+                if isinstance(backend, DriverCgroup):
+                    driver_says = await backend.driver_problems(prepared.limits, await self.cgroup(session))
+            problems = [*backend.verify(prepared.limits, *reports), *driver_says]
         except BadReport as e:
             problems = [str(e)]
         except TimeoutError:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from fgpu_scheduler import Device, Session
 from fgpuspawner.isolation.backend import MIG_PREFIX, Prepared
+from fgpuspawner.isolation.facts import NVML
 from fgpuspawner.isolation.interposer import Interposer
-from fgpuspawner.isolation.limits import Limits
+from fgpuspawner.isolation.limits import DeviceLimit, Limits
 from fgpuspawner.isolation.none import with_more
+from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+
+log = logging.getLogger("fgpu.isolation")
+
+MIB = 2**20
 
 
 class DriverCgroup(Interposer):
@@ -42,3 +49,34 @@ class DriverCgroup(Interposer):
         # Nothing happens unless both are set.
         both = {"NVIDIA_GPU_MEMORY_REQUEST": amount, "NVIDIA_GPU_MEMORY_LIMIT": amount}
         return with_more(prepared, environment=both)
+
+    async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
+        """Return where the driver itself does not hold a session's cgroup to its limits.
+
+        libfgpu shows the session its limits in any case, so that the probe inside cannot tell. ``cgroup`` is the path
+        below the file system's root. Where the driver does not say it is logged: libfgpu is in force all the same.
+        """
+        reader = NvmlReader(NVML)
+        try:
+            parts = [limit for limit in limits.devices if not limit.whole]
+            return [p for limit in parts if (p := await _problem(reader, limit, cgroup)) is not None]
+        finally:
+            reader.close()
+
+
+async def _problem(reader: NvmlReader, limit: DeviceLimit, cgroup: str | None) -> str | None:
+    trouble: object = "the session's cgroup is not known"
+    for path in (cgroup, f"/sys/fs/cgroup{cgroup}") if cgroup is not None else ():
+        try:
+            hard = (await reader.ask({"do": "cgroup", "uuid": limit.uuid, "cgroup": path}))["hard_limit"]
+        except NvmlUnknown as e:
+            trouble = e
+            continue
+        if 0 < hard <= limit.memory_mib * MIB:
+            return None
+        return (
+            f"the driver does not hold the session to {limit.memory_mib} MiB of GPU {limit.uuid}; the NVIDIA container "
+            "toolkit must be 1.20.1 or newer, with its hook apply-cuda-memory-limits"
+        )
+    log.warning("The driver's limit of GPU %s could not be read: %s", limit.uuid, trouble)
+    return None

@@ -166,9 +166,7 @@ class Isolation:
         return found
 
     def _folders(self) -> list[Path]:
-        if not self._folder.is_dir():
-            return []
-        return [p for p in self._folder.iterdir() if p.name.isdigit() and p.name.isascii()]
+        return _of_sessions(self._folder)
 
     def prune(self, live: Collection[int]) -> None:
         """Remove what sessions that are not ``live`` left."""
@@ -177,9 +175,8 @@ class Isolation:
 
     def _prune(self, live: Collection[int]) -> None:
         left = {int(path.name) for path in self._folders()}
-        accounts = self.host.accounting
-        if accounts is not None and accounts.is_dir():
-            left |= {int(path.name) for path in accounts.iterdir() if path.name.isdigit()}
+        if self.host.accounting is not None:
+            left |= {int(path.name) for path in _of_sessions(self.host.accounting)}
         for session_id in sorted(left - set(live)):
             self.remove(session_id)
 
@@ -204,3 +201,11 @@ class Isolation:
                         file.truncate(0)
             except OSError:
                 continue
+
+
+def _of_sessions(folder: Path) -> list[Path]:
+    """Return what in a folder is named after a session."""
+    try:
+        return [p for p in folder.iterdir() if p.name.isascii() and p.name.isdigit()]
+    except FileNotFoundError:
+        return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,8 @@ log = logging.getLogger("fgpu.watchdog")
 
 MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
+MOST_WARNINGS = 3
+"""A session that had so many is ended the next time without one: it goes above between looks."""
 SAY_AGAIN_AFTER = 60
 """Looks after which a trouble that lasts is logged again."""
 
@@ -74,12 +77,13 @@ def judge(
     before: frozenset[int],
     *,
     tolerance_mib: int,
+    warnings: Mapping[int, int] | None = None,
 ) -> Verdict:
     """Return who is to be warned or ended. Pure.
 
     ``allowances`` are those of the watched sessions, by device; of a device that it has no share of a session may
-    hold nothing but the tolerance. ``before`` are the sessions that were above at the last look. What NVML does not
-    tell changes nothing: who was above stays so, and nobody is ended for it.
+    hold nothing but the tolerance. ``before`` are the sessions that were above at the last look, ``warnings`` how many
+    each had so far. What NVML does not tell changes nothing: who was above stays so, and nobody is ended for it.
     """
     found: dict[int, Above] = {}
     unknown = [uuid for uuid, held in looked.items() if isinstance(held, NvmlUnknown)]
@@ -111,9 +115,11 @@ def judge(
         and session_id not in found
         and (session_id in uncertain or any(uuid in allowances[session_id] for uuid in unknown))
     }
+    had = warnings or {}
+    warned = {s for s in found if s in before or had.get(s, 0) >= MOST_WARNINGS}
     return Verdict(
-        warn=tuple(a for s, a in sorted(found.items()) if s not in before),
-        end=tuple(a for s, a in sorted(found.items()) if s in before),
+        warn=tuple(a for s, a in sorted(found.items()) if s not in warned),
+        end=tuple(a for s, a in sorted(found.items()) if s in warned),
         recovered=tuple(sorted(s for s in before if s in allowances and s not in found and s not in unseen)),
         above=frozenset(found) | frozenset(unseen),
         strangers=frozenset(strangers),
@@ -167,6 +173,7 @@ class Watchdog:
         self._make_reader = make_reader
         self._readers: dict[str, NvmlReader] = {}
         self._above: dict[str, frozenset[int]] = {}
+        self._warnings: Counter[int] = Counter()
         self._strangers: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}
 
@@ -188,6 +195,7 @@ class Watchdog:
     async def look(self) -> None:
         """Look once."""
         live = await self._sessions.live()
+        self._warnings = Counter({s.id: self._warnings[s.id] for s in live if s.id in self._warnings})
         self._strangers = frozenset(s for s in self._strangers if s[0] in self._uuids())
         for library, uuids in self._machines().items():
             watched = [s for s in live if self._is_watched(s) and _uses(s, uuids)]
@@ -251,6 +259,7 @@ class Watchdog:
             {s.id: self._allowances(s) for s in watched},
             self._above.get(library, frozenset()),
             tolerance_mib=self._tolerance_mib,
+            warnings=self._warnings,
         )
         self._above[library] = verdict.above
         self._say_strangers(uuids, verdict.strangers, live)
@@ -288,6 +297,7 @@ class Watchdog:
                 above.uuid,
                 above.limit_mib,
             )
+            self._warnings[above.session_id] += 1
             await self._sessions.warn(above.session_id, warning_words(above, self._every_s))
         for session_id in verdict.recovered:
             log.info("Session %d is within its GPU limit again", session_id)

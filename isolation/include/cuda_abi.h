@@ -740,6 +740,11 @@ CUresult cuCtxCreate(CUcontext *, unsigned int, CUdevice);
 CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
 CUresult cuCtxCreate_v3(CUcontext *, CUexecAffinityParam *, int, unsigned int, CUdevice);
 CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice);
+/* Of cudaGL.h and cudaVDPAU.h: contexts that share with a display. */
+CUresult cuGLCtxCreate(CUcontext *, unsigned int, CUdevice);
+CUresult cuGLCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
+CUresult cuVDPAUCtxCreate(CUcontext *, unsigned int, CUdevice, uint32_t, void *);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *, unsigned int, CUdevice, uint32_t, void *);
 CUresult cuCtxDestroy(CUcontext);
 CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxAttach(CUcontext *, unsigned int);

@@ -89,6 +89,8 @@ static void pay(struct context *context, struct batch *batch, uint64_t start, ui
         context->began_at = end;
     subtract(&context->in_flight, batch->expected);
     subtract(&stream->in_flight, batch->expected);
+    if (batch->kind != NULL && batch->kind->key == batch->key)
+        batch->kind->tried = false;
     context->settled++;
     sentinel_drop(&context->sentinels, &batch->start);
     sentinel_drop(&context->sentinels, &batch->end);
@@ -239,6 +241,7 @@ bool batches_add(struct context *context, struct stream *stream, struct kind *ki
     stream->last_launch = now;
     open->launches++;
     open->known &= kind->measured_at != 0;
+    kind->tried = kind->measured_at == 0;
     open->expected += kind->expected;
     context->in_flight += kind->expected;
     stream->in_flight += kind->expected;
@@ -269,6 +272,8 @@ void batches_refused(struct context *context, struct stream *stream, uint64_t ex
     subtract(&context->in_flight, expected);
     subtract(&stream->in_flight, expected);
     subtract(&context->in_open, expected);
+    if (open->kind != NULL)
+        open->kind->tried = false;
     if (--open->launches == 0)
         sentinel_drop(&context->sentinels, &open->start);
 }

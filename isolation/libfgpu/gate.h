@@ -27,7 +27,7 @@
 
 #include "slots.h"
 
-#define GATE_IN_FLIGHT_NS UINT64_C(2000000)
+#define GATE_IN_FLIGHT_NS UINT64_C(4000000)
 #define GATE_SENTINELS 2
 #define GATE_MOST_SENTINELS 30 /* of many streams with little work each */
 

@@ -179,6 +179,18 @@
     HOOK(CUDA, cuCtxCreate_v4, \
          (CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device), \
          may_create(device) ? created(context, device, real(context, parameters, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+    HOOK(CUDA, cuGLCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), \
+         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+    HOOK(CUDA, cuGLCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), \
+         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+    HOOK(CUDA, cuVDPAUCtxCreate, \
+         (CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *lookup), \
+         may_create(device) ? created(context, device, real(context, flags, device, display, lookup)) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
+    HOOK(CUDA, cuVDPAUCtxCreate_v2, \
+         (CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *lookup), \
+         may_create(device) ? created(context, device, real(context, flags, device, display, lookup)) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxDestroy, (CUcontext context), destroy(real, context)) \
     HOOK(CUDA, cuCtxDestroy_v2, (CUcontext context), destroy(real, context)) \
     HOOK(CUDA, cuCtxAttach, (CUcontext *context, unsigned int flags), attach(real, context, flags)) \

@@ -48,6 +48,10 @@ void fgpu_settle(int device);
 /* Takes a claim back. */
 void fgpu_unclaim(int device, uint64_t bytes);
 
+/* Around what waits or frees, in a thread that may be capturing a stream: in the stricter modes that would spoil the
+ * capture. Returns the mode that was in force, to be put back. */
+CUstreamCaptureMode fgpu_relax(CUstreamCaptureMode mode);
+
 /* The driver hands out memory in parts of 512 bytes. UINT64_MAX, more than any limit, if it overflows. */
 uint64_t fgpu_rounded(uint64_t bytes);
 uint64_t fgpu_product(uint64_t a, uint64_t b);

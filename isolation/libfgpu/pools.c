@@ -146,8 +146,18 @@ static int device_of_stream(CUstream stream) {
     return device_of_context(context);
 }
 
-/* The pool of an allocation; a `handle` of NULL means the one of the stream's device. A pool that has not been seen
- * being made belongs to that device too: imported ones cannot be allocated from. */
+/* The device whose default pool this is. One that is none, and was not seen being made, belongs to the stream's device:
+ * pools that were imported cannot be allocated from. */
+static int device_of_pool(CUmemoryPool handle, CUstream stream) {
+    CUmemoryPool its;
+    __typeof__(&cuDeviceGetDefaultMemPool) get = DRIVER(cuDeviceGetDefaultMemPool);
+    for (CUdevice ordinal = 0; get != NULL && get(&its, ordinal) == CUDA_SUCCESS; ordinal++)
+        if (its == handle)
+            return fgpu_device_of(ordinal);
+    return device_of_stream(stream);
+}
+
+/* The pool of an allocation; a `handle` of NULL means the one of the stream's device. */
 static struct pool *pool_for(CUmemoryPool handle, CUstream stream) {
     int device = -1;
     if (handle == NULL) {
@@ -158,7 +168,7 @@ static struct pool *pool_for(CUmemoryPool handle, CUstream stream) {
     }
     struct pool *known = find(handle);
     if (known == NULL)
-        known = add(handle, device >= 0 ? device : device_of_stream(stream), true);
+        known = add(handle, device >= 0 ? device : device_of_pool(handle, stream), true);
     return known;
 }
 
@@ -189,6 +199,7 @@ static bool is_captured(const struct request *request) {
 /* The pool has grown further than the session may. The allocation is freed before anybody knows of it, and the stream
  * is waited for, so that the pool can give back what it took. */
 static void undo(const struct request *request, struct pool *pool) {
+    CUstreamCaptureMode mode = fgpu_relax(CU_STREAM_CAPTURE_MODE_RELAXED);
     if (request->per_thread && DRIVER(cuMemFreeAsync_ptsz) != NULL) {
         DRIVER(cuMemFreeAsync_ptsz)(*request->address, request->stream);
         DRIVER(cuStreamSynchronize_ptsz)(request->stream);
@@ -197,6 +208,7 @@ static void undo(const struct request *request, struct pool *pool) {
         DRIVER(cuStreamSynchronize)(request->stream);
     }
     DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+    fgpu_relax(mode);
     settle(pool);
 }
 

@@ -194,9 +194,13 @@ static uint64_t pass(struct context *context, uint64_t key) {
                                    .in_flight = context->in_flight,
                                    .free_at = context->began_at + context->in_flight,
                                    .sentinels = context->closed_count};
-        if (is_stuck(context, since, now))
+        const struct kind *kind = batches_kind(context, key);
+        bool stuck = is_stuck(context, since, now);
+        if (stuck)
             state = (struct gate_state){.balance = balance};
-        struct gate_answer answer = gate_ask(context->slots, now, batches_kind(context, key)->expected, &state);
+        struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
+        if (kind->tried && !stuck && context->closed_count > 0)
+            answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
         if (__builtin_expect(answer.verdict == GATE_OPEN, 1))
             return now;
         batches_settle(context, now);

@@ -18,6 +18,7 @@ struct kind {
     uint64_t key;
     uint64_t expected;    /* ns */
     uint64_t measured_at; /* 0: never */
+    bool tried;           /* its first launch is in flight */
     uint64_t round;       /* when it was last corrected together with others */
 };
 

@@ -149,7 +149,6 @@ bool ledger_descriptor_holds(void);
 /* Opens the file again. The locks taken through the old descriptor are gone. */
 bool ledger_reopen(void);
 
-/* The descriptor is never closed: closing any descriptor of a file ends all POSIX locks that the process has on it. */
 
 /* Takes or drops an exclusive POSIX lock on one byte; with `wait` false only if nobody else holds it. */
 bool ledger_lock_byte(int byte, bool wait);

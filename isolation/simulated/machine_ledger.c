@@ -34,8 +34,16 @@ static bool is_ledger(int fd, struct stat *out)
     return syscall(SYS_fstat, fd, out) == 0 && (!the_ledger || (out->st_dev == file_device && out->st_ino == file_inode));
 }
 
+/* Opened once in each library and never closed: the first close of any descriptor of the file ends all POSIX locks that
+ * the process has on it, also those of the other library. So the number must be right from the start: not one of those
+ * that a program without standard output will take for it. */
 static int open_file(void)
 {
+    int low[3], count = 0;
+    while (count < 3 && (low[count] = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0 && low[count] < 3)
+        count++;
+    if (count < 3 && low[count] >= 0)
+        close(low[count]);
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0 && errno == ENOENT) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -43,14 +51,10 @@ static int open_file(void)
         if (fd >= 0)
             fchmod(fd, 0666);
     }
-    /* Out of the way of programs that expect low numbers to be theirs. */
-    if (fd >= 0) {
-        int high = fcntl(fd, F_DUPFD_CLOEXEC, 600);
-        if (high >= 0) {
-            close(fd);
-            fd = high;
-        }
-    }
+    int failure = errno;
+    while (count)
+        close(low[--count]);
+    errno = failure;
     return fd;
 }
 

@@ -1,8 +1,16 @@
 /* A driver that misbehaves, under both names: MISBEHAVIOUR is a statement in its initialisation. */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* For `atexit(hang)`. */
+__attribute__((unused)) static void hang(void)
+{
+    for (;;)
+        pause();
+}
 
 static int start(void)
 {

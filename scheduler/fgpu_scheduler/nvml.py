@@ -78,7 +78,12 @@ def _model(handle: Any) -> str:
     if not _text(pynvml.nvmlDeviceGetUUID(handle)).startswith("MIG-") or " MIG " in name:
         return name
     # Older drivers give the name of the GPU alone.
-    has = pynvml.nvmlDeviceGetAttributes(handle)
+    try:
+        has = pynvml.nvmlDeviceGetAttributes(handle)
+    except pynvml.NVMLError as e:
+        if not _is(e, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED):
+            raise
+        return f"{name} MIG"
     return f"{name} MIG {has.gpuInstanceSliceCount}g.{round(has.memorySizeMB / 1024)}gb"
 
 

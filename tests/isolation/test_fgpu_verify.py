@@ -177,8 +177,9 @@ def test_while_the_limits_cannot_be_read_by_libfgpu_nothing_is_proved(session_fo
     ("what", "text"),
     [
         ("raise(SIGSEGV)", "ended by signal 11"),
-        ("for (;;) pause()", "no answer in 1 s"),
+        ("hang()", "no answer in 1 s"),
         ("return 100", "cuInit: an unnamed error (100)"),
+        ("atexit(hang); return 100", "cuInit: an unnamed error (100)"),
     ],
 )
 def test_a_driver_that_misbehaves_is_a_verdict(
@@ -193,6 +194,18 @@ def test_a_driver_that_misbehaves_is_a_verdict(
     verdicts, texts = told(done)
     assert set(verdicts.values()) == {"FAILED"}
     assert {seen.strip() for seen in texts.values()} == {text}
+
+
+def test_an_old_driver_without_cugetprocaddress_is_not_blamed(
+    session_folder: Folder, compile_c: Callable[..., Path], tmp_path: Path
+) -> None:
+    library = compile_c("tests/probe_driver.c", "-shared", "-fPIC", "-DMISBEHAVIOUR=return 0")
+    (tmp_path / "libcuda.so.1").symlink_to(library)
+    words = ("--json", "--only", "visible-legacy", "--only", "visible-per-thread")
+    done = verify(session_folder(), *words, LD_LIBRARY_PATH=str(tmp_path), libfgpu=False)
+    verdicts, texts = told(done)
+    assert set(verdicts.values()) == {"NOT TRIED"}
+    assert set(texts.values()) == {"the driver has no cuGetProcAddress"}
 
 
 def test_the_table_names_every_check_and_wraps(session_folder: Folder) -> None:

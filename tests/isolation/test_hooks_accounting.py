@@ -258,6 +258,33 @@ def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Cal
     )
 
 
+def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(session_folder: Callable[..., Path]) -> None:
+    instance = "MIG-simulated-test-0-0"
+    machine = (
+        f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
+        f"mig parent={UUID} uuid={instance} memory_mib=1024 name=1g.1gb\n"
+    )
+    run(
+        session_folder(devices=[(instance, 128)], device_mib=1024, machine=machine),
+        """
+        import pynvml
+        assert cuda.info() == (128 * MIB, 128 * MIB)
+        cuda.alloc(128)
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 512) == OUT_OF_MEMORY
+        pynvml.nvmlInit()
+        whole = pynvml.nvmlDeviceGetHandleByIndex(0)
+        part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, 0)
+        assert pynvml.nvmlDeviceGetMemoryInfo(part).total == 128 * MIB
+        try:
+            pynvml.nvmlDeviceGetMemoryInfo(whole)
+        except pynvml.NVMLError_NoPermission:
+            pass
+        else:
+            raise AssertionError
+        """,
+    )
+
+
 # ---- several processes ----
 
 
@@ -554,6 +581,42 @@ def test_a_pool_that_grows_by_more_than_was_asked_is_taken_back_at_the_limit(
         cuda.cuMemFree_v2(held)
         cuda.new("cuMemAllocAsync", MIB, stream)
         assert cuda.used_mib() == 32
+        """,
+    )
+
+
+def test_a_pool_is_charged_to_its_own_device(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128), (SECOND, 64)]),
+        """
+        stream = cuda.stream()
+        default = cuda.new("cuDeviceGetDefaultMemPool", 1)
+        made = cuda.pool(where=1)
+        for pool in (default, made):
+            assert cuda.result("cuMemAllocFromPoolAsync", byref(c_ulonglong()), 65 * MIB, pool, stream) == OUT_OF_MEMORY
+            address = cuda.new("cuMemAllocFromPoolAsync", 64 * MIB, pool, stream)
+            cuda.start(1)
+            assert cuda.used_mib() == 64
+            cuda.start(0)
+            assert cuda.used_mib() == 0
+            cuda.cuMemFreeAsync(address, stream)
+            cuda.cuStreamSynchronize(stream)
+            cuda.cuMemPoolTrimTo(pool, 0)
+        """,
+    )
+
+
+def test_a_streams_own_device_is_charged_whatever_is_current(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128), (SECOND, 64)]),
+        """
+        stream = cuda.stream()
+        cuda.start(1)
+        address = cuda.new("cuMemAllocAsync", 96 * MIB, stream)
+        assert cuda.used_mib() == 0
+        cuda.start(0)
+        assert cuda.used_mib() == 96
+        cuda.cuMemFreeAsync(address, stream)
         """,
     )
 

@@ -227,6 +227,11 @@ ELSEWHERE = {
     "dlmopen": "test_hooks_resolve.py",
     "cuGetProcAddress": "test_hooks_resolve.py",
     "cuGetProcAddress_v2": "test_hooks_resolve.py",
+    **{
+        f"cu{display}CtxCreate{version}": "shares with a display, which the simulated driver has not"
+        for display in ("GL", "VDPAU")
+        for version in ("", "_v2")
+    },
     "cuCtxAttach": "counts uses of a context, which the simulated driver does not",
     "nvmlDeviceGetAccountingPids": "the simulated NVML keeps no accounts of processes",
     "nvmlDeviceGetAccountingStats": "the simulated NVML keeps no accounts of processes",

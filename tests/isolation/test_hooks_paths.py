@@ -127,3 +127,23 @@ def test_each_path_ends_at_the_limit_however_it_was_found(
 def test_without_libfgpu_no_path_ends_at_the_limit(session: Callable[..., Session], path: str) -> None:
     filled = session(128).run("dlsym", "fill", path, preload=False)
     assert filled["held"] > 128 * MIB
+
+
+def test_threads_at_the_limit_leave_nothing_behind(
+    session_folder: Callable[..., Path], compile_c: Callable[..., Path]
+) -> None:
+    folder = session_folder(devices=[(UUID, 128)], device_mib=DEVICE_MIB)
+    program = compile_c(
+        "tests/hooks_threads.c", (folder / "simulated" / "libcuda.so.1").resolve(), "-pthread"
+    )
+    done = subprocess.run(
+        [program], env=preloaded(folder), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    result = {name: int(value) for name, value in map(str.split, done.stdout.splitlines())}
+    assert result["refused"] > 0
+    assert result["used"] == 0
+    assert committed(folder) == 0
+    assert (folder / "log").read_text() == ""
+    (peak,) = struct.unpack_from("<Q", (folder / "accounting").read_bytes(), 0x40)
+    assert 100 * MIB < peak <= 128 * MIB

@@ -170,7 +170,7 @@ def test_a_driver_that_ends_the_process_is_told(isolation_build: Path, misbehavi
 
 
 def test_a_driver_that_hangs_is_told_in_time(isolation_build: Path, misbehaving: Any) -> None:
-    told = report(isolation_build / "probe", "--timeout", "1", env=misbehaving("for (;;) pause()"))
+    told = report(isolation_build / "probe", "--timeout", "1", env=misbehaving("hang()"))
     assert outcomes(told, "cuda")[0] == ("timed_out", "no answer in time, in cuInit")
     assert told["nvml"]["status"] == "timed_out"
 

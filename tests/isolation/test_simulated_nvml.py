@@ -118,6 +118,27 @@ say["again"] = memory(device("GPU-a"))[0]
     assert said["again"] == [1024, 34, 990]
 
 
+def test_opening_nvml_takes_nothing_from_the_process(simulated_machine: Make) -> None:
+    # All of a process's locks on the ledger would end with any descriptor of it that either library closed.
+    machine = simulated_machine(GPU)
+    said = machine.python(
+        """
+import ctypes, subprocess, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(900 << 20)) == 0
+import pynvml
+pynvml.nvmlInit()
+pynvml.nvmlShutdown()
+print(subprocess.run([sys.argv[1], "hold", "200"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout)
+""",
+        machine.program("sim_tool"),
+    )
+    assert said.strip() == "held 0"
+
+
 def test_utilisation_is_the_busy_part_of_the_last_second(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
     question = """

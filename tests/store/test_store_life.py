@@ -196,3 +196,26 @@ def test_the_log_is_read_in_pages(store: Store) -> None:
     assert store.events(after_id=log[1].id, limit=2) == log[2:4]
     assert store.events(after_id=log[4].id) == ()
     assert store.last_event_id() == log[4].id
+
+
+def test_a_warning_is_kept_told_taken_back_and_gone_with_the_end(store: Store) -> None:
+    session = session_in(store, S.RUNNING)
+    warned = store.warn(session.id, "above its limit", now_s=5)
+    assert warned == store.session(session.id) == replace(session, message="above its limit")
+    events, version = store.events(limit=1000), store.version()
+    assert (events[-1].kind, events[-1].reason, events[-1].to_state) == ("warned", "ISOLATION_FAILED", None)
+    store.warn(session.id, "above its limit", now_s=6)
+    assert (store.events(limit=1000), store.version()) == (events, version), "the same again is nothing new"
+    assert store.warn(session.id, None, now_s=7) == session
+    assert store.events(limit=1000)[-1].reason is None
+    store.warn(session.id, "above its limit", now_s=8)
+    ended = store.move(session.id, S.TERMINATING, now_s=9, cause=EndCause.USER)
+    assert ended.message is None, "it was not ended for that"
+
+
+@pytest.mark.parametrize("state", [s for s in S if s is not S.RUNNING])
+def test_only_a_running_session_is_warned(store: Store, state: S) -> None:
+    session = session_in(store, state)
+    with pytest.raises(InvalidTransition, match="and not RUNNING"):
+        store.warn(session.id, "above its limit", now_s=5)
+    assert store.session(session.id) == session

@@ -15,9 +15,13 @@ from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Sessio
 from fgpuspawner.isolation import accounting, limits
 from fgpuspawner.isolation.backend import CannotPrepare, Host, Mount, Prepared
 from fgpuspawner.isolation.choice import choose
+from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.hub import BACKENDS, make_backends
 from fgpuspawner.isolation.native import NOT_BUILT, Native
+from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.settings import ISOLATION
+
+MIB = 2**20
 
 GPU = Device("GPU-1f", "lab", 0, "NVIDIA A100", 40960, 2000)
 MIG = replace(GPU, uuid="MIG-2a", model="NVIDIA A100 MIG 1g.5gb", memory_mib=4864)
@@ -360,6 +364,45 @@ def test_the_toolkits_hook_is_asked_for_the_drivers_limit_by_both_names(prepare:
 def test_whole_devices_need_no_limit_of_the_drivers(prepare: Prepare) -> None:
     small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
     assert prepare("driver-cgroup", GPU, small, milli=2000, **R615).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "problems"),
+    [
+        ([10240 * MIB], 0),
+        ([10000 * MIB], 0),
+        ([10241 * MIB], 1),
+        ([0], 1),
+        ([2**64 - 1], 1),
+        # It depends on the driver which of the two paths it knows.
+        ([NvmlUnknown("Not Found"), 10240 * MIB], 0),
+        ([NvmlUnknown("Not Found"), 0], 1),
+        ([NvmlUnknown("Not Found")] * 2, 0),
+    ],
+)
+async def test_the_driver_itself_is_asked_what_it_holds_the_cgroup_to(
+    prepare: Prepare, host: Host, monkeypatch: pytest.MonkeyPatch, answers: list[Any], problems: int
+) -> None:
+    asked: list[str] = []
+
+    async def ask(reader: NvmlReader, question: Any) -> Any:
+        asked.append(question["cgroup"])
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, NvmlUnknown):
+            raise answer
+        return {"hard_limit": answer}
+
+    monkeypatch.setattr(NvmlReader, "ask", ask)
+    backend = DriverCgroup(replace(host, **R615))
+    found = await backend.driver_problems(prepare("driver-cgroup", **R615).limits, "/docker/1f")
+    assert len(found) == problems
+    assert asked == ["/docker/1f", "/sys/fs/cgroup/docker/1f"][: len(answers)]
+    assert all("toolkit must be 1.20.1 or newer" in words for words in found)
+
+
+async def test_whole_devices_need_no_question_to_the_driver(prepare: Prepare, host: Host) -> None:
+    whole = prepare("driver-cgroup", GPU, milli=2000, **R615).limits
+    assert await DriverCgroup(replace(host, **R615)).driver_problems(whole, None) == []
 
 
 def test_a_part_of_an_instance_is_held_by_libfgpu(prepare: Prepare) -> None:

@@ -68,6 +68,13 @@ def test_above_limit_and_tolerance_a_session_is_warned_and_then_ended(
     assert look({GPU: held((10, mib))}, {10: 1}, before) == expected
 
 
+@pytest.mark.parametrize(("had", "ended"), [(0, False), (2, False), (3, True)])
+def test_one_that_goes_above_again_and_again_is_not_warned_for_ever(had: int, ended: bool) -> None:
+    looked = {GPU: held((10, 3000))}
+    verdict = judge(looked, {10: 1}, LIMIT, frozenset(), tolerance_mib=512, warnings={1: had})
+    assert (bool(verdict.warn), bool(verdict.end)) == (not ended, ended)
+
+
 def test_a_fraction_of_a_mib_above_is_above() -> None:
     one_byte_more = (Held(10, 2560 * MIB + 1),)
     assert look({GPU: one_byte_more}, {10: 1})[0] == [1]
@@ -212,6 +219,15 @@ async def test_a_session_that_heeds_the_warning_is_told_so(isolation: Isolation)
     for _ in range(3):
         await watchdog.look()
     assert [(what, bool(words)) for what, _, words in scheduler.told] == [("warn", True), ("warn", False)]
+
+
+async def test_the_fourth_time_above_there_is_no_warning(isolation: Isolation) -> None:
+    scheduler = Scheduler(session(1))
+    looks: list[Looked] = [{GPU: held((10, 3000))}, {GPU: held()}] * 4
+    watchdog = watch(isolation, scheduler, *looks)
+    for _ in range(7):
+        await watchdog.look()
+    assert [what for what, _, words in scheduler.told if words] == ["warn"] * 3 + ["ISOLATION_FAILED"]
 
 
 async def test_nvml_that_fails_is_said_loudly_and_once_and_nobody_is_ended(

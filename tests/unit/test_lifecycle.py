@@ -127,6 +127,14 @@ def test_the_first_cause_and_message_stay() -> None:
     assert (ended.end_cause, ended.message) == (EndCause.OOM, "out of memory")
 
 
+def test_the_message_of_an_end_takes_the_place_of_a_warning() -> None:
+    warned = session(S.RUNNING, message="above its limit")
+    ending = moved(warned, S.TERMINATING, now_s=9, cause=EndCause.ISOLATION_FAILED, message="was above it")
+    assert ending.message == "was above it"
+    assert moved(warned, S.TERMINATING, now_s=9, cause=EndCause.USER).message is None
+    assert moved(ending, S.ERROR, now_s=10, message="later").message == "was above it"
+
+
 @pytest.mark.parametrize("to", [S.TERMINATED, S.ERROR])
 def test_what_was_held_stays_on_record_after_the_end(to: S) -> None:
     ended = moved(session(S.TERMINATING, end_cause=EndCause.USER), to, now_s=9)

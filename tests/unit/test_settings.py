@@ -212,6 +212,21 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"resume_grace_s": -1}, "c.FGPU.resume_grace_s is -1; it must not be negative"),
         ({"service_port": 0}, "c.FGPU.service_port is 0; it must be between 1 and 65535"),
         ({"service_port": 70000}, "c.FGPU.service_port is 70000; it must be between 1 and 65535"),
+        # Isolation.
+        (
+            {"isolation": "hard"},
+            "c.FGPU.isolation is 'hard'; use one of auto, interposer, driver-cgroup, mig, mps, hami, none",
+        ),
+        ({"managed_memory": "ignore"}, "c.FGPU.managed_memory is 'ignore'; use one of charge, refuse"),
+        ({"context_mib": -1}, 'c.FGPU.context_mib is -1; use "auto" or MiB such as 400'),
+        ({"context_mib": "400"}, "c.FGPU.context_mib is '400'; use \"auto\" or MiB such as 400"),
+        ({"verify_timeout_s": 0}, "c.FGPU.verify_timeout_s is 0; it must be at least 1 second"),
+        ({"watchdog_every_s": 0}, "c.FGPU.watchdog_every_s is 0; it must be between 1 and 300"),
+        ({"watchdog_every_s": 301}, "c.FGPU.watchdog_every_s is 301; it must be between 1 and 300"),
+        ({"watchdog_tolerance_mib": -1}, "c.FGPU.watchdog_tolerance_mib is -1; it must not be negative"),
+        ({"hami_library": "libvgpu.so"}, "c.FGPU.hami_library is 'libvgpu.so'; it must be an absolute path"),
+        ({"accounting_dir": "x"}, "c.FGPU.accounting_dir is 'x'; it must be an absolute path"),
+        ({"mps_pipe_directory": "x"}, "c.FGPU.mps_pipe_directory is 'x'; it must be an absolute path"),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
 )

@@ -1,0 +1,64 @@
+/* Asks the pure parts of the throttle, one question a line, one answer a line; times in nanoseconds.
+ *     slots 0-25,50-75      which the following lines are about; the account begins anew
+ *     at NOW | entitled NOW
+ *     ask NOW EXPECTED BALANCE IN_FLIGHT FREE_AT SENTINELS
+ *     balance NOW | deposit TIME | pay START END NOW DEPOSIT */
+#include "account.h"
+#include "gate.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct slots slots;
+static struct fgpu_time_account account;
+
+static void set_slots(char *text) {
+    struct fgpu_device device = {0};
+    for (char *word = strtok(text, ","); word != NULL; word = strtok(NULL, ",")) {
+        unsigned from, to;
+        if (sscanf(word, "%u-%u", &from, &to) == 2) {
+            device.slots[device.slot_count].from = (uint8_t)from;
+            device.slots[device.slot_count++].to = (uint8_t)to;
+        }
+    }
+    slots_from_limits(&slots, &device);
+    memset(&account, 0, sizeof account);
+    printf("%u %" PRIu64 "\n", slots.count, slots.per_period);
+}
+
+int main(void) {
+    char line[256], text[256];
+    uint64_t a, b, c, d;
+    int64_t balance;
+    unsigned sentinels;
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        if (sscanf(line, "slots %255s", text) == 1) {
+            set_slots(text);
+        } else if (sscanf(line, "at %" SCNu64, &a) == 1) {
+            struct slot slot = slots_at(&slots, a);
+            printf("%" PRIu64 " %" PRIu64 "\n", slot.start, slot.end);
+        } else if (sscanf(line, "entitled %" SCNu64, &a) == 1) {
+            printf("%" PRIu64 "\n", slots_entitled(&slots, a));
+        } else if (sscanf(line, "ask %" SCNu64 " %" SCNu64 " %" SCNd64 " %" SCNu64 " %" SCNu64 " %u", &a, &b, &balance,
+                          &c, &d, &sentinels) == 6) {
+            struct gate_state state = {balance, c, d, sentinels};
+            struct gate_answer answer = gate_ask(&slots, a, b, &state);
+            if (answer.verdict == GATE_WAIT)
+                printf("wait %" PRIu64 "\n", answer.until);
+            else
+                printf("%s\n", answer.verdict == GATE_OPEN ? "open" : "sentinel");
+        } else if (sscanf(line, "balance %" SCNu64, &a) == 1) {
+            printf("%" PRId64 "\n", account_balance(&account, &slots, a));
+        } else if (sscanf(line, "deposit %" SCNu64, &a) == 1) {
+            account_deposit(&account, a);
+            printf("done\n");
+        } else if (sscanf(line, "pay %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &a, &b, &c, &d) == 4) {
+            printf("%" PRIu64 "\n", account_pay(&account, a, b, c, d));
+        } else {
+            fprintf(stderr, "what is %s?\n", line);
+            return 2;
+        }
+    }
+    return 0;
+}

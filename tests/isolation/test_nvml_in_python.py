@@ -1,0 +1,156 @@
+"""fgpuspawner's own ways of asking NVML, of the simulated one: the list of devices, and the watchdog's child."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpuspawner.isolation import facts
+from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+
+MACHINE = """
+driver=615.10
+gpu uuid=GPU-a memory_mib=8192 name=Plain
+gpu uuid=GPU-b memory_mib=81920 name=NVIDIA H100
+mig parent=GPU-b uuid=MIG-b0 memory_mib=9728 name=1g.10gb
+mig parent=GPU-b uuid=MIG-b1 memory_mib=20480 name=2g.20gb
+"""
+PROBE = """
+import json
+from fgpu_scheduler import NvmlProbe
+print(json.dumps([[d.uuid, d.index, d.model, d.memory_mib] for d in NvmlProbe().devices()]))
+"""
+HOLD = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def machine(session_folder: Folder) -> Path:
+    """A simulated machine with a driver of r615, a whole GPU and a partitioned one."""
+    return session_folder(machine=MACHINE) / "simulated"
+
+
+def with_driver(machine: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "LD_LIBRARY_PATH": str(machine), **more}
+
+
+def test_the_probe_lists_instances_in_place_of_the_gpu_that_they_are_of(machine: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=with_driver(machine), capture_output=True, text=True, check=True
+    )
+    found = [(uuid, index, mib) for uuid, index, _, mib in json.loads(done.stdout)]
+    assert found == [("GPU-a", 0, 8192), ("MIG-b0", 1, 9728), ("MIG-b1", 2, 20480)]
+
+
+def test_the_drivers_facts_are_read_in_a_child(machine: Path) -> None:
+    assert facts.driver_facts(str(machine / "libnvidia-ml.so.1")) == {
+        "driver": "615.10",
+        "memory_limits": True,
+    }
+    # None of it is in this process, where it would be taken for the driver's.
+    with open("/proc/self/maps") as maps:
+        assert "libnvidia-ml" not in maps.read()
+
+
+def test_a_driver_that_cannot_be_asked_has_no_abilities_and_the_log_says_so(
+    machine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert facts.driver_facts("/no/such/libnvidia-ml.so.1") == {}
+    assert "could not be read" in caplog.text
+
+
+async def look(reader: NvmlReader, *uuids: str) -> dict[str, Any]:
+    found = await reader.look(uuids)
+    return {
+        uuid: held if isinstance(held, NvmlUnknown) else {h.pid: h.used_bytes for h in held}
+        for uuid, held in found.items()
+    }
+
+
+def hold(machine: Path, uuid: str, mib: int) -> subprocess.Popen[bytes]:
+    """Return a process that will hold so much of a device."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(mib)],
+        env=with_driver(machine, CUDA_VISIBLE_DEVICES=uuid),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+async def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(machine: Path) -> None:
+    reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
+    holders = [hold(machine, uuid, mib) for uuid, mib in (("GPU-a", 3000), ("GPU-a", 500), ("MIG-b1", 700))]
+    try:
+        for holder in holders:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"holds\n"
+        first, second, third = (holder.pid for holder in holders)
+        expected = {
+            "GPU-a": {first: 3000 << 20, second: 500 << 20},
+            "MIG-b0": {},
+            "MIG-b1": {third: 700 << 20},
+        }
+        assert await look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
+        holders[0].kill()
+        holders[0].wait()
+        del expected["GPU-a"][first]
+        assert await look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+        reader.close()
+
+
+async def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: Path) -> None:
+    reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
+    try:
+        found = await look(reader, "GPU-a", "GPU-none")
+        assert found["GPU-a"] == {}
+        assert isinstance(found["GPU-none"], NvmlUnknown)
+    finally:
+        reader.close()
+
+
+def test_what_a_context_takes_is_measured_by_making_one(
+    session_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "gpu uuid=GPU-a memory_mib=8192 context_mib=311 name=Plain\n"
+    folder = session_folder(machine=text) / "simulated"
+    monkeypatch.setattr(facts, "clean_environment", lambda: with_driver(folder))
+    assert facts.measure_context("GPU-a") == 311
+    said = facts.measure_context("GPU-none")
+    assert isinstance(said, str)
+    assert "cuDeviceGet failed" in said or "cuInit failed" in said
+
+
+def test_the_layouts_are_those_of_nvml() -> None:
+    sys.path.insert(0, str(facts.HERE))
+    try:
+        import nvml_child  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    assert ctypes.sizeof(nvml_child.Process) == 24
+    assert nvml_child.Process.used.offset == 8
+    assert nvml_child.Process.gpu_instance.offset == 16
+    assert ctypes.sizeof(nvml_child.OldProcess) == 16
+    assert ctypes.sizeof(nvml_child.MemoryLimits) == 32

@@ -1,0 +1,130 @@
+"""The wheel: libfgpu is built with it where there is a compiler, and the install works, loudly, where there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (
+    "fgpuspawner",
+    "scheduler",
+    "isolation",
+    "scripts",
+    "images/catalogue.toml",
+    "labextension/jupyterlab_fgpu/smi.py",
+    "labextension/jupyterlab_fgpu/verify.py",
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "LICENSE",
+    ".gitignore",
+)
+BUILT = {
+    "libfgpu.so",
+    "probe",
+    "probe-static",
+    "simulated/libcuda.so.1",
+    "simulated/libnvidia-ml.so.1",
+}
+COMMANDS = {"commands/fgpu-smi", "commands/fgpu-verify"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources, as what is built lands among them."""
+    copy = tmp_path / "checkout"
+    for name in SOURCES:
+        source, target = ROOT / name, copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("native", "build", "__pycache__"))
+        else:
+            shutil.copy(source, target)
+    return copy
+
+
+def build(checkout: Path, **env: str) -> tuple[Path, str]:
+    """Build the wheel as pip would; return it, and what was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(checkout / "dist")],
+        cwd=checkout,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (checkout / "dist").glob("*.whl")
+    return wheel, done.stdout + done.stderr
+
+
+def native_in(wheel: Path) -> dict[str, int]:
+    """Return what the wheel has in fgpuspawner/native, with the files' modes."""
+    prefix = "fgpuspawner/native/"
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            info.filename.removeprefix(prefix): (info.external_attr >> 16) & 0o777
+            for info in archive.infolist()
+            if info.filename.startswith(prefix)
+        }
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("make") is None, reason="no gcc, or no make")
+def test_a_wheel_carries_libfgpu_and_is_of_one_platform_and_any_python(checkout: Path) -> None:
+    wheel, _ = build(checkout)
+    assert wheel.name.startswith("fgpuspawner-0.1.0-py3-none-linux_")
+    found = native_in(wheel)
+    assert set(found) == BUILT | COMMANDS
+    assert {found[name] for name in BUILT} == {0o755}
+    # An editable install leaves the same in the checkout.
+    assert (checkout / "fgpuspawner" / "native" / "libfgpu.so").is_file()
+
+
+def test_without_a_compiler_the_wheel_is_built_and_says_loudly_what_is_missing(checkout: Path) -> None:
+    wheel, said = build(checkout, CC="/no/such/gcc")
+    assert wheel.name == "fgpuspawner-0.1.0-py3-none-any.whl"
+    assert set(native_in(wheel)) == COMMANDS
+    assert "WARNING: fgpuspawner is installed WITHOUT libfgpu: there is no C compiler (/no/such/gcc)" in said
+    assert "apt-get install gcc make libc6-dev" in said
+    assert "a Hub with real GPUs does not start" in said
+
+
+def test_a_compiler_that_fails_is_an_error_and_not_a_wheel_without(checkout: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    (checkout / "isolation" / "libfgpu" / "broken.c").write_text("int broken(void) { return; }\n")
+    done = subprocess.run(
+        [sys.executable, "scripts/build_isolation.py"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "broken.c" in done.stderr
+    assert not (checkout / "fgpuspawner" / "native").exists()
+
+
+def test_what_is_missing_to_build_with_is_said_by_itself(checkout: Path) -> None:
+    def check(**env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "scripts/build_isolation.py", "--check"],
+            cwd=checkout,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    absent = check(CC="/no/such/gcc")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert absent.stderr == "there is no C compiler (/no/such/gcc): apt-get install gcc make libc6-dev\n"
+    headless = check(CC="false")
+    assert "the C library's headers, or its static library, are missing" in headless.stderr

@@ -1,0 +1,279 @@
+"""Isolation as the Hub has it: what it finds, chooses and writes, and that slots outlive a crash."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
+from fgpuspawner.isolation import facts, limits, native
+from fgpuspawner.isolation.backend import CannotPrepare
+from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.isolation.hub import Isolation, choices_for
+from fgpuspawner.isolation.native import Native
+from fgpuspawner.settings import FGPU
+
+SIMULATED = Device("GPU-simulated-lab-0", "lab", 0, "Simulated GPU 8192 MiB", 8192, 2000, True)
+REAL = Device("GPU-1f", "rack", 0, "NVIDIA A100", 40960, 2000)
+LAB = Node("lab", "default", 16000, 65536, (SIMULATED,))
+RACK = Node("rack", "default", 16000, 65536, (REAL,))
+
+
+@pytest.fixture(autouse=True)
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
+    """Files in the places of the built parts, and no driver on this machine."""
+    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
+    found = Native(tmp_path / "native")
+    for part in found.parts:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(part.name)
+    monkeypatch.setattr(facts, "driver_facts", lambda: {"driver": "580.65", "memory_limits": False})
+    logging.getLogger("fgpu").propagate = True
+    return found
+
+
+def settings(tmp_path: Path, **given: Any) -> FGPU:
+    return FGPU(data_dir=str(tmp_path / "data"), accounting_dir=str(tmp_path / "shm"), **given)
+
+
+def opened(tmp_path: Path, *nodes: Node, containers: bool = True, **given: Any) -> Isolation:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    found = Isolation(settings(tmp_path, **given), nodes or (LAB,))
+    found.open(containers=containers, installation="abc")
+    return found
+
+
+def session(session_id: int, milli: int = 500, device: Device = SIMULATED) -> Session:
+    request = Request("alice", "", "python", "default", milli, 1000, 2048)
+    placement = Placement(device.node_id, (Share.of(device, milli),))
+    return Session(session_id, request, SessionState.PREPARING, 0, placement=placement)
+
+
+# --- Opening ---
+
+
+def test_which_and_why_is_said_and_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fgpu.isolation"):
+        opened(tmp_path, LAB, RACK, context_mib=300)
+    said = {r.getMessage(): r.levelname for r in caplog.records if r.getMessage().startswith("Node ")}
+    assert set(said.values()) == {"INFO"}
+    chosen = read_choices(tmp_path / "data")
+    assert [(c.node_id, c.backend) for c in chosen] == [("lab", "interposer"), ("rack", "interposer")]
+    assert all(any(c.reason in line for line in said) for c in chosen)
+    assert "not driver-cgroup: driver 580.65 has no memory limits" in chosen[1].reason
+
+
+def test_nothing_that_holds_is_a_warning(
+    tmp_path: Path, built: Native, caplog: pytest.LogCaptureFixture
+) -> None:
+    built.library.unlink()
+    opened(tmp_path)
+    (warned,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "Node lab: isolation none: NOTHING holds a session to its slice" in warned.getMessage()
+    assert "apt-get install gcc make libc6-dev" in warned.getMessage()
+
+
+def test_a_real_gpu_that_nothing_holds_keeps_the_hub_from_starting(tmp_path: Path, built: Native) -> None:
+    built.library.unlink()
+    with pytest.raises(BadSettings, match="nothing isolates the sessions of node 'rack'"):
+        opened(tmp_path, LAB, RACK)
+
+
+def test_the_command_line_asks_without_writing(tmp_path: Path) -> None:
+    (choice,) = choices_for(settings(tmp_path), [LAB], containers=False)
+    assert choice.backend.name == "interposer"
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "shm").exists()
+
+
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
+def test_a_simulated_machine_and_the_commands_are_written_for_everybody_to_read(
+    tmp_path: Path, umask: int
+) -> None:
+    (tmp_path / "data").mkdir()
+    before = os.umask(umask)
+    try:
+        opened(tmp_path)
+    finally:
+        os.umask(before)
+    data = tmp_path / "data"
+    machine = data / "simulated" / "lab"
+    assert (machine / "machine").read_text() == (
+        "gpu uuid=GPU-simulated-lab-0 memory_mib=8192 context_mib=0 name=Simulated GPU 8192 MiB\n"
+    )
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in machine.iterdir()}
+    assert modes == {
+        "machine": 0o444,
+        "libcuda.so.1": 0o755,
+        "libnvidia-ml.so.1": 0o755,
+        "ledger": 0o666,
+        "log": 0o666,
+    }
+    assert not (machine / "libcuda.so.1").is_symlink(), "a link leads nowhere in a container"
+    for folder in (machine, machine.parent, data / "tools", data / "tools" / "simulated"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    for program in (data / "tools").rglob("*-*"):
+        assert stat.S_IMODE(program.stat().st_mode) == 0o755
+        assert program.read_bytes().startswith(b"#!/usr/bin/env python3\n")
+    assert sorted(p.name for p in (data / "tools").rglob("*-*")) == ["fgpu-smi", "fgpu-verify", "nvidia-smi"]
+
+
+def test_what_running_sessions_have_mounted_stays_over_a_restart(tmp_path: Path, built: Native) -> None:
+    opened(tmp_path)
+    machine = tmp_path / "data" / "simulated" / "lab"
+    (machine / "ledger").write_bytes(b"who holds what")
+    before = {p.name: p.stat().st_ino for p in machine.iterdir()}
+    opened(tmp_path)
+    assert {p.name: p.stat().st_ino for p in machine.iterdir()} == before
+    assert (machine / "ledger").read_bytes() == b"who holds what"
+    # A newer build takes the old one's place; who has that mapped keeps it.
+    built.simulated["libcuda.so.1"].write_text("newer")
+    opened(tmp_path)
+    changed = {p.name for p in machine.iterdir() if p.stat().st_ino != before[p.name]}
+    assert changed == {"libcuda.so.1"}
+
+
+# --- Contexts ---
+
+
+def test_a_context_is_measured_once_for_each_model_and_driver_and_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(facts, "measure_context", lambda uuid: asked.append(uuid) or 411)
+    twin = Device("GPU-2a", "rack", 1, "NVIDIA A100", 40960, 2000)
+    both = Node("rack", "default", 16000, 65536, (REAL, twin))
+    for _ in range(2):
+        found = opened(tmp_path, LAB, both)
+        assert found.host.context_mib == {"GPU-1f": 411, "GPU-2a": 411, "GPU-simulated-lab-0": 0}
+    assert asked == ["GPU-1f"]
+    assert json.loads((tmp_path / "data" / "context.json").read_text()) == {"NVIDIA A100, driver 580.65": 411}
+    monkeypatch.setattr(facts, "driver_facts", lambda: {"driver": "590.1"})
+    opened(tmp_path, both)
+    assert asked == ["GPU-1f", "GPU-1f"], "another driver's contexts are others"
+
+
+def test_a_context_that_cannot_be_measured_is_guessed_loudly_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(facts, "measure_context", lambda uuid: "cuInit failed with 999")
+    assert opened(tmp_path, RACK).host.context_mib == {"GPU-1f": 512}
+    assert "could not be measured (cuInit failed with 999); 512 MiB are charged" in caplog.text
+    monkeypatch.setattr(facts, "measure_context", lambda uuid: 300)
+    assert opened(tmp_path, RACK).host.context_mib == {"GPU-1f": 300}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"NVIDIA A100, driver 580.65": "x"}', '{"NVIDIA A100, driver 580.65": 0}']
+)
+def test_a_memory_of_contexts_that_makes_no_sense_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "context.json").write_text(text)
+    monkeypatch.setattr(facts, "measure_context", lambda uuid: 300)
+    assert opened(tmp_path, RACK).host.context_mib == {"GPU-1f": 300}
+
+
+def test_a_context_that_is_set_is_charged_as_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "measure_context", lambda uuid: pytest.fail("not asked for"))
+    found = opened(tmp_path, LAB, RACK, context_mib=77)
+    assert found.host.context_mib == {"GPU-1f": 77, "GPU-simulated-lab-0": 77}
+    prepared = found.prepare(session(1), [1])
+    assert prepared.limits.devices[0].context_mib == 77
+
+
+# --- Sessions ---
+
+
+def test_slots_are_those_that_live_sessions_leave_also_after_a_crash(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    a = first.prepare(session(1, 1000), [1]).limits
+    b = first.prepare(session(2, 500), [1, 2]).limits
+    again = opened(tmp_path)
+    c = again.prepare(session(3, 500), [1, 2, 3]).limits
+    assert [x.devices[0].slots for x in (a, b, c)] == [((0, 50),), ((50, 75),), ((75, 100),)]
+    # 2 has ended: its folder goes, and its slots are free.
+    d = again.prepare(session(4, 500), [1, 3, 4]).limits
+    assert d.devices[0].slots == ((50, 75),)
+    assert sorted(p.name for p in (tmp_path / "data" / "limits").iterdir()) == ["1", "3", "4"]
+    assert sorted(p.name for p in (tmp_path / "shm" / "fgpu-abc").iterdir()) == ["1", "3", "4"]
+
+
+def test_limits_that_cannot_be_read_are_said_and_in_nobodys_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = opened(tmp_path)
+    own = tmp_path / "data" / "limits" / "1"
+    own.mkdir(parents=True)
+    (own / "limits").write_text("fgpu-limits 0\n")
+    assert found.prepare(session(2), [1, 2]).limits.devices[0].slots == ((0, 25),)
+    assert "The slots of session 1 are not known" in caplog.text
+
+
+def test_what_is_no_sessions_folder_is_left_alone(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    folder = tmp_path / "data" / "limits"
+    for name in ("notes", "12x", "²"):
+        (folder / name).mkdir(parents=True)
+        (tmp_path / "shm" / "fgpu-abc" / name).mkdir(parents=True)
+    found.prune([])
+    assert sorted(p.name for p in folder.iterdir()) == ["12x", "notes", "²"]
+
+
+def test_a_session_of_a_node_that_is_gone_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CannotPrepare, match="node rack is not there any more"):
+        opened(tmp_path).prepare(session(1, device=REAL), [1])
+
+
+def test_removing_what_was_never_written_is_fine(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    found.remove(9)
+    found.prepare(session(9), [9])
+    found.remove(9)
+    found.remove(9)
+    assert limits.NAME not in str(list((tmp_path / "data" / "limits").iterdir()))
+
+
+# --- What there is ---
+
+
+def test_an_mps_daemon_is_known_by_its_pipe_and_its_process(tmp_path: Path) -> None:
+    assert "no MPS daemon has its pipes in" in str(facts.mps_trouble(tmp_path))
+    (tmp_path / "control").touch()
+    assert "is no pipe of an MPS daemon" in str(facts.mps_trouble(tmp_path))
+    (tmp_path / "control").unlink()
+    os.mkfifo(tmp_path / "control")
+    pid = tmp_path / "nvidia-cuda-mps-control.pid"
+    assert "start it with nvidia-cuda-mps-control -d" in str(facts.mps_trouble(tmp_path))
+    pid.write_text("4194305\n")
+    assert "has ended" in str(facts.mps_trouble(tmp_path))
+    pid.write_text(f"{os.getpid()}\n")
+    assert facts.mps_trouble(tmp_path) is None
+    (tmp_path / "control").unlink()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(tmp_path / "control"))
+        assert facts.mps_trouble(tmp_path) is None
+
+
+def test_what_sessions_write_goes_where_it_is_set_or_into_memory(tmp_path: Path) -> None:
+    assert facts.memory_place("abc", str(tmp_path)) == tmp_path / "fgpu-abc"
+    assert facts.memory_place("abc", "") == Path("/dev/shm/fgpu-abc")
+
+
+def test_a_childs_environment_loads_nothing_of_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "FGPU_SETTINGS", "PYTHONPATH"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("LANG", "C")
+    found = facts.clean_environment()
+    assert found["LANG"] == "C"
+    assert not [name for name in found if name.startswith(("LD_", "CUDA_", "FGPU_", "PYTHON"))]
