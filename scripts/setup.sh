@@ -62,10 +62,16 @@ find_node() {
   chmod +x .node/bin/npm
 }
 
-# libfgpu, which holds sessions to their slices, is compiled. All else works without, and says that it does.
+# libfgpu, which holds sessions to their slices, is compiled. All else works without, and says that it does. For the
+# tests what is missing is installed where that is possible, as tests/services.sh does with all else.
 find_compiler() {
-  .venv/bin/python scripts/build_isolation.py --check && return
-  say "WARNING: without it nothing holds GPU sessions to their slices"
+  local reason
+  reason=$(.venv/bin/python scripts/build_isolation.py --check 2>&1) && return
+  if [ "$kind" = test ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    { apt-get update && apt-get install -y --no-install-recommends gcc make libc6-dev; } >/dev/null 2>&1 || true
+    .venv/bin/python scripts/build_isolation.py --check && return
+  fi
+  say "WARNING: $reason; until then nothing holds GPU sessions to their slices"
 }
 
 # Whether it was set up for this, or for the tests, which need more, with what is here now.

@@ -82,6 +82,8 @@ class Isolation:
         """
         nodes, settings = self._nodes.values(), self._settings
         host = find_host(settings, nodes, containers=containers, installation=installation)
+        if host.native is not None:
+            host = replace(host, native=native.for_everybody(host.native, host.data))
         self.choices = {n.id: choose(settings.isolation, n, make_backends(host)) for n in nodes}
         for choice in self.choices.values():
             level = logging.WARNING if choice.loud else logging.INFO

@@ -53,6 +53,20 @@ def find(folder: Path | None = None) -> Native | None:
     return native if all(part.is_file() for part in native.parts) else None
 
 
+def for_everybody(native: Native, data: Path) -> Native:
+    """Return the parts where every user of a container can read and run them: as they are, or copied into ``data``.
+
+    A strict umask at the time of the install leaves them to its owner.
+    """
+    if all(part.stat().st_mode & 0o005 == 0o005 for part in native.parts):
+        return native
+    copied = Native(make_folder(data / "native", mode=0o755))
+    make_folder(copied.folder / "simulated", mode=0o755)
+    for source, path in zip(native.parts, copied.parts, strict=True):
+        copy_whole(source, path, mode=0o755)
+    return copied
+
+
 def install_commands(data: Path) -> Path:
     """Write the commands for sessions into ``data/tools`` and return it; ``simulated`` in it has one more.
 

@@ -167,15 +167,19 @@ CUstreamCaptureMode fgpu_relax(CUstreamCaptureMode mode) {
     return mode;
 }
 
+void fgpu_trim(int device) {
+    CUstreamCaptureMode mode = fgpu_relax(CU_STREAM_CAPTURE_MODE_RELAXED);
+    fgpu_pools_settle(device, true);
+    fgpu_graphs_settle(device, true);
+    fgpu_relax(mode);
+}
+
 static __attribute__((noinline)) bool claim_after_settling(int device, uint64_t bytes) {
     uint64_t limit = fgpu_limit_of(device);
     fgpu_settle(device);
     enum fgpu_verdict verdict = fgpu_reserve(device, bytes, limit);
     if (verdict == FGPU_OVER && bytes <= limit) {
-        CUstreamCaptureMode mode = fgpu_relax(CU_STREAM_CAPTURE_MODE_RELAXED);
-        fgpu_pools_settle(device, true);
-        fgpu_graphs_settle(device, true);
-        fgpu_relax(mode);
+        fgpu_trim(device);
         verdict = fgpu_reserve(device, bytes, limit);
     }
     return verdict == FGPU_GRANTED;

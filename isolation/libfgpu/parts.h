@@ -45,6 +45,9 @@ bool fgpu_claim(int device, uint64_t bytes);
 /* Charges what the driver has changed by itself: before a report, and before a refusal. */
 void fgpu_settle(int device);
 
+/* Has pools and graphs give back what they hold in reserve. */
+void fgpu_trim(int device);
+
 /* Takes a claim back. */
 void fgpu_unclaim(int device, uint64_t bytes);
 

@@ -212,11 +212,37 @@ static void undo(const struct request *request, struct pool *pool) {
     settle(pool);
 }
 
+/* ---- How a pool grows ---- */
+
+/* In steps of this. The driver's are of 32 MiB, as far as is known; if they are seen to be others, by those. What is
+ * claimed before an allocation is what the pool will grow by, so that it is never larger than the session may be. */
+static uint64_t step = 32 * FGPU_MIB;
+
+static uint64_t in_steps(uint64_t bytes) {
+    return bytes > UINT64_MAX - step ? UINT64_MAX : (bytes + step - 1) / step * step;
+}
+
+/* What it holds and nobody uses. What is freed in the order of a stream counts, as it serves the next in that order. */
+static uint64_t free_in(const struct pool *pool) {
+    return pool->charged > pool->used ? pool->charged - pool->used : 0;
+}
+
+static uint64_t growth_for(const struct pool *pool, uint64_t bytes) {
+    return bytes > free_in(pool) ? in_steps(bytes - free_in(pool)) : 0;
+}
+
+static void learn(uint64_t expected, uint64_t growth) {
+    if (growth != 0 && growth != expected)
+        step = growth & -growth; /* the largest power of two in it */
+}
+
 /* Allocates with `claimed` bytes reserved, and charges what the pool has grown by. */
 static CUresult allocate_with(const struct request *request, struct pool *pool, uint64_t claimed) {
+    uint64_t expected = growth_for(pool, fgpu_rounded(request->bytes));
     CUresult result = ask(request);
     uint64_t held = held_by(pool);
     uint64_t growth = held > pool->charged ? held - pool->charged : 0;
+    learn(expected, growth);
     bool within = growth <= claimed ||
                   fgpu_reserve(pool->device, growth - claimed, fgpu_limit_of(pool->device)) == FGPU_GRANTED;
     if (within) {
@@ -241,22 +267,30 @@ static CUresult allocate_with(const struct request *request, struct pool *pool, 
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* At the limit, what the pool holds and nobody uses may serve: freed in stream order, it counts as held still. So it
- * is tried with a claim of only what is missing, and taken back if the pool has grown by more. Last, all that is not in
- * use is given back to the device, and the whole is claimed. */
+/* What is claimed for an allocation: the growth, or if none is expected, what it would be if the pool's free memory were
+ * in pieces. */
+static uint64_t claim_for(const struct pool *pool, uint64_t bytes) {
+    uint64_t growth = growth_for(pool, bytes);
+    return growth != 0 ? growth : bytes;
+}
+
+/* At the limit, what the pool has free may serve: tried without a claim, and taken back if the pool has grown. Last, all
+ * that nobody uses is given back to the device. */
 static CUresult allocate_at_the_limit(const struct request *request, struct pool *pool, uint64_t bytes) {
     uint64_t limit = fgpu_limit_of(pool->device);
     fgpu_settle(pool->device);
-    if (fgpu_reserve(pool->device, bytes, limit) == FGPU_GRANTED)
-        return allocate_with(request, pool, bytes);
-    uint64_t free = pool->charged > pool->used ? pool->charged - pool->used : 0;
-    uint64_t missing = bytes > free ? bytes - free : 0;
-    if (free > 0 && fgpu_reserve(pool->device, missing, limit) == FGPU_GRANTED) {
-        CUresult result = allocate_with(request, pool, missing);
+    uint64_t claim = claim_for(pool, bytes);
+    if (fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED)
+        return allocate_with(request, pool, claim);
+    if (growth_for(pool, bytes) == 0) {
+        CUresult result = allocate_with(request, pool, 0);
         if (result != CUDA_ERROR_OUT_OF_MEMORY)
             return result;
     }
-    return fgpu_claim(pool->device, bytes) ? allocate_with(request, pool, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    fgpu_trim(pool->device);
+    claim = claim_for(pool, bytes);
+    return fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED ? allocate_with(request, pool, claim)
+                                                                    : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult allocate_in(const struct request *request, struct pool *pool) {
@@ -269,8 +303,9 @@ static CUresult allocate_in(const struct request *request, struct pool *pool) {
         fgpu_graph_will_allocate();
         return ask(request);
     }
-    switch (fgpu_reserve(pool->device, bytes, fgpu_limit_of(pool->device))) {
-    case FGPU_GRANTED: return allocate_with(request, pool, bytes);
+    uint64_t claim = claim_for(pool, bytes);
+    switch (fgpu_reserve(pool->device, claim, fgpu_limit_of(pool->device))) {
+    case FGPU_GRANTED: return allocate_with(request, pool, claim);
     case FGPU_OVER: return allocate_at_the_limit(request, pool, bytes);
     default: return CUDA_ERROR_OUT_OF_MEMORY;
     }

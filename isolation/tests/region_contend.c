@@ -1,4 +1,5 @@
-/* Processes that want the same bytes at the same instant: region_contend PROCESSES ROUNDS BYTES LIMIT
+/* Processes that want the same bytes at the same instant: region_contend PROCESSES GREEDY ROUNDS BYTES LIMIT
+ * One more byte than LIMIT can be had, and is held by somebody else; GREEDY more processes want it all, in vain.
  * Prints a line of JSON: in how many rounds fewer, and in how many more were granted than fit into the limit. */
 #include "fgpu.h"
 
@@ -15,16 +16,16 @@
 struct shared {
     atomic_ulong arrived;
     atomic_ulong winners;
-    unsigned long fewer, more, refused;
+    unsigned long fewer, more, refused, greedy;
 };
 
 static struct shared *shared;
-static unsigned long processes, meetings;
+static unsigned long processes, greedy, meetings;
 
 static void meet(void) {
     meetings++;
     atomic_fetch_add(&shared->arrived, 1);
-    while (atomic_load(&shared->arrived) < meetings * processes)
+    while (atomic_load(&shared->arrived) < meetings * (processes + greedy))
         sched_yield();
 }
 
@@ -32,8 +33,10 @@ static void contend(unsigned long number, unsigned long rounds, uint64_t bytes, 
     unsigned long fit = (unsigned long)(limit / bytes) < processes ? (unsigned long)(limit / bytes) : processes;
     for (unsigned long round = 0; round < rounds; round++) {
         meet();
-        enum fgpu_verdict verdict = fgpu_reserve(0, bytes, limit);
-        if (verdict == FGPU_GRANTED)
+        enum fgpu_verdict verdict = fgpu_reserve(0, number < processes ? bytes : limit + 1, limit + 1);
+        if (verdict == FGPU_GRANTED && number >= processes)
+            shared->greedy++;
+        else if (verdict == FGPU_GRANTED)
             atomic_fetch_add(&shared->winners, 1);
         else if (verdict == FGPU_REFUSED)
             shared->refused++;
@@ -44,25 +47,30 @@ static void contend(unsigned long number, unsigned long rounds, uint64_t bytes, 
             shared->more += winners > fit;
         }
         if (verdict == FGPU_GRANTED)
-            fgpu_release(0, bytes);
+            fgpu_release(0, number < processes ? bytes : limit + 1);
     }
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5)
+    if (argc != 6)
         return 2;
     processes = strtoul(argv[1], NULL, 10);
+    greedy = strtoul(argv[2], NULL, 10);
+    uint64_t limit = strtoull(argv[5], NULL, 10);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    for (unsigned long number = 0; number < processes; number++) {
+    if (fgpu_reserve(0, 1, limit + 1) != FGPU_GRANTED)
+        return 1;
+    for (unsigned long number = 0; number < processes + greedy; number++) {
         if (fork() == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            contend(number, strtoul(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
+            contend(number, strtoul(argv[3], NULL, 10), strtoull(argv[4], NULL, 10), limit);
             _exit(0);
         }
     }
     while (wait(NULL) > 0)
         ;
-    printf("{\"fewer\": %lu, \"more\": %lu, \"refused\": %lu, \"left\": %llu}\n", shared->fewer, shared->more,
-           shared->refused, (unsigned long long)fgpu_used(0));
+    fgpu_release(0, 1);
+    printf("{\"fewer\": %lu, \"more\": %lu, \"refused\": %lu, \"greedy\": %lu, \"left\": %llu}\n", shared->fewer,
+           shared->more, shared->refused, shared->greedy, (unsigned long long)fgpu_used(0));
     return 0;
 }

@@ -11,6 +11,11 @@
  *   region_steps stops       a process is stopped there instead: others still get the 400 it does not want, and an answer
  *                            about 1,000; and it its own, when it goes on. But while it is stopped just where it moves its
  *                            600 from announced to held, they count twice, and others get no 400
+ *   region_steps heirs       a process that was killed has left 1,000; another one is stopped anywhere in taking 600 of
+ *                            them: the other 400 can be had
+ *   region_steps newcomers   the same, and it has no slot before, so it takes the dead one's
+ *   region_steps moves       400 move from one process to another while a third, anywhere in taking the other 600 with a
+ *                            closer look, sums: it gets them, though it can see the 400 twice
  *
  * Prints a line of JSON with what was tried; ends with 1, and what went wrong, otherwise. 77: ptrace is not allowed. */
 #include "region.h"
@@ -275,11 +280,77 @@ static void stops(void) {
     printf("{\"tried\": %ld, \"over\": %ld, \"moving\": %ld}\n", tried, over, moving);
 }
 
+static void leave_everything_to_nobody(void) {
+    pid_t child = fork();
+    if (child == 0)
+        _exit(fgpu_reserve(0, LIMIT, LIMIT) == FGPU_GRANTED ? 0 : 1);
+    int status;
+    if (waitpid(child, &status, 0) != child || status != 0)
+        fail("the one that dies did not get it");
+}
+
+static void heirs(bool with_slot, long stride) {
+    struct subject *a = &subjects[0];
+    long tried = 0, moving = 0;
+    bool finished = false;
+    for (second = 0; !finished; second += stride, tried++) {
+        if (with_slot)
+            start(a, false, true);
+        leave_everything_to_nobody();
+        if (!with_slot)
+            start(a, false, false); /* and it takes the dead one's */
+        step(a, second);
+        finished = a->done;
+        bool granted = fgpu_reserve(0, LIMIT - WANTED, LIMIT) == FGPU_GRANTED;
+        if (!granted && (++moving > MOVING || !announced() || fgpu_used(0) != WANTED))
+            fail("what is nobody's was not granted");
+        finish(a);
+        if (a->verdict != FGPU_GRANTED)
+            fail("the heir was not granted its part");
+        if (granted)
+            fgpu_release(0, LIMIT - WANTED);
+        end(a);
+        expect_all_free();
+    }
+    printf("{\"instructions\": %ld, \"tried\": %ld}\n", second, tried);
+}
+
+/* The tracer has slot 0, the one that sums 1, somebody who does nothing 2: what these hold is set here, as if they moved
+ * it at this very instruction. */
+static void moves(long stride) {
+    struct subject *a = &subjects[0], *b = &subjects[1];
+    struct region_cell *cells = region->cell[0];
+    long tried = 0;
+    bool finished = false;
+    start(a, true, true);
+    start(b, true, true);
+    for (second = 0; !finished; second += stride, tried++) {
+        cells[0].committed = cells[2].committed = LIMIT - WANTED;
+        while (!announced())
+            step(a, 1);
+        while (announced()) /* it has seen too much, and begins its closer look */
+            step(a, 1);
+        cells[2].committed = 0;
+        step(a, second);
+        finished = a->done;
+        cells[0].committed = 0;
+        cells[2].committed = LIMIT - WANTED;
+        finish(a);
+        if (a->verdict != FGPU_GRANTED)
+            fail("it was not granted what is free");
+        reset(a);
+        cells[2].committed = 0;
+    }
+    end(a);
+    end(b);
+    printf("{\"instructions\": %ld, \"tried\": %ld}\n", second, tried);
+}
+
 static void map_region(void) {
     char path[4096];
     snprintf(path, sizeof path, "%s/accounting", fgpu_folder());
-    int descriptor = open(path, O_RDONLY);
-    region = mmap(NULL, sizeof *region, PROT_READ, MAP_SHARED, descriptor, 0);
+    int descriptor = open(path, O_RDWR);
+    region = mmap(NULL, sizeof *region, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (region == MAP_FAILED)
         fail(path);
 }
@@ -299,6 +370,12 @@ int main(int argc, char **argv) {
         kills(false, false, 23);
     else if (strcmp(doing, "contended") == 0)
         kills(true, true, 23);
+    else if (strcmp(doing, "heirs") == 0)
+        heirs(true, 7);
+    else if (strcmp(doing, "newcomers") == 0)
+        heirs(false, 7);
+    else if (strcmp(doing, "moves") == 0)
+        moves(5);
     else if (strcmp(doing, "stops") == 0)
         stops();
     else

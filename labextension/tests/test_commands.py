@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import json
 import subprocess
 import sys
@@ -133,6 +134,17 @@ def test_one_way_of_asking_that_tells_more_is_enough_to_fail() -> None:
     result = session().judge(verify.Answer(seen, None))
     assert result == (verify.FAILED, "2048 MiB by first; 8192 MiB by second")
     assert session().judge(verify.Answer({}, None)) == (verify.FAILED, "GPU-a is not shown")
+
+
+def test_each_way_of_loading_is_one_of_its_own() -> None:
+    def address(way: str) -> int | None:
+        function = verify.open_library("libm.so.6", way).cos
+        return ctypes.cast(function, ctypes.c_void_p).value
+
+    assert address("dlsym") == address("deepbind")
+    assert address("dlmopen") != address("dlsym")
+    with pytest.raises(verify.NotThere, match=r"^dlmopen: libnone\.so"):
+        verify.open_library("libnone.so", "dlmopen")
 
 
 @pytest.mark.parametrize("code", [0, 1, 700])

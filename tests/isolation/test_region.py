@@ -161,14 +161,23 @@ def test_processes_share_one_limit(start: Callable[..., Tool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "rounds", "size"),
-    [(2, 30_000, 600), (2, 30_000, 1000), (8, 3000, 600), (8, 3000, 301), (3, 10_000, 500)],
+    ("processes", "greedy", "rounds", "size"),
+    [
+        (2, 0, 30_000, 600),
+        (2, 0, 30_000, 1000),
+        (8, 0, 3000, 600),
+        (8, 0, 3000, 301),
+        (3, 0, 10_000, 500),
+        (1, 1, 30_000, 600),
+        (4, 2, 3000, 301),
+    ],
 )
 def test_of_those_who_want_the_last_bytes_at_once_just_as_many_get_them_as_fit(
-    folder: Path, program: Program, processes: int, rounds: int, size: int
+    folder: Path, program: Program, processes: int, greedy: int, rounds: int, size: int
 ) -> None:
-    result = run(program("region_contend"), folder, processes, rounds, size, 1000)
-    assert result == {"fewer": 0, "more": 0, "refused": 0, "left": 0}
+    """``greedy`` others ask for more than there is: that must not cost anybody anything."""
+    result = run(program("region_contend"), folder, processes, greedy, rounds, size, 1000)
+    assert result == {"fewer": 0, "more": 0, "refused": 0, "greedy": 0, "left": 0}
 
 
 def test_the_processes_of_a_session_are_known_by_their_ids(start: Callable[..., Tool]) -> None:
@@ -362,6 +371,15 @@ def test_a_process_can_be_killed_at_any_instruction(
     program: Program, folder: Path, what: str, at_least: int
 ) -> None:
     assert step(program, folder, what)["tried"] >= at_least
+
+
+@pytest.mark.parametrize("who", ["heirs", "newcomers"])
+def test_what_the_dead_left_is_free_for_all_at_once(program: Program, folder: Path, who: str) -> None:
+    assert step(program, folder, who)["tried"] > 50
+
+
+def test_bytes_that_move_while_they_are_summed_are_not_taken_for_more(program: Program, folder: Path) -> None:
+    assert step(program, folder, "moves")["tried"] > 50
 
 
 def test_a_process_that_is_stopped_at_any_instruction_keeps_others_from_its_own_bytes_only(

@@ -34,6 +34,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
     for part in found.parts:
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(part.name)
+        part.chmod(0o755)
     monkeypatch.setattr(facts, "driver_facts", lambda: {"driver": "580.65", "memory_limits": False})
     logging.getLogger("fgpu").propagate = True
     return found
@@ -138,6 +139,18 @@ def test_what_running_sessions_have_mounted_stays_over_a_restart(tmp_path: Path,
     opened(tmp_path)
     changed = {p.name for p in machine.iterdir() if p.stat().st_ino != before[p.name]}
     assert changed == {"libcuda.so.1"}
+
+
+def test_what_only_the_installer_may_read_is_copied_for_the_users_of_containers(
+    tmp_path: Path, built: Native
+) -> None:
+    assert opened(tmp_path).host.native == built
+    for part in built.parts:
+        part.chmod(0o700)
+    copied = opened(tmp_path).host.native
+    assert copied == Native(tmp_path / "data" / "native")
+    assert [part.read_text() for part in copied.parts] == [part.name for part in built.parts]
+    assert {stat.S_IMODE(part.stat().st_mode) for part in copied.parts} == {0o755}
 
 
 # --- Contexts ---
