@@ -122,7 +122,9 @@ def session_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[.
 
 
 @pytest.fixture
-def simulated_machine(tmp_path: Path, isolation_build: Path, compile_c: Callable[..., Path]) -> Callable[..., Machine]:
+def simulated_machine(
+    tmp_path: Path, isolation_build: Path, compile_c: Callable[..., Path]
+) -> Callable[..., Machine]:
     """Make simulated machines of a text, each with a ledger of its own, in no session."""
     return lambda text, name="machine": machine_at(tmp_path / name, isolation_build, compile_c, text)
 

@@ -130,7 +130,9 @@ class Cuda:
         return self.new("cuStreamCreate", 1)
 
     def create(self, mib: int, *, location: int = DEVICE, where: int = 0, type: int = PINNED) -> int:
-        return self.new("cuMemCreate", mib * MIB, byref(Properties(type=type, location=Location(location, where))), 0)
+        return self.new(
+            "cuMemCreate", mib * MIB, byref(Properties(type=type, location=Location(location, where))), 0
+        )
 
     def reserve(self, mib: int) -> int:
         return self.new("cuMemAddressReserve", mib * MIB, 0, 0, 0)
@@ -139,7 +141,9 @@ class Cuda:
         self.cuMemMap(address, mib * MIB, 0, handle, 0)
 
     def pool(self, *, location: int = DEVICE, where: int = 0, type: int = PINNED) -> int:
-        return self.new("cuMemPoolCreate", byref(PoolProperties(type=type, location=Location(location, where))))
+        return self.new(
+            "cuMemPoolCreate", byref(PoolProperties(type=type, location=Location(location, where)))
+        )
 
     def graph(self, *mib: int, frees: bool = False) -> tuple[int, list[int]]:
         """Return a graph that allocates, and what addresses it allocates at."""

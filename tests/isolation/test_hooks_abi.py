@@ -105,7 +105,16 @@ def test_the_parser_of_this_test_finds_what_the_headers_declare() -> None:
 
 
 def test_each_function_has_the_type_that_cuda_h_gives_it(tmp_path: Path) -> None:
-    command = ["gcc", "-std=c11", "-Werror", "-c", "-o", os.devnull, f"-I{CUDA_ABI.parent}", f"-I{cuda_include()}"]
+    command = [
+        "gcc",
+        "-std=c11",
+        "-Werror",
+        "-c",
+        "-o",
+        os.devnull,
+        f"-I{CUDA_ABI.parent}",
+        f"-I{cuda_include()}",
+    ]
     source = str(ISOLATION / "tests" / "abi_cuda.c")
     done = subprocess.run([*command, source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -130,7 +139,8 @@ def test_each_value_and_layout_is_that_of_cuda_h(compiled: Callable[..., Path]) 
 
 def test_each_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path]) -> None:
     own = dict(
-        line.split(" ", 1) for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
+        line.split(" ", 1)
+        for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
     )
     for name in structures(NVML_ABI):
         theirs = getattr(pynvml, f"c_{name}", None) or getattr(pynvml, name, None)
@@ -146,7 +156,8 @@ def test_each_structure_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., 
 
 def test_each_value_of_nvml_is_that_of_nvidia_ml_py(compiled: Callable[..., Path]) -> None:
     own = dict(
-        line.split(" ", 1) for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
+        line.split(" ", 1)
+        for line in layout(compiled("nvml.c", layout_program(NVML_ABI, '#include "nvml_abi.h"')))
     )
     for name in enumerators(NVML_ABI):
         assert own[name] == str(getattr(pynvml, name)), name

@@ -163,7 +163,8 @@ def test_managed_memory_is_charged_or_refused_as_the_limits_say(session_folder: 
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing", "writable", "malformed", "another device", "larger than the device", "no accounting"]
+    "damage",
+    ["missing", "writable", "malformed", "another device", "larger than the device", "no accounting"],
 )
 def test_without_limits_that_hold_everything_is_refused(
     session_folder: Callable[..., Path], damage: str
@@ -216,7 +217,9 @@ REFUSED = """
 """
 
 
-def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(session_folder: Callable[..., Path]) -> None:
+def test_a_share_of_the_whole_device_is_held_to_what_the_driver_has(
+    session_folder: Callable[..., Path],
+) -> None:
     folder = session_folder(
         devices=[(UUID, 8192)],
         device_mib=8192,
@@ -258,7 +261,9 @@ def test_a_limit_of_another_device_gives_nothing_of_this_one(session_folder: Cal
     )
 
 
-def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(session_folder: Callable[..., Path]) -> None:
+def test_an_instance_of_a_partitioned_device_has_a_limit_of_its_own(
+    session_folder: Callable[..., Path],
+) -> None:
     instance = "MIG-simulated-test-0-0"
     machine = (
         f"gpu uuid={UUID} memory_mib=8192 name=Simulated GPU\n"
@@ -464,7 +469,9 @@ def test_memory_of_the_host_is_not_charged(session_folder: Callable[..., Path]) 
 # ---- pools ----
 
 
-def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(session_folder: Callable[..., Path]) -> None:
+def test_a_pool_is_charged_what_it_holds_and_not_what_is_used_of_it(
+    session_folder: Callable[..., Path],
+) -> None:
     run(
         session_folder(devices=[(UUID, 128)]),
         """
@@ -624,7 +631,9 @@ def test_a_streams_own_device_is_charged_whatever_is_current(session_folder: Cal
 # ---- graphs ----
 
 
-def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(session_folder: Callable[..., Path]) -> None:
+def test_a_graphs_memory_is_charged_from_its_launch_until_it_is_trimmed(
+    session_folder: Callable[..., Path],
+) -> None:
     run(
         session_folder(devices=[(UUID, 128)]),
         """
@@ -692,7 +701,9 @@ def test_a_graph_in_a_graph_is_counted_and_an_upload_charges_like_a_launch(
     )
 
 
-def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(session_folder: Callable[..., Path]) -> None:
+def test_a_node_that_can_never_be_granted_is_refused_when_it_is_added(
+    session_folder: Callable[..., Path],
+) -> None:
     run(
         session_folder(devices=[(UUID, 128)]),
         """
@@ -779,7 +790,10 @@ def test_a_process_without_a_gpu_is_left_alone(session_folder: Callable[..., Pat
     folder = session_folder(devices=[(UUID, 128)])
     (folder / "limits").unlink()
     done = subprocess.run(
-        ["/bin/sh", "-c", "echo fine"], env={"LD_PRELOAD": str(folder / "libfgpu.so")}, capture_output=True, check=True
+        ["/bin/sh", "-c", "echo fine"],
+        env={"LD_PRELOAD": str(folder / "libfgpu.so")},
+        capture_output=True,
+        check=True,
     )
     assert (done.stdout, done.stderr) == (b"fine\n", b"")
     assert (folder / "log").read_text() == ""

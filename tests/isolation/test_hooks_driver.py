@@ -31,7 +31,9 @@ def driver(request: pytest.FixtureRequest, session_folder: Callable[..., Path]) 
 
 
 def exports(driver: Path) -> dict[str, int]:
-    out = subprocess.run(["nm", "-D", "--defined-only", driver], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", driver], capture_output=True, text=True, check=True
+    ).stdout
     found = re.findall(r"^(\w+) [TW] (cu[A-Z]\w+)(?:@\S+)?$", out, flags=re.M)
     return {name: int(address, 16) for address, name in found}
 
@@ -44,7 +46,9 @@ def hooked() -> set[str]:
     return set(re.findall(r"HOOK\(CUDA, (\w+)", (ISOLATION / "libfgpu" / "hooks.h").read_text()))
 
 
-def answers(driver: Path, compile_c: Callable[..., Path], names: set[str], **env: str) -> list[tuple[str, str]]:
+def answers(
+    driver: Path, compile_c: Callable[..., Path], names: set[str], **env: str
+) -> list[tuple[str, str]]:
     done = subprocess.run(
         [compile_c("tests/hooks_equality.c", "-ldl"), driver],
         input="\n".join(sorted(names)),

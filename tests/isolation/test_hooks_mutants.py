@@ -68,7 +68,9 @@ assert cuda.used_mib() == 0
 """
 GRAPH = "graph, _ = cuda.graph(96, frees=True)\n"
 OVER_GRAPH = "cuda.alloc(64)\n" + GRAPH
-LAUNCHED = "executable = cuda.instantiate(graph)\nassert cuda.result('cuGraphLaunch', executable, stream) == 2\n"
+LAUNCHED = (
+    "executable = cuda.instantiate(graph)\nassert cuda.result('cuGraphLaunch', executable, stream) == 2\n"
+)
 NODE = """
 class Node(Structure):
     _fields_ = [("type", c_int), ("reserved", c_int * 3), ("alloc", AllocationNode),
@@ -127,8 +129,11 @@ PROGRAMS = {
     "cuStreamSynchronize_ptsz": WAITED.replace("WAIT", "cuStreamSynchronize_ptsz(stream)"),
     "cuEventSynchronize": WAITED.replace("WAIT", "cuEventSynchronize(event)"),
     "cuCtxSynchronize": WAITED.replace("WAIT", "cuCtxSynchronize()"),
-    "cuCtxSynchronize_v2": WAITED.replace("WAIT", "cuCtxSynchronize_v2(cuda.new('cuCtxGetCurrent', kind=c_void_p))"),
-    "cuMemPoolTrimTo": KEEPS + WAITED.replace("cuMemAllocAsync", "cuMemAllocFromPoolAsync")
+    "cuCtxSynchronize_v2": WAITED.replace(
+        "WAIT", "cuCtxSynchronize_v2(cuda.new('cuCtxGetCurrent', kind=c_void_p))"
+    ),
+    "cuMemPoolTrimTo": KEEPS
+    + WAITED.replace("cuMemAllocAsync", "cuMemAllocFromPoolAsync")
     .replace("MIB, stream", "MIB, pool, stream")
     .replace("WAIT", "cuMemPoolTrimTo(pool, 0)"),
     "cuMemPoolCreate": "managed = PoolProperties(type=MANAGED, location=Location(DEVICE, 0))\n"
@@ -153,7 +158,8 @@ PROGRAMS = {
     "cuMipmappedArrayDestroy": "plane.width = 1024\n"
     "freed('cuMipmappedArrayDestroy', cuda.new('cuMipmappedArrayCreate', byref(plane), 1, kind=c_void_p))",
     "cuGraphAddMemAllocNode": OVER_GRAPH + LAUNCHED,
-    "cuGraphAddNode": NODE + "assert cuda.result('cuGraphAddNode', byref(c_void_p()), graph, None, 0, byref(node)) == 2",
+    "cuGraphAddNode": NODE
+    + "assert cuda.result('cuGraphAddNode', byref(c_void_p()), graph, None, 0, byref(node)) == 2",
     "cuGraphAddNode_v2": NODE
     + "assert cuda.result('cuGraphAddNode_v2', byref(c_void_p()), graph, None, None, 0, byref(node)) == 2",
     "cuGraphInstantiate": OVER_GRAPH
@@ -172,19 +178,22 @@ PROGRAMS = {
     "cuGraphUpload_ptsz": OVER_GRAPH + LAUNCHED.replace("cuGraphLaunch", "cuGraphUpload_ptsz"),
     "cuGraphLaunch": OVER_GRAPH + LAUNCHED,
     "cuGraphLaunch_ptsz": OVER_GRAPH + LAUNCHED.replace("cuGraphLaunch", "cuGraphLaunch_ptsz"),
-    "cuDeviceGraphMemTrim": GRAPH + "cuda.cuGraphLaunch(cuda.instantiate(graph), stream)\n"
+    "cuDeviceGraphMemTrim": GRAPH
+    + "cuda.cuGraphLaunch(cuda.instantiate(graph), stream)\n"
     + "cuda.cuStreamSynchronize(stream)\n"
     + WAITED.split("cuda.cuEventRecord(event, stream)\n")[1].replace("WAIT", "cuDeviceGraphMemTrim(0)"),
     "cuCtxCreate": CONTEXT + "cuda.new('cuCtxCreate', 0, 0, kind=c_void_p)\n" + CHARGED,
     "cuCtxCreate_v2": CONTEXT + "cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\n" + CHARGED,
     "cuCtxCreate_v3": CONTEXT + "cuda.new('cuCtxCreate_v3', None, 0, 0, 0, kind=c_void_p)\n" + CHARGED,
     "cuCtxCreate_v4": CONTEXT + "cuda.new('cuCtxCreate_v4', None, 0, 0, kind=c_void_p)\n" + CHARGED,
-    "cuCtxDestroy": CONTEXT + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDestroy(context)\n"
+    "cuCtxDestroy": CONTEXT
+    + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDestroy(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
     "cuCtxDestroy_v2": CONTEXT
     + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDestroy_v2(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
-    "cuCtxDetach": CONTEXT + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDetach(context)\n"
+    "cuCtxDetach": CONTEXT
+    + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDetach(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
     "cuGreenCtxCreate": CONTEXT + GREEN + CHARGED,
     "cuGreenCtxDestroy": CONTEXT + GREEN + "cuda.cuGreenCtxDestroy(green)\nassert cuda.used_mib() == before",
@@ -205,7 +214,9 @@ PROGRAMS = {
     "nvmlDeviceGetMemoryInfo_v2": NVML
     + "assert pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).total == 128 * MIB",
     **{
-        f"nvmlDeviceGet{kind}RunningProcesses{version}": listed(f"nvmlDeviceGet{kind}RunningProcesses{version}")
+        f"nvmlDeviceGet{kind}RunningProcesses{version}": listed(
+            f"nvmlDeviceGet{kind}RunningProcesses{version}"
+        )
         for kind in ("Compute", "Graphics", "MPSCompute")
         for version in ("", "_v2", "_v3")
     },
@@ -240,13 +251,26 @@ ELSEWHERE = {
     "cuGraphExecDestroy": "frees what libfgpu itself has noted",
     **{
         name: LAUNCHES
-        for name in """
-            cuLaunch cuLaunchGrid cuLaunchGridAsync cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx
-            cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
-            cuLaunchCooperativeKernelMultiDevice cuStreamBeginCapture cuStreamBeginCapture_ptsz
-            cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph
-            cuStreamBeginCaptureToGraph_ptsz cuStreamEndCapture cuStreamEndCapture_ptsz
-        """.split()
+        for name in [
+            "cuLaunch",
+            "cuLaunchGrid",
+            "cuLaunchGridAsync",
+            "cuLaunchKernel",
+            "cuLaunchKernel_ptsz",
+            "cuLaunchKernelEx",
+            "cuLaunchKernelEx_ptsz",
+            "cuLaunchCooperativeKernel",
+            "cuLaunchCooperativeKernel_ptsz",
+            "cuLaunchCooperativeKernelMultiDevice",
+            "cuStreamBeginCapture",
+            "cuStreamBeginCapture_ptsz",
+            "cuStreamBeginCapture_v2",
+            "cuStreamBeginCapture_v2_ptsz",
+            "cuStreamBeginCaptureToGraph",
+            "cuStreamBeginCaptureToGraph_ptsz",
+            "cuStreamEndCapture",
+            "cuStreamEndCapture_ptsz",
+        ]
     },
 }
 
@@ -293,11 +317,14 @@ def test_a_missing_hook_is_noticed(
     neighbour = session_folder(machine=machine, **limits)
     Program(neighbour, OVER + PROGRAMS[hook]).end()
     library = without(hook, isolation_build / "libfgpu.so", tmp_path)
-    other = Program(session_folder(machine=neighbour, devices=[(UUID, 64)]), "cuda.alloc(8); say(ready=1); input()")
+    other = Program(
+        session_folder(machine=neighbour, devices=[(UUID, 64)]), "cuda.alloc(8); say(ready=1); input()"
+    )
     assert other.line() == "ready=1"
+    text = LOADED + "cuda = Cuda().start()\n" + OVER + PROGRAMS[hook]
+    program = Program(session_folder(library=library, machine=neighbour, **limits), text, start=False)
     with pytest.raises(AssertionError, match="loaded=1"):
-        program = LOADED + "cuda = Cuda().start()\n" + OVER + PROGRAMS[hook]
-        Program(session_folder(library=library, machine=neighbour, **limits), program, start=False).end()
+        program.end()
     other.go()
     other.end()
 

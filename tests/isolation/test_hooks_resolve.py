@@ -36,7 +36,9 @@ class Ways:
             name, "tests/hooks_driver.c", "-Wl,-Bsymbolic", f"-Wl,-soname,{soname}", f"-DVARIANT={variant}"
         )
 
-    def run(self, *words: str | Path, before: tuple[Path, ...] = (), after: tuple[Path, ...] = ()) -> list[str]:
+    def run(
+        self, *words: str | Path, before: tuple[Path, ...] = (), after: tuple[Path, ...] = ()
+    ) -> list[str]:
         """Run the client with libfgpu loaded, between other libraries, and return its lines."""
         program = self.compile_c("tests/hooks_resolve.c", "-ldl")
         preload = " ".join(str(path) for path in (*before, self.libfgpu, *after))
@@ -80,7 +82,12 @@ def test_dlsym_finds_the_hook_of_a_driver_that_was_opened(ways: Ways, way: str) 
 @pytest.mark.parametrize("way", ["default", "next"])
 def test_dlsym_finds_nothing_without_a_driver(ways: Ways, way: str) -> None:
     lines = ways.run(way)
-    assert lines[:4] == ["cuMemAlloc_v2 nothing", "cuDriverGetVersion nothing", "cuMemAllocAsync nothing", HOOKED[3]]
+    assert lines[:4] == [
+        "cuMemAlloc_v2 nothing",
+        "cuDriverGetVersion nothing",
+        "cuMemAllocAsync nothing",
+        HOOKED[3],
+    ]
 
 
 def test_dlsym_next_of_another_function_is_libcs(ways: Ways) -> None:
@@ -181,7 +188,9 @@ def test_no_function_of_libc_is_asked_for_that_libfgpu_stands_before(ways: Ways)
 def test_the_table_has_each_version_of_a_function_that_cuda_abi_has() -> None:
     table = (ISOLATION / "libfgpu" / "hooks.h").read_text()
     names = set(re.findall(r"HOOK\(CUDA, (\w+)", table))
-    declared = set(re.findall(r"^CUresult (\w+)\(", (ISOLATION / "include" / "cuda_abi.h").read_text(), flags=re.M))
+    declared = set(
+        re.findall(r"^CUresult (\w+)\(", (ISOLATION / "include" / "cuda_abi.h").read_text(), flags=re.M)
+    )
 
     def base(name: str) -> str:
         return re.sub(r"(_v\d)?(_ptsz)?$", "", name)
