@@ -11,8 +11,10 @@
 
 /* The version that every glibc has. Older ones have it in a library of its own, which a program without threads may
  * not have loaded. */
-#ifdef __x86_64__
+#if defined(__x86_64__)
 __asm__(".symver pthread_create, pthread_create@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver pthread_create, pthread_create@GLIBC_2.17");
 #endif
 #pragma weak pthread_create
 

@@ -25,12 +25,15 @@ KEPT = {
     "fgpu.sqlite",
     "home",
     "hub.lock",
+    "isolation.json",
     "jupyterhub.sqlite",
     "jupyterhub_cookie_secret",
     "limits",
     "logs",
     "password",
     "run",
+    "simulated",
+    "tools",
 }
 """What may be in the data folder afterwards: data."""
 

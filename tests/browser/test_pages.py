@@ -169,7 +169,7 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
 
     # The status bar, and from there the panel.
     item = page.locator(".jp-fgpu-StatusItem")
-    expect(item).to_have_text("1 fGPU · 4096 MiB · simulated")
+    expect(item).to_have_text("1 fGPU · 0 / 4096 MiB · simulated")
     item.click()
     panel = page.get_by_role("region", name="GPU share")
     this = panel.get_by_role("region", name="This session")

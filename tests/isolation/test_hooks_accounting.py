@@ -21,11 +21,9 @@ SECOND = "GPU-simulated-test-1"
 class Program:
     """A Python program in a session, with everything of `cudacalls` and a ``cuda`` that is started."""
 
-    def __init__(self, folder: Path, code: str, *, start: bool = True, preload: bool = True) -> None:
+    def __init__(self, folder: Path, code: str, *, start: bool = True) -> None:
         begin = "from cudacalls import *\n" + ("cuda = Cuda().start()\n" if start else "")
         env = preloaded(folder, PYTHONPATH=str(Path(__file__).parent))
-        if not preload:
-            del env["LD_PRELOAD"]
         self._folder = folder
         self._process = subprocess.Popen(
             [sys.executable, "-c", begin + textwrap.dedent(code)],
@@ -570,17 +568,11 @@ def test_a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed(
     )
 
 
-def test_a_pool_that_grows_by_more_than_was_asked_is_taken_back_at_the_limit(
-    session_folder: Callable[..., Path],
-) -> None:
-    # This driver makes pools larger by 32 MiB at a time.
-    folder = session_folder(
-        devices=[(UUID, 128)],
-        machine=f"gpu uuid={UUID} memory_mib=8192 granularity_kib=32768 name=Simulated GPU\n",
-    )
+def test_a_pool_that_would_grow_past_the_limit_is_refused(session_folder: Callable[..., Path]) -> None:
     run(
-        folder,
+        session_folder(devices=[(UUID, 128)]),
         """
+        # Pools grow by 32 MiB at a time.
         stream = cuda.stream()
         held = cuda.alloc(110)
         assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), MIB, stream) == OUT_OF_MEMORY
@@ -624,6 +616,82 @@ def test_a_streams_own_device_is_charged_whatever_is_current(session_folder: Cal
         cuda.start(0)
         assert cuda.used_mib() == 96
         cuda.cuMemFreeAsync(address, stream)
+        """,
+    )
+
+
+@pytest.fixture
+def ordered(session_folder: Callable[..., Path], compile_c: Callable[..., Path]) -> Callable[..., Path]:
+    """A session with another driver: one whose pools keep what is freed until its stream is waited for."""
+
+    def ordered(*flags: str) -> Path:
+        uuid = "GPU-" + "-".join("1" * digits for digits in (8, 4, 4, 4, 12))
+        folder = session_folder(devices=[(uuid, 128)], simulated=False)
+        (folder / "simulated").mkdir()
+        driver = compile_c(
+            "tests/hooks_ordered.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", *flags
+        )
+        (folder / "simulated" / "libcuda.so.1").symlink_to(driver)
+        return folder
+
+    return ordered
+
+
+def test_what_is_freed_in_order_serves_again_before_it_is_given_back(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered(),
+        """
+        for _ in range(5):  # nothing waits
+            address = cuda.new("cuMemAllocAsync", 100 * MIB, 0)
+            cuda.cuMemFreeAsync(address, 0)
+        assert cuda.used_mib() == 128
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 64 * MIB) == OUT_OF_MEMORY
+        cuda.cuStreamSynchronize(0)
+        assert cuda.used_mib() == 0
+        cuda.alloc(128)
+        """,
+    )
+
+
+def test_a_pool_never_holds_more_than_the_limit_not_even_for_a_moment(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered(),
+        """
+        held = cuda.alloc(40)
+        kept = []
+        while cuda.result("cuMemAllocAsync", byref(out := c_ulonglong()), 7 * MIB, 0) == 0:
+            kept.append(out.value)
+        assert len(kept) == 9  # of 64 MiB, as another 32 do not fit beside 40
+        highest = c_uint64()
+        cuda.cuMemPoolGetAttribute(16, 6, byref(highest))
+        assert highest.value == 64 * MIB
+        """,
+    )
+
+
+def test_other_steps_are_learnt(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered("-DSTEP=(2*MIB)"),
+        """
+        held = cuda.alloc(40)
+        kept = []
+        while cuda.result("cuMemAllocAsync", byref(out := c_ulonglong()), 7 * MIB, 0) == 0:
+            kept.append(out.value)
+        assert len(kept) == 12
+        assert cuda.used_mib() == 40 + 84
+        """,
+    )
+    run(
+        ordered("-DSTEP=(64*MIB)"),
+        """
+        first = cuda.new("cuMemAllocAsync", 7 * MIB, 0)
+        assert cuda.used_mib() == 64
+        held = cuda.alloc(64)
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), 64 * MIB, 0) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 64 + 7  # what the pool had free, it has given back
+        highest = c_uint64()
+        cuda.cuMemPoolGetAttribute(16, 6, byref(highest))
+        assert highest.value == 64 * MIB
         """,
     )
 

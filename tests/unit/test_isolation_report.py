@@ -307,6 +307,14 @@ def test_what_is_no_report_is_refused(output: bytes, status: int, words: str) ->
         read_report(Answer(output, status), NONCE)
 
 
+@pytest.mark.parametrize("number", [2048.0 * MIB, True, -1, 2**63, "2147483648"])
+def test_a_number_is_a_whole_one_that_there_can_be(number: Any) -> None:
+    found = report(PART)
+    found["cuda"]["devices"][0]["total_bytes"]["dlsym"] = number
+    with pytest.raises(BadReport):
+        read_report(answer(found), NONCE)
+
+
 def test_a_report_counts_where_the_engine_does_not_tell_the_status() -> None:
     assert said(PART, report(PART)) == problems(PART, read_report(answer(report(PART), None), NONCE))
 

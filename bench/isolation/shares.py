@@ -1,0 +1,154 @@
+"""How much of a device's time sessions get, in real time: shares and kernel lengths, alone, in twos, in processes.
+
+shares.py [--seconds 8] [--quick] [--real] [--out FILE]
+
+Each program launches kernels of one length as fast as it may; what counts is how many it launched in a window of time.
+On the simulated driver, or with --real on the first GPU of this machine. Exits with 0 whatever the figures say; on a
+machine whose CPUs are busy a session misses parts of its slots (the load is in the results).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sessions import Bench, load, prepare, surroundings
+
+SHARES = ("0-10", "0-25", "0-50", "0-75")
+PAIRS = (("0-25", "25-100"), ("0-50", "50-100"), ("0-10", "25-100"))
+KERNELS_US = (50, 200, 1000, 5000, 20_000, 50_000)
+WITHIN_POINTS, SHORT_US = 3.0, 5000
+PERIOD_S, IN_FLIGHT_S = 0.05, 0.004
+WARM_UP_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One session of a measurement: its slots, and what each of its processes runs."""
+
+    slots: str
+    kernel_us: int
+    processes: int = 1
+    streams: int = 1
+
+    @property
+    def percent(self) -> int:
+        return sum(int(to) - int(since) for since, to in (slot.split("-") for slot in self.slots.split(",")))
+
+    def bound_points(self, seconds: float) -> float:
+        """Return what docs/isolation.md says that a window of so many seconds may be off by, in percentage points."""
+        slots_s = self.percent / 100 * PERIOD_S
+        return 100 * (self.processes * self.kernel_us / 1e6 + 2.5 * slots_s + IN_FLIGHT_S) / seconds
+
+
+def main() -> int:
+    """Measure, print the table, write the results file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=8, help="the window of each measurement (default 8)")
+    parser.add_argument("--quick", action="store_true", help="fewer measurements")
+    parser.add_argument("--real", action="store_true", help="the machine's own driver and first GPU")
+    parser.add_argument("--out", type=Path, help="results file (JSON)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = prepare(Path(scratch), real=args.real)
+        before, rows = load(), []
+        for tenants in measurements(quick=args.quick):
+            rows.append(row(tenants, run(bench, tenants, args.seconds), args.seconds))
+            print(line(rows[-1]), flush=True)
+        if complaints := bench.complaints():
+            raise SystemExit(f"libfgpu complained:\n{complaints}")
+        results = {
+            **surroundings(bench),
+            "seconds": args.seconds,
+            "load": {"before": before, "after": load()},
+            "rows": rows,
+        }
+    missed = [each for each in rows if not each["holds"]]
+    print(f"{len(rows) - len(missed)} of {len(rows)} measurements hold")
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def measurements(*, quick: bool) -> Iterator[tuple[Tenant, ...]]:
+    """Yield what is measured."""
+    for kernel_us in (50, 5000) if quick else KERNELS_US:
+        for slots in SHARES:
+            yield (Tenant(slots, kernel_us),)
+        for pair in PAIRS:
+            yield tuple(Tenant(slots, kernel_us) for slots in pair)
+    yield Tenant("0-25", 50), Tenant("25-100", 5000)
+    yield Tenant("0-25", 5000), Tenant("25-100", 50)
+    for kernel_us in (50, 1000):
+        yield (Tenant("0-50", kernel_us, processes=3),)
+        yield (Tenant("0-50", kernel_us, streams=4),)
+        yield Tenant("0-25", kernel_us, processes=2), Tenant("25-75", kernel_us, streams=4)
+
+
+def run(bench: Bench, tenants: tuple[Tenant, ...], seconds: float) -> list[float]:
+    """Return what each tenant got of the device, in percent."""
+    number = len(list(bench.scratch.glob("session*")))
+    program = bench.scratch / "share"
+    if not program.exists():
+        bench.program("share.c")
+    begin = time.monotonic_ns() + round(WARM_UP_S * 1e9)
+    window = [str(begin), str(begin + round(seconds * 1e9))]
+    running: list[list[subprocess.Popen[str]]] = []
+    for n, tenant in enumerate(tenants):
+        environment = bench.session(f"session{number + n}", tenant.slots)
+        command = [str(program), str(tenant.kernel_us), str(tenant.streams), *window]
+        running.append(
+            [
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+                for _ in range(tenant.processes)
+            ]
+        )
+    outputs = [[process.communicate()[0] for process in each] for each in running]
+    if any(process.returncode for each in running for process in each):
+        raise SystemExit(f"a program failed: {tenants}")
+    return [100 * sum(map(float, each)) for each in outputs]
+
+
+def row(tenants: tuple[Tenant, ...], found: list[float], seconds: float) -> dict[str, Any]:
+    """Return one measurement's figures, and whether each tenant's share is as near as it has to be."""
+    each = [
+        {
+            **asdict(tenant),
+            "percent": round(percent, 2),
+            "off_points": round(percent - tenant.percent, 2),
+            "may_be_off_points": round(allowed(tenants, tenant, seconds), 2),
+        }
+        for tenant, percent in zip(tenants, found, strict=True)
+    ]
+    return {"tenants": each, "holds": all(abs(t["off_points"]) <= t["may_be_off_points"] for t in each)}
+
+
+def allowed(tenants: tuple[Tenant, ...], tenant: Tenant, seconds: float) -> float:
+    """Return 3 points for short kernels; for longer ones the published bound, and 3 points beside it."""
+    if max(each.kernel_us for each in tenants) <= SHORT_US:
+        return WITHIN_POINTS
+    return WITHIN_POINTS + tenant.bound_points(seconds)
+
+
+def line(each: dict[str, Any]) -> str:
+    """Return one measurement as a line of the table."""
+    parts = [
+        f"{t['slots']:>7} {t['kernel_us']:>6} us x{t['processes']}x{t['streams']}: {t['percent']:6.2f} %"
+        f" ({t['off_points']:+.2f}, at most {t['may_be_off_points']:.1f})"
+        for t in each["tenants"]
+    ]
+    return ("  " if each["holds"] else "! ") + "  |".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+/* A driver whose pool does what the simulated one does not: memory that was freed in the order of a stream serves the next
+ * allocation at once, but goes back to the device only after the stream was waited for, whatever trims the pool. It grows
+ * by STEP. One device, one pool, one stream. */
+#include "cuda_abi.h"
+
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+#define MIB ((uint64_t)1 << 20)
+#ifndef STEP
+#define STEP (32 * MIB)
+#endif
+
+static uint64_t reserved, used, pending, reserved_high, plain;
+static CUdeviceptr next = 0x700000000000;
+static struct {
+    CUdeviceptr address;
+    size_t bytes;
+} made[64];
+
+API CUresult cuInit(unsigned int flags) {
+    (void)flags;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    (void)device;
+    *context = (CUcontext)8;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxSetCurrent(CUcontext context) {
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = (CUcontext)8;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+    (void)device;
+    memset(uuid->bytes, 0x11, sizeof uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    (void)device;
+    *bytes = 8192 * MIB;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
+    *total = 8192 * MIB;
+    *unused = *total - reserved - plain;
+    return CUDA_SUCCESS;
+}
+
+static CUresult make(CUdeviceptr *address, size_t bytes) {
+    for (int i = 0; i < 64; i++) {
+        if (made[i].address == 0) {
+            *address = made[i].address = next += 1 << 20;
+            made[i].bytes = bytes;
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_UNKNOWN;
+}
+
+static size_t unmake(CUdeviceptr address) {
+    for (int i = 0; i < 64; i++) {
+        if (made[i].address == address) {
+            made[i].address = 0;
+            return made[i].bytes;
+        }
+    }
+    return 0;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    plain += bytes;
+    return make(address, bytes);
+}
+
+API CUresult cuMemFree_v2(CUdeviceptr address) {
+    plain -= unmake(address);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
+    (void)device;
+    *pool = (CUmemoryPool)16;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    (void)stream;
+    pending = pending > bytes ? pending - bytes : 0;
+    used += bytes;
+    while (reserved < used)
+        reserved += STEP;
+    if (reserved > reserved_high)
+        reserved_high = reserved;
+    return make(address, bytes);
+}
+
+API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    (void)stream;
+    size_t bytes = unmake(address);
+    used -= bytes;
+    pending += bytes;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    (void)pool;
+    uint64_t least = used + pending > keep ? used + pending : keep;
+    if (reserved > least)
+        reserved = least;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamSynchronize(CUstream stream) {
+    (void)stream;
+    pending = 0;
+    return cuMemPoolTrimTo(NULL, 0);
+}
+
+API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+    (void)pool;
+    *(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH ? reserved_high : reserved;
+    return CUDA_SUCCESS;
+}
