@@ -56,16 +56,13 @@ enum magic {
     CONTEXT = 0x51a0,
     STREAM,
     EVENT,
-    MODULE,
     LIBRARY,
     FUNCTION,
     ARRAY,
     MIPMAP,
-    POOL,
     GRAPH,
     NODE,
     GRAPH_EXEC,
-    PHYSICAL,
     GREEN,
 };
 

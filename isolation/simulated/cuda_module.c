@@ -19,7 +19,6 @@ struct variable {
 };
 
 struct CUmod_st {
-    enum magic magic;
     CUcontext context; /* NULL: a library's */
     CUlibrary library;
     bool any_name;
@@ -33,7 +32,7 @@ struct CUlib_st {
     CUmodule module;
 };
 
-static CUmodule modules; /* of contexts, under the driver's lock */
+static CUmodule modules; /* under the driver's lock */
 
 struct CUfunc_st *function_of(void *handle)
 {
@@ -263,7 +262,6 @@ static void unload(CUmodule module)
             *place = module->next;
             break;
         }
-    module->magic = 0;
     free(module);
 }
 
@@ -274,7 +272,6 @@ static CUresult load(CUmodule *out, const void *image, CUcontext context)
     CUmodule module = calloc(1, sizeof *module);
     if (!module)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    module->magic = MODULE;
     module->context = context;
     LOCKED;
     CUresult result = read_image(module, image);
@@ -282,10 +279,8 @@ static CUresult load(CUmodule *out, const void *image, CUcontext context)
         unload(module);
         return result;
     }
-    if (context) {
-        module->next = modules;
-        modules = module;
-    }
+    module->next = modules;
+    modules = module;
     *out = module;
     return CUDA_SUCCESS;
 }
@@ -347,12 +342,21 @@ CALL(cuModuleLoadFatBinary, 2000, cuModuleLoadFatBinary, CUmodule *out, const vo
     return load(out, image, context);
 }
 
+/* Looked for rather than looked at: it may be gone. */
+static bool is_module(CUmodule module)
+{
+    CUmodule known = modules;
+    while (known && known != module)
+        known = known->next;
+    return known && module;
+}
+
 #define MODULE_OF(module) \
     CURRENT(context); \
     (void)context; \
-    if (!(module) || (module)->magic != MODULE) \
-        return CUDA_ERROR_INVALID_HANDLE; \
-    LOCKED
+    LOCKED; \
+    if (!is_module(module)) \
+    return CUDA_ERROR_INVALID_HANDLE
 
 CALL(cuModuleUnload, 2000, cuModuleUnload, CUmodule module)
 {

@@ -10,7 +10,6 @@
 #define UNIT 512
 
 struct CUmemPoolHandle_st {
-    enum magic magic;
     struct device *device;
     bool is_default, destroyed;
     uint64_t threshold, used, used_high, reserved, reserved_high, most;
@@ -25,13 +24,22 @@ static uint64_t rounded(uint64_t bytes, uint64_t to)
     return (bytes + to - 1) / to * to;
 }
 
+/* Looked for rather than looked at: it may be gone. */
+static bool usable(CUmemoryPool pool)
+{
+    CUmemoryPool known = pools;
+    while (known && known != pool)
+        known = known->next;
+    return known && !known->destroyed;
+}
+
 static CUmemoryPool create(struct device *device, uint64_t most)
 {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
     *pool = (struct CUmemPoolHandle_st){
-        .magic = POOL, .device = device, .most = most, .reuse = {0, 1, 1, 1}, .next = pools};
+        .device = device, .most = most, .reuse = {0, 1, 1, 1}, .next = pools};
     pools = pool;
     return pool;
 }
@@ -64,7 +72,6 @@ static void shrink(CUmemoryPool pool, uint64_t keep)
             *place = pool->next;
             break;
         }
-    pool->magic = 0;
     free(pool);
 }
 
@@ -149,15 +156,16 @@ void pools_reset(struct device *device)
 
 /* ---- allocating --------------------------------------------------------------------------------------------- */
 
-static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream handle, bool per_thread)
+static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, bool chosen, CUstream handle,
+                         bool per_thread)
 {
     CUstream stream;
     CUresult result = stream_of(handle, per_thread, &stream);
     if (result)
         return result;
-    if (!out || !bytes)
-        return CUDA_ERROR_INVALID_VALUE;
     LOCKED;
+    if (!out || !bytes || (chosen && !usable(pool)))
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) {
         CUgraphNode node = NULL;
         CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
@@ -178,15 +186,13 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUst
 STREAMED(cuMemAllocAsync, 11020, cuMemAllocAsync, _ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream),
          (out, bytes, stream))
 {
-    return allocate(out, bytes, NULL, stream, per_thread);
+    return allocate(out, bytes, NULL, false, stream, per_thread);
 }
 
 STREAMED(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync, _ptsz,
          (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream), (out, bytes, pool, stream))
 {
-    if (!pool || pool->magic != POOL || pool->destroyed)
-        return CUDA_ERROR_INVALID_VALUE;
-    return allocate(out, bytes, pool, stream, per_thread);
+    return allocate(out, bytes, pool, true, stream, per_thread);
 }
 
 STREAMED(cuMemFreeAsync, 11020, cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUstream handle), (address, handle))
@@ -222,7 +228,7 @@ STREAMED(cuMemFreeAsync, 11020, cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUs
 #define POOL_OF(pool) \
     READY(); \
     LOCKED; \
-    if (!(pool) || (pool)->magic != POOL || (pool)->destroyed) \
+    if (!usable(pool)) \
     return CUDA_ERROR_INVALID_VALUE
 
 CALL(cuMemPoolCreate, 11020, cuMemPoolCreate, CUmemoryPool *out, const CUmemPoolProps *properties)
@@ -402,7 +408,7 @@ CALL(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool, CUmemoryPool *out, CUdevice 
 CALL(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool, CUdevice ordinal, CUmemoryPool pool)
 {
     DEVICE(device, ordinal);
-    if (!pool || pool->magic != POOL || pool->device != device)
+    if (!usable(pool) || pool->device != device)
         return CUDA_ERROR_INVALID_VALUE;
     device->pool = pool;
     return CUDA_SUCCESS;

@@ -3,6 +3,7 @@
 #include "cuda_driver.h"
 
 #include <fcntl.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,7 +16,6 @@
 #define MFD_CLOEXEC_FLAG 1u
 
 struct physical {
-    enum magic magic;
     struct device *device;
     size_t bytes;
     unsigned handles, mappings;
@@ -45,10 +45,23 @@ static int memory_file(int64_t bytes)
     return file;
 }
 
+static void *all; /* a tree of those that there are: a handle may be of one that is gone */
+
+static int by_place(const void *left, const void *right)
+{
+    return left < right ? -1 : left > right;
+}
+
 static struct physical *physical_of(CUmemGenericAllocationHandle handle)
 {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
-    return physical && physical->magic == PHYSICAL && physical->handles ? physical : NULL;
+    return tfind(physical, &all, by_place) && physical->handles ? physical : NULL;
+}
+
+static bool publish(struct physical *physical, CUmemGenericAllocationHandle *out)
+{
+    *out = (uintptr_t)physical;
+    return tsearch(physical, &all, by_place) != NULL;
 }
 
 static void drop(struct physical *physical)
@@ -61,7 +74,7 @@ static void drop(struct physical *physical)
         close(physical->file);
     else
         fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)physical->bytes);
-    physical->magic = 0;
+    tdelete(physical, &all, by_place);
     free(physical);
 }
 
@@ -105,7 +118,7 @@ CALL(cuMemCreate, 10020, cuMemCreate, CUmemGenericAllocationHandle *out, size_t 
         free(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *physical = (struct physical){PHYSICAL, device, bytes, 1, 0, -1, arena_end, false, *properties};
+    *physical = (struct physical){device, bytes, 1, 0, -1, arena_end, false, *properties};
     if (properties->requestedHandleTypes && (physical->file = memory_file((int64_t)bytes)) < 0) {
         ledger_give(device->machine, bytes);
         free(physical);
@@ -115,8 +128,7 @@ CALL(cuMemCreate, 10020, cuMemCreate, CUmemGenericAllocationHandle *out, size_t 
         physical->offset = 0;
     else
         arena_end += (int64_t)bytes;
-    *out = (uintptr_t)physical;
-    return CUDA_SUCCESS;
+    return publish(physical, out) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 #define PHYSICAL_OF(variable, handle) \
@@ -348,9 +360,8 @@ CALL(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle, CUme
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .requestedHandleTypes = type,
                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, context->device->ordinal}};
-    *physical = (struct physical){PHYSICAL, context->device, (size_t)status.st_size, 1, 0, file, 0, true, properties};
-    *out = (uintptr_t)physical;
-    return CUDA_SUCCESS;
+    *physical = (struct physical){context->device, (size_t)status.st_size, 1, 0, file, 0, true, properties};
+    return publish(physical, out) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* ---- asking -------------------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
  *   sim_tool hold MIB...    allocates each, prints "held N" of how many it got, waits for its input to end
  *   sim_tool queue NAME N   queues a kernel N times, prints "queued", waits for its input to end
  *   sim_tool run NAME N     queues a kernel N times, waits, prints the microseconds from first to last
+ *   sim_tool steps          prints "ready"; for each line of its input, MIB, what allocating as much says
  *   sim_tool info           prints free and total MiB
  *   sim_tool devices        prints each device's name and total MiB
  *   sim_tool init           prints what cuInit says
@@ -32,6 +33,18 @@ static void hold(int count, char **sizes)
     }
     printf("held %d\n", got);
     wait_for_end();
+}
+
+static void steps(void)
+{
+    char line[64];
+    CUdeviceptr address;
+    puts("ready");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        printf("%d\n", (int)cuMemAlloc_v2(&address, strtoull(line, NULL, 10) * MIB));
+        fflush(stdout);
+    }
 }
 
 static void queue(const char *name, int count, int wait)
@@ -109,6 +122,8 @@ int main(int argc, char **argv)
     sim_start();
     if (!strcmp(what, "hold"))
         hold(argc - 2, argv + 2);
+    else if (!strcmp(what, "steps"))
+        steps();
     else if (!strcmp(what, "queue"))
         queue(argv[2], atoi(argv[3]), 0);
     else if (!strcmp(what, "run"))

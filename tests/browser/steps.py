@@ -125,7 +125,7 @@ class Sessions:
         dialog = self.page.get_by_role("dialog", name=f"End {name}?")
         expect(dialog).to_contain_text("Its programs stop")
         dialog.get_by_role("button", name="End the session").click()
-        expect(dialog).to_be_hidden()
+        expect(dialog).to_be_hidden(timeout=20_000)
 
     def expect_bars(self, own: Amounts, whole: Amounts) -> None:
         """Wait until both bars of each resource show exactly ``own`` of ``whole``, in words and in length."""

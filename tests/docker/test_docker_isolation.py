@@ -205,7 +205,9 @@ def test_a_container_has_its_mounts_from_the_host_read_only(half: Running, share
         "/run/fgpu/simulated/log",
     }
     assert set(READ_ONLY) - {"/run/fgpu/simulated/libcuda.so.1", "/run/fgpu/simulated/machine"} <= ours
-    assert mounts["/run/fgpu/accounting"]["Source"].startswith(f"/dev/shm/fgpu-{shared_hub.installation}/")
+    assert mounts["/run/fgpu/accounting"]["Source"].startswith(
+        f"{shared_hub.accounts}/fgpu-{shared_hub.installation}/"
+    )
 
 
 def test_the_commands_tell_the_slice(engine: Engine, half: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -111,7 +112,10 @@ class HubProcess:
         self.log = folder / "hub.log"
         self.env = env or {}
         self.before, self.after = before, after
-        self.settings = {"simulated_gpus": "1", "resume_grace_s": 10, **settings}
+        # As by default, but where it can be removed with the Hub.
+        self.accounts = Path(f"/dev/shm/fgpu-test-{secrets.token_hex(6)}")
+        own = {"simulated_gpus": "1", "resume_grace_s": 10, "accounting_dir": str(self.accounts)}
+        self.settings = {**own, **settings}
         self.process: subprocess.Popen[bytes] | None = None
         self._store: Store | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,6 +187,7 @@ class HubProcess:
         for process in mine:
             process.kill()
         psutil.wait_procs(mine, timeout=10)
+        shutil.rmtree(self.accounts, ignore_errors=True)
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:

@@ -36,6 +36,8 @@ def _processes(installation: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for process in psutil.process_iter():
         try:
+            if process.name() == "probe":
+                continue  # It verifies a session beside its server, with the server's environment.
             env = process.environ()
             if env.get("FGPU_INSTALLATION") == installation and process.status() != psutil.STATUS_ZOMBIE:
                 session = int(env["FGPU_SESSION_ID"])

@@ -121,6 +121,13 @@ class Running:
     process: subprocess.Popen[str]
     line: str
 
+    def tell(self, line: object) -> str:
+        """Give it a line and return its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+
 
 def machine_at(folder: Path, build: Path, compile_c: Callable[..., Path], text: str) -> Machine:
     """Make a machine's folder."""

@@ -82,7 +82,11 @@ def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..
         session_folder(devices=[(UUID, 128)]),
         """
         address = cuda.alloc(64)
+        context = cuda.new("cuCtxGetCurrent", kind=c_void_p)
         assert cuda.result("cuMemFree_v2", address + 512) == 1
+        cuda.cuCtxSetCurrent(None)
+        assert cuda.result("cuMemFree_v2", address) == 201
+        cuda.cuCtxSetCurrent(context)
         assert cuda.used_mib() == 64
         cuda.cuMemFree_v2(address)
         assert cuda.result("cuMemFree_v2", address) != 0
@@ -692,6 +696,23 @@ def test_other_steps_are_learnt(ordered: Callable[..., Path]) -> None:
         highest = c_uint64()
         cuda.cuMemPoolGetAttribute(16, 6, byref(highest))
         assert highest.value == 64 * MIB
+        """,
+    )
+
+
+def test_what_a_pool_grows_by_against_expectation_is_taken_back(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered("-DSTEP=(64*MIB)"),
+        """
+        held = cuda.alloc(80)  # 32 MiB more would do, 64 do not
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), 7 * MIB, 0) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 80
+        reserved = c_uint64()
+        cuda.cuMemPoolGetAttribute(16, 5, byref(reserved))
+        assert reserved.value == 0
+        cuda.cuMemFree_v2(held)
+        cuda.new("cuMemAllocAsync", 7 * MIB, 0)
+        assert cuda.used_mib() == 64
         """,
     )
 

@@ -68,6 +68,29 @@ def test_the_memory_of_a_killed_process_is_given_back(simulated_machine: Make) -
     assert (entry.peak, entry.over) == (1000 * MIB, 0)
 
 
+def test_a_process_that_was_there_before_gets_what_a_killed_one_held(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with machine.running("sim_tool", "steps") as survivor:
+        assert survivor.tell(100) == "0"
+        with machine.running("sim_tool", "hold", 900) as holder:
+            assert holder.line == "held 1"
+            assert survivor.tell(100) == "2"
+        assert survivor.tell(100) == "0"
+        assert survivor.tell(824) == "0"
+    (entry,) = machine.entries()
+    assert (entry.peak, entry.over) == (1024 * MIB, 0)
+
+
+def test_what_dead_processes_held_is_no_part_of_the_peak(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with machine.running("sim_tool", "steps") as survivor:
+        assert survivor.tell(100) == "0"
+        with machine.running("sim_tool", "hold", 200) as holder:
+            assert holder.line == "held 1"
+        assert survivor.tell(150) == "0"
+    assert machine.entries()[0].peak == 300 * MIB
+
+
 def test_allocations_may_be_far_larger_than_the_hosts_memory(simulated_machine: Make) -> None:
     machine = simulated_machine("gpu uuid=GPU-a memory_mib=262144\n")
     with machine.running("sim_tool", "hold", 98304, 98304, 65536) as holder:
@@ -113,14 +136,15 @@ def test_a_forked_child_has_no_driver_and_no_memory(simulated_machine: Make) -> 
 
 def test_kernels_of_all_processes_are_served_one_after_another(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
-    with machine.running("sim_tool", "queue", "spin_20ms", 20) as other:
-        assert other.line == "queued"
-        took_us = int(machine.run("sim_tool", "run", "spin_1ms", 10))
-    (entry,) = machine.entries()
-    assert entry.kernels == 30
-    assert entry.busy_ns == (20 * 20 + 10) * 1_000_000
-    # Behind at least what was left of the other's 400 ms when it had said "queued": a kernel of 20 ms and its own 10.
-    assert took_us >= 10_000
+    with machine.running("sim_tool", "queue", "spin_1000ms", 100) as first:
+        assert first.line == "queued"
+        before = machine.entries()[0].busy_until
+        with machine.running("sim_tool", "queue", "spin_20ms", 10) as second:
+            assert second.line == "queued"
+            (entry,) = machine.entries()
+    assert entry.busy_until == before + 200 * 1_000_000
+    assert entry.kernels == 110
+    assert entry.busy_ns == (100 * 1000 + 10 * 20) * 1_000_000
 
 
 def test_a_kernel_takes_what_its_name_says(simulated_machine: Make) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.docker import session_and_attempt
+from fgpuspawner.docker import container_ids, session_and_attempt
 
 
 def test_a_container_of_ours_says_session_and_attempt() -> None:
@@ -26,3 +26,26 @@ def test_a_container_of_ours_says_session_and_attempt() -> None:
 )
 def test_any_other_name_is_not_ours(name: str) -> None:
     assert session_and_attempt(name, "a1b2c3") is None
+
+
+OWN, INNER = "1f" * 32, "2a" * 32
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "ids"),
+    [
+        (f"0::/system.slice/docker-{OWN}.scope\n", [OWN]),
+        (f"0::/docker/{OWN}\n", [OWN]),
+        # Seen from a cgroup namespace beside it.
+        (f"0::/../{OWN}\n", [OWN]),
+        (f"12:memory:/docker/{OWN}\n11:cpu,cpuacct:/docker/{OWN}\n0::/\n", [OWN, OWN]),
+        # A container in a container: the outer one is the session.
+        (f"0::/docker/{OWN}/docker/{INNER}\n", [OWN, INNER]),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", []),
+        (f"0::/docker/{OWN}0\n", []),
+        ("0::/\n", []),
+        ("", []),
+    ],
+)
+def test_a_process_is_known_by_the_container_in_its_cgroup(cgroup: str, ids: list[str]) -> None:
+    assert container_ids(cgroup) == ids
