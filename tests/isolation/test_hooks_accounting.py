@@ -765,6 +765,38 @@ def test_the_reserve_for_graphs_makes_room_when_it_is_needed(session_folder: Cal
     )
 
 
+def test_what_makes_room_for_a_graph_may_be_what_it_counted_on(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream, pool = cuda.stream(), cuda.pool()
+        cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))
+        cuda.cuMemFreeAsync(cuda.new("cuMemAllocFromPoolAsync", 32 * MIB, pool, stream), stream)
+        cuda.cuGraphLaunch(cuda.instantiate(cuda.graph(60, frees=True)[0]), stream)
+        cuda.cuStreamSynchronize(stream)
+        assert cuda.used_mib() == 92  # of which nothing is in use
+        # 40 more would be too many; so all is given back, and 100 are needed.
+        cuda.cuGraphLaunch(cuda.instantiate(cuda.graph(100, frees=True)[0]), stream)
+        assert cuda.used_mib() == 100
+        """,
+    )
+
+
+def test_a_graph_that_frees_when_it_is_launched_again_needs_no_second_reserve(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        """
+        stream = cuda.stream()
+        executable = cuda.new("cuGraphInstantiateWithFlags", cuda.graph(100)[0], 1)
+        for _ in range(3):
+            cuda.cuGraphLaunch(executable, stream)
+        assert cuda.used_mib() == 100
+        """,
+    )
+
+
 def test_a_graph_in_a_graph_is_counted_and_an_upload_charges_like_a_launch(
     session_folder: Callable[..., Path],
 ) -> None:
