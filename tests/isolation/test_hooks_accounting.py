@@ -468,6 +468,45 @@ def test_memory_of_the_host_is_not_charged(session_folder: Callable[..., Path]) 
     )
 
 
+# ---- arrays ----
+
+
+def test_an_array_is_charged_by_its_format_and_all_its_levels(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)]),
+        """
+        M = 2048  # 4 Mi elements, 4 MiB with one byte for each
+        formats = {  # format, channels: bytes of 4 elements
+            (0x01, 1): 4, (0x08, 4): 16, (0x02, 2): 16, (0x10, 4): 32, (0x0A, 2): 32, (0x20, 4): 64,
+            (0x50, 4): 16, (0xC0, 1): 4, (0xC2, 4): 16, (0xC5, 4): 32, (0xCB, 4): 32,  # as many as the name says
+            (0x91, 4): 2, (0x93, 4): 4, (0x97, 1): 2, (0x9D, 4): 4,  # blocks of 16 elements
+            (0xB0, 3): 6, (0x9F, 3): 12, (0xA2, 3): 8, (0xB2, 3): 12, (0xB1, 4): 32,  # brightness and colour
+        }
+        for (format, channels), mib in formats.items():
+            plane = ArrayDescription(M, M, 0, format, channels, 0)
+            # The simulated driver has few of these formats, but is asked only if the session may have so much.
+            rest = cuda.alloc(512 - mib)
+            result = cuda.result("cuArray3DCreate_v2", byref(array := c_void_p()), byref(plane))
+            assert result in (0, 1), hex(format)
+            if result == 0:
+                cuda.cuArrayDestroy(array)
+            more = cuda.new("cuMemAlloc_v2", 512)
+            assert cuda.result("cuArray3DCreate_v2", byref(c_void_p()), byref(plane)) == OUT_OF_MEMORY, hex(format)
+            cuda.cuMemFree_v2(rest)
+            cuda.cuMemFree_v2(more)
+        for description, levels, mib in (
+            (ArrayDescription(1 << 20, 0, 0, 0x01, 4, 0), 1, 4),  # a line
+            (ArrayDescription(M, 0, 64, 0x20, 4, 1), 1, 2),  # layers of lines
+            (ArrayDescription(256, 256, 64, 0x01, 4, 0), 3, 16 + 2 + 0.25),  # levels of a space
+            (ArrayDescription(256, 256, 64, 0x01, 4, 1), 3, 16 + 4 + 1),  # levels of layers
+        ):
+            array = cuda.new("cuMipmappedArrayCreate", byref(description), levels, kind=c_void_p)
+            assert cuda.used_mib() == mib, (mib, cuda.used_mib())
+            cuda.cuMipmappedArrayDestroy(array)
+        """,
+    )
+
+
 # ---- pools ----
 
 
