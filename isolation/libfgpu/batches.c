@@ -30,13 +30,13 @@ struct kind *batches_kind(struct context *context, uint64_t key) {
 
 /* How long one launch of a batch took, to the kind that all its launches are of. Down faster than up: one too short
  * costs an overrun, which is paid for; one too long wastes the ends of slots. Where a neighbour may have had the device
- * for a part of the time (`ran_over`), up even more slowly. */
-static void learn_alone(struct kind *kind, uint64_t length, bool ran_over) {
+ * for a part of the time (`shared`), up even more slowly. */
+static void learn_alone(struct kind *kind, uint64_t length, bool shared) {
     int64_t error = (int64_t)(length - kind->expected);
     if (kind->measured_at == 0)
         kind->expected = length;
     else
-        kind->expected += (uint64_t)(error / (error < 0 ? 2 : ran_over ? 16 : 4));
+        kind->expected += (uint64_t)(error / (error < 0 ? 2 : shared ? 16 : 4));
 }
 
 /* Where streams share the device, a batch has others' work between its events, and its own length cannot be told. What
@@ -59,7 +59,7 @@ static void add_to_round(struct context *context, uint64_t expected, uint64_t le
     context->round++;
 }
 
-static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool ran_over,
+static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool shared,
                   uint64_t now) {
     struct kind *kind = batch->kind;
     uint64_t from = start < context->began_at ? context->began_at : start; /* no other batch's time twice */
@@ -70,7 +70,7 @@ static void learn(struct context *context, struct batch *batch, uint64_t start, 
     if (kind->measured_at != 0 && context->in_flight > context->streams[batch->stream].in_flight)
         learn_together(context, kind);
     else
-        learn_alone(kind, length / batch->launches, ran_over);
+        learn_alone(kind, length / batch->launches, shared);
     kind->measured_at = now;
 }
 
@@ -136,9 +136,11 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
     uint64_t outside = length > in_slots ? length - in_slots : 0;
     /* Where the host was late between event and launch, the device may have been idle: then expectation decides. */
     length = less_doubt(length, batch->delay, batch->expected);
-    learn(context, batch, end - length, end, outside > 0, now);
-    /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. */
-    if (batch->known)
+    /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. So it decides
+     * there too, unless it is wrong: that work takes more than twice as long, no neighbour explains. */
+    bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
+    learn(context, batch, end - length, end, shared, now);
+    if (shared)
         length = less_doubt(length, outside / 2, batch->expected);
     pay(context, batch, end - length, end, now);
 }

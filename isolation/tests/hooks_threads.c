@@ -92,13 +92,16 @@ static void *work(void *data) {
 int main(void) {
     pthread_t threads[THREADS];
     size_t unused, total;
+    CUdeviceptr held; /* so much that one thread alone comes to the limit of 128 MiB */
     check("cuInit", cuInit(0));
     check("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
     check("cuCtxSetCurrent", cuCtxSetCurrent(context));
+    check("cuMemAlloc_v2", cuMemAlloc_v2(&held, 60 * MIB));
     for (size_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, work, (void *)(i + 1));
     for (size_t i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    check("cuMemFree_v2", cuMemFree_v2(held));
     check("cuCtxSynchronize", cuCtxSynchronize());
     check("cuMemGetInfo_v2", cuMemGetInfo_v2(&unused, &total));
     printf("refused %d\nused %zu\n", atomic_load(&refused), total - unused);

@@ -2,13 +2,19 @@
  * each process of each tenant, over a device, a driver, a host and a clock that are simulated here in one thread. So
  * what comes out is exact and always the same, however busy the machine is.
  *
- *     throttle_world throttle.so [policy=fifo|sliced] [seconds=N] [seed=N] [late_us=N] [stall_permille=N]
- *                    tenant:slots=0-25,kernel_us=500[,mix_us=N][,processes=N][,streams=N][,sync=1][,host_us=N]
- *                          [,idle_ms=N][,kill_ms=N][,capture=1][,contexts=1][,collective=1][,free=1]...
+ *     throttle_world THROTTLE.so [policy=fifo|sliced] [seconds=N] [seed=N] [late_us=N] [stall_permille=N] TENANT...
  *
  * policy: fifo serves kernels in the order of their launches, as the simulated driver does; sliced gives each process
- * that has work 2 ms in turn and interrupts kernels for it, as GPUs do. late_us: how late a sleeper wakes up, on average;
- * stall_permille: how often it is 3 ms instead. The answer is one line of JSON. */
+ * that has work 2 ms in turn and interrupts kernels for it, as GPUs do. late_us: how late a sleeper wakes up, on
+ * average; stall_permille: how often it is 3 ms more.
+ *
+ *     tenant:slots=0-25,kernel_us=500[,OPTION=N]...
+ *
+ * Slots are separated by +. Options: mix_us (one kernel in four is so long), later_us (all are
+ * so long from the middle on), processes, streams, sync (wait for each
+ * kernel), host_us (between launches), idle_ms (a pause after each 50 launches), kill_ms (the first process dies then),
+ * capture (some launches are captured into graphs), contexts (a new context after each 50 launches), collective
+ * (kernels that wait for each other), free (compute is not limited). The answer is one line of JSON. */
 #include "hooks.h"
 #include "slots.h"
 
@@ -65,7 +71,7 @@ struct tenant {
     const char *text;
     struct fgpu_limits limits;
     struct fgpu_time_account account;
-    uint64_t kernel, mix, host, idle, kill, unlimited_until;
+    uint64_t kernel, mix, later, host, idle, kill;
     unsigned processes, streams;
     bool sync, capture, contexts, collective;
     uint64_t busy, kernels, *busy_by_ms;
@@ -372,9 +378,9 @@ static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
 }
 
 static CUresult exchange_mode(CUstreamCaptureMode *mode) {
-    CUstreamCaptureMode before = running->process->relaxed ? CU_STREAM_CAPTURE_MODE_RELAXED : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    bool before = running->process->relaxed;
     running->process->relaxed = *mode == CU_STREAM_CAPTURE_MODE_RELAXED;
-    *mode = before;
+    *mode = before ? CU_STREAM_CAPTURE_MODE_RELAXED : CU_STREAM_CAPTURE_MODE_GLOBAL;
     return CUDA_SUCCESS;
 }
 
@@ -392,7 +398,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
     return CUDA_SUCCESS;
 }
 
-/* The function's address says how long it takes. */
+/* The function's address says how long it takes, at first. */
 static CUresult launch(FGPU_LAUNCH_PARAMETERS, void **extra) {
     (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared;
     (void)parameters, (void)extra;
@@ -402,7 +408,8 @@ static CUresult launch(FGPU_LAUNCH_PARAMETERS, void **extra) {
         return CUDA_SUCCESS;
     while (process->tenant->limits.devices[0].compute == false && process->queued >= QUEUE)
         use_host(20 * US);
-    enqueue(process, (uint64_t)(uintptr_t)function, NULL);
+    bool grown = process->tenant->later != 0 && now > START + (until - START) / 2;
+    enqueue(process, grown ? process->tenant->later : (uint64_t)(uintptr_t)function, NULL);
     process->tenant->kernels++;
     return CUDA_SUCCESS;
 }
@@ -428,7 +435,7 @@ static void capture_some(struct process *process) {
     process->end_capture((CUstream)0x1000, &graph);
 }
 
-/* The context ends with its events, and the next one has the same handle: what a program sees that resets its device. */
+/* The context ends with its events, and the next one has the same handle: so it is when a program resets its device. */
 static void renew_context(struct process *process) {
     wait_for_device();
     process->context_ended((char *)process + process->incarnation % 2, 0);
@@ -503,6 +510,8 @@ static void add_tenant(char *text, const char *library) {
             tenant->kernel = number * US;
         else if (strcmp(word, "mix_us") == 0)
             tenant->mix = number * US;
+        else if (strcmp(word, "later_us") == 0)
+            tenant->later = number * US;
         else if (strcmp(word, "host_us") == 0)
             tenant->host = number * US;
         else if (strcmp(word, "idle_ms") == 0)
@@ -617,9 +626,9 @@ int main(int count, char **words) {
     printf("{\"disturbed\": %llu, \"tenants\": [", (unsigned long long)disturbed);
     for (unsigned n = 0; n < tenant_count; n++) {
         struct tenant *tenant = &tenants[n];
-        printf("%s{\"share\": %.3f, \"kernels\": %llu, \"paid_ms\": %.1f, \"busy_ms\": %.1f, \"off_ms\": {", n ? ", " : "",
-               100.0 * (double)tenant->busy / (double)(until - START), (unsigned long long)tenant->kernels,
-               (double)tenant->account.words[1] / 1e6, (double)tenant->busy / 1e6);
+        printf("%s{\"share\": %.3f, \"kernels\": %llu, \"paid_ms\": %.1f, \"busy_ms\": %.1f, \"off_ms\": {",
+               n ? ", " : "", 100.0 * (double)tenant->busy / (double)(until - START),
+               (unsigned long long)tenant->kernels, (double)tenant->account.words[1] / 1e6, (double)tenant->busy / 1e6);
         static const uint64_t stretches[] = {50, 200, 1000, 5000};
         for (unsigned i = 0; i < 4; i++) {
             double above, below;

@@ -62,7 +62,7 @@ def world(compile_c: Callable[..., Path]) -> World:
         assert done.returncode == 0, f"{words}: {done.returncode} {done.stderr}"
         found = json.loads(done.stdout)
         for tenant in found["tenants"]:
-            tenant["off_ms"] = {int(k): tuple(v) for k, v in tenant["off_ms"].items()}
+            tenant["off_ms"] = {int(ms): tuple(off) for ms, off in tenant["off_ms"].items()}
         return Outcome([Tenant(**tenant) for tenant in found["tenants"]], found["disturbed"])
 
     return world
@@ -141,7 +141,8 @@ def test_the_published_bound_holds_in_every_stretch_of_time(world: World, slots:
 
 def test_the_bound_of_short_kernels_is_far_from_reached(world: World) -> None:
     (only,) = world("slots=0-25,kernel_us=500").tenants
-    assert all(-1 < below <= above < 1 for below, above in only.off_ms.values())
+    for below, above in only.off_ms.values():
+        assert -1 < below <= above < 1
 
 
 # --- What programs do ----------------------------------------------------------------------------------
@@ -167,12 +168,17 @@ def test_streams_share_the_slots(world: World, slots: str, streams: int, kernel_
 
 @pytest.mark.parametrize("slots", ["0-10", "0-50"])
 @pytest.mark.parametrize("mix_us", [500, 5000])
-def test_one_kind_of_kernel_may_take_now_longer_and_now_shorter(
-    world: World, slots: str, mix_us: int
-) -> None:
-    """A kind here is a length; so the short ones and the long ones alternate at random."""
+def test_kernels_of_different_length_in_one_program(world: World, slots: str, mix_us: int) -> None:
     (only,) = world(f"slots={slots},kernel_us=50,mix_us={mix_us}").tenants
     assert only.share == pytest.approx(percent(slots), abs=1)
+
+
+@pytest.mark.parametrize(("kernel_us", "later_us"), [(50, 5000), (5000, 50), (500, 50_000)])
+def test_a_kernel_that_becomes_longer_or_shorter(world: World, kernel_us: int, later_us: int) -> None:
+    """What is in flight when nobody knows yet how long it will take is paid for afterwards."""
+    (only,) = world(f"slots=0-25,kernel_us={kernel_us},later_us={later_us}", seconds=20).tenants
+    assert only.share == pytest.approx(25, abs=1.5)
+    assert only.off_ms[1000][1] < 400
 
 
 def test_a_program_that_waits_for_each_kernel(world: World) -> None:
@@ -194,8 +200,9 @@ def test_a_lazy_program_is_not_held_back(world: World) -> None:
 
 
 def test_work_that_waits_for_later_work_goes_on(world: World) -> None:
+    """Slowly, as each has to be waited for in vain; but it does."""
     (only,) = world("slots=0-50,kernel_us=500,collective=1").tenants
-    assert only.kernels > 100
+    assert only.kernels > 50
 
 
 def test_capture_is_neither_disturbed_nor_held_back(world: World) -> None:
@@ -218,7 +225,8 @@ def test_a_killed_process_leaves_the_share_to_the_others(world: World) -> None:
 
 def test_without_a_limit_launches_go_straight_through(world: World) -> None:
     (only,) = world("slots=0-10,kernel_us=500,free=1").tenants
-    assert (only.paid_ms, only.share) == (0, pytest.approx(100, abs=1))
+    assert only.paid_ms == 0
+    assert only.share == pytest.approx(100, abs=1)
 
 
 @pytest.mark.parametrize(("late_us", "stall_permille"), [(200, 0), (60, 5), (60, 20)])
