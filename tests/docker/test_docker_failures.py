@@ -9,7 +9,7 @@ from docker.errors import APIError
 from dockerhub import ONE, WHOLE_FIVE, DockerHub, Engine, until
 
 from fgpu_scheduler import Session
-from fgpuspawner.docker import Containers, _words
+from fgpuspawner.containers import Containers, in_words
 
 
 def wait_in_line(hub: DockerHub, user: str, server: str = "", **options: object) -> None:
@@ -165,4 +165,4 @@ async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
     ],
 )
 def test_what_the_engine_refuses_is_said_in_words(engine_says: str, owner_reads: str) -> None:
-    assert _words(APIError("500 Server Error", explanation=engine_says)) == owner_reads
+    assert in_words(APIError("500 Server Error", explanation=engine_says)) == owner_reads
