@@ -3,6 +3,9 @@
 The store is used from one worker thread, so that a slow database never stops the event loop, and writes are
 in the order in which they were asked for. What happens to a session comes back through `prepare`, `pulling`,
 `running`, `end` and `gone`; each is one durable step.
+
+While the database does not answer, a spawn waits and goes on where it was: its steps are tried again until
+they are committed. An end is not waited for here (`StoreUnavailable`): whoever asks for it tries again.
 """
 
 from __future__ import annotations
@@ -11,25 +14,43 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, assert_never
 
+from fgpu_scheduler.away import Away
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
+    NodeState,
     Request,
     Session,
     SessionState,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Remove, Stop, reconcile
-from fgpu_scheduler.errors import FGPUError, InvalidTransition, StaleVersion, UnknownSession
+from fgpu_scheduler.core.reconcile import (
+    Ended,
+    Finish,
+    Healing,
+    Observed,
+    Remove,
+    Stop,
+    ghostly,
+    reconcile,
+)
+from fgpu_scheduler.errors import (
+    FGPUError,
+    InvalidTransition,
+    StaleVersion,
+    StoreUnavailable,
+    UnknownSession,
+)
+from fgpu_scheduler.health import node_changes
 from fgpu_scheduler.ports import Clock, Launcher, SystemClock
 from fgpu_scheduler.store import Store
 
@@ -73,6 +94,12 @@ class Deadlines:
 
 FORECAST_FOR_S = 30
 """How long a forecast may be shown while nothing changes; expected ends move with the clock."""
+SILENT_AFTER_S = 5.0
+"""A database that takes longer than this to answer is away, as far as those who wait are told."""
+AGAIN_S = 1.0
+"""So often a step is tried again while the database is away."""
+SWEEPERS = 4
+"""Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +138,25 @@ class Scheduler:
         self._launching: Counter[int] = Counter()
         self._ending: Counter[int] = Counter()
         self._wake = asyncio.Event()
+        self._look = asyncio.Event()
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self.on_end: Callable[[Session], None] = lambda session: None
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
         self._left_waiting: list[int] = []
         self._forecast: _Forecasts | None = None
         self._forecasting: asyncio.Future[_Forecasts] | None = None
+        self._away = Away(self._announce)
+        self._since: dict[int, float] = {}
+        self._ghosts: dict[str, Observed] = {}
+        self._sweeping: set[str] = set()
+        self._sweepers: set[asyncio.Task[None]] = set()
+
+    @property
+    def database_is_away(self) -> bool:
+        """Whether somebody waits for the database in vain; `changes` tells when that turns."""
+        return bool(self._away)
 
     # -- life of the loop -----------------------------------------------------------------------------
 
@@ -137,14 +177,18 @@ class Scheduler:
         # Instants are of the clock, which may be set; how long something takes is not.
         self._started = asyncio.get_running_loop().time()
         live = (await self._call(self.store.snapshot, now_s)).sessions
+        for session in live:
+            self._since[session.id] = self._started - max(0, now_s - session.submitted_at_s)
+        self._launcher.watch(self.look)
         self._tasks = [asyncio.create_task(self._schedule()), asyncio.create_task(self._watch())]
         return live
 
     async def stop(self) -> None:
         """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._sweepers, *self._stopping.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         self._thread.shutdown(wait=True)
 
@@ -157,13 +201,23 @@ class Scheduler:
             SessionExists: one of the servers has a live session.
             TooManyPending: over the user's limit of waiting requests.
         """
-        sessions = await self._call(
-            self.store.submit,
-            requests,
-            now_s=self._clock.now_s(),
-            max_pending_per_user=self.caps.max_pending_per_user,
-        )
+        tried = False
+
+        async def step() -> tuple[Session, ...]:
+            nonlocal tried
+            if tried and (found := await self._submitted(requests)) is not None:
+                return found
+            tried = True
+            return await self._call(
+                self.store.submit,
+                requests,
+                now_s=self._clock.now_s(),
+                max_pending_per_user=self.caps.max_pending_per_user,
+            )
+
+        sessions = await self.patiently(step)
         for session in sessions:
+            self._since[session.id] = asyncio.get_running_loop().time()
             self._say(session, None, "submitted")
         self._announce()
         self.wake()
@@ -184,7 +238,9 @@ class Scheduler:
         future = self._waiting.get(session_id)
         if future is None or future.done():
             future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
-        session = await self._call(self.store.set_held, session_id, False, now_s=self._clock.now_s())
+        session = await self.patiently(
+            lambda: self._call(self.store.set_held, session_id, False, now_s=self._clock.now_s())
+        )
         if session.state in ENDED or session.state is S.TERMINATING:
             self._waiting.pop(session_id, None)
             raise SessionEnded(session)
@@ -197,6 +253,9 @@ class Scheduler:
 
     async def prepare(self, session_id: int) -> Session:
         """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one."""
+        return await self.patiently(lambda: self._prepare(session_id))
+
+    async def _prepare(self, session_id: int) -> Session:
         session = await self._get(session_id)
         if session.state in LAUNCHING:
             return self._done(
@@ -218,12 +277,22 @@ class Scheduler:
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         """Commit that the engine fetches the image."""
+        return await self.patiently(lambda: self._pulling(session_id, attempt))
+
+    async def _pulling(self, session_id: int, attempt: int) -> Session:
         session = await self._get(session_id)
+        if session.state is S.PULLING and session.attempt == attempt:
+            return session  # Committed, and the answer was lost.
         return await self._move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
+        return await self.patiently(lambda: self._running(session_id, attempt, launched))
+
+    async def _running(self, session_id: int, attempt: int, launched: str) -> Session:
         session = await self._get(session_id)
+        if session.state is S.RUNNING and (session.attempt, session.launched) == (attempt, launched):
+            return session  # Committed, and the answer was lost.
         return await self._move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
@@ -278,7 +347,8 @@ class Scheduler:
 
     async def live(self) -> tuple[Session, ...]:
         """Return every live session, in order of their ids."""
-        return (await self._call(self.store.snapshot, self._clock.now_s())).sessions
+        snapshot = await self.patiently(lambda: self._call(self.store.snapshot, self._clock.now_s()))
+        return snapshot.sessions
 
     async def serving(self, user: str, server_name: str) -> Session | None:
         """Return this server's current session, or None."""
@@ -331,6 +401,24 @@ class Scheduler:
         """Plan again soon."""
         self._wake.set()
 
+    def look(self) -> None:
+        """Look at once what the launcher sees: something has changed there."""
+        self._look.set()
+
+    async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Await a step until the database has answered it. It is begun again each time: it must bear that."""
+        who = object()
+        try:
+            while True:
+                try:
+                    return await step()
+                except StoreUnavailable as e:
+                    log.debug("Trying on: %s", e)
+                    self._away.lacks(who)
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            self._away.has(who)
+
     # -- the loop -------------------------------------------------------------------------------------
 
     async def _schedule(self) -> None:
@@ -341,11 +429,12 @@ class Scheduler:
                 if await self._resuming():
                     continue
                 placed = await self._call(self._cycle)
-            except Exception:
+            except Exception as e:
                 # The loop must outlive a database that is away for a while.
-                log.exception("Scheduling failed; trying again")
-                asyncio.get_running_loop().call_later(1, self.wake)
+                self._failed("Scheduling", e)
+                asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
                 continue
+            self._away.has("Scheduling")
             for session in placed:
                 self._say(session, S.PENDING, None)
                 self._resolve(session)
@@ -379,20 +468,39 @@ class Scheduler:
             try:
                 await self._deadlines_passed()
                 await self.reconcile()
-            except Exception:
-                log.exception("Reconciling failed; trying again")
+            except Exception as e:
+                self._failed("Reconciling", e)
+            else:
+                self._away.has("Reconciling")
             self.wake()
-            await asyncio.sleep(self._deadlines.reconcile_every_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._deadlines.reconcile_every_s):
+                    await self._look.wait()
+            self._look.clear()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Log why a round of one of the loops failed. Of an outage of the database the first time only."""
+        if not isinstance(error, StoreUnavailable):
+            log.error("%s failed; trying again", what, exc_info=error)
+            return
+        log.log(logging.DEBUG if self._away else logging.WARNING, "%s waits: %s", what, error)
+        self._away.lacks(what)
+
+    def _waited_s(self, session: Session) -> float:
+        """Return how long a session has been waited for. A clock that is set meanwhile makes it no longer."""
+        now = asyncio.get_running_loop().time()
+        return now - self._since.setdefault(session.id, now)
 
     async def _deadlines_passed(self) -> None:
-        now_s = self._clock.now_s()
-        snapshot = await self._call(self.store.snapshot, now_s)
+        snapshot = await self._call(self.store.snapshot, self._clock.now_s())
         await self._tell_those_who_wait(snapshot)
+        live = {s.id for s in snapshot.sessions}
+        self._since = {i: at for i, at in self._since.items() if i in live or i > max(live, default=0)}
         limits = self._deadlines
         # Nothing is held for longer than this process runs; later it is held because a start failed.
         long_held = self._running_for_s() >= limits.abandoned_after_s
         for session in snapshot.sessions:
-            waited_s = now_s - session.submitted_at_s
+            waited_s = self._waited_s(session)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
                 message = f"nothing became free within the queue's limit of {limits.queue_timeout_s} seconds"
             elif (
@@ -432,6 +540,7 @@ class Scheduler:
         before = await self._call(self.store.snapshot, self._clock.now_s())
         observed, reachable = await self._launcher.observe()
         after = await self._call(self.store.snapshot, self._clock.now_s())
+        await self._note_nodes(after, reachable)
         healings = reconcile(before, after, observed, reachable=reachable, launching=(*launching, *ending))
         # Side by side: one that hangs delays the next round, but not the others of this one.
         results = await asyncio.gather(
@@ -443,9 +552,8 @@ class Scheduler:
 
     async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
         match healing:
-            case Remove(thing, why):
-                log.warning("Removing the ghost %s of session %d: %s", thing.handle, thing.session_id, why)
-                await self._launcher.remove(thing)
+            case Remove(thing, _):
+                self._sweep_away(thing)
             case Ended(session_id, attempt, cause, message):
                 session = await self._get(session_id)
                 if session.attempt == attempt:
@@ -453,21 +561,91 @@ class Scheduler:
                         session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
                     )
                     log.warning("Session %d has no server any more: %s", session_id, message)
+                    self.look()
             case Stop(session_id, thing):
-                if session_id not in ending:
+                if session_id not in ending and thing.handle not in self._stopping:
                     log.info("Stopping %s of session %d", thing.handle, session_id)
-                    await self._launcher.remove(thing)
+                    self._stopping[thing.handle] = asyncio.create_task(self._stop(thing))
             case Finish(session_id):
                 await self.gone(session_id)
             case _:
                 assert_never(healing)
 
+    async def _stop(self, thing: Observed) -> None:
+        """Stop something, beside all else: it may take its time, and nobody else's end waits for that."""
+        try:
+            if await self._launcher.remove(thing):
+                self.look()
+        except Exception as e:
+            # The next round finds it again.
+            self._failed("Stopping a session", e)
+        finally:
+            del self._stopping[thing.handle]
+
+    async def _note_nodes(self, snapshot: Snapshot, reachable: Sequence[str]) -> None:
+        """Take nodes that do not answer out of use, and those that answer again back into it."""
+        changes = node_changes(snapshot, reachable, tuple(self._launching))
+        for node_id in changes.lost:
+            log.error("Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id)
+            await self._call(self.store.set_node_state, node_id, NodeState.LOST, now_s=self._clock.now_s())
+        for node_id in changes.back:
+            log.warning("Node %s answers again", node_id)
+            await self._call(self.store.set_node_state, node_id, NodeState.READY, now_s=self._clock.now_s())
+        for session_id in changes.requeued:
+            with contextlib.suppress(InvalidTransition):
+                await self._move(await self._get(session_id), S.PENDING, expect=(S.SCHEDULED,))
+        if changes.lost or changes.back or changes.requeued:
+            self._announce()
+            self.wake()
+
+    def _sweep_away(self, ghost: Observed) -> None:
+        """Have a ghost removed, a few at a time: neither a round nor a launch waits for a thousand of them."""
+        if ghost.handle in self._sweeping:
+            return
+        self._ghosts.setdefault(ghost.handle, ghost)
+        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts)):
+            task = asyncio.create_task(self._sweep())
+            self._sweepers.add(task)
+            task.add_done_callback(self._sweepers.discard)
+
+    async def _sweep(self) -> None:
+        while self._ghosts:
+            ghost = self._ghosts.pop(next(iter(self._ghosts)))
+            self._sweeping.add(ghost.handle)
+            try:
+                # It was seen a while ago.
+                why = ghostly(ghost, await self._call(self.store.session, ghost.session_id))
+                if why is not None:
+                    log.warning(
+                        "Removing the ghost %s of session %d: %s", ghost.handle, ghost.session_id, why
+                    )
+                    await self._launcher.remove(ghost)
+            except Exception as e:
+                # The next round finds it again.
+                if not isinstance(e, StoreUnavailable):
+                    log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
+            finally:
+                self._sweeping.discard(ghost.handle)
+
     # -- parts ----------------------------------------------------------------------------------------
+
+    async def _submitted(self, requests: Sequence[Request]) -> tuple[Session, ...] | None:
+        """Return the sessions of these requests, if they were committed and only the answer was lost."""
+        found = [await self.serving(request.user, request.server_name) for request in requests]
+        sessions = tuple(session for session in found if session is not None)
+        return sessions if [s.request for s in sessions] == list(requests) else None
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        late = loop.call_later(SILENT_AFTER_S, self._away.lacks, future)
+
+        def answered(_: object) -> None:
+            late.cancel()
+            self._away.has(future)
+
+        future.add_done_callback(answered)
         return await asyncio.shield(future)
 
     async def _get(self, session_id: int) -> Session:
@@ -506,6 +684,8 @@ class Scheduler:
         if session.state in ENDED:
             self._resolve(session)
             self.wake()
+        if session.state is S.TERMINATING:
+            self.on_end(session)
         self._announce()
         return session
 

@@ -337,7 +337,10 @@ class Store:
         with self._database.reading() as connection:
             values = {"resource_group": resource_group, "limit": newest}
             lengths = connection.execute(LENGTHS, values).scalars().all()
-        return int(median(lengths)) if lengths and len(lengths) >= least else None
+        # Below nothing where the clock was set back in between.
+        return (
+            int(median(max(0, length) for length in lengths)) if lengths and len(lengths) >= least else None
+        )
 
     def version(self) -> int:
         """Return the store's version: another one after every write."""

@@ -134,7 +134,8 @@ def _starts(snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int
 def _expected_end_at_s(session: Session, now_s: int, typical_length_s: int) -> int:
     if session.state is SessionState.TERMINATING:
         return now_s + 1
-    started = session.started_at_s if session.started_at_s is not None else now_s
+    # The clock may have been set back since.
+    started = min(now_s, session.started_at_s) if session.started_at_s is not None else now_s
     end = started + typical_length_s
     return end if end > now_s else now_s + SOON_S
 

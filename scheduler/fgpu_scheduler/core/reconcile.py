@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.lifecycle import LAUNCHING
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 
 
@@ -105,7 +105,7 @@ def reconcile(
             elif session.id not in launching:
                 healings.append(Finish(session.id))
     for thing in sorted(observed, key=lambda o: (o.session_id, o.attempt, o.handle)):
-        why = _ghostly(thing, now.get(thing.session_id))
+        why = ghostly(thing, now.get(thing.session_id))
         if why is not None:
             healings.append(Remove(thing, why))
     return tuple(healings)
@@ -120,9 +120,9 @@ def _ended(session: Session, current: Sequence[Observed]) -> Ended:
     return Ended(session.id, session.attempt, EndCause.EXITED, message)
 
 
-def _ghostly(thing: Observed, session: Session | None) -> str | None:
+def ghostly(thing: Observed, session: Session | None) -> str | None:
     """Return why ``thing`` belongs to nobody, or None if it is some session's own."""
-    if session is None:
+    if session is None or session.state in ENDED:
         return "its session has ended or never was"
     if session.state is SessionState.TERMINATING:
         return None  # Stop, above.
