@@ -109,6 +109,12 @@ def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) 
     return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
 
 
+def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
+    message = "The queue's database does not answer; nothing is lost, and this goes on by itself"
+    return {"progress": last["progress"] if last else 0, "message": message}
+
+
 _STARTING = {
     SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
     SessionState.PREPARING: (60, "Starting your session"),

@@ -61,6 +61,8 @@ from fgpuspawner.settings import FGPU
 PROBE_EVERY_S = 0.03
 LOOK_EVERY_S = 0.5
 STOP_AGAIN_S = 2.0
+TELL_WITHIN_S = 6.0
+"""A waiting page is told something by then: if nothing else, that the database does not answer."""
 
 
 class LaunchFailed(FGPUError):
@@ -241,9 +243,10 @@ class QueuedSpawner(Spawner):
         await self._launch_at_rest()
         try:
             wanted = parse(dict(self.user_options or {}), self.offer())
-            session = await self._enqueue(wanted)
+            session = await self.runtime.scheduler.patiently(lambda: self._enqueue(wanted))
         except Refused as e:
-            await self._drop_ticket(str(e))
+            why = str(e)
+            await self.runtime.scheduler.patiently(lambda: self._drop_ticket(why))
             raise self._refusal(e) from None
         except (TooManyPending, SessionExists) as e:
             raise SpawnException(str(e), reason=e.code, status_code=409) from None
@@ -470,7 +473,9 @@ class QueuedSpawner(Spawner):
         if self._phase == self.STARTING:
             return None
         if self._phase == self.IDLE:
-            current = await self.runtime.scheduler.serving(self.user.name, self.name)
+            scheduler = self.runtime.scheduler
+            # A database that is away must not look like a server that is gone.
+            current = await scheduler.patiently(lambda: scheduler.serving(self.user.name, self.name))
             if current is None or current.state is not SessionState.RUNNING:
                 return 0
             self._session, self._phase = current, self.UP
@@ -479,7 +484,11 @@ class QueuedSpawner(Spawner):
             return None
         status, cause, message = ended
         self.log.warning("Session %d of %s has ended: %s", self.session.id, self._log_name, message)
-        await self._end(self.session, cause, message, now=True)
+        try:
+            await self._end(self.session, cause, message, now=True)
+        except StoreUnavailable as e:
+            self.log.warning("The end of session %d cannot be noted yet: %s", self.session.id, e)
+            return None
         self._phase = self.IDLE
         return status
 
@@ -561,7 +570,11 @@ class QueuedSpawner(Spawner):
         """Yield what to show while the session waits and starts, whenever that changes."""
         last: dict[str, Any] | None = None
         async for _ in self.runtime.scheduler.changes(at_least_every_s=20):
-            event = await self._progress_event()
+            try:
+                async with asyncio.timeout(TELL_WITHIN_S):
+                    event = await self._progress_event()
+            except (StoreUnavailable, TimeoutError):
+                event = form.away_event(last)
             if event is None:
                 return
             if event != last:
@@ -569,6 +582,8 @@ class QueuedSpawner(Spawner):
                 last = event
 
     async def _progress_event(self) -> dict[str, Any] | None:
+        if self.runtime.scheduler.database_is_away:
+            raise StoreUnavailable("the scheduler's database does not answer")
         if self._session is None:
             return {"progress": 0, "message": "Asking the scheduler"}
         session = await self.runtime.scheduler.session(self._session.id)
