@@ -40,6 +40,8 @@ FRESH_S = 1.5
 """A reading serves this long while the store's version stays the same: forecasts move with the clock."""
 FAILED_S = 0.5
 """A failure also answers those who waited behind it: each by itself could wait for the database's timeout."""
+ANSWER_WITHIN_S = 12.0
+"""A database that takes longer does not answer: longer than it waits for a lock, or for a connection."""
 CONNECT_EVERY_S = 0.5
 MAX_EVENTS = 1000
 """A listener that missed more is told to read everything again."""
@@ -164,7 +166,12 @@ class Reader:
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"the scheduler's database has not answered for {ANSWER_WITHIN_S:.0f} seconds"
+            ) from None
         except SQLAlchemyError as e:
             # What the store does not tell apart, such as a damaged file: the details are for the log.
             log.error(

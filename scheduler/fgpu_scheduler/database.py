@@ -25,6 +25,15 @@ from fgpu_scheduler.schema import meta
 LOCK_TIMEOUT_S = 10
 """So long a transaction waits for another's lock, and a connection for its server."""
 
+PATIENCE = {
+    "connect_timeout": LOCK_TIMEOUT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 1000 * 25,
+}
+"""What PostgreSQL's client is told, so that a server whose machine is cut off is known to be after half a minute."""
+
 MIGRATION_LOCK = 0x66677075
 """PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
 
@@ -163,7 +172,8 @@ class Database:
         return engine
 
     def _postgresql_engine(self) -> Engine:
-        arguments = {} if "connect_timeout" in self._url.query else {"connect_timeout": LOCK_TIMEOUT_S}
+        # The URL's own come first, as of the server's "connect_timeout" and "keepalives_idle".
+        arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
         # Pinged before use: a restart of the server must not fail the next spawn.
         engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
         event.listen(engine, "connect", _set_up_postgresql)
