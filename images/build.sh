@@ -109,6 +109,8 @@ build_from_registry() {
         key=${pair%%=*}
         arguments+=(--build-arg "FGPU_${key^^}=${pair#*=}")
     done
+    # The wheel brings fgpu-start, which takes a session's identity over standard input.
+    if [[ -n $wheel ]]; then arguments+=(--label fgpu.handover=1); fi
     for label in "${labels[@]}"; do arguments+=(--label "$label"); done
     docker build --file "$here/$name/Dockerfile" --build-arg "BASE=$base" --tag "$tag" \
         "${arguments[@]}" "$context" >&2

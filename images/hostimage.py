@@ -458,6 +458,9 @@ def build(packages: Sequence[Package], options: Options, out: Path) -> None:
         compile_all(root)
         make_loader_cache(root)
         labels = {**options.labels, "fgpu.inputs": inputs_hash(packages, options)}
+        if options.wheel is not None:
+            # It brings fgpu-start, which takes a session's identity over standard input.
+            labels["fgpu.handover"] = "1"
         diff_id = write_layer(root, work / "layer.tar")
         write_archive(work / "layer.tar", diff_id, labels, out)
 

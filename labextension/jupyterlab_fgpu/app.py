@@ -46,9 +46,9 @@ class FGPUStatus(LoggingConfigurable):
         """,
     )
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, token: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        service = read_service(os.environ)
+        service = read_service(os.environ, token)
         if isinstance(service, NoService):
             self.log.info("jupyterlab_fgpu: %s", service.reason)
         slice_ = read_slice(os.environ)
@@ -106,9 +106,19 @@ class StopHandler(_Handler):
         self.finish(json.dumps({"session": session}))
 
 
+def hub_token(server_app: Any) -> str:
+    """Return the token that this server shows the Hub, or "". Its environment need not have it."""
+    # JupyterHub's extension is the identity provider; its older servers have this themselves.
+    for owner in (getattr(server_app, "identity_provider", None), server_app):
+        token = getattr(getattr(owner, "hub_auth", None), "api_token", "")
+        if token:
+            return str(token)
+    return ""
+
+
 def load(server_app: Any) -> None:
     """Register the handlers below the server's base URL."""
-    status = FGPUStatus(parent=server_app)
+    status = FGPUStatus(parent=server_app, token=hub_token(server_app))
     base = url_path_join(server_app.web_app.settings["base_url"], "fgpu", "api")
     server_app.web_app.add_handlers(
         ".*$",

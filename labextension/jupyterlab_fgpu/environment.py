@@ -39,10 +39,13 @@ class Slice:
     uuids: tuple[str, ...]
 
 
-def read_service(env: Mapping[str, str]) -> Service | NoService:
-    """Return the service to ask; a variable that is missing or unusable is named in the reason."""
+def read_service(env: Mapping[str, str], token: str = "") -> Service | NoService:
+    """Return the service to ask; a variable that is missing or unusable is named in the reason.
+
+    ``token`` is what the server itself shows the Hub; the environment is asked only without one.
+    """
     url = env.get("FGPU_SERVICE_URL", "").strip()
-    token = env.get("JUPYTERHUB_API_TOKEN", "").strip()
+    token = token or env.get("JUPYTERHUB_API_TOKEN", "").strip()
     if not url:
         return NoService("This server was not started by a Hub with fGPU.")
     parts = urlsplit(url)

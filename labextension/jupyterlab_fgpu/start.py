@@ -1,0 +1,228 @@
+"""What a session's container runs first: it waits for its identity, then becomes its server.
+
+The identity (the server's command line and environment, with its token for the Hub) is one line of
+JSON on standard input. It is thereby in no environment, log or image that the engine knows of:
+whoever can write there controls the engine. While the line is on its way the server's modules are
+imported, which is most of what a start takes.
+
+A JupyterHub server of this Python environment is started in this very process, and has its token in
+memory alone: it never is in the environment that terminals and kernels inherit, nor in a file. Any
+other program is executed with its token in its environment, as programs expect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import select
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+VERSION = 1
+LARGEST_BYTES = 1 << 20
+WAITING = "fgpu-start waits for its session"
+"""What is printed when nothing is left to do but to wait: the Hub knows a warm container by it."""
+
+SERVER = "jupyterhub-singleuser"
+TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+CHOOSE_SERVER = ("JUPYTERHUB_SINGLEUSER_APP", "JUPYTERHUB_SINGLEUSER_EXTENSION")
+"""With one of these a server can be another than the one that is started in this process."""
+
+PRELOADED = (
+    "jupyter_server.serverapp",
+    "jupyterlab.labapp",
+    "jupyter_lsp",
+    "jupyter_server_terminals.app",
+    "notebook_shim.nbserver",
+    "jupyterlab_fgpu.app",
+    # Not jupyterhub.services.auth and .singleuser: these read the environment when imported.
+    "jupyterhub.handlers",
+    "jupyterhub.log",
+)
+XSRF = "jupyterhub._xsrf_utils"
+PR_SET_DUMPABLE = 4
+
+
+class BadIdentity(Exception):
+    """What came is no identity, or none came. The message never repeats what came."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which session this is."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(repr=False)
+
+
+def main() -> None:
+    """Wait, and become the server."""
+    parser = argparse.ArgumentParser(prog="fgpu-start", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--within", type=float, metavar="SECONDS", help="give up after so long; else wait for ever"
+    )
+    parser.add_argument(
+        "--preload", action="store_true", help=f"import what {SERVER} needs meanwhile"
+    )
+    given = parser.parse_args()
+    deadline = None if given.within is None else time.monotonic() + given.within
+    folder = os.getcwd()
+    _keep_memory_private()
+    if given.preload and is_ours(SERVER):
+        preload()
+    if deadline is None:
+        print(WAITING, flush=True)
+    try:
+        identity = read_identity(receive(0, deadline))
+    except BadIdentity as e:
+        sys.exit(f"fgpu-start: {e}")
+    _forget_standard_input()
+    become(identity, folder=folder, preloaded=given.preload)
+
+
+def receive(source: int, deadline: float | None) -> bytes:
+    """Return the line that comes from a file descriptor, without its end.
+
+    Raises:
+        BadIdentity: it did not come in time, or is too long.
+    """
+    line = bytearray()
+    poll = select.poll()
+    poll.register(source, select.POLLIN | select.POLLHUP)
+    while b"\n" not in line:
+        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        if not poll.poll(left_ms):
+            raise BadIdentity("the Hub did not say in time which session this is; start it anew")
+        piece = os.read(source, 65536)
+        if not piece:
+            raise BadIdentity("standard input ended before the Hub said which session this is")
+        line += piece
+        if len(line) > LARGEST_BYTES:
+            raise BadIdentity(f"what the Hub said is longer than {LARGEST_BYTES} bytes")
+    return bytes(line.partition(b"\n")[0])
+
+
+def read_identity(line: bytes) -> Identity:
+    """Return the identity that a line says.
+
+    Raises:
+        BadIdentity: it says none.
+    """
+    try:
+        said: Any = json.loads(line)
+    except ValueError:
+        raise BadIdentity("what the Hub said is not JSON") from None
+    if not isinstance(said, dict) or said.get("version") != VERSION:
+        raise BadIdentity(f"the Hub speaks another version than {VERSION}: build the image anew")
+    argv, environment = said.get("argv"), said.get("environment")
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        raise BadIdentity("argv: a list of words is wanted")
+    if not isinstance(environment, dict) or not all(
+        isinstance(v, str) for v in environment.values()
+    ):
+        raise BadIdentity("environment: an object of texts is wanted")
+    return Identity(tuple(argv), environment)
+
+
+def is_ours(program: str) -> bool:
+    """Return whether a program is of this very Python environment."""
+    found = shutil.which(program)
+    return found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
+
+
+def preload() -> None:
+    """Import what a server needs, as far as nothing of it depends on the environment to come."""
+    for name in PRELOADED:
+        # What an image does not have, its server does not need.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def become(identity: Identity, *, folder: str, preloaded: bool) -> NoReturn:
+    """Run the session's server, in this process where it can be."""
+    environment = dict(identity.environment)
+    program, *arguments = identity.argv
+    in_process = (
+        preloaded
+        and os.path.basename(program) == SERVER
+        and is_ours(program)
+        and not any(environment.get(name) for name in CHOOSE_SERVER)
+    )
+    token = environment.get(TOKENS[0], "")
+    if in_process:
+        for name in TOKENS:
+            environment.pop(name, None)
+    os.environ.update(environment)
+    time.tzset()
+    try:
+        # Anew: a home can have been mounted there since.
+        os.chdir(folder)
+    except OSError as e:
+        sys.exit(f"fgpu-start: the working folder {folder} cannot be used: {e.strerror}")
+    if not in_process:
+        try:
+            os.execvp(program, identity.argv)
+        except OSError as e:
+            sys.exit(f"fgpu-start: {program} cannot be run: {e.strerror}")
+    _find_packages_at_home()
+    if XSRF in sys.modules and any(name.startswith("JUPYTERHUB_XSRF_") for name in environment):
+        importlib.reload(sys.modules[XSRF])
+    sys.argv = [program, *arguments]
+    _serve(token)
+    sys.exit(0)
+
+
+def _serve(token: str) -> None:
+    """Run JupyterHub's server; return when it has ended."""
+    # Only now: these read the environment when they are imported.
+    from jupyterhub.singleuser import extension  # noqa: PLC0415
+    from traitlets import default  # noqa: PLC0415
+
+    class HubOAuth(extension.HubOAuth):  # type: ignore[misc, name-defined]
+        """Has the token that is in no environment."""
+
+        @default("api_token")
+        def _token_of_the_session(self) -> str:
+            return token
+
+    class JupyterHubIdentityProvider(extension.JupyterHubIdentityProvider):  # type: ignore[misc, name-defined]
+        """Has no token to tell: Jupyter Server writes that into the home folder."""
+
+        token = ""
+
+    extension.HubOAuth = HubOAuth
+    extension.JupyterHubIdentityProvider = JupyterHubIdentityProvider
+    extension.main()
+
+
+def _find_packages_at_home() -> None:
+    """Have packages at home found after the server's own, should the home have come only now."""
+    import site  # noqa: PLC0415
+
+    if site.ENABLE_USER_SITE and site.getusersitepackages() not in sys.path:
+        site.addusersitepackages(site.removeduppaths())
+
+
+def _keep_memory_private() -> None:
+    """Close this process's memory to the session's other programs, which run as the same user."""
+    import ctypes  # noqa: PLC0415
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _forget_standard_input() -> None:
+    """Have nothing on standard input, as a server in a container has otherwise."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    main()
