@@ -17,14 +17,10 @@ port = int(os.environ.get("PORT", "8000"))
 
 c.JupyterHub.bind_url = f"http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = port + 1
-c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 2}"
-c.ConfigurableHTTPProxy.command = ["configurable-http-proxy", "--log-level", "warn"]
 
 
-# Anybody may log in with one generated password, the administrator with another. On a real Hub: your own
-# authenticator.
-def password(name: str, length: int) -> str:
-    """Return the password in this file of the data folder, generated the first time."""
+def secret(name: str, length: int) -> str:
+    """Return the secret in this file of the data folder, generated the first time."""
     path = data / name
     if not path.exists():
         path.touch(mode=0o600)
@@ -32,9 +28,17 @@ def password(name: str, length: int) -> str:
     return path.read_text().strip()
 
 
+# The proxy is a process of its own, which `make run` starts: open notebooks stay connected while the Hub restarts.
+# How to run it under systemd is in docs/operations.md.
+c.ConfigurableHTTPProxy.should_start = False
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 2}"
+c.ConfigurableHTTPProxy.auth_token = secret("proxy-token", 32)
+
+# Anybody may log in with one generated password, the administrator with another. On a real Hub: your own
+# authenticator.
 c.JupyterHub.authenticator_class = "shared-password"
-c.SharedPasswordAuthenticator.user_password = password("password", 12)
-c.SharedPasswordAuthenticator.admin_password = password("admin-password", 32)
+c.SharedPasswordAuthenticator.user_password = secret("password", 12)
+c.SharedPasswordAuthenticator.admin_password = secret("admin-password", 32)
 c.Authenticator.admin_users = {"admin"}
 c.Authenticator.allow_all = True
 

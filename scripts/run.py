@@ -1,17 +1,25 @@
-"""Start the example Hub, say where it is and how to log in, and end everything on Ctrl-C."""
+"""Start the example Hub and its proxy, say where it is and how to log in, and end everything on Ctrl-C.
+
+The proxy is a process beside the Hub. So a Hub that dies is started again while open notebooks stay connected.
+"""
 
 from __future__ import annotations
 
 import http.client
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-STOP_WITHIN_S = 60
+LOOK_EVERY_S = 0.2
+PROXY_ENDS_WITHIN_S = 10
+MOST_RESTARTS, RESTARTS_WITHIN_S = 5, 60
+"""A Hub that dies more often than this is not started again."""
 
 
 def answers(port: int) -> bool:
@@ -24,6 +32,28 @@ def answers(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def proxy_answers(api_port: int, token: str) -> bool:
+    """Return whether the proxy on this API port is ours."""
+    connection = http.client.HTTPConnection("127.0.0.1", api_port, timeout=2)
+    try:
+        connection.request("GET", "/api/routes", headers={"Authorization": f"token {token}"})
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def proxy_token(data: Path) -> str:
+    """Return what the Hub proves itself to the proxy with, made the first time; only the owner can read it."""
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = data / "proxy-token"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32))
+    return path.read_text().strip()
 
 
 def banner(port: int, data: Path, runtime: str) -> str:
@@ -45,6 +75,100 @@ def banner(port: int, data: Path, runtime: str) -> str:
     return "\n".join(lines)
 
 
+class Run:
+    """The proxy and the Hub, each in a process group of its own: Ctrl-C reaches them through us, in order."""
+
+    def __init__(self, port: int, env: Mapping[str, str], token: str) -> None:
+        self.port = port
+        self.env = dict(env)
+        self.token = token
+        self.stopping = False
+        self.proxy: subprocess.Popen[bytes] | None = None
+        self.hub: subprocess.Popen[bytes] | None = None
+        self._died_at: list[float] = []
+
+    def start_proxy(self) -> None:
+        """Start the proxy and wait until it answers, or has ended."""
+        here, api = ("--ip", "127.0.0.1"), ("--api-ip", "127.0.0.1", "--api-port", str(self.port + 2))
+        pages = ("--error-path", str(ROOT / "fgpuspawner" / "proxy_pages"))
+        words = [
+            "configurable-http-proxy",
+            *here,
+            "--port",
+            str(self.port),
+            *api,
+            *pages,
+            "--log-level",
+            "warn",
+        ]
+        # Not among its arguments: others on the machine can see those.
+        env = {**self.env, "CONFIGPROXY_AUTH_TOKEN": self.token}
+        self.proxy = subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True)
+        while (
+            self.proxy.poll() is None and not self.stopping and not proxy_answers(self.port + 2, self.token)
+        ):
+            time.sleep(LOOK_EVERY_S)
+
+    def start_hub(self) -> None:
+        """Start the Hub."""
+        words = [sys.executable, "-m", "jupyterhub", "-f", str(ROOT / "jupyterhub_config.py")]
+        self.hub = subprocess.Popen(words, cwd=ROOT, env=self.env, start_new_session=True)
+
+    def stop(self, number: int, frame: object) -> None:
+        """End the Hub, and with it all sessions; then `until_ended` ends the proxy. For signals."""
+        if not self.stopping:
+            self.stopping = True
+            print("\nEnding the Hub and all sessions", flush=True)
+            if self.hub is not None and self.hub.poll() is None:
+                self.hub.terminate()
+
+    def until_up(self) -> bool:
+        """Wait until the Hub can be used, and return whether it can."""
+        assert self.hub is not None
+        # First the Hub itself, then through the proxy, which has no route to it before the very end.
+        # With containers the Hub itself listens on their network only.
+        local = (self.env.get("RUNTIME") or "local") == "local"
+        for where in (self.port + 1, self.port) if local else (self.port,):
+            while self.hub.poll() is None and not self.stopping and not answers(where):
+                time.sleep(LOOK_EVERY_S)
+        return self.hub.poll() is None and not self.stopping
+
+    def until_ended(self) -> int:
+        """Start again what dies, until the Hub was told to end or cannot be kept up. Returns its exit status."""
+        assert self.hub is not None
+        while True:
+            status = self.hub.poll()
+            if status is not None and (self.stopping or not self._may_start_again()):
+                return 0 if self.stopping else status
+            if status is not None:
+                print(
+                    f"The Hub ended with {status}; starting it again. Sessions go on",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self.start_hub()
+            if self.proxy is not None and self.proxy.poll() is not None and not self.stopping:
+                print("The proxy has ended; starting it again", file=sys.stderr, flush=True)
+                self.start_proxy()
+            time.sleep(LOOK_EVERY_S)
+
+    def _may_start_again(self) -> bool:
+        now = time.monotonic()
+        self._died_at = [at for at in self._died_at if now - at < RESTARTS_WITHIN_S] + [now]
+        return len(self._died_at) <= MOST_RESTARTS
+
+    def end_proxy(self) -> None:
+        """End the proxy, when nobody is routed to any more."""
+        if self.proxy is None or self.proxy.poll() is not None:
+            return
+        self.proxy.terminate()
+        try:
+            self.proxy.wait(PROXY_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.proxy.kill()
+            self.proxy.wait()
+
+
 def main() -> int:
     """Run the Hub until it ends or is told to."""
     port = os.environ.get("PORT") or "8000"
@@ -58,38 +182,25 @@ def main() -> int:
     data = Path(env.setdefault("FGPU_DATA", str(ROOT / "data"))).absolute()
     programs = [ROOT / ".node" / "node_modules" / ".bin", ROOT / ".node" / "bin", Path(sys.prefix) / "bin"]
     env["PATH"] = os.pathsep.join([*map(str, programs), env.get("PATH", os.defpath)])
-    # In a process group of its own: Ctrl-C reaches the Hub once, through us.
-    hub = subprocess.Popen(
-        [sys.executable, "-m", "jupyterhub", "-f", str(ROOT / "jupyterhub_config.py")],
-        cwd=ROOT,
-        env=env,
-        start_new_session=True,
-    )
-    stopping = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopping
-        if not stopping:
-            stopping = True
-            print("\nEnding the Hub and all sessions", flush=True)
-            hub.terminate()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    # First the Hub itself, then through its proxy, which has no route to it before the very end.
-    # With containers the Hub itself listens on their network only.
-    local = (env.get("RUNTIME") or "local") == "local"
-    for where in (int(port) + 1, int(port)) if local else (int(port),):
-        while hub.poll() is None and not stopping and not answers(where):
-            time.sleep(0.2)
-    if hub.poll() is None and not stopping:
-        print(banner(int(port), data, env.get("RUNTIME") or "local"), flush=True)
-    while hub.poll() is None:
-        try:
-            hub.wait(1)
-        except subprocess.TimeoutExpired:
-            continue
-    return 0 if stopping else hub.returncode
+    run = Run(int(port), env, proxy_token(data))
+    signal.signal(signal.SIGINT, run.stop)
+    signal.signal(signal.SIGTERM, run.stop)
+    try:
+        run.start_proxy()
+        if run.proxy is not None and run.proxy.poll() is not None:
+            print(f"The proxy could not be started on ports {port} and {int(port) + 2}", file=sys.stderr)
+            return 1
+        if run.stopping:
+            return 0
+        run.start_hub()
+        if run.until_up():
+            print(banner(int(port), data, env.get("RUNTIME") or "local"), flush=True)
+            return run.until_ended()
+        assert run.hub is not None
+        status = run.hub.wait()
+        return 0 if run.stopping else status
+    finally:
+        run.end_proxy()
 
 
 if __name__ == "__main__":
