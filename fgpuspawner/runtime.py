@@ -30,6 +30,7 @@ from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
 from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
+from fgpuspawner.upkeep import look_after
 from fgpuspawner.waiting import to_the_end
 
 log = logging.getLogger("fgpu")
@@ -66,6 +67,7 @@ class Runtime:
         self._spawner_class = spawner_class
         self._started: asyncio.Future[None] | None = None
         self._preparing = asyncio.Lock()
+        self.upkeep: asyncio.Future[None] | None = None
 
     @classmethod
     def current(cls) -> Runtime:
@@ -195,7 +197,7 @@ class Runtime:
 
 def start_with_the_hub(app: Any) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
-    from fgpuspawner.config import check_hub  # The one place that knows both.
+    from fgpuspawner.config import SERVICE, check_hub  # The one place that knows both.
 
     ours = logging.getLogger("fgpu")
     ours.handlers = app.log.handlers
@@ -210,6 +212,7 @@ def start_with_the_hub(app: Any) -> None:
         sys.exit(f"fgpuspawner: {e}")
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
+    runtime.upkeep = asyncio.ensure_future(look_after(app, SERVICE))
 
 
 def _locked(path: Path) -> IO[str]:
