@@ -1,0 +1,380 @@
+"""Rules that close a machine to the sessions on it, and what a session may reach beyond it.
+
+Docker keeps containers apart and closes nothing of the host itself: a container reaches every port that the host opens
+on all its addresses. The rules here match the interfaces of one installation's networks, and no other: each of them
+hangs below a jump for ``-i`` or ``-o`` of these interfaces, so they cannot lock out anybody else. They are chains of
+their own, filled in one transaction with the jumps to them. The jumps are at the top of INPUT and of FORWARD, and of
+DOCKER-USER as well: Docker puts its own rules on top of FORWARD whenever it starts, and keeps that chain above them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner import network
+
+log = logging.getLogger("fgpu.firewall")
+
+FAMILIES = {4: "iptables", 6: "ip6tables"}
+CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
+DOCKERS = "DOCKER-USER"
+LOOK_EVERY_S = 15.0
+"""So long rules that somebody else flushed may be gone."""
+COMMAND_TIMEOUT_S = 60
+RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+"""Docker reads the second where the first names only systemd's resolver on this machine."""
+
+
+class FirewallFailed(FGPUError):
+    """The rules could not be read or applied."""
+
+    code = "firewall_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the sessions of one installation reach.
+
+    Attributes:
+        installation: whose sessions.
+        services: addresses and ports of the Hub and the service, here or on another machine.
+        allowed_ports: further TCP ports of the machine that the rules are on.
+        name_servers: addresses that sessions may ask for names, unless egress is closed.
+        blocked: networks that sessions never reach.
+        egress_open: whether they reach anything beyond the machine.
+        callers: addresses of other machines that may open connections to sessions: a Hub elsewhere.
+    """
+
+    installation: str
+    services: tuple[tuple[str, int], ...]
+    allowed_ports: tuple[int, ...] = ()
+    name_servers: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    egress_open: bool = True
+    callers: tuple[str, ...] = ()
+
+    def chains(self) -> tuple[str, ...]:
+        """Return the names of the chains, of which there is a set for each installation on a machine."""
+        return chains(self.installation)
+
+    def jumps(self) -> tuple[tuple[str, str], ...]:
+        """Return where the jumps are and what they are."""
+        return jumps(self.installation)
+
+    def filled(self, version: int) -> list[str]:
+        """Return the rules of the chains, in iptables-restore's form."""
+        return [*self._input(version), *self._from(version), *self._to(version)]
+
+    def _input(self, version: int) -> list[str]:
+        """From sessions to this machine: to the Hub and the service."""
+        rules = [*_answers(version, "ACCEPT")]
+        if version == 6:
+            # Without these no IPv6 address of the bridge is found at all.
+            rules += [f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j ACCEPT" for kind in (135, 136)]
+        rules += [
+            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j ACCEPT" for a, port in self._services(version)
+        ]
+        rules += [f"-p tcp -m tcp --dport {port} -j ACCEPT" for port in self.allowed_ports]
+        if self.egress_open:
+            rules += self._names(version, "ACCEPT")
+        return _in_chain(self.chains()[0], [*rules, *_refusal(version)])
+
+    def _from(self, version: int) -> list[str]:
+        """From sessions through this machine. What is returned from here, Docker's own rules decide on."""
+        rules = [*_answers(version, "RETURN")]
+        rules += [
+            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j RETURN" for a, port in self._services(version)
+        ]
+        if self.egress_open:
+            rules += self._names(version, "RETURN")
+        # Other sessions, other containers, and ports of theirs that are published here.
+        for match in (f"-o {network.INTERFACES}+", "-o docker0", "-o br-+", "-m conntrack --ctstate DNAT"):
+            rules += _refusal(version, match)
+        for blocked in self.blocked:
+            if ipaddress.ip_network(blocked).version == version:
+                rules += _refusal(version, f"-d {ipaddress.ip_network(blocked)}")
+        rules += ["-j RETURN"] if self.egress_open else _refusal(version)
+        return _in_chain(self.chains()[1], rules)
+
+    def _to(self, version: int) -> list[str]:
+        """From elsewhere to sessions. The Hub of this machine does not pass here."""
+        callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
+        return _in_chain(self.chains()[2], [*_answers(version, "RETURN"), *callers, *_refusal(version)])
+
+    def _names(self, version: int, verdict: str) -> list[str]:
+        return [
+            f"-d {_one(server)} -p {protocol} -m {protocol} --dport 53 -j {verdict}"
+            for server in self.name_servers
+            if _version(server) == version
+            for protocol in ("udp", "tcp")
+        ]
+
+    def _services(self, version: int) -> Iterable[tuple[str, int]]:
+        return [(a, port) for a, port in self.services if _version(a) == version]
+
+
+def chains(installation: str) -> tuple[str, ...]:
+    """Return the names of an installation's chains."""
+    return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
+
+
+def jumps(installation: str) -> tuple[tuple[str, str], ...]:
+    """Return where an installation's jumps are, and what they are."""
+    interface = f"{network.interfaces(installation)}+"
+    to_host, from_sessions, to_sessions = chains(installation)
+    through = f"-o {interface} -j {to_sessions}", f"-i {interface} -j {from_sessions}"
+    return (
+        ("INPUT", f"-i {interface} -j {to_host}"),
+        *(("FORWARD", rule) for rule in through),
+        *((DOCKERS, rule) for rule in through),
+    )
+
+
+def _in_chain(chain: str, rules: Iterable[str]) -> list[str]:
+    return [f"-A {chain} {rule}" for rule in rules]
+
+
+def _answers(version: int, verdict: str) -> list[str]:
+    # RELATED for errors only: helpers of the connection tracker would let a session open ports with it.
+    icmp = "icmp" if version == 4 else "ipv6-icmp"
+    return [
+        f"-m conntrack --ctstate ESTABLISHED -j {verdict}",
+        f"-p {icmp} -m conntrack --ctstate RELATED -j {verdict}",
+    ]
+
+
+def _refusal(version: int, match: str = "") -> list[str]:
+    """Return rules that refuse at once, so that nobody waits for what never answers."""
+    unreachable = "icmp-port-unreachable" if version == 4 else "icmp6-port-unreachable"
+    return [
+        f"{match} -p tcp -j REJECT --reject-with tcp-reset".strip(),
+        f"{match} -j REJECT --reject-with {unreachable}".strip(),
+    ]
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address).version
+
+
+def _one(address: str) -> str:
+    return f"{address}/{32 if _version(address) == 4 else 128}"
+
+
+def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
+    """Return the name servers that containers ask: this machine's, without those on its loopback."""
+    found: dict[str, None] = {}
+    for path in paths:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if len(words) > 1 and words[0] == "nameserver":
+                try:
+                    address = ipaddress.ip_address(words[1])
+                except ValueError:
+                    continue  # With a zone: of one link, which containers are not on.
+                if not address.is_loopback:
+                    found[str(address)] = None
+    return tuple(found)
+
+
+# --- Applying them ---
+
+
+HEAD = """\
+#!/bin/sh
+# The firewall of fgpuspawner's installation {installation}, written by "fgpu firewall".
+# Run it as root at every boot, before or after Docker starts; it may be run again at any time.
+# Each rule is for the interfaces {interface}+ only, which are those of this installation's sessions.
+set -eu
+"""
+
+APPLY = """
+# Prints iptables-restore's lines that put a jump on top of a chain, once.
+jump() { # PROGRAM CHAIN RULE
+    if $1 -w 30 -C $2 $3 2>/dev/null; then echo "-D $2 $3"; fi
+    echo "-I $2 1 $3"
+}
+# All in one transaction for each of the two: there is no instant with half of it.
+apply() { # PROGRAM RULES
+    # Looked up first: iptables-restore holds a lock that these would wait for.
+    if $1 -w 30 -n -L DOCKER-USER >/dev/null 2>&1; then chain=""; else chain=":DOCKER-USER - [0:0]"; fi
+    hooked=$(
+JUMPS
+    )
+    $1-restore -w 30 --noflush <<END
+*filter
+CHAINS
+$chain
+$2
+$hooked
+COMMIT
+END
+}
+"""
+
+REMOVE = """
+unhook() { # PROGRAM CHAIN RULE
+    while $1 -w 30 -C $2 $3 2>/dev/null; do $1 -w 30 -D $2 $3; done
+}
+remove() { # PROGRAM
+JUMPS
+    for chain in CHAINS; do
+        if $1 -w 30 -n -L $chain >/dev/null 2>&1; then $1 -w 30 -F $chain; $1 -w 30 -X $chain; fi
+    done
+}
+"""
+
+
+def script(rules: Rules) -> str:
+    """Return a shell script that applies the rules; it may be run again at any time."""
+    made = "\n".join(f":{chain} - [0:0]" for chain in rules.chains())
+    hooked = "\n".join(f'        jump $1 {chain} "{rule}"' for chain, rule in rules.jumps())
+    text = _head(rules.installation) + APPLY.replace("CHAINS", made).replace("JUMPS", hooked)
+    for version, program in FAMILIES.items():
+        lines = "\n".join(rules.filled(version))
+        call = f'apply {program} "{lines}"'
+        text += f"\n{_where_there_is_ipv6(call) if version == 6 else call}\n"
+    return text
+
+
+def removal(installation: str) -> str:
+    """Return a shell script that removes an installation's rules, as far as they are there."""
+    hooked = "\n".join(f'    unhook $1 {chain} "{rule}"' for chain, rule in jumps(installation))
+    text = _head(installation) + REMOVE.replace("CHAINS", " ".join(chains(installation)))
+    text = text.replace("JUMPS", hooked)
+    return text + "\nremove iptables\n" + _where_there_is_ipv6("remove ip6tables") + "\n"
+
+
+def _head(installation: str) -> str:
+    return HEAD.format(installation=installation, interface=network.interfaces(installation))
+
+
+def _where_there_is_ipv6(command: str) -> str:
+    return f"if [ -e /proc/net/if_inet6 ]; then\n{command}\nfi"
+
+
+def can_apply() -> bool:
+    """Return whether this process may change the rules of its machine."""
+    if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip6tables") is None:
+        return False
+    # Root in a container usually may not.
+    return subprocess.run(["iptables", "-w", "30", "-S", "INPUT"], capture_output=True, check=False).returncode == 0
+
+
+def run(text: str) -> None:
+    """Run one of the scripts.
+
+    Raises:
+        FirewallFailed: it failed; with its words.
+    """
+    try:
+        done = subprocess.run(
+            ["sh", "-s"], input=text, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise FirewallFailed(f"the firewall's rules could not be applied: {e}") from None
+    if done.returncode != 0:
+        words = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise FirewallFailed(f"the firewall's rules could not be applied: {words}")
+
+
+def state(installation: str) -> dict[int, list[str]]:
+    """Return what of an installation's rules there is in the machine's tables, in their own words.
+
+    A jump that is not before everybody else's rules does not count.
+
+    Raises:
+        FirewallFailed: the tables cannot be read.
+    """
+    found: dict[int, list[str]] = {}
+    for version, program in FAMILIES.items():
+        if version == 6 and not Path("/proc/net/if_inet6").exists():
+            continue
+        done = subprocess.run([program, "-w", "30", "-S"], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(done.stderr.split())}")
+        found[version] = read_state(done.stdout, installation)
+    return found
+
+
+def read_state(listed: str, installation: str) -> list[str]:
+    """Return an installation's rules out of what ``iptables -S`` lists; see `state`."""
+    own = chains(installation)
+    rules: list[str] = []
+    others: set[str] = set()
+    for line in listed.splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0] != "-A":
+            continue
+        target = words[words.index("-j") + 1] if "-j" in words[:-1] else ""
+        if words[1] in own or (target in own and words[1] not in others):
+            rules.append(line)
+        elif not target.startswith(CHAINS):
+            others.add(words[1])
+    return rules
+
+
+def complete(found: dict[int, list[str]], installation: str) -> bool:
+    """Return whether the jumps and the chains are there; what is in the chains is not compared."""
+    wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation)]
+    return all(
+        all(rule in rules for rule in wanted)
+        and all(any(r.startswith(f"-A {chain} ") for r in rules) for chain in chains(installation))
+        for rules in found.values()
+    )
+
+
+class Firewall:
+    """Keeps rules in force for as long as the Hub runs. They stay when it ends: so do sessions."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._applied: dict[int, list[str]] = {}
+
+    def apply(self) -> None:
+        """Apply the rules, and see that they are there.
+
+        Raises:
+            FirewallFailed: they are not.
+        """
+        run(script(self.rules))
+        self._applied = state(self.rules.installation)
+        if not complete(self._applied, self.rules.installation):
+            raise FirewallFailed("the firewall's rules were applied, and are not in force: another program's are before")
+
+    def look(self) -> bool:
+        """Apply the rules again if they are not as they were applied; return whether they were.
+
+        Raises:
+            FirewallFailed: they cannot be read or applied.
+        """
+        if state(self.rules.installation) == self._applied:
+            return True
+        self.apply()
+        return False
+
+    async def keep(self, *, every_s: float = LOOK_EVERY_S) -> None:
+        """Look for as long as this task runs; what fails is logged, and tried again."""
+        failing = False
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                if not await asyncio.to_thread(self.look):
+                    log.warning("The firewall's rules were not in force any more; they are again")
+                failing = False
+            except FirewallFailed as e:
+                if not failing:
+                    log.error("Sessions may reach this machine's ports: %s", e)
+                failing = True
