@@ -15,11 +15,11 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpu_scheduler import BadSettings, FGPUError
+from fgpu_scheduler import FGPUError
 from fgpuspawner import network
 
 log = logging.getLogger("fgpu.firewall")
@@ -270,7 +270,10 @@ def can_apply() -> bool:
     if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip6tables") is None:
         return False
     # Root in a container usually may not.
-    return subprocess.run(["iptables", "-w", "30", "-S", "INPUT"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["iptables", "-w", "30", "-S", "INPUT"], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def run(text: str) -> None:
@@ -352,7 +355,9 @@ class Firewall:
         run(script(self.rules))
         self._applied = state(self.rules.installation)
         if not complete(self._applied, self.rules.installation):
-            raise FirewallFailed("the firewall's rules were applied, and are not in force: another program's are before")
+            raise FirewallFailed(
+                "the firewall's rules were applied, and are not in force: another program's are before"
+            )
 
     def look(self) -> bool:
         """Apply the rules again if they are not as they were applied; return whether they were.

@@ -126,7 +126,7 @@ class UserNetworks:
     """The users' networks on one engine. Calls block; they are for threads, as many as there are at once.
 
     Args:
-        client: of the engine.
+        client: returns the engine's client, which may become another when the engine has been away.
         installation: whose networks these are.
         pool: what subnets are cut from.
         prefix_length: of each of them; 28 has room for 13 sessions of one user.
@@ -135,14 +135,14 @@ class UserNetworks:
 
     def __init__(
         self,
-        client: docker.APIClient,
+        client: Callable[[], docker.APIClient],
         *,
         installation: str,
         pool: IPv4Network,
         prefix_length: int = 28,
         routes: Callable[[], Sequence[Route]] = host_routes,
     ) -> None:
-        self.client = client
+        self._client = client
         self.installation = installation
         self._pool = pool
         self._prefix_length = prefix_length
@@ -186,42 +186,30 @@ class UserNetworks:
                     )
 
     @contextmanager
-    def joined(self, user: str) -> Iterator[str]:
-        """Return the name of the user's network, which is there, and stays until a container can be on it.
-
-        Raises:
-            NetworkFailed: it cannot be made; for the owner of the session.
-        """
-        name = self.join(user)
-        try:
-            yield name
-        finally:
-            self.leave(user)
-
-    def join(self, user: str) -> str:
-        """Begin what `joined` describes; `leave` ends it.
-
-        Raises:
-            NetworkFailed: the network cannot be made.
-        """
+    def held(self, user: str) -> Iterator[None]:
+        """Keep the user's network from being removed, until a container is on it or there will be none."""
         name = self.name(user)
         with self._guard:
             self._launches[name] += 1
         try:
-            with self._lock(name):
-                self._ensure(name, user)
-        except BaseException:
-            self.leave(user)
-            raise
-        return name
+            yield
+        finally:
+            with self._guard:
+                self._launches[name] -= 1
+                if not self._launches[name]:
+                    del self._launches[name]
 
-    def leave(self, user: str) -> None:
-        """Say that a container is on the network by now, or that there will be none."""
+    def ensure(self, user: str) -> str:
+        """Make the user's network if it is not there; return its name. For within `held`.
+
+        Raises:
+            NetworkFailed: it cannot be made; with words for the user.
+            DockerException: the engine refuses, or does not answer.
+        """
         name = self.name(user)
-        with self._guard:
-            self._launches[name] -= 1
-            if not self._launches[name]:
-                del self._launches[name]
+        with self._lock(name):
+            self._ensure(name, user)
+        return name
 
     def remove_unused(self) -> list[str]:
         """Remove the networks that no container is on and none is about to be; return their names.
@@ -231,7 +219,7 @@ class UserNetworks:
         """
         used = {
             name
-            for entry in self.client.containers(all=True)
+            for entry in self._client().containers(all=True)
             for name in (entry.get("NetworkSettings") or {}).get("Networks") or {}
         }
         removed = []
@@ -249,10 +237,10 @@ class UserNetworks:
             if self._launches[name]:
                 return False
         # Containers that were made and not started yet are listed too; the network itself does not know them.
-        if self.client.containers(all=True, filters={"network": network_id}):
+        if self._client().containers(all=True, filters={"network": network_id}):
             return False
         try:
-            self.client.remove_network(network_id)
+            self._client().remove_network(network_id)
         except NotFound:
             return False
         except APIError as e:
@@ -270,7 +258,7 @@ class UserNetworks:
 
     def _ensure(self, name: str, user: str) -> None:
         try:
-            found = self.client.inspect_network(name)
+            found = self._client().inspect_network(name)
         except NotFound:
             self._create(name, user)
             return
@@ -291,7 +279,7 @@ class UserNetworks:
             size = 2 ** (32 - self._prefix_length)
             subnet = IPv4Network((int(self._pool.network_address) + number * size, self._prefix_length))
             try:
-                self.client.create_network(
+                self._client().create_network(
                     name,
                     driver="bridge",
                     check_duplicate=True,
@@ -350,7 +338,7 @@ class UserNetworks:
 
     def _networks(self, installation: str | None = None) -> list[dict[str, Any]]:
         filters = {"label": f"fgpu.installation={installation}"} if installation else None
-        return list(self.client.networks(filters=filters))
+        return list(self._client().networks(filters=filters))
 
 
 def _is_a_users(network: dict[str, Any]) -> bool:
