@@ -75,8 +75,9 @@ def _use_docker(c: Any) -> None:
         client.close()
     c.FGPUSpawner.network_name = name
     # Sessions reach the Hub and the service at the host's address on their network, and nothing else is there.
-    c.JupyterHub.setdefault("hub_ip", gateway)
-    c.FGPU.setdefault("service_ip", gateway)
+    address = c.FGPU.get("hub_address") or gateway
+    c.JupyterHub.setdefault("hub_ip", address)
+    c.FGPU.setdefault("service_ip", address)
 
 
 def _use_hub(c: Any, settings: FGPU) -> None:
@@ -175,6 +176,12 @@ def check_hub(app: Any, settings: FGPU) -> None:
         BadSettings: one line that names the setting and what would work.
     """
     public = urlparse(app.bind_url)
+    engines = [spec["name"] for spec in settings.nodes if spec.get("engine")]
+    if engines and issubclass(app.spawner_class, LocalFGPUSpawner):
+        raise BadSettings(
+            f"c.FGPU.nodes: node {engines[0]!r} has a Docker engine, and sessions are local processes; use "
+            "runtime='docker'"
+        )
     if issubclass(app.spawner_class, LocalFGPUSpawner) and not settings.local_sessions_beyond_loopback:
         host = public.hostname or ""
         if not _is_loopback(host):

@@ -22,6 +22,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.utils import parse_repository_tag
 
 from fgpu_scheduler import EndCause, FGPUError, Observed, Session, format_milli
+from fgpuspawner import shipping
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.waiting import to_the_end
 
@@ -38,6 +39,7 @@ KILLED = 128 + signal.SIGKILL
 REMOVAL_TIMEOUT_S = 30
 
 THREADS = 16
+LOOKERS = 4
 LOG_TAIL_LINES = 20
 
 
@@ -48,14 +50,24 @@ class EngineSilent(FGPUError):
 
 
 class Containers:
-    """A `Launcher` for the containers of one engine. All calls run in threads of its own."""
+    """The containers of one engine. All calls run in threads of their own."""
 
-    def __init__(self, client: docker.APIClient, *, installation: str, node_ids: Sequence[str]) -> None:
+    def __init__(
+        self,
+        client: docker.APIClient,
+        *,
+        looker: docker.APIClient | None = None,
+        installation: str,
+        elsewhere: bool = False,
+    ) -> None:
         self.client = client
+        self._elsewhere = elsewhere
+        self.looker = looker or client
         self.installation = installation
-        self._node_ids = tuple(node_ids)
         self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-docker")
+        self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
         self._left_alone: set[str] = set()
+        self._seen: frozenset[str] = frozenset()
 
     def name(self, session: Session) -> str:
         """Return the name of the container of the session's current attempt."""
@@ -81,16 +93,31 @@ class Containers:
         running = loop.run_in_executor(self.executor, lambda: function(*args, **kwargs))
         return await to_the_end(running)
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
-        """Return this installation's containers; no node has answered if the engine does not."""
+    async def look(self) -> list[Observed]:
+        """Return this installation's containers.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
         filters = {"label": f"{LABEL}.installation={self.installation}"}
         try:
-            listed = await self.call(self.client.containers, all=True, filters=filters)
-            found = [o for entry in listed if (o := await self._observed(entry)) is not None]
+            listed = await self._look("containers", all=True, filters=filters)
+            found = await asyncio.gather(*(self._observed(entry) for entry in listed))
         except (DockerException, *GONE) as e:
-            log.warning("The Docker engine does not answer: %s", e)
-            return (), ()
-        return found, self._node_ids
+            raise EngineSilent(str(e)) from e
+        self._seen = frozenset(o.handle for o in found if o is not None)
+        return [o for o in found if o is not None]
+
+    def has_seen(self, observed: Observed) -> bool:
+        """Return whether `look` has last returned this one here."""
+        return observed.handle in self._seen
+
+    async def _look(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask what there is, with little patience, in threads that nothing slower is done in."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._lookers, lambda: getattr(self.looker, method)(*args, **kwargs)
+        )
 
     async def _observed(self, entry: dict[str, Any]) -> Observed | None:
         labels = entry.get("Labels") or {}
@@ -105,7 +132,7 @@ class Containers:
         cause, message = EndCause.EXITED, None
         if not alive:
             try:
-                _, cause, message = how_it_ended(await self.call(self.client.inspect_container, entry["Id"]))
+                _, cause, message = how_it_ended(await self._look("inspect_container", entry["Id"]))
             except NotFound:
                 return None
         return Observed(
@@ -124,6 +151,15 @@ class Containers:
 
     async def remove_named(self, name: str, *, now: bool, stop_timeout_s: int = 10) -> bool:
         """Stop (unless ``now``) and remove a container; return whether the engine says that it is gone."""
+        gone = await self._removed(name, now=now, stop_timeout_s=stop_timeout_s)
+        if gone and self._elsewhere:
+            try:
+                await self.call(shipping.unship, self.client, name)
+            except (DockerException, *GONE) as e:
+                log.warning("The files of container %s could not be removed: %s", name, e)
+        return gone
+
+    async def _removed(self, name: str, *, now: bool, stop_timeout_s: int) -> bool:
         try:
             if not now:
                 await self.call(self.client.stop, name, timeout=stop_timeout_s)
@@ -267,4 +303,6 @@ def in_words(error: APIError) -> str:
         return "this server's Docker engine has no GPU runtime; ask an administrator to install it"
     if "no space left on device" in text:
         return "the server's disk is full; ask an administrator"
+    if "no available IPv4 addresses" in text:
+        return "you have as many sessions as fit on your network; end one, or ask an administrator"
     return f"the container could not be started: {text[:300]}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,26 @@ from dockerspawner import DockerSpawner
 from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Node, Session
+from fgpu_scheduler import EndCause, Session
+from fgpuspawner import handover
 from fgpuspawner.containers import GONE, LOG_TAIL_LINES, Containers, how_it_ended, in_words, pull, run_in
+from fgpuspawner.engines import Engine, Engines, engines_for
+from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.sealing import parse_environment, sealed_environment, sealed_mounts
+from fgpuspawner.network import NETWORK
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
 from fgpuspawner.runtime import Runtime, SessionLauncher
 from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.tenants import Tenants
 from fgpuspawner.waiting import in_a_thread_of_its_own
+
+NO_NAME_SERVER = "127.0.0.1"
+"""Of the container itself: nothing listens there."""
+
+FOR_ONE_LAUNCH = ("extra_create_kwargs", "extra_host_config", "use_internal_ip", "host_ip", "network_name")
+"""What a launch sets for itself, and then puts back as it was configured."""
 
 LIMITS = ("mem_limit", "cpu_quota", "nano_cpus")
 """What the session's request decides, whatever ``extra_host_config`` says."""
@@ -35,6 +49,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     containers = True
     _image_environment: Mapping[str, str] = {}
+    _found_image: Mapping[str, Any] = {}
+    _handover: handover.Handover | None = None
 
     pids_limit = Integer(
         1024, help="""Most processes and threads in a session. Example: ``c.FGPUSpawner.pids_limit = 4096``"""
@@ -75,6 +91,31 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """,
     ).tag(config=True)
 
+    read_only_root = Bool(
+        False,
+        help="""Whether a session's root file system is read-only, but for its volumes and ``writable_in_memory``.
+
+        What an image's programs write elsewhere fails then. Homes must be volumes (``c.FGPUSpawner.volumes``), or
+        nothing can be written in them.
+
+        Example: ``c.FGPUSpawner.read_only_root = True``
+        """,
+    ).tag(config=True)
+
+    writable_in_memory = Dict(
+        default_value={
+            "/tmp": "rw,exec,nosuid,nodev,mode=1777",
+            "/run": "rw,noexec,nosuid,nodev,mode=755",
+            "/var/tmp": "rw,noexec,nosuid,nodev,mode=1777",
+        },
+        help="""With ``read_only_root``, folders that are in memory instead, and their mount options.
+
+        They count as the session's memory, and end with it.
+
+        Example: ``c.FGPUSpawner.writable_in_memory = {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=1g"}``
+        """,
+    ).tag(config=True)
+
     log_config = Dict(
         default_value={"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
         help="""Docker log configuration of a session's container.
@@ -93,24 +134,43 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         return False
 
     @classmethod
-    def make_launcher(
-        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> SessionLauncher:
-        """Return what sees and removes this installation's containers.
+    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
+        """Return what sees and removes this installation's containers, on every engine.
 
         Raises:
-            BadSettings: the engine does not answer.
+            BadSettings: this machine's own engine does not answer.
         """
-        from fgpuspawner.network import connect
+        own = configured(cls, config)
+        return engines_for(
+            settings.nodes,
+            installation=installation,
+            network=own.get("network_name", NETWORK),
+            client_kwargs=dict(own.get("client_kwargs", {})),
+        )
 
-        client = connect(dict(configured(cls, config).get("client_kwargs", {})))
-        return Containers(client, installation=installation, node_ids=[n.id for n in nodes])
+    @property
+    def _engine(self) -> Engine:
+        """The engine of the session's node; before it has one, any: nothing is asked of it then."""
+        engines = Runtime.current().launcher
+        assert isinstance(engines, Engines)
+        if self._session is None or self._session.placement is None:
+            return engines.engines[0]
+        return engines.of(self._session)
+
+    @property
+    def _tenants(self) -> Tenants:
+        tenants = Runtime.current().tenants
+        assert tenants is not None
+        return tenants
+
+    @property
+    def _node_id(self) -> str:
+        assert self.session.placement is not None
+        return self.session.placement.node_id
 
     @property
     def _containers(self) -> Containers:
-        launcher = Runtime.current().launcher
-        assert isinstance(launcher, Containers)
-        return launcher
+        return self._engine.containers
 
     @property
     def client(self) -> docker.APIClient:
@@ -126,7 +186,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Call a method of the engine's client in a thread; see `Containers.call`."""
         if method == "create_container":
             # The last word: whatever DockerSpawner, the configuration and hooks have put together.
-            kwargs = self._sealed(kwargs)
+            kwargs = self._without_identity(self._sealed(kwargs))
         return self._containers.call(getattr(self.client, method), *args, **kwargs)
 
     def _sealed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +207,30 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         )
         return {**kwargs, "host_config": host_config, "environment": environment}
 
+    def _without_identity(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return what a container is made with that is told later who it is, where its image can be told."""
+        self._handover = None
+        if not handover.can_take(self._found_image, kwargs):
+            return kwargs
+        prepared = self.prepared
+        public = {*self.told(), *prepared.environment, *prepared.search_paths}
+        kwargs, self._handover = handover.split(kwargs, public=public)
+        return kwargs
+
+    async def _tell(self, container: str) -> None:
+        """Tell a container that waits for it who it is."""
+        if self._handover is None:
+            return
+        try:
+            await self._containers.call(handover.tell, self.client, container, self._handover)
+        except APIError as e:
+            if e.status_code != HTTPStatus.CONFLICT:
+                raise
+            # It does not run any more: how it ended says more.
+            self.log.warning("Session %d could not be told who it is: %s", self.session.id, e.explanation)
+        except OSError as e:
+            raise LaunchFailed("the Docker engine did not tell the container which session it is") from e
+
     @property
     def object_name(self) -> str:
         """The container's name: one for each attempt, never reused."""
@@ -162,19 +246,22 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if image is None or not image.reference:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         self.image = image.reference
-        found = await self._image(session, image.reference)
+        found = self._found_image = await self._image(session, image.reference)
         self._image_environment = _given(parse_environment((found.get("Config") or {}).get("Env")))
         self.mem_limit = f"{session.request.memory_mib}M"
         self.cpu_limit = session.request.cpu_milli / 1000
-        before = {name: getattr(self, name) for name in ("extra_create_kwargs", "extra_host_config")}
+        before = {name: getattr(self, name) for name in FOR_ONE_LAUNCH}
         try:
+            await self._go_to(self._engine, image.reference)
             self.extra_create_kwargs = await self._create_kwargs(session, found)
             self.extra_host_config = await self._host_config(session)
-            created = await self.create_object()
+            user = session.request.user
+            async with self._tenants.network_of(user, self._engine) as self.network_name:
+                created = await self.create_object()
             self.object_id = created["Id"]
             await self.start_object()
-            ip, port = await self.get_ip_and_port()
-            return str(ip), int(port)
+            await self._tell(self.object_id)
+            return await self.get_ip_and_port()
         except APIError as e:
             self.log.error("Session %d: the engine refused: %s", session.id, e.explanation)
             raise LaunchFailed(in_words(e)) from e
@@ -183,6 +270,29 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+    async def _go_to(self, engine: Engine, image: str) -> None:
+        """Make what a container on this engine needs of this machine: its files there, and a port to reach it at."""
+        if engine.address.address is None:
+            return
+        self.use_internal_ip = False
+        self.host_ip = await asyncio.to_thread(socket.gethostbyname, engine.address.address)
+        shared = machine.folder_of(self.runtime.isolation.host.data, self._node_id)
+        mounts = await engine.ship(
+            container=self.object_name, image=image, mounts=self.prepared.mounts, shared=shared
+        )
+        self._prepared = replace(self.prepared, mounts=mounts)
+
+    async def get_ip_and_port(self) -> tuple[str, int]:
+        """Return where the Hub reaches the container: itself, or the port that its machine publishes for it."""
+        if self.use_internal_ip:
+            ip, port = await super().get_ip_and_port()
+            return str(ip), int(port)
+        container = await self.docker("inspect_container", self.object_name)
+        published = container["NetworkSettings"]["Ports"].get(f"{self.port}/tcp") or []
+        if not published:
+            raise LaunchFailed("the container ended, or its machine published no port for it")
+        return self.host_ip, int(published[0]["HostPort"])
 
     async def _image(self, session: Session, reference: str) -> dict[str, Any]:
         try:
@@ -220,6 +330,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             "pids_limit": self.pids_limit,
             "log_config": dict(self.log_config),
         }
+        if self.runtime.settings.egress == "closed":
+            # Docker's resolver would ask outside for the container, from the host's side of the firewall.
+            ours["dns"] = [NO_NAME_SERVER]
+        if self.read_only_root:
+            ours |= {"read_only": True, "tmpfs": dict(self.writable_in_memory)}
         given = dict(await _evaluated(self._eval_if_callable(self.extra_host_config)))
         given = {key: value for key, value in given.items() if key not in LIMITS}
         if isinstance(given.get("binds"), list | tuple):
@@ -284,6 +399,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def cgroup(self, session: Session) -> str | None:
         """Return the container's cgroup (version 2), as the kernel tells it of the container's first process."""
+        if self._engine.address.is_elsewhere:
+            return None
         try:
             container = await self.docker("inspect_container", self._containers.name(session))
             path = Path(f"/proc/{container['State']['Pid']}/cgroup")
@@ -294,7 +411,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers."""
-        return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
+        try:
+            return await self._containers.remove_session(
+                session, now=now, stop_timeout_s=self.stop_timeout_s
+            )
+        finally:
+            self._tenants.sweep_soon()
 
 
 def is_root(user: str) -> bool:

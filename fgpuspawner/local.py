@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,10 +26,11 @@ from jupyterhub.utils import random_port
 from traitlets import Integer, default
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Node, Observed, Session
+from fgpu_scheduler import EndCause, Observed, Session
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.isolation.sealing import sealed_environment
+from fgpuspawner.nodes import Machine
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
 from fgpuspawner.runtime import Runtime, SessionLauncher
 from fgpuspawner.settings import FGPU, configured
@@ -162,6 +163,13 @@ class LocalProcesses:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 found.append(process.environ())
         return found
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Do nothing: that a process has ended is seen by looking."""
+
+    def survey(self) -> Mapping[str, Machine | None]:
+        """Return nothing: every node is this machine."""
+        return {}
 
     async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
         """Return every marked process group of this installation, one entry per attempt of a session."""
@@ -296,14 +304,12 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         return ["jupyterhub-singleuser"]
 
     @classmethod
-    def make_launcher(
-        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> SessionLauncher:
+    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
         """Return what sees and ends the local processes of this installation."""
         own = configured(cls, config)
         return LocalProcesses(
             installation=installation,
-            node_ids=[n.id for n in nodes],
+            node_ids=settings.node_ids(),
             folder=settings.data_path(),
             stop_timeout_s=float(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )

@@ -19,7 +19,8 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import weakref
+from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner, SpawnException
@@ -31,7 +32,6 @@ from fgpu_scheduler import (
     LAUNCHING,
     EndCause,
     FGPUError,
-    Node,
     Refusal,
     Session,
     SessionExists,
@@ -132,9 +132,7 @@ class QueuedSpawner(Spawner):
         raise NotImplementedError
 
     @classmethod
-    def make_launcher(
-        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> SessionLauncher:
+    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
         """Return what sees and removes what this class launches."""
         raise NotImplementedError
 
@@ -264,8 +262,15 @@ class QueuedSpawner(Spawner):
             cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
             self._failure = cause, str(e)
             raise SpawnException(str(e), reason=e.code, status_code=500) from None
-        self._phase = self.UP
+        self._is_up(self.session)
         return url
+
+    def _is_up(self, session: Session) -> None:
+        self._session, self._phase = session, self.UP
+        self._up[session.id] = self
+
+    _up: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
+    """The spawners of servers that are up, by their sessions."""
 
     _launches: ClassVar[dict[tuple[str, str], asyncio.Task[str]]] = {}
     """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
@@ -478,8 +483,8 @@ class QueuedSpawner(Spawner):
             current = await scheduler.patiently(lambda: scheduler.serving(self.user.name, self.name))
             if current is None or current.state is not SessionState.RUNNING:
                 return 0
-            self._session, self._phase = current, self.UP
-        ended = await self.exit_status(self.session)
+            self._is_up(current)
+        ended = await self._known_end() or await self.exit_status(self.session)
         if ended is None:
             return None
         status, cause, message = ended
@@ -491,6 +496,23 @@ class QueuedSpawner(Spawner):
             return None
         self._phase = self.IDLE
         return status
+
+    async def _known_end(self) -> tuple[int, EndCause, str] | None:
+        """Return how the session ended if the scheduler was first to see that it has."""
+        try:
+            session = await self.runtime.scheduler.session(self.session.id)
+        except StoreUnavailable:
+            return None
+        if session.state is SessionState.RUNNING:
+            return None
+        return 1, session.end_cause or EndCause.EXITED, session.message or "the session has ended"
+
+    @classmethod
+    def ended(cls, session: Session) -> None:
+        """Have the Hub learn at once that a session has ended, where it has a server for it. In its event loop."""
+        spawner = cls._up.get(session.id)
+        if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
+            _in_background(spawner.poll_and_notify())
 
     async def get_url(self) -> str:
         """Return where the server listens, as it was noted when it first answered."""
@@ -600,11 +622,11 @@ class QueuedSpawner(Spawner):
         )
 
 
-_BACKGROUND: set[asyncio.Task[None]] = set()
+_BACKGROUND: set[asyncio.Task[Any]] = set()
 """Keeps background tasks from being collected before they are done."""
 
 
-def _in_background(coroutine: Coroutine[Any, Any, None]) -> None:
+def _in_background(coroutine: Coroutine[Any, Any, Any]) -> None:
     task = asyncio.ensure_future(coroutine)
     _BACKGROUND.add(task)
     task.add_done_callback(_BACKGROUND.discard)

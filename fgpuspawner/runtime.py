@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
@@ -22,14 +22,18 @@ from fgpu_scheduler import (
     Session,
     SessionState,
 )
+from fgpu_scheduler.health import known_or_as_it_was
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
 from fgpuspawner.catalogue import Catalogue, load_catalogue
+from fgpuspawner.engines import Engines
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
+from fgpuspawner.nodes import Machine
 from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
+from fgpuspawner.tenants import Tenants
 from fgpuspawner.upkeep import look_after
 from fgpuspawner.waiting import to_the_end
 
@@ -41,6 +45,10 @@ START_AGAIN_S = 1.0
 class SessionLauncher(Launcher, Owners, Protocol):
     """Sees and removes what sessions were launched as, and knows whose processes are whose."""
 
+    def survey(self) -> Mapping[str, Machine | None]:
+        """Return what the machines of other engines say of themselves, by node; None for one that is silent. Blocks."""
+        ...
+
 
 class LaunchingSpawner(Protocol):
     """The spawner class of the Hub, as far as the runtime needs it."""
@@ -49,10 +57,13 @@ class LaunchingSpawner(Protocol):
     """Whether its sessions are containers."""
 
     @classmethod
-    def make_launcher(
-        cls, *, config: Config, settings: FGPU, installation: str, nodes: tuple[Node, ...]
-    ) -> SessionLauncher:
+    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
         """Return what sees and removes what this kind of spawner launches."""
+        ...
+
+    @classmethod
+    def ended(cls, session: Session) -> None:
+        """Have the Hub learn that a session has ended."""
         ...
 
 
@@ -68,6 +79,8 @@ class Runtime:
         self._started: asyncio.Future[None] | None = None
         self._preparing = asyncio.Lock()
         self.upkeep: asyncio.Future[None] | None = None
+        self.tenants: Tenants | None = None
+        self.keeping: asyncio.Future[None] | None = None
 
     @classmethod
     def current(cls) -> Runtime:
@@ -90,18 +103,16 @@ class Runtime:
         """
         self._lock = _locked(self.settings.data_path() / "hub.lock")
         self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
-        self.nodes: tuple[Node, ...] = self.settings.discover_nodes()
         self.store = Store(self.settings.database_url())
         self.store.open()
+        self.launcher = self._spawner_class.make_launcher(
+            config=self._config, settings=self.settings, installation=self.store.installation_id
+        )
+        found = self.settings.discover_nodes(self.launcher.survey())
+        self.nodes: tuple[Node, ...] = known_or_as_it_was(found, self.store.snapshot(0).nodes)
         self.isolation = Isolation(self.settings, self.nodes)
         self.isolation.open(
             containers=self._spawner_class.containers, installation=self.store.installation_id
-        )
-        self.launcher = self._spawner_class.make_launcher(
-            config=self._config,
-            settings=self.settings,
-            installation=self.store.installation_id,
-            nodes=self.nodes,
         )
         self.scheduler = Scheduler(
             self.store,
@@ -114,6 +125,7 @@ class Runtime:
                 abandoned_after_s=self.settings.abandoned_after_s,
             ),
         )
+        self.scheduler.on_end = self._spawner_class.ended
         Runtime._current = self
 
     def start(self, served: Collection[tuple[str, str]]) -> None:
@@ -208,11 +220,17 @@ def start_with_the_hub(app: Any) -> None:
         check_hub(app, settings)
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
+        if isinstance(runtime.launcher, Engines):
+            installation = runtime.store.installation_id
+            runtime.tenants = Tenants(settings, runtime.launcher, installation=installation)
+            runtime.tenants.open(app)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     runtime.upkeep = asyncio.ensure_future(look_after(app, SERVICE))
+    if runtime.tenants is not None:
+        runtime.keeping = asyncio.ensure_future(runtime.tenants.keep())
 
 
 def _locked(path: Path) -> IO[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import ipaddress
 import json
-import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from traitlets import Bool, Dict, Float, Integer, List, TraitError, Unicode, Union
 from traitlets.config import Config, Configurable
 
@@ -21,6 +20,7 @@ from fgpu_scheduler import (
     Device,
     FoundDevice,
     Node,
+    NodeState,
     NvmlProbe,
     Policy,
     SimulatedProbe,
@@ -28,15 +28,24 @@ from fgpu_scheduler import (
     parse_milli,
 )
 from fgpuspawner.isolation.limits import MANAGED
+from fgpuspawner.nodes import (
+    LARGEST_MIB,
+    MIN_MEMORY_MIB,
+    NODE_KEYS,
+    SIMULATED_MEMORY_MIB,
+    Machine,
+    check_node,
+    found_elsewhere,
+    is_elsewhere,
+    is_whole,
+    named,
+    this_machine,
+)
 
 DEFAULT_GROUP = "default"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-NODE_KEYS = ("name", "group", "cpu", "memory_mib", "gpus")
-SIMULATED_MEMORY_MIB = 8192
-MIN_MEMORY_MIB = 128
-"""Below this admission refuses a session."""
-LARGEST_MIB = 2**31
-"""Two PiB: more is a typing mistake."""
+FIREWALL = ("auto", "managed-elsewhere")
+EGRESS = ("open", "closed")
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 
 
@@ -96,13 +105,23 @@ class FGPU(Configurable):
 
         Each is a dict with ``name``, ``group`` (resource group, default "default"), ``cpu`` (cores),
         ``memory_mib``, and ``gpus``: "nvml" (all), a list of NVML UUIDs, or ``{"simulated": 2,
-        "memory_mib": 8192}``. What is left out is this machine's own.
+        "memory_mib": 8192}``. What is left out is the machine's own.
+
+        With ``runtime="docker"`` a node may be another machine: ``engine`` is the URL of its Docker engine
+        ("tcp://HOST:2376" with ``tls``, a dict of the paths ``ca``, ``cert`` and ``key``; "ssh://USER@HOST"), and
+        ``address`` where this machine reaches the ports that its containers publish, if it is not that host. Its GPUs
+        are found where it has the NVIDIA runtime, or declared: a list of ``{"uuid", "model", "memory_mib"}``.
 
         Example::
 
             c.FGPU.nodes = [
                 {"name": "research", "gpus": ["GPU-1f...", "GPU-2a..."]},
                 {"name": "teaching", "group": "class", "cpu": 16, "memory_mib": 65536, "gpus": ["GPU-3c..."]},
+                {
+                    "name": "annex",
+                    "engine": "tcp://10.0.0.2:2376",
+                    "tls": {"ca": "/etc/fgpu/ca.pem", "cert": "/etc/fgpu/cert.pem", "key": "/etc/fgpu/key.pem"},
+                },
             ]
         """,
     ).tag(config=True)
@@ -190,6 +209,15 @@ class FGPU(Configurable):
         """,
     ).tag(config=True)
 
+    hub_address = Unicode(
+        "",
+        help="""Address of this machine at which sessions on other machines reach the Hub and the service.
+
+        Needed where a node in ``nodes`` is at tcp:// or ssh://. Empty: the host's address on the sessions' own network.
+
+        Example: ``c.FGPU.hub_address = "10.0.0.1"``
+        """,
+    ).tag(config=True)
     service_ip = Unicode(
         "127.0.0.1",
         help="""Address the service ``fgpu`` listens on; with ``runtime="docker"`` the host's on the sessions' network.
@@ -306,6 +334,59 @@ class FGPU(Configurable):
         """,
     ).tag(config=True)
 
+    network_pool = Unicode(
+        "10.213.0.0/16",
+        help="""Addresses (IPv4) for the networks of users' sessions in containers; nobody else here may use them.
+
+        Each user with sessions has a Docker network of their own, with a subnet of this.
+
+        Example: ``c.FGPU.network_pool = "172.28.0.0/16"``
+        """,
+    ).tag(config=True)
+    network_prefix_length = Integer(
+        28,
+        help="""How large each user's subnet is: 28 has room for 13 sessions of one user, 27 for 29; 16 to 29.
+
+        Example: ``c.FGPU.network_prefix_length = 27``
+        """,
+    ).tag(config=True)
+    firewall = Unicode(
+        "auto",
+        help="""Who closes this machine to sessions in containers: "auto" or "managed-elsewhere".
+
+        With "auto" the Hub does, with iptables, if it runs as root; if it cannot, its log says so. With
+        "managed-elsewhere" you vouch for it: with what ``fgpu firewall`` prints, or rules of your own.
+
+        Example: ``c.FGPU.firewall = "managed-elsewhere"``
+        """,
+    ).tag(config=True)
+    egress = Unicode(
+        "open",
+        help="""What sessions in containers reach beyond this machine: all ("open"), or nothing ("closed").
+
+        "closed" needs the firewall. The Hub and the service are always reached.
+
+        Example: ``c.FGPU.egress = "closed"``
+        """,
+    ).tag(config=True)
+    blocked_networks = List(
+        Unicode(),
+        default_value=["169.254.0.0/16", "fd00:ec2::254/128"],
+        help="""Networks that sessions in containers never reach. The default is where clouds keep machines' secrets.
+
+        Name servers of this machine are reached all the same, for names only. The list replaces the default.
+
+        Example: ``c.FGPU.blocked_networks = ["169.254.0.0/16", "10.1.0.0/16"]``
+        """,
+    ).tag(config=True)
+    allowed_ports = List(
+        Integer(),
+        help="""Ports (TCP) of this machine that sessions in containers reach beside the Hub's and the service's.
+
+        Example: ``c.FGPU.allowed_ports = [443]``
+        """,
+    ).tag(config=True)
+
     @classmethod
     def from_config(cls, config: Config) -> FGPU:
         """Return the settings of a Hub's configuration.
@@ -347,6 +428,7 @@ class FGPU(Configurable):
         self._check_groups()
         self._check_nodes()
         self._check_isolation()
+        self._check_network()
         for name in ("queue_timeout_s", "launch_timeout_s", "abandoned_after_s", "verify_timeout_s"):
             if getattr(self, name) < 1:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)}; it must be at least 1 second")
@@ -409,8 +491,15 @@ class FGPU(Configurable):
             or any(g in rule.get("hub_groups", ()) for g in hub_groups)
         )
 
-    def discover_nodes(self) -> tuple[Node, ...]:
+    def node_ids(self) -> list[str]:
+        """Return the names of the configured nodes."""
+        return [spec["name"] for spec in self.nodes] or ["local"]
+
+    def discover_nodes(self, machines: Mapping[str, Machine | None] | None = None) -> tuple[Node, ...]:
         """Return the configured nodes with the GPUs that are there.
+
+        ``machines`` are what the nodes on other engines say of themselves, None for one that does not answer: that is
+        LOST, with what is declared of it. Without it those nodes are left out.
 
         Raises:
             BadSettings: a GPU that is named is not there, or is named twice.
@@ -420,16 +509,22 @@ class FGPU(Configurable):
         nodes: list[Node] = []
         for spec in self.nodes or [{"name": "local"}]:
             gpus = spec.get("gpus", "nvml")
+            elsewhere = bool(spec.get("engine"))
+            if elsewhere and (machines is None or spec["name"] not in machines):
+                continue
+            machine = machines[spec["name"]] if elsewhere and machines is not None else this_machine()
             if isinstance(gpus, dict):
                 probe = SimulatedProbe(
                     gpus["simulated"], gpus.get("memory_mib", SIMULATED_MEMORY_MIB), spec["name"]
                 )
                 devices: Sequence[FoundDevice] = probe.devices()
+            elif elsewhere:
+                devices = found_elsewhere(gpus, machine, spec["name"])
             else:
                 if found is None:
-                    found = self._this_machine(spec["name"])
-                devices = found if gpus == "nvml" else _named(gpus, found, spec["name"])
-            nodes.append(self._node(spec, devices))
+                    found = self._this_machines_gpus(spec["name"])
+                devices = found if gpus == "nvml" else named(gpus, found, spec["name"])
+            nodes.append(self._node(spec, machine, devices))
         uuids = [d.uuid for n in nodes for d in n.devices]
         for uuid in uuids:
             if uuids.count(uuid) > 1:
@@ -440,7 +535,7 @@ class FGPU(Configurable):
 
     # -- parts ----------------------------------------------------------------------------------------
 
-    def _this_machine(self, node_id: str) -> Sequence[FoundDevice]:
+    def _this_machines_gpus(self, node_id: str) -> Sequence[FoundDevice]:
         if self.simulated_gpus != "auto" and int(self.simulated_gpus) > 0:
             return SimulatedProbe(int(self.simulated_gpus), SIMULATED_MEMORY_MIB, node_id).devices()
         devices = NvmlProbe().devices()
@@ -448,13 +543,15 @@ class FGPU(Configurable):
             return SimulatedProbe(1, SIMULATED_MEMORY_MIB, node_id).devices()
         return devices
 
-    def _node(self, spec: dict[str, Any], devices: Sequence[FoundDevice]) -> Node:
+    def _node(self, spec: dict[str, Any], machine: Machine | None, devices: Sequence[FoundDevice]) -> Node:
         name = spec["name"]
+        known = machine or Machine(0, 0)
         return Node(
             id=name,
             resource_group=spec.get("group", DEFAULT_GROUP),
-            cpu_milli=parse_milli(str(spec.get("cpu", os.cpu_count() or 1)), field="cpu"),
-            memory_mib=spec.get("memory_mib", psutil.virtual_memory().total // 2**20),
+            cpu_milli=parse_milli(str(spec["cpu"]), field="cpu") if "cpu" in spec else known.cpu_milli,
+            memory_mib=spec.get("memory_mib", known.memory_mib),
+            state=NodeState.LOST if machine is None else NodeState.READY,
             devices=tuple(
                 Device(
                     d.uuid, name, d.index, d.model, d.memory_mib, self.capacity_milli(d.model), d.simulated
@@ -508,7 +605,7 @@ class FGPU(Configurable):
         for name, known in (("isolation", ISOLATION), ("managed_memory", MANAGED)):
             if getattr(self, name) not in known:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
-        if self.context_mib != "auto" and not _is_whole(self.context_mib, 0):
+        if self.context_mib != "auto" and not is_whole(self.context_mib, 0):
             raise BadSettings(f'c.FGPU.context_mib is {self.context_mib!r}; use "auto" or MiB such as 400')
         if not 1 <= self.watchdog_every_s <= 300:
             raise BadSettings(
@@ -522,6 +619,38 @@ class FGPU(Configurable):
             path = getattr(self, name)
             if path and not Path(path).is_absolute():
                 raise BadSettings(f"c.FGPU.{name} is {path!r}; it must be an absolute path")
+
+    def _check_network(self) -> None:
+        for name, known in (("firewall", FIREWALL), ("egress", EGRESS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise BadSettings(f"c.FGPU.{name} is {value!r}; use {' or '.join(map(repr, known))}")
+        try:
+            pool = ipaddress.IPv4Network(self.network_pool)
+        except ValueError as e:
+            raise BadSettings(
+                f"c.FGPU.network_pool is {self.network_pool!r}: {e}; use a network such as '10.213.0.0/16'"
+            ) from None
+        if not 16 <= self.network_prefix_length <= 29 or pool.prefixlen > self.network_prefix_length:
+            raise BadSettings(
+                f"c.FGPU.network_prefix_length is {self.network_prefix_length}; it must be between 16 and 29, and "
+                f"not below that of c.FGPU.network_pool, {pool.prefixlen}"
+            )
+        if not pool.is_private or self.network_prefix_length - pool.prefixlen > 20:
+            raise BadSettings(
+                f"c.FGPU.network_pool is {self.network_pool!r}; use a private network of at most a million subnets, "
+                "such as '10.213.0.0/16'"
+            )
+        for network in self.blocked_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as e:
+                raise BadSettings(
+                    f"c.FGPU.blocked_networks: {e}; use networks such as '10.1.0.0/16'"
+                ) from None
+        for port in self.allowed_ports:
+            if not 1 <= port <= 65535:
+                raise BadSettings(f"c.FGPU.allowed_ports has {port}; ports are between 1 and 65535")
 
     def _check_groups(self) -> None:
         for name, rule in self.groups.items():
@@ -566,7 +695,13 @@ class FGPU(Configurable):
                     f"c.FGPU.nodes: node {name!r} is in group {group!r}, which c.FGPU.groups does not have; "
                     f"it has {', '.join(map(repr, groups))}"
                 )
-            _check_node(name, spec)
+            check_node(name, spec)
+        away = [spec["name"] for spec in self.nodes if is_elsewhere(spec)]
+        if away and not self.hub_address:
+            raise BadSettings(
+                f"c.FGPU.hub_address is empty, and node {away[0]!r} is another machine; set the address of this one "
+                "at which sessions there reach the Hub"
+            )
         used = {spec.get("group", DEFAULT_GROUP) for spec in self.nodes} if self.nodes else {DEFAULT_GROUP}
         for group in self.groups:
             if group not in used:
@@ -602,48 +737,3 @@ def _check_unit(pattern: str, milli: int, step_milli: int) -> None:
             f"c.FGPU.fgpu_step is {format_milli(step_milli)}, above one whole GPU ({where} is "
             f"{format_milli(milli)}); use a step of at most {format_milli(milli)}"
         )
-
-
-def _check_node(name: str, spec: dict[str, Any]) -> None:
-    cpu, node_memory_mib = spec.get("cpu", 1), spec.get("memory_mib", MIN_MEMORY_MIB)
-    if not _is_cpu(cpu):
-        raise BadSettings(f"c.FGPU.nodes: node {name!r} has cpu {cpu!r}; it must be a number above 0")
-    if not _is_whole(node_memory_mib, 1):
-        raise BadSettings(
-            f"c.FGPU.nodes: node {name!r} has memory_mib {node_memory_mib!r}; it must be a number above 0"
-        )
-    gpus = spec.get("gpus", "nvml")
-    if isinstance(gpus, dict):
-        count, memory = gpus.get("simulated"), gpus.get("memory_mib", SIMULATED_MEMORY_MIB)
-        known = set(gpus) <= {"simulated", "memory_mib"}
-        if not known or not _is_whole(count, 0) or not _is_whole(memory, 128):
-            raise BadSettings(
-                f"c.FGPU.nodes: node {name!r} has gpus {gpus!r}; use {{'simulated': 2, 'memory_mib': 8192}}"
-            )
-    elif gpus != "nvml" and not (isinstance(gpus, list) and all(isinstance(u, str) for u in gpus)):
-        raise BadSettings(
-            f"c.FGPU.nodes: node {name!r} has gpus {gpus!r}; use 'nvml', a list of UUIDs, or {{'simulated': 2}}"
-        )
-
-
-def _is_cpu(value: object) -> bool:
-    """Return whether this is a number of cores above 0, with at most three decimals."""
-    try:
-        return type(value) in (int, float) and parse_milli(str(value), field="cpu") > 0
-    except BadAmount:
-        return False
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value <= LARGEST_MIB
-
-
-def _named(uuids: list[str], found: Sequence[FoundDevice], node: str) -> Sequence[FoundDevice]:
-    by_uuid = {d.uuid: d for d in found}
-    for uuid in uuids:
-        if uuid not in by_uuid:
-            there = ", ".join(by_uuid) or "none"
-            raise BadSettings(
-                f"c.FGPU.nodes: node {node!r} names GPU {uuid}, which NVML does not report; it has {there}"
-            )
-    return tuple(by_uuid[uuid] for uuid in uuids)

@@ -55,7 +55,8 @@ class Host:
     """What there is on this machine, found once when the Hub starts.
 
     ``containers`` says whether sessions are containers or local processes. ``memory_limits`` is whether the driver
-    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID.
+    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID. ``elsewhere`` is another
+    machine, of which only that is known what its engine says.
     """
 
     data: Path
@@ -71,6 +72,7 @@ class Host:
     hami_library: Path | None = None
     managed: str = "charge"
     context_mib: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: bool = False
 
 
 class Backend(Protocol):

@@ -19,6 +19,7 @@ from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.mig import Mig
 from fgpuspawner.isolation.mps import Mps
 from fgpuspawner.isolation.none import NoIsolation
+from fgpuspawner.nodes import is_elsewhere
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.isolation")
@@ -34,7 +35,8 @@ def make_backends(host: Host) -> dict[str, Backend]:
 
 def find_host(settings: FGPU, nodes: Collection[Node], *, containers: bool, installation: str = "") -> Host:
     """Return what there is on this machine. Asks the driver only where there are real GPUs; writes nothing."""
-    real = [d for n in nodes for d in n.devices if not d.simulated]
+    away = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
+    real = [d for n in nodes for d in n.devices if not d.simulated and n.id not in away]
     driver = facts.driver_facts() if real else {}
     pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
     return Host(
@@ -62,12 +64,26 @@ def choices_for(settings: FGPU, nodes: Collection[Node], *, containers: bool) ->
     return tuple(choose(settings.isolation, node, backends) for node in nodes)
 
 
+def host_elsewhere(host: Host) -> Host:
+    """Return what there is on another machine: containers, what is carried there, and nothing that needs its driver."""
+    return Host(
+        data=host.data,
+        containers=True,
+        native=host.native,
+        commands=host.commands,
+        managed=host.managed,
+        context_mib=host.context_mib,
+        elsewhere=True,
+    )
+
+
 class Isolation:
     """One for the Hub's life. `open` blocks, as the Hub's start does; the rest may be called from any thread."""
 
     def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
         self._settings = settings
         self._nodes = {node.id: node for node in nodes}
+        self._elsewhere = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
         self._folder = settings.data_path() / "limits"
         # Slots are given out by one at a time: each must see what the one before has written.
         self._preparing = threading.Lock()
@@ -84,7 +100,7 @@ class Isolation:
         host = find_host(settings, nodes, containers=containers, installation=installation)
         if host.native is not None:
             host = replace(host, native=native.for_everybody(host.native, host.data))
-        self.choices = {n.id: choose(settings.isolation, n, make_backends(host)) for n in nodes}
+        self.choices = {n.id: choose(settings.isolation, n, self._backends_of(n.id, host)) for n in nodes}
         for choice in self.choices.values():
             level = logging.WARNING if choice.loud else logging.INFO
             log.log(level, "Node %s: isolation %s: %s", choice.node_id, choice.backend.name, choice.reason)
@@ -96,19 +112,27 @@ class Isolation:
         self.host = replace(host, commands=commands, context_mib=contexts)
         self._backends = make_backends(self.host)
         self.choices = {
-            node_id: replace(c, backend=self._backends[c.backend.name]) for node_id, c in self.choices.items()
+            node_id: replace(c, backend=self._backends_of(node_id, self.host)[c.backend.name])
+            for node_id, c in self.choices.items()
         }
         write_choices(host.data, self.choices.values())
+
+    def is_elsewhere(self, node_id: str) -> bool:
+        """Return whether a node is another machine."""
+        return node_id in self._elsewhere
+
+    def _backends_of(self, node_id: str, host: Host) -> dict[str, Backend]:
+        return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)
 
     def _contexts(self, host: Host) -> dict[str, int]:
         """Return what libfgpu charges for a context, by UUID."""
         held = [
             d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
         ]
-        real = [d for d in held if not d.simulated]
+        real = [d for d in held if not d.simulated and not self.is_elsewhere(d.node_id)]
         if self._settings.context_mib != AUTO:
             return {d.uuid: int(self._settings.context_mib) for d in held}
-        found = {d.uuid: machine.CONTEXT_MIB for d in held if d.simulated}
+        found = {d.uuid: machine.CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in held}
         if real:
             found |= facts.measure_contexts(real, driver=host.driver, cache=host.data / "context.json")
         return found

@@ -66,7 +66,10 @@ class Interposer(NoIsolation):
         """Return where the session sees more, or other, than its limits, or runs without libfgpu."""
         native = self.host.native
         assert native is not None, "not available"
-        found = [*problems(limits, report), *missing_library(report, mapped_as(native.library))]
+        library = (
+            f"{IN_CONTAINER}/{native.library.name}" if self.host.elsewhere else mapped_as(native.library)
+        )
+        found = [*problems(limits, report), *missing_library(report, library)]
         if self.host.containers:
             found.extend(wrong_preload(static, PRELOADED))
         return found

@@ -70,13 +70,17 @@ class Preload:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report. ``libraries`` are (device, inode) of what is mapped under the name of libfgpu; None: not known."""
+    """One report.
+
+    ``libraries`` are (device, inode) of what is mapped under the name of libfgpu, ``paths`` where; None: not known.
+    """
 
     libraries: tuple[tuple[str, int], ...] | None
     preload: Preload
     cuda: Section
     nvml: Section
     allocate: Section | None = field(default=None)
+    paths: tuple[str, ...] | None = None
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -114,6 +118,7 @@ def read_report(answer: Answer, nonce: str) -> Report:
             raise BadReport("the check printed another report than the one that was asked for")
         return Report(
             libraries=_libraries(found["libfgpu"]),
+            paths=_paths(found["libfgpu"]),
             preload=_preload(found["preload"]),
             cuda=_section(found["cuda"], "uuid_bytes"),
             nvml=_section(found["nvml"], "uuid"),
@@ -127,6 +132,10 @@ def _libraries(found: Any) -> tuple[tuple[str, int], ...] | None:
     if found is None:
         return None
     return tuple((_text(one["device"]), _number(one["inode"])) for one in _list(found))
+
+
+def _paths(found: Any) -> tuple[str, ...] | None:
+    return None if found is None else tuple(_text(one["path"]) for one in _list(found))
 
 
 def _preload(found: Any) -> Preload:
@@ -266,13 +275,17 @@ def _wrong_allocations(
     return found
 
 
-def missing_library(report: Report, library: tuple[str, int]) -> list[str]:
-    """Return what is wrong unless exactly the host's library, by device and inode, is in the session's processes."""
-    if report.libraries is None:
+def missing_library(report: Report, library: tuple[str, int] | str) -> list[str]:
+    """Return what is wrong unless exactly the host's library is in the session's processes.
+
+    ``library`` is its device and inode; or, of a host whose files are not ours to ask for, the path of its mount.
+    """
+    mapped: Sequence[object] | None = report.paths if isinstance(library, str) else report.libraries
+    if mapped is None:
         return ["it cannot be told whether libfgpu is loaded"]
-    if library not in report.libraries:
+    if library not in mapped:
         return ["libfgpu is not loaded into the session's processes"]
-    others = len(report.libraries) - 1
+    others = len(mapped) - 1
     return [f"{others} other libraries of its name are loaded beside libfgpu"] if others else []
 
 

@@ -209,6 +209,8 @@ class Watchdog:
         """Return the devices by the NVML library that knows them."""
         found: dict[str, list[str]] = {}
         for node in self._isolation.nodes:
+            if self._isolation.is_elsewhere(node.id):
+                continue
             for device in node.devices:
                 folder = machine.folder_of(self._isolation.host.data, node.id)
                 library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML

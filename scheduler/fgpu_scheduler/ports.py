@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,10 @@ class DeviceProbe(Protocol):
 
 class Launcher(Protocol):
     """Sees and removes what sessions were launched as (containers, processes)."""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called, in the running event loop, when something has ended. It may be called for nothing."""
+        ...
 
     async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
         """Return everything that carries this installation's marks, and the nodes that answered."""

@@ -586,7 +586,9 @@ class Scheduler:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
         changes = node_changes(snapshot, reachable, tuple(self._launching))
         for node_id in changes.lost:
-            log.error("Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id)
+            log.error(
+                "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id
+            )
             await self._call(self.store.set_node_state, node_id, NodeState.LOST, now_s=self._clock.now_s())
         for node_id in changes.back:
             log.warning("Node %s answers again", node_id)

@@ -137,7 +137,7 @@ def test_a_container_that_somebody_removes_frees_its_share(hub: DockerHub, engin
 async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
     engine: Engine, image: str
 ) -> None:
-    containers = Containers(engine.client, installation=engine.prefix, node_ids=["two"])
+    containers = Containers(engine.client, installation=engine.prefix)
     name = f"{engine.prefix}-removed"
     for _ in range(5):
         engine.start(name)

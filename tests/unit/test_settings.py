@@ -147,7 +147,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"nodes": [{"name": "a" * 41}]}, f"c.FGPU.nodes: name '{'a' * 41}' will not do; {NODE}"),
         (
             node(gpu=1),
-            "c.FGPU.nodes: node 'a' has an unknown key 'gpu'; known are name, group, cpu, memory_mib, gpus",
+            "c.FGPU.nodes: node 'a' has an unknown key 'gpu'; known are name, group, cpu, memory_mib, gpus, engine, tls, address",
         ),
         (node(cpu=0), "c.FGPU.nodes: node 'a' has cpu 0; it must be a number above 0"),
         (node(cpu=-1), "c.FGPU.nodes: node 'a' has cpu -1; it must be a number above 0"),

@@ -1,0 +1,403 @@
+"""The Docker engines that sessions run on: this machine's own, and those of other machines.
+
+Each engine is one machine. One that does not answer delays nothing on the others: it is asked again in the
+background, and of what it runs nothing is concluded until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException
+from docker.tls import TLSConfig
+
+from fgpu_scheduler import BadSettings, Observed, Session
+from fgpuspawner import shipping
+from fgpuspawner.containers import GONE, LABEL, Containers, EngineSilent
+from fgpuspawner.isolation.backend import Mount
+from fgpuspawner.network import NETWORK, connect, ensure_network
+from fgpuspawner.nodes import Machine, address_of
+from fgpuspawner.waiting import in_a_thread_of_its_own
+
+log = logging.getLogger("fgpu.docker")
+
+CALL_TIMEOUT_S = 60
+LOOK_TIMEOUT_S = 8
+"""An engine that has not said what it runs by then does not answer."""
+EVENTS = ("die", "oom", "destroy")
+EVENTS_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine is, and the nodes that are its machine (or parts of it).
+
+    ``url`` is empty for this machine's own. ``tls`` has the paths ``ca``, ``cert`` and ``key``. ``address`` is where
+    the Hub reaches the ports that containers publish; None where it reaches the containers themselves.
+    """
+
+    url: str
+    node_ids: tuple[str, ...]
+    tls: Mapping[str, str] = field(default_factory=dict)
+    address: str | None = None
+
+    def __str__(self) -> str:
+        return f"the Docker engine of {' and '.join(self.node_ids) or 'this machine'}"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is another machine's."""
+        return self.address is not None
+
+
+def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[EngineAddress, ...]:
+    """Return the engines of the configured nodes, this machine's own first.
+
+    Raises:
+        BadSettings: two nodes name one engine differently.
+    """
+    found: dict[str, EngineAddress] = {"": EngineAddress("", ())}
+    for spec in nodes or [{"name": "local"}]:
+        url = str(spec.get("engine", ""))
+        own = EngineAddress(url, (str(spec["name"]),), dict(spec.get("tls") or {}), address_of(spec))
+        other = found.get(url, own)
+        if other.node_ids and (other.tls, other.address) != (own.tls, own.address):
+            raise BadSettings(
+                f"c.FGPU.nodes: {other.node_ids[0]!r} and {own.node_ids[0]!r} are on one engine; give both the same "
+                "tls and address"
+            )
+        others = other.node_ids if other is not own else ()
+        found[url] = EngineAddress(url, (*others, *own.node_ids), own.tls, own.address)
+    return tuple(engine for engine in found.values() if engine.node_ids)
+
+
+class _Silent:
+    """Stands for the client of an engine that never answered: whatever is asked of it fails as if it had gone."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._address = address
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise requests.exceptions.ConnectionError(f"{self._address} has not answered yet")
+
+
+class Engine:
+    """One engine: whether it answers, its containers, and the events that say when to look at them."""
+
+    def __init__(
+        self,
+        address: EngineAddress,
+        *,
+        installation: str,
+        network: str = NETWORK,
+        client_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.address = address
+        self.network = network
+        self._client_kwargs = dict(client_kwargs or {})
+        self.installation = installation
+        silent: Any = _Silent(address)
+        self.containers = Containers(
+            silent, looker=silent, installation=installation, elsewhere=address.is_elsewhere
+        )
+        self.answers = False
+        self.changed: Callable[[], None] = lambda: None
+        self._shipping = threading.Lock()
+        self._asking: asyncio.Task[None] | None = None
+        self._events: _Events | None = None
+
+    def connect(self) -> None:
+        """Connect. Blocks.
+
+        Raises:
+            BadSettings: it does not answer, or a file of its ``tls`` cannot be read.
+        """
+        long, short = {"timeout": CALL_TIMEOUT_S}, {"timeout": LOOK_TIMEOUT_S}
+        # The short one first: an engine that does not answer is found out by it.
+        looker = self._connected(short)
+        self.containers.looker = looker
+        client = self._connected(long)
+        if self.address.is_elsewhere:
+            ensure_network(client, self.network)
+        self.containers.client = client
+        self.answers = True
+
+    def _connected(self, more: dict[str, Any]) -> docker.APIClient:
+        own = self.address
+        if not own.url:
+            return connect({**self._client_kwargs, **more})
+        given: dict[str, Any] = {"version": "auto", "max_pool_size": 32, "base_url": own.url, **more}
+        if own.tls:
+            try:
+                given["tls"] = TLSConfig(
+                    client_cert=(own.tls["cert"], own.tls["key"]), ca_cert=own.tls["ca"], verify=True
+                )
+            except (DockerException, OSError) as e:
+                raise BadSettings(f"c.FGPU.nodes: tls of {own.node_ids[0]!r}: {e}") from e
+        if own.url.startswith("ssh://"):
+            given["use_ssh_client"] = True
+        try:
+            return docker.APIClient(**given)
+        except (DockerException, OSError, *GONE) as e:
+            raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
+
+    async def ship(
+        self, *, container: str, image: str, mounts: Sequence[Mount], shared: Path
+    ) -> tuple[Mount, ...]:
+        """Carry a session's files to this engine's machine; see `shipping.ship`."""
+
+        def carry() -> tuple[Mount, ...]:
+            # One at a time: the first session of a node makes what all of them share.
+            with self._shipping:
+                return shipping.ship(
+                    self.containers.client,
+                    container=container,
+                    image=image,
+                    installation=self.installation,
+                    mounts=mounts,
+                    shared=shared,
+                )
+
+        return await self.containers.call(carry)
+
+    def machine(self) -> Machine | None:
+        """Return what the engine says of its machine, None if it does not answer. Blocks."""
+        try:
+            info = self.containers.looker.info()
+        except (DockerException, *GONE) as e:
+            log.warning("%s does not answer: %s", self.address, e)
+            return None
+        return Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+
+    # -- in the event loop ----------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called in the running loop when a container ends, or the engine answers again."""
+        self.changed = changed
+        if self.answers:
+            self._listen()
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._events is not None:
+            self._events.close()
+        self._events = _Events(self.containers, str(self.address), lambda: _call_soon(loop, self.changed))
+
+    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+        """Return the engine's containers and its nodes; nothing and no nodes while it does not answer."""
+        if not self.answers:
+            self._ask_again()
+            return (), ()
+        try:
+            found = await self.containers.look()
+        except EngineSilent as e:
+            log.warning("%s does not answer: %s. What it runs keeps its shares", self.address, e)
+            self.answers = False
+            self._ask_again()
+            return (), ()
+        return found, self.address.node_ids
+
+    def _ask_again(self) -> None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._asked())
+
+    async def _asked(self) -> None:
+        """Ask once whether it is there again. In a thread of its own: it may take long to say nothing."""
+        try:
+            await in_a_thread_of_its_own(self.connect)
+        except BadSettings as e:
+            log.debug("%s", e)
+            return
+        log.warning("%s answers again", self.address)
+        self._listen()
+        self.changed()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._events is not None:
+            self._events.close()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(function)
+
+
+class _Events:
+    """The stream of an engine's events, in a thread of its own, for as long as it is open; then anew."""
+
+    def __init__(self, containers: Containers, name: str, happened: Callable[[], None]) -> None:
+        self._containers = containers
+        self._name = name
+        self._happened = happened
+        self._closed = threading.Event()
+        self._stream: Any = None
+        threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
+
+    def close(self) -> None:
+        """End it; its thread ends by itself."""
+        self._closed.set()
+        stream = self._stream
+        if stream is not None:
+            # It may be at the other end of a connection that is cut: that takes a while to find out.
+            threading.Thread(target=_closed_quietly, args=(stream,), daemon=True).start()
+
+    def _run(self) -> None:
+        filters = {
+            "type": "container",
+            "event": list(EVENTS),
+            "label": f"{LABEL}.installation={self._containers.installation}",
+        }
+        while not self._closed.is_set():
+            try:
+                self._stream = self._containers.client.events(decode=True, filters=filters)
+                # Whatever happened while nobody listened is seen by looking once.
+                self._tell()
+                for _ in self._stream:
+                    if self._closed.is_set():
+                        return
+                    self._tell()
+            except (DockerException, APIError, *GONE, OSError, ValueError) as e:
+                log.debug("%s: the events end: %s", self._name, e)
+            self._tell()
+            time.sleep(EVENTS_AGAIN_S)
+
+    def _tell(self) -> None:
+        try:
+            self._happened()
+        except RuntimeError:
+            # The loop has ended, and with it the Hub.
+            self._closed.set()
+
+
+def _closed_quietly(stream: Any) -> None:
+    try:
+        stream.close()
+    except Exception as e:
+        log.debug("Closing the events: %s", e)
+
+
+class Engines:
+    """A `Launcher` for the containers of several engines."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = tuple(engines)
+        self._by_node = {node_id: e for e in self.engines for node_id in e.address.node_ids}
+
+    def connect(self) -> None:
+        """Connect to all of them, side by side. Blocks. Those of other machines may stay silent.
+
+        Raises:
+            BadSettings: this machine's own does not answer.
+        """
+
+        def try_to(engine: Engine) -> BadSettings | None:
+            try:
+                engine.connect()
+            except BadSettings as e:
+                return e
+            return None
+
+        with ThreadPoolExecutor(max(1, len(self.engines))) as threads:
+            troubles = list(threads.map(try_to, self.engines))
+        for engine, trouble in zip(self.engines, troubles, strict=True):
+            if trouble is not None and not engine.address.url:
+                raise trouble
+            if trouble is not None:
+                log.error("%s; its nodes take no sessions until it does", trouble)
+
+    def survey(self) -> dict[str, Machine | None]:
+        """Return what other machines say of themselves, by node; None for one that does not answer. Blocks."""
+        elsewhere = [engine for engine in self.engines if engine.address.url]
+        with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:
+            machines = list(threads.map(Engine.machine, elsewhere))
+        return {
+            node_id: machine
+            for engine, machine in zip(elsewhere, machines, strict=True)
+            for node_id in engine.address.node_ids
+        }
+
+    def of_node(self, node_id: str) -> Engine:
+        """Return a node's engine.
+
+        Raises:
+            EngineSilent: no such node is configured any more.
+        """
+        engine = self._by_node.get(node_id)
+        if engine is None:
+            raise EngineSilent(f"node {node_id} is not configured any more")
+        return engine
+
+    def of(self, session: Session) -> Engine:
+        """Return the engine of a session that has its place.
+
+        Raises:
+            EngineSilent: its node is not configured any more.
+        """
+        assert session.placement is not None
+        return self.of_node(session.placement.node_id)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called in the running loop when it is time to look again."""
+        for engine in self.engines:
+            engine.watch(changed)
+
+    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+        """Return all containers, and the nodes whose engines answered."""
+        results = await asyncio.gather(*(engine.observe() for engine in self.engines))
+        return [o for found, _ in results for o in found], [n for _, nodes in results for n in nodes]
+
+    async def remove(self, observed: Observed) -> bool:
+        """Stop and remove one container, on whichever engine it was seen; return whether it is known to be gone."""
+        engine = next((e for e in self.engines if e.containers.has_seen(observed)), None)
+        return await engine.containers.remove(observed) if engine is not None else False
+
+    def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
+        """Return the sessions of this machine's processes. Blocks.
+
+        Raises:
+            EngineSilent: this machine's engine does not say.
+        """
+        found: dict[int, int] = {}
+        for engine in self.engines:
+            if not engine.address.is_elsewhere:
+                found.update(engine.containers.sessions_of(pids))
+        return found
+
+    def close(self) -> None:
+        """Stop listening to any."""
+        for engine in self.engines:
+            engine.close()
+
+
+def engines_for(
+    nodes: Sequence[Mapping[str, Any]],
+    *,
+    installation: str,
+    network: str,
+    client_kwargs: Mapping[str, Any],
+) -> Engines:
+    """Return the engines of the configured nodes, connected as far as they answer.
+
+    Raises:
+        BadSettings: this machine's own is needed and does not answer.
+    """
+    engines = Engines(
+        [
+            Engine(address, installation=installation, network=network, client_kwargs=client_kwargs)
+            for address in addresses(nodes)
+        ]
+    )
+    engines.connect()
+    return engines

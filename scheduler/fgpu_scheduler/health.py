@@ -1,0 +1,61 @@
+"""Which nodes answer: what follows for their state, and for the sessions that were to start there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fgpu_scheduler.core.model import Node, NodeState, SessionState, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanges:
+    """What one look at the nodes changes."""
+
+    lost: tuple[str, ...]
+    back: tuple[str, ...]
+    requeued: tuple[int, ...]
+    """Sessions with a place on a node that does not answer, of which nothing was started: back to their places."""
+
+
+def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Collection[int]) -> NodeChanges:
+    """Return what follows from which nodes answered. Pure.
+
+    A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
+    has ended. A cordoned node stays so.
+    """
+    silent = {n.id for n in snapshot.nodes if n.id not in reachable}
+    return NodeChanges(
+        lost=tuple(n.id for n in snapshot.nodes if n.state is NodeState.READY and n.id in silent),
+        back=tuple(n.id for n in snapshot.nodes if n.state is NodeState.LOST and n.id not in silent),
+        requeued=tuple(
+            s.id
+            for s in snapshot.sessions
+            if s.state is SessionState.SCHEDULED
+            and s.id not in launching
+            and s.placement is not None
+            and s.placement.node_id in silent
+        ),
+    )
+
+
+def known_or_as_it_was(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
+    """Return the nodes with what the store remembers of those that do not answer, sorted by their ids.
+
+    What is configured of such a node (its resource group) counts; of CPU, memory and devices what was there last.
+    """
+    before = {node.id: node for node in stored}
+    found = []
+    for node in sorted(configured, key=lambda n: n.id):
+        old = before.get(node.id)
+        if node.state is NodeState.LOST and old is not None and not node.devices:
+            node = Node(
+                id=node.id,
+                resource_group=node.resource_group,
+                cpu_milli=old.cpu_milli,
+                memory_mib=old.memory_mib,
+                devices=old.devices,
+                state=NodeState.LOST,
+            )
+        found.append(node)
+    return tuple(found)

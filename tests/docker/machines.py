@@ -1,0 +1,139 @@
+"""Other machines for tests: Docker engines in network namespaces of their own, which can be cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException
+
+from dockerhub import BASE
+from hubprocess import until
+
+SUBNET = "10.215.{0}.0/24"
+HUB_ADDRESS = "10.215.{0}.1"
+PORT = 2375
+
+
+class Machine:
+    """One machine: a network namespace joined to this one's by a pair of interfaces, and an engine in it.
+
+    ``number`` (1 to 200) decides its addresses. The kernel, the disks and the process numbers are this machine's.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = f"fgput{number}-{secrets.token_hex(2)}"
+        self.hub_address = HUB_ADDRESS.format(number)
+        self.address = f"10.215.{number}.2"
+        self.url = f"tcp://{self.address}:{PORT}"
+        self._folder = Path(tempfile.mkdtemp(prefix="fgpu-machine-"))
+        self._inner = f"ft{number}i"
+        self._outer = f"ft{number}o"
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Machine:
+        """Make the network and start the engine; return when it answers."""
+        run("ip", "netns", "add", self.name)
+        run("ip", "link", "add", self._outer, "type", "veth", "peer", "name", self._inner, "netns", self.name)
+        run("ip", "addr", "add", f"{self.hub_address}/24", "dev", self._outer)
+        run("ip", "link", "set", self._outer, "up")
+        self.inside("ip", "link", "set", "lo", "up")
+        self.inside("ip", "addr", "add", f"{self.address}/24", "dev", self._inner)
+        self.inside("ip", "link", "set", self._inner, "up")
+        self.inside("ip", "route", "add", "default", "via", self.hub_address)
+        self.start_engine()
+        return self
+
+    def start_engine(self) -> None:
+        """Start the engine, with the containers that it had."""
+        log = (self._folder / "dockerd.log").open("ab")
+        (self._folder / "dockerd.pid").unlink(missing_ok=True)
+        self._daemon = subprocess.Popen(
+            [
+                *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd"),
+                *("-H", self.url, "--tls=false", "-H", f"unix://{self._folder}/docker.sock"),
+                *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")),
+                *("--pidfile", str(self._folder / "dockerd.pid"), "--bip", f"172.{29 - self.number % 10}.250.1/24"),
+                *("--default-address-pool", f"base=172.{29 - self.number % 10}.0.0/17,size=24"),
+            ],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.client = until(self._connected, within_s=60, what=f"the engine of {self.name} answers")
+
+    def _connected(self) -> docker.APIClient | None:
+        try:
+            return docker.APIClient(base_url=f"unix://{self._folder}/docker.sock", version="auto", timeout=60)
+        except DockerException:
+            if self._daemon is not None and self._daemon.poll() is not None:
+                raise AssertionError((self._folder / "dockerd.log").read_text()[-2000:]) from None
+            return None
+
+    def inside(self, *words: str) -> None:
+        """Run a command in the machine's network."""
+        run("nsenter", f"--net=/var/run/netns/{self.name}", *words)
+
+    def load(self, client: docker.APIClient, reference: str = BASE) -> None:
+        """Give the engine an image of another one."""
+        self.client.load_image(b"".join(client.get_image(reference)))
+
+    def cut(self) -> None:
+        """Cut the cable: nothing goes in or out, and nobody is told."""
+        self.inside("ip", "link", "set", self._inner, "down")
+
+    def mend(self) -> None:
+        """Join the machine to the network again."""
+        self.inside("ip", "link", "set", self._inner, "up")
+        self.inside("ip", "route", "replace", "default", "via", self.hub_address)
+
+    def freeze(self) -> None:
+        """Stop the engine's process: it takes connections, and never answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the engine go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, sign: signal.Signals) -> None:
+        assert self._daemon is not None
+        os.kill(int((self._folder / "dockerd.pid").read_text()), sign)
+
+    def stop_engine(self) -> None:
+        """End the engine as its service manager does."""
+        assert self._daemon is not None
+        self._daemon.terminate()
+        self._daemon.wait(60)
+
+    def close(self) -> None:
+        """Remove the containers, the engine and the network."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, AssertionError):
+            self.thaw()
+        if self._daemon is not None and self._daemon.poll() is None:
+            with contextlib.suppress(DockerException):
+                for container in self.client.containers(all=True):
+                    self.client.remove_container(container["Id"], force=True)
+            self.stop_engine()
+        run("ip", "netns", "del", self.name, check=False)
+        run("ip", "link", "del", self._outer, check=False)
+        for _ in range(20):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if not self._folder.exists():
+                return
+            time.sleep(0.2)
+
+
+def run(*words: str, check: bool = True) -> None:
+    """Run a command."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"{words}: {done.stderr}"
