@@ -255,7 +255,7 @@ def test_nothing_in_a_configuration_displaces_what_holds_a_session(
     assert (
         running.env["NVIDIA_VISIBLE_DEVICES"] == running.env["CUDA_VISIBLE_DEVICES"] == "GPU-simulated-two-0"
     )
-    assert running.env["KEPT"] == "1"
+    assert engine.server_env(running.id)["KEPT"] == "1"
     engine.remove(running.name)
     engine.client.remove_volume("fgpu-test-run", force=True)
 

@@ -1,25 +1,41 @@
-"""What a session reaches: the Hub, and no other session."""
+"""What a session reaches: the Hub, the service and what is outside; no other session, and nothing else of the host."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import secrets
+import shutil
 import socket
-from collections.abc import Iterator
-from typing import NamedTuple
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
-from dockerhub import DockerHub, Engine, Running
+from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, Running, until
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import network
+from fgpuspawner import firewall, network
 
-CONNECT = """
-import socket
-try:
-    socket.create_connection(({ip!r}, {port}), timeout=3).close()
-    print("reached")
-except OSError as e:
-    print(type(e).__name__)
+SCAN = """
+import json, socket
+found = {{}}
+for address, port in {targets!r}:
+    try:
+        socket.create_connection((address, port), timeout=3).close()
+        found[f"{{address}} {{port}}"] = "reached"
+    except OSError as e:
+        found[f"{{address}} {{port}}"] = type(e).__name__
+print(json.dumps(found))
 """
+LISTEN = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, h.ThreadingHTTPServer, port=8888)"
+OUTSIDE, ON_THE_WAY, METADATA = "198.51.100.2", "198.51.100.1", "169.254.169.254"
+
+can_be_closed = pytest.mark.skipif(
+    not firewall.can_apply(), reason="the firewall needs root and iptables on the engine's machine"
+)
 
 
 class Two(NamedTuple):
@@ -35,61 +51,392 @@ def two(shared_hub: DockerHub) -> Iterator[Two]:
 
 
 @pytest.fixture(scope="module")
-def gateway(two: Two) -> str:
-    """The host's address on the sessions' network."""
-    return str(two.alice.container["NetworkSettings"]["Networks"]["fgpu"]["Gateway"])
+def address(engine: Engine) -> str:
+    """The host's address that sessions reach the Hub at."""
+    return network.ensure_network(engine.client)
 
 
-def connect(engine: Engine, running: Running, ip: str, port: int) -> str:
-    return engine.python_in(running.id, CONNECT.format(ip=ip, port=port))
+def scan(engine: Engine, container: str, targets: list[tuple[str, int]]) -> dict[tuple[str, int], bool]:
+    """Return which of these addresses and ports are reached from inside a container."""
+    found = json.loads(engine.python_in(container, SCAN.format(targets=targets)))
+    return {(a, p): found[f"{a} {p}"] == "reached" for a, p in targets}
+
+
+def reached(engine: Engine, container: str, targets: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [target for target, found in scan(engine, container, targets).items() if found]
+
+
+def host_addresses() -> list[str]:
+    """The host's own addresses (IPv4), but for its loopback."""
+    listed = json.loads(subprocess.run(["ip", "-j", "addr"], capture_output=True, check=True).stdout)
+    return [
+        str(a["local"])
+        for entry in listed
+        for a in entry.get("addr_info", ())
+        if a["family"] == "inet" and entry["ifname"] != "lo"
+    ]
+
+
+def jump_of(hub: DockerHub) -> list[str]:
+    chain, rule = firewall.jumps(hub.installation)[0]
+    return [chain, *rule.split()]
+
+
+# --- other sessions ---
+
+
+def test_two_users_sessions_are_on_networks_of_their_own(
+    engine: Engine, two: Two, shared_hub: DockerHub
+) -> None:
+    assert two.alice.network != two.bob.network
+    found = engine.client.inspect_network(two.alice.network)
+    assert found["Labels"] == {"fgpu.installation": shared_hub.installation, "fgpu.user": "alice"}
+    assert found["Options"]["com.docker.network.bridge.enable_icc"] == "false"
+    interface = found["Options"]["com.docker.network.bridge.name"]
+    assert interface.startswith(network.interfaces(shared_hub.installation))
+    assert len(interface) <= 15
+    assert found["EnableIPv6"] is False
+    assert found["IPAM"]["Config"][0]["Subnet"].startswith("10.213.")
 
 
 def test_two_sessions_do_not_reach_each_other(engine: Engine, two: Two) -> None:
-    assert two.alice.ip != two.bob.ip
-    assert connect(engine, two.alice, two.alice.ip, 8888) == "reached", "its own server answers"
-    assert connect(engine, two.alice, two.bob.ip, 8888) != "reached"
-    assert connect(engine, two.bob, two.alice.ip, 8888) != "reached"
+    assert reached(engine, two.alice.id, [(two.alice.ip, 8888)]), "its own server answers"
+    assert reached(engine, two.alice.id, [(two.bob.ip, 8888), (two.bob.gateway, 8888)]) == []
+    assert reached(engine, two.bob.id, [(two.alice.ip, 8888), (two.alice.gateway, 8888)]) == []
+
+
+def test_a_session_does_not_learn_the_others_addresses(engine: Engine, two: Two) -> None:
+    for name in (two.bob.name, two.bob.id[:12]):
+        code = f"import socket; print(socket.gethostbyname({name!r}))"
+        status, output = engine.run_in(two.alice.id, PYTHON, "-c", code)
+        assert status != 0, output
+        assert two.bob.ip not in output
+    code = f"import socket; print(socket.gethostbyname({two.alice.name!r}))"
+    assert engine.python_in(two.alice.id, code) == two.alice.ip, "Docker's resolver answers, of one's own"
+
+
+def test_a_users_sessions_share_a_network_and_do_not_reach_each_other(
+    engine: Engine, hub: DockerHub, two: Two
+) -> None:
+    second = hub.running("alice", "second")
+    assert second.network == two.alice.network
+    assert reached(engine, second.id, [(two.alice.ip, 8888)]) == []
+
+
+def test_a_session_can_forge_no_packets(engine: Engine, two: Two) -> None:
+    """Neither its user nor root in it: another's address, or a gateway of one's own, needs these."""
+    code = """
+import fcntl, socket, struct
+def attempt(what):
+    try:
+        what()
+        return "done"
+    except PermissionError:
+        return "refused"
+def new_address():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    request = struct.pack("16sH2s4s8s", b"eth0", socket.AF_INET, b"", socket.inet_aton("10.213.0.2"), b"")
+    fcntl.ioctl(s, 0x8916, request)
+def new_hardware_address():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fcntl.ioctl(s, 0x8924, struct.pack("16sH6s8s", b"eth0", 1, b"\\x02\\x42\\x0a\\x00\\x00\\x01", b""))
+print([attempt(what) for what in (
+    lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)),
+    lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW),
+    new_address,
+    new_hardware_address,
+)])
+"""
+    for user in ("", "0:0"):
+        status, output = engine.run_in(two.alice.id, PYTHON, "-c", code, user=user)
+        assert status == 0, output
+        assert output.strip() == str(["refused"] * 4), user
+
+
+def test_a_session_does_not_reach_containers_of_other_networks(engine: Engine, two: Two) -> None:
+    other = engine.start(f"{engine.prefix}-bridge", network="bridge", code=LISTEN)
+    neighbour = engine.start(f"{engine.prefix}-neighbour", network="bridge")
+    found = engine.inspect(other)
+    assert found is not None
+    target = (str(found["NetworkSettings"]["IPAddress"]), 8888)
+    until(lambda: reached(engine, neighbour, [target]), what="the container answers its neighbour")
+    assert reached(engine, two.alice.id, [target]) == []
+
+
+def test_a_session_does_not_reach_ports_that_other_containers_publish(
+    engine: Engine, two: Two, address: str
+) -> None:
+    made = engine.client.create_container(
+        "fgpuspawner/base:0.1",
+        [PYTHON, "-c", LISTEN],
+        name=f"{engine.prefix}-published",
+        ports=[8888],
+        host_config=engine.client.create_host_config(network_mode="bridge", port_bindings={8888: None}),
+    )
+    try:
+        engine.client.start(made["Id"])
+        port = int(engine.client.port(made["Id"], 8888)[0]["HostPort"])
+        until(lambda: answers(address, port), what="the published port answers the host")
+        assert reached(engine, two.alice.id, [(a, port) for a in host_addresses()]) == []
+    finally:
+        engine.remove(made["Id"])
+
+
+def answers(ip: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((ip, port), timeout=2):
+        return True
+    return False
+
+
+# --- the host ---
 
 
 def test_a_session_reaches_the_hubs_api(
-    engine: Engine, two: Two, shared_hub: DockerHub, gateway: str
+    engine: Engine, two: Two, shared_hub: DockerHub, address: str
 ) -> None:
-    url = f"http://{gateway}:{shared_hub.port + 1}/hub/api/"
-    assert two.alice.env["JUPYTERHUB_API_URL"] == url.removesuffix("/")
+    url = f"http://{address}:{shared_hub.port + 1}/hub/api/"
     code = f"from urllib.request import urlopen; print(urlopen({url!r}, timeout=5).read().decode())"
     assert '"version"' in engine.python_in(two.alice.id, code)
 
 
 def test_a_session_does_not_reach_the_proxys_api(
-    engine: Engine, two: Two, shared_hub: DockerHub, gateway: str
+    engine: Engine, two: Two, shared_hub: DockerHub, address: str
 ) -> None:
-    assert connect(engine, two.alice, gateway, shared_hub.port + 2) != "reached"
+    assert reached(engine, two.alice.id, [(address, shared_hub.port + 2), (address, shared_hub.port)]) == []
 
 
-def test_a_session_does_not_reach_containers_of_other_networks(engine: Engine, two: Two) -> None:
-    code = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, h.ThreadingHTTPServer, port=8888)"
-    other = engine.start(f"{engine.prefix}-bridge", network="bridge", code=code)
-    found = engine.inspect(other)
-    assert found is not None
-    assert connect(engine, two.alice, found["NetworkSettings"]["IPAddress"], 8888) != "reached"
-
-
-@pytest.mark.xfail(
-    strict=True, reason="not closed: what the host itself opens on all addresses is open to sessions, too"
-)
+@can_be_closed
 def test_a_session_does_not_reach_what_else_the_host_listens_on(
-    engine: Engine, two: Two, gateway: str
+    engine: Engine, two: Two, shared_hub: DockerHub
+) -> None:
+    """A database, the engine's own port: whatever listens on all addresses, or on one of the bridges'."""
+    neighbour = engine.start(f"{engine.prefix}-unguarded", network="bridge")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+        everywhere = [(a, port) for a in host_addresses()]
+        assert (two.alice.gateway, port) in everywhere
+        assert reached(engine, neighbour, everywhere) == everywhere, "the listener answers whoever may ask"
+        assert reached(engine, two.alice.id, everywhere) == []
+    # The Hub's port is open at the Hub's address only.
+    others = [(a, shared_hub.port + 1) for a in host_addresses()]
+    assert len(reached(engine, two.alice.id, others)) == 1
+
+
+@can_be_closed
+def test_a_session_does_not_reach_the_host_by_udp(engine: Engine, two: Two, address: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.settimeout(1)
+        port = listener.getsockname()[1]
+        send = f"import socket; socket.socket(2, 2).sendto(b'here', ({address!r}, {port}))"
+        neighbour = engine.start(f"{engine.prefix}-udp", network="bridge")
+        engine.python_in(neighbour, send)
+        assert listener.recv(10) == b"here"
+        engine.python_in(two.alice.id, send)
+        with pytest.raises(TimeoutError):
+            listener.recv(10)
+
+
+def test_a_session_has_no_ipv6(engine: Engine, two: Two) -> None:
+    """So that nothing of the host is reached over it, whatever listens there."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as listener:
+        port = listener.getsockname()[1]
+        listed = json.loads(
+            subprocess.run(["ip", "-6", "-j", "addr"], capture_output=True, check=True).stdout
+        )
+        own = [str(a["local"]) for entry in listed for a in entry.get("addr_info", ()) if "local" in a]
+        assert own, "the host has IPv6 addresses to be scanned"
+        targets = [*own, *(f"{a}%eth0" for a in own if a.startswith("fe80"))]
+        assert reached(engine, two.alice.id, [(a, port) for a in targets if a != "::1"]) == []
+
+
+def test_the_engines_socket_is_not_in_a_session(engine: Engine, two: Two) -> None:
+    code = "import os; print([p for p in ('/var/run/docker.sock', '/run/docker.sock') if os.path.exists(p)])"
+    assert engine.python_in(two.alice.id, code) == "[]"
+
+
+@can_be_closed
+def test_rules_that_somebody_flushed_are_back_in_a_moment(
+    engine: Engine, two: Two, shared_hub: DockerHub, address: str
 ) -> None:
     with socket.create_server(("0.0.0.0", 0)) as listener:
-        assert connect(engine, two.alice, gateway, listener.getsockname()[1]) != "reached"
+        target = (address, listener.getsockname()[1])
+        subprocess.run(["iptables", "-w", "-D", *jump_of(shared_hub)], check=True)
+        until(
+            lambda: not reached(engine, two.alice.id, [target]), within_s=40, what="the port is closed again"
+        )
+    assert "The firewall's rules were not in force any more; they are again" in shared_hub.log_text()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="not closed: Docker's own resolver tells a session the others' names and addresses"
-)
-def test_a_session_does_not_learn_the_others_addresses(engine: Engine, two: Two) -> None:
-    code = f"import socket; print(socket.gethostbyname({two.bob.name!r}))"
-    assert two.bob.ip not in engine.run_in(two.alice.id, "/opt/fgpu/bin/python", "-c", code)[1]
+# --- outside ---
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[tuple[str, int]]:
+    """Another machine beside this one, which has a cloud's address for metadata, too."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a machine outside needs root and iproute2")
+    name = f"fgpt{secrets.token_hex(3)}"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{ON_THE_WAY}/30", "dev", name)
+        ip("link", "set", name, "up")
+        for own in (f"{OUTSIDE}/30", f"{METADATA}/32"):
+            ip("-n", name, "addr", "add", own, "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        ip("-n", name, "route", "add", "default", "via", ON_THE_WAY)
+        ip("route", "replace", f"{METADATA}/32", "via", OUTSIDE)
+        server = subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-m", "http.server", "8080"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda: answers(OUTSIDE, 8080), what="the machine outside answers")
+            assert answers(METADATA, 8080), "so do its metadata"
+            yield OUTSIDE, 8080
+        finally:
+            server.kill()
+            server.wait()
+    finally:
+        ip("netns", "del", name)
+
+
+@can_be_closed
+def test_with_open_egress_a_session_reaches_what_is_outside_and_not_blocked(
+    engine: Engine, two: Two, outside: tuple[str, int]
+) -> None:
+    assert reached(engine, two.alice.id, [outside, (METADATA, 8080)]) == [outside]
+
+
+@can_be_closed
+def test_nobody_outside_reaches_a_session(two: Two, outside: tuple[str, int]) -> None:
+    """Not even with a way there, whatever the host does with packets that it passes on."""
+    assert answers(two.alice.ip, 8888), "the host does"
+    found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    name = next(line.split()[0] for line in found.splitlines() if line.startswith("fgpt"))
+    code = f"import socket; socket.create_connection(({two.alice.ip!r}, 8888), timeout=3)"
+    words = ["ip", "netns", "exec", name, sys.executable, "-c", code]
+    assert (
+        "ConnectionRefusedError" in subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    )
+
+
+@can_be_closed
+def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
+    engine: Engine, make_hub: Callable[..., DockerHub], outside: tuple[str, int], address: str
+) -> None:
+    server = MINI.splitlines()[0] + "\n"
+    hub = make_hub(after=server, egress="closed", network_pool="10.214.0.0/24").start()
+    carol = hub.running("carol")
+    assert carol.ip.startswith("10.214.0.")
+    own = [(address, hub.port + 1), (address, hub.port + 3)]
+    assert reached(engine, carol.id, [*own, outside, (METADATA, 8080)]) == own
+    health = f"http://{address}:{hub.port + 3}/services/fgpu/health"
+    code = f"from urllib.request import urlopen; print(urlopen({health!r}, timeout=5).status)"
+    assert engine.python_in(carol.id, code) == "200"
+    # Names would carry data out: Docker's resolver asks nobody.
+    assert carol.host["Dns"] == ["127.0.0.1"]
+    assert "sessions reach" in hub.log_text()
+
+
+def test_closed_egress_that_the_hub_cannot_close_is_refused(
+    make_hub: Callable[..., DockerHub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = make_hub(egress="closed", env=without_iptables())
+    hub.start(wait=False)
+    assert hub.process is not None
+    assert hub.process.wait(60) != 0
+    assert "c.FGPU.egress is 'closed', and the Hub cannot close it" in hub.log_text()
+
+
+def test_a_hub_that_cannot_close_the_host_says_so(make_hub: Callable[..., DockerHub]) -> None:
+    hub = make_hub(env=without_iptables()).start()
+    assert "Sessions can reach every port that this machine opens on all its addresses" in hub.log_text()
+
+
+def without_iptables() -> dict[str, str]:
+    """An environment in which no iptables is found."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    return {"PATH": os.pathsep.join(f for f in folders if not os.path.exists(os.path.join(f, "iptables")))}
+
+
+# --- networks come and go ---
+
+
+def test_a_network_goes_with_its_users_last_session(engine: Engine, hub: DockerHub) -> None:
+    first, second = hub.running("dora"), hub.running("dora", "second")
+    assert first.network == second.network
+    hub.end("dora", "second")
+    hub.running("erin")
+    hub.end("erin")
+    until(
+        lambda: all("erin" != u for u in users_with_networks(engine, hub)),
+        what="the network of erin is gone",
+    )
+    assert "dora" in users_with_networks(engine, hub), "one that is in use stays"
+    hub.end("dora")
+    until(lambda: "dora" not in users_with_networks(engine, hub), what="the network of dora is gone")
+
+
+def users_with_networks(engine: Engine, hub: DockerHub) -> list[str]:
+    found = engine.networks_of(hub.installation)
+    return [str(engine.client.inspect_network(n)["Labels"].get("fgpu.user")) for n in found.values()]
+
+
+def test_a_hub_that_starts_removes_the_networks_that_nobody_uses_and_no_other(
+    engine: Engine, make_hub: Callable[..., DockerHub]
+) -> None:
+    hub = make_hub().start()
+    alice, bob = hub.running("alice"), hub.running("bob")
+    labels = {"fgpu.installation": hub.installation, "fgpu.user": "mallory"}
+    forged = f"{engine.prefix}-forged"
+    engine.client.create_network(forged, driver="bridge", labels=labels)
+    hub.kill()
+    engine.remove(bob.id)
+    hub.start()
+    until(lambda: bob.network not in engine.networks_of(hub.installation), what="the unused one is gone")
+    assert engine.networks_of(hub.installation).keys() == {alice.network, forged}
+    hub.wait_ready("alice")
+    engine.client.remove_network(forged)
+
+
+def test_launches_of_one_user_at_once_make_one_network(engine: Engine, hub: DockerHub) -> None:
+    hub.add_user("frank")
+    names = ["", "a", "b", "c"]
+    for name in names:
+        assert hub.spawn("frank", name, options={**ONE, "fgpu": "0.5"}).status_code in (201, 202)
+    for name in names:
+        hub.wait_ready("frank", name, within_s=60)
+    assert users_with_networks(engine, hub).count("frank") == 1
+
+
+def test_a_full_pool_is_said_to_the_owner_and_in_the_log(make_hub: Callable[..., DockerHub]) -> None:
+    hub = make_hub(network_pool="10.215.0.0/28").start()
+    hub.running("alice")
+    hub.add_user("bob")
+    assert hub.spawn("bob", options=ONE).status_code in (202, 500)
+    ended = hub.last("bob")
+    assert ended.end_cause == "LAUNCH_FAILED"
+    assert ended.message is not None
+    assert "no network is free for your session: all 1 are in use" in ended.message
+    assert (
+        "c.FGPU.network_pool 10.215.0.0/28 has room for 1 networks of /28, and all are in use"
+        in hub.log_text()
+    )
+
+
+def test_a_pool_that_is_somebody_elses_is_refused(make_hub: Callable[..., DockerHub], address: str) -> None:
+    hub = make_hub(network_pool=f"{address.rsplit('.', 2)[0]}.0.0/16")
+    hub.start(wait=False)
+    assert hub.process is not None
+    assert hub.process.wait(60) != 0
+    assert "name a pool of addresses that nobody here uses" in hub.log_text()
 
 
 def test_a_network_on_which_containers_reach_each_other_is_refused(engine: Engine) -> None:
@@ -107,7 +454,7 @@ def test_a_network_is_made_once_and_closed(engine: Engine) -> None:
     try:
         address = network.ensure_network(engine.client, name)
         assert network.ensure_network(engine.client, name) == address
-        options = engine.client.inspect_network(name)["Options"]
+        options: dict[str, Any] = engine.client.inspect_network(name)["Options"]
         assert options == {"com.docker.network.bridge.enable_icc": "false"}
     finally:
         engine.client.remove_network(name)

@@ -127,8 +127,9 @@ def test_the_limits_are_read_only_on_the_host_too(half: Running, shared_hub: Doc
 
 def test_the_environment_informs_and_limits_nothing(engine: Engine, half: Running) -> None:
     told = {key: half.env[key] for key in half.env if key.startswith(("FGPU_", "NVIDIA_", "CUDA_"))}
-    url = told.pop("FGPU_SERVICE_URL")
-    assert url.endswith("/services/fgpu/")
+    served = engine.server_env(half.id)
+    assert served["FGPU_SERVICE_URL"].endswith("/services/fgpu/")
+    assert {**served, **told} == served
     assert told == {
         "FGPU_SESSION_ID": str(half.session.id),
         "FGPU_AMOUNT": "0.5",
