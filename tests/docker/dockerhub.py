@@ -12,6 +12,7 @@ import docker
 from docker.errors import NotFound
 
 from fgpu_scheduler import Session
+from fgpuspawner import firewall
 from hubprocess import WITHOUT_SERVICE, HubProcess, until
 
 BASE = "fgpuspawner/base:0.1"
@@ -101,10 +102,23 @@ class Engine:
         assert status == 0, output
         return output.strip()
 
+    def server_env(self, name: str) -> dict[str, str]:
+        """Return the environment of a container's server: of what is not `jupyterhub-singleuser`."""
+        code = (
+            "print(open(next(f'/proc/{p}/environ' for p in __import__('os').listdir('/proc') if p.isdigit()"
+        )
+        code += " and open(f'/proc/{p}/stat').read().rpartition(') ')[2].split()[1] == '1')).read())"
+        return dict(entry.split("=", 1) for entry in self.python_in(name, code).split("\0") if "=" in entry)
+
     def of_installation(self, installation: str) -> dict[str, str]:
         """Return the containers that carry an installation's label: ids by name."""
         found = self.client.containers(all=True, filters={"label": f"fgpu.installation={installation}"})
         return {entry["Names"][0].removeprefix("/"): entry["Id"] for entry in found}
+
+    def networks_of(self, installation: str) -> dict[str, str]:
+        """Return the networks that carry an installation's label: ids by name."""
+        found = self.client.networks(filters={"label": f"fgpu.installation={installation}"})
+        return {entry["Name"]: entry["Id"] for entry in found}
 
     def remove(self, name: str) -> None:
         """Remove a container at once, whoever made it, if it is there."""
@@ -149,11 +163,26 @@ class Running:
 
     @property
     def env(self) -> dict[str, str]:
+        """What the engine knows: no identity."""
         return dict(entry.split("=", 1) for entry in self.container["Config"]["Env"])
 
     @property
     def ip(self) -> str:
-        return str(self.container["NetworkSettings"]["Networks"]["fgpu"]["IPAddress"])
+        return str(self._network["IPAddress"])
+
+    @property
+    def gateway(self) -> str:
+        """The host's address on the session's own network."""
+        return str(self._network["Gateway"])
+
+    @property
+    def network(self) -> str:
+        """The name of the network that it is on."""
+        return str(next(iter(self.container["NetworkSettings"]["Networks"])))
+
+    @property
+    def _network(self) -> dict[str, Any]:
+        return dict(self.container["NetworkSettings"]["Networks"][self.network])
 
 
 class DockerHub(HubProcess):
@@ -225,6 +254,10 @@ class DockerHub(HubProcess):
         if installation is not None:
             for container in self.engine.of_installation(installation).values():
                 self.engine.remove(container)
+            for network in self.engine.networks_of(installation).values():
+                self.engine.client.remove_network(network)
+            if firewall.can_apply():
+                firewall.run(firewall.removal(installation))
 
 
 __all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "until"]

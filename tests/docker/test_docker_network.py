@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, Running, until
+from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, until
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import firewall, network
@@ -167,7 +167,7 @@ def test_a_session_does_not_reach_ports_that_other_containers_publish(
     engine: Engine, two: Two, address: str
 ) -> None:
     made = engine.client.create_container(
-        "fgpuspawner/base:0.1",
+        BASE,
         [PYTHON, "-c", LISTEN],
         name=f"{engine.prefix}-published",
         ports=[8888],
@@ -346,7 +346,7 @@ def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
 
 
 def test_closed_egress_that_the_hub_cannot_close_is_refused(
-    make_hub: Callable[..., DockerHub], monkeypatch: pytest.MonkeyPatch
+    make_hub: Callable[..., DockerHub],
 ) -> None:
     hub = make_hub(egress="closed", env=without_iptables())
     hub.start(wait=False)
@@ -376,7 +376,7 @@ def test_a_network_goes_with_its_users_last_session(engine: Engine, hub: DockerH
     hub.running("erin")
     hub.end("erin")
     until(
-        lambda: all("erin" != u for u in users_with_networks(engine, hub)),
+        lambda: all(u != "erin" for u in users_with_networks(engine, hub)),
         what="the network of erin is gone",
     )
     assert "dora" in users_with_networks(engine, hub), "one that is in use stays"
