@@ -183,8 +183,10 @@ def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
                 try:
                     address = ipaddress.ip_address(words[1])
                 except ValueError:
-                    continue  # With a zone: of one link, which containers are not on.
-                if not address.is_loopback:
+                    continue
+                # Of one link of IPv6: containers are not on it.
+                elsewhere = address.version == 6 and address.is_link_local
+                if not address.is_loopback and not elsewhere:
                     found[str(address)] = None
     return tuple(found)
 

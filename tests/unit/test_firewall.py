@@ -1,0 +1,298 @@
+"""The firewall's rules: on a kernel of their own network, with both kinds of iptables where they are there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner import firewall, network, tenants
+from fgpuspawner.firewall import Firewall, Rules, complete, read_state, removal, run, script, state
+from fgpuspawner.settings import FGPU
+
+T = TypeVar("T")
+
+RULES = Rules(
+    installation="abc123",
+    services=(("172.18.0.1", 8001), ("172.18.0.1", 10880), ("fd00:1::1", 8001)),
+    allowed_ports=(443,),
+    name_servers=("192.0.2.53",),
+    blocked=("169.254.0.0/16", "fd00:ec2::254/128"),
+)
+OWN = network.interfaces("abc123")
+CLONE_NEWNET = 0x40000000
+
+
+def in_network_of_its_own(function: Callable[[], T]) -> T:
+    """Run this in a thread that has a network namespace of its own: the machine's rules are never touched."""
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def target() -> None:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+            raised.append(OSError(ctypes.get_errno(), "unshare"))
+            return
+        try:
+            found.append(function())
+        except BaseException as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+@pytest.fixture(params=["as it comes", "nft", "legacy"])
+def iptables(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kind of iptables, under its plain names."""
+    if os.geteuid() != 0 or shutil.which("iptables") is None:
+        pytest.skip("needs root and iptables")
+    if request.param != "as it comes":
+        for family in ("iptables", "ip6tables"):
+            for tool in ("", "-restore"):
+                program = shutil.which(f"{family}-{request.param}{tool}")
+                if program is None:
+                    pytest.skip(f"there is no {family}-{request.param}{tool}")
+                (tmp_path / f"{family}{tool}").symlink_to(program)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def listed(*programs: str) -> list[str]:
+    """Return the rules of the tables, without the policies."""
+    return [
+        line
+        for program in programs or ("iptables", "ip6tables")
+        for line in sh(f"{program} -w -S").splitlines()
+        if not line.startswith("-P")
+    ]
+
+
+def sh(command: str) -> str:
+    return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.usefixtures("iptables")
+def test_rules_are_applied_as_they_are_written_and_again_without_a_change() -> None:
+    def world() -> None:
+        run(script(RULES))
+        first = state("abc123")
+        assert complete(first, "abc123")
+        for version, rules in first.items():
+            filled = [sorted(r.split()) for r in RULES.filled(version)]
+            assert [r for r in filled if r not in [sorted(line.split()) for line in rules]] == []
+            assert len(rules) == len(filled) + len(firewall.jumps("abc123"))
+        run(script(RULES))
+        assert state("abc123") == first
+        run(script(replace(RULES, egress_open=False, allowed_ports=())))
+        assert state("abc123") != first
+        assert complete(state("abc123"), "abc123")
+
+    in_network_of_its_own(world)
+
+
+@pytest.mark.usefixtures("iptables")
+def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
+    """Every way from a chain of the system into ours asks for such an interface; nothing else changes."""
+
+    def world() -> None:
+        sh("iptables -A INPUT -p tcp --dport 22 -j ACCEPT; iptables -A FORWARD -i tun0 -j ACCEPT")
+        before, policies = listed(), sh("iptables -S; ip6tables -S")
+        run(script(RULES))
+        run(script(replace(RULES, installation="other", egress_open=False)))
+        own = {*firewall.chains("abc123"), *firewall.chains("other")}
+        added = [line for line in listed() if line not in before]
+        outside_ours = [r for r in added if r.startswith("-A") and r.split()[1] not in own]
+        assert len(outside_ours) == 20
+        interface = f"({OWN}|{network.interfaces('other')})"
+        assert all(re.fullmatch(rf"-A \S+ -[io] {interface}\+ -j FGPU-\S+", r) for r in outside_ours)
+        assert {line.split()[1] for line in added if line.startswith("-N")} == {*own, "DOCKER-USER"}
+        run(removal("abc123"))
+        run(removal("other"))
+        run(removal("other"))
+        assert [
+            line for line in sh("iptables -S; ip6tables -S").splitlines() if "DOCKER-USER" not in line
+        ] == [*policies.splitlines()]
+
+    in_network_of_its_own(world)
+
+
+@pytest.mark.usefixtures("iptables")
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        "iptables -F",
+        "ip6tables -F INPUT",
+        f"iptables -D INPUT -i {OWN}+ -j {firewall.chains('abc123')[0]}",
+        f"iptables -D {firewall.chains('abc123')[0]} 1",
+        f"iptables -A {firewall.chains('abc123')[1]} -j ACCEPT",
+        "iptables -I INPUT -j ACCEPT",
+        # As Docker does when it starts.
+        "iptables -I FORWARD -j ACCEPT",
+        "iptables -F DOCKER-USER",
+    ],
+)
+def test_rules_that_are_spoiled_are_put_right_and_only_then(spoiled: str) -> None:
+    def world() -> None:
+        wall = Firewall(RULES)
+        wall.apply()
+        assert wall.look()
+        before = state("abc123")
+        sh(spoiled)
+        assert not wall.look()
+        assert state("abc123") == before
+        assert wall.look()
+        # What is not ours, and not before ours, is nobody's business.
+        sh("iptables -A INPUT -j ACCEPT; iptables -A DOCKER-USER -j RETURN")
+        assert wall.look()
+
+    in_network_of_its_own(world)
+
+
+def test_a_jump_behind_somebodys_rules_does_not_count() -> None:
+    chain = firewall.chains("abc123")[0]
+    jump, other = f"-A INPUT -i {OWN}+ -j {chain}", "-A INPUT -j FGPU-INPUT-0f0f0"
+    assert read_state(f"{jump}\n-A INPUT -j ACCEPT\n", "abc123") == [jump]
+    assert read_state(f"{other}\n{jump}\n", "abc123") == [jump]
+    assert read_state(f"-A INPUT -j ACCEPT\n{jump}\n", "abc123") == []
+
+
+REACH = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+s = socket.socket(family)
+s.settimeout(3)
+try:
+    s.connect((sys.argv[1], int(sys.argv[2])))
+    print("reached")
+except OSError as e:
+    print(type(e).__name__)
+"""
+
+
+@pytest.mark.usefixtures("iptables")
+@pytest.mark.parametrize(
+    ("host", "peer"), [("10.99.0.1", "10.99.0.2"), ("fd00:99::1", "fd00:99::2")], ids=["IPv4", "IPv6"]
+)
+def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str, peer: str) -> None:
+    """With IPv6 as with IPv4, though sessions have none so far. Others, and the host itself, reach what they did."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    length, nodad = (64, "nodad") if ":" in host else (24, "")
+
+    def world() -> None:
+        sh("ip link set lo up")
+        rules = replace(RULES, services=((host, 8001),), allowed_ports=(8443,), name_servers=())
+        listener = subprocess.Popen([sys.executable, "-c", LISTEN, host, "8001", "8443", "5432"])
+        try:
+            for interface in (f"{OWN}0", "eth7"):
+                assert from_behind(interface, 5432) == "reached", "nothing is closed yet"
+                assert from_here(5432) == "reached"
+                run(script(rules))
+                guarded = interface.startswith(OWN)
+                expected = "ConnectionRefusedError" if guarded else "reached"
+                assert [from_behind(interface, p) for p in (8001, 8443)] == ["reached", "reached"]
+                assert from_behind(interface, 5432) == expected
+                assert from_here(5432) == "reached", "the host still opens connections to whoever is there"
+                run(removal("abc123"))
+        finally:
+            listener.kill()
+            listener.wait()
+
+    def from_behind(interface: str, port: int) -> str:
+        """Return what a neighbour at this interface meets."""
+        neighbour = subprocess.Popen(["unshare", "-n", "sleep", "60"])
+        try:
+            sh(f"while ! nsenter -n -t {neighbour.pid} true; do :; done; sleep 0.1")
+            sh(f"ip link add {interface} type veth peer name eth0 netns {neighbour.pid}")
+            sh(f"ip addr add {host}/{length} dev {interface} {nodad}; ip link set {interface} up")
+            inside = f"nsenter -n -t {neighbour.pid}"
+            sh(f"{inside} ip addr add {peer}/{length} dev eth0 {nodad}; {inside} ip link set eth0 up")
+            sh(f"{inside} ip link set lo up")
+            words = [*inside.split(), sys.executable, "-c", REACH, host, str(port)]
+            found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+            back = subprocess.Popen([*inside.split(), sys.executable, "-c", LISTEN, peer, "8888"])
+            try:
+                words = [sys.executable, "-c", REACH, peer, "8888"]
+                for _ in range(50):
+                    if "reached" in subprocess.run(words, capture_output=True, text=True, check=True).stdout:
+                        break
+                else:
+                    raise AssertionError("the host does not reach what is behind the interface")
+            finally:
+                back.kill()
+                back.wait()
+            return found
+        finally:
+            neighbour.kill()
+            neighbour.wait()
+            subprocess.run(["ip", "link", "del", interface], check=False, capture_output=True)
+
+    def from_here(port: int) -> str:
+        words = [sys.executable, "-c", REACH, "::1" if ":" in host else "127.0.0.1", str(port)]
+        for _ in range(50):
+            found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+            if found == "reached":
+                break
+        return found
+
+    in_network_of_its_own(world)
+
+
+LISTEN = """
+import socket, sys, time
+own = []
+for port in sys.argv[2:]:
+    family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+    s = socket.socket(family)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("", int(port)))
+    s.listen()
+    own.append(s)
+time.sleep(300)
+"""
+
+
+def test_name_servers_are_the_machines_without_its_loopback(tmp_path: Path) -> None:
+    conf, other = tmp_path / "resolv.conf", tmp_path / "resolved.conf"
+    conf.write_text("# nameserver 1.1.1.1\nnameserver 127.0.0.53\nsearch example\nnameserver fe80::1%eth0\n")
+    other.write_text("nameserver 192.0.2.53\nnameserver fd00::53\nnameserver 192.0.2.53\n")
+    assert firewall.name_servers([conf, other, tmp_path / "none"]) == ("192.0.2.53", "fd00::53")
+
+
+def test_names_are_asked_for_before_the_networks_that_are_blocked_and_not_with_closed_egress() -> None:
+    """In some clouds the name server has the address of the metadata."""
+    rules = replace(RULES, name_servers=("169.254.169.254",))
+    passing = rules.filled(4)
+    asked = [n for n, r in enumerate(passing) if "FROM" in r and "--dport 53" in r]
+    blocked = [n for n, r in enumerate(passing) if "FROM" in r and "-d 169.254.0.0/16" in r]
+    assert asked
+    assert max(asked) < min(blocked)
+    closed = replace(rules, egress_open=False)
+    assert not any("--dport 53" in r for r in closed.filled(4))
+    assert [r for r in closed.filled(4) if "FROM" in r][-1].endswith(
+        "-j REJECT --reject-with icmp-port-unreachable"
+    )
+
+
+def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firewall, "can_apply", lambda: False)
+    with pytest.raises(BadSettings, match=r"c\.FGPU\.egress is 'closed', and the Hub cannot close it"):
+        tenants.guard(FGPU(egress="closed"), RULES)
+    assert tenants.guard(FGPU(egress="closed", firewall="managed-elsewhere"), RULES) is None
+    assert tenants.guard(FGPU(), RULES) is None
