@@ -31,6 +31,7 @@ KEPT = {
     "limits",
     "logs",
     "password",
+    "proxy-token",
     "run",
     "simulated",
     "tools",
@@ -87,6 +88,16 @@ class MakeRun:
         if self._make.poll() is not None:
             raise AssertionError(f"`make run` ended with {self._make.returncode}:\n{self.said()[-4000:]}")
         return BANNER in self.said()
+
+    def hub(self) -> psutil.Process:
+        """Return the Hub's process."""
+        (found,) = [p for p in self._own() if "jupyterhub" in p.cmdline()]
+        return found
+
+    def proxy(self) -> psutil.Process:
+        """Return the proxy's process."""
+        (found,) = [p for p in self._own() if "--api-port" in p.cmdline()]
+        return found
 
     def said(self) -> str:
         """Return what it has printed."""

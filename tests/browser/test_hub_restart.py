@@ -1,4 +1,4 @@
-"""A waiting page outlives the Hub: it is killed and started again, and the page comes back by itself."""
+"""The Hub is killed: a waiting page comes back by itself, and `make run` starts the Hub again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from playwright.sync_api import expect
 
-from hubprocess import HubProcess, running
+import makerun
+from hubprocess import HubProcess, running, until
 from steps import START_MS, Person, fact
 from watching import Faults
 
@@ -52,3 +54,23 @@ def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_i
     hub.stop("holder")
     page.wait_for_url("**/user/iris/**", timeout=START_MS)
     hub.reach({"first/": "RUNNING", "iris/": "RUNNING"})
+
+
+@pytest.mark.timeout(300)
+def test_make_run_starts_a_hub_that_was_killed_again_behind_the_same_proxy(tmp_path: Path) -> None:
+    # That nothing is left at its end, `running` looks.
+    with makerun.running(tmp_path) as run:
+        proxy, hub = run.proxy(), run.hub()
+        token = run.data / "proxy-token"
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert token.read_text() not in " ".join(proxy.cmdline())
+        hub.kill()
+        until(lambda: "The Hub ended with -9; starting it again" in run.said(), what="it says so")
+        until(lambda: answers(f"{run.url}/hub/health"), within_s=60, what="there is a Hub again")
+        assert run.hub().pid != hub.pid
+        assert run.proxy() == proxy
+
+
+def answers(url: str) -> bool:
+    """Return whether a Hub answers there, through the proxy."""
+    return requests.get(url, timeout=10).status_code == 200

@@ -11,13 +11,16 @@ import pytest
 from hubprocess import HubProcess
 
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
+ECHO = Path(__file__).parent / "echoserver.py"
+QUICK = "c.FGPUSpawner.stop_timeout_s = c.LocalFGPUSpawner.stop_timeout_s = 2\n"
 
-LOCAL = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
-DOCKER = f"""
-from pathlib import Path
-c.Spawner.cmd = ['/opt/fgpu/bin/python', '-c', Path({str(MINI)!r}).read_text()]
-c.FGPUSpawner.stop_timeout_s = 2
-"""
+
+def server_lines(kind: str, source: Path) -> str:
+    """Return the lines of a configuration that make a program the sessions' server."""
+    if kind == "local":
+        return f"c.Spawner.cmd = ['python', {str(source)!r}]\n"
+    read = f"from pathlib import Path\nsource = Path({str(source)!r}).read_text()\n"
+    return read + "c.Spawner.cmd = ['/opt/fgpu/bin/python', '-c', source]\n"
 
 
 def engine_answers() -> bool:
@@ -41,11 +44,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_hub(tmp_path: Path, kind: str) -> Iterator[Callable[..., HubProcess]]:
-    """A factory of Hubs with fast sessions of the test's kind; all that they made is gone afterwards."""
+    """A factory of Hubs with sessions of the test's kind; all that they made is gone afterwards.
+
+    The sessions' server is ``server``, which starts fast; None: the real one.
+    """
     hubs: list[HubProcess] = []
 
-    def make(*, after: str = "", **kwargs: Any) -> HubProcess:
-        own = LOCAL if kind == "local" else DOCKER
+    def make(*, after: str = "", server: Path | None = MINI, **kwargs: Any) -> HubProcess:
+        own = QUICK + (server_lines(kind, server) if server is not None else "")
         hub = HubProcess(tmp_path / f"hub{len(hubs)}", runtime=kind, after=own + after, **kwargs)
         hubs.append(hub)
         return hub

@@ -23,6 +23,7 @@ from fgpu_scheduler.store import Store
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
+PROXY = ROOT / ".node/node_modules/.bin/configurable-http-proxy"
 
 CONFIG = """
 import os
@@ -93,7 +94,10 @@ def until(found: Callable[[], T], *, within_s: float = 30, what: str = "") -> T:
 
 
 class HubProcess:
-    """One Hub on ports and in a folder of its own. ``before`` and ``after`` are lines around `configure`."""
+    """One Hub on ports and in a folder of its own. ``before`` and ``after`` are lines around `configure`.
+
+    With ``outer_proxy`` its proxy is no child of the Hub, as `make run` has it, and outlives it.
+    """
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class HubProcess:
         before: str = "",
         after: str = "",
         env: dict[str, str] | None = None,
+        outer_proxy: bool = False,
         **settings: Any,
     ) -> None:
         self.folder = folder
@@ -111,7 +116,10 @@ class HubProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "hub.log"
         self.env = env or {}
-        self.before, self.after = before, after
+        self.before = before + ("c.ConfigurableHTTPProxy.should_start = False\n" if outer_proxy else "")
+        self.after = after
+        self.outer_proxy = outer_proxy
+        self.proxy: subprocess.Popen[bytes] | None = None
         # As by default, but where it can be removed with the Hub.
         self.accounts = Path(f"/dev/shm/fgpu-test-{secrets.token_hex(6)}")
         own = {"simulated_gpus": "1", "resume_grace_s": 10, "accounting_dir": str(self.accounts)}
@@ -127,7 +135,7 @@ class HubProcess:
             CONFIG.format(
                 port=self.port,
                 proxy_port=self.port + 2,
-                proxy=str(ROOT / ".node/node_modules/.bin/configurable-http-proxy"),
+                proxy=str(PROXY),
                 token=self.token,
                 data=str(self.data),
                 before=self.before,
@@ -140,6 +148,8 @@ class HubProcess:
     def start(self, *, wait: bool = True) -> HubProcess:
         """Start the Hub; with ``wait``, until it answers."""
         config = self.write_config()
+        if self.outer_proxy and self.proxy is None:
+            self.start_proxy()
         env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")} | self.env
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
         with self.log.open("ab") as output:
@@ -154,6 +164,31 @@ class HubProcess:
         if wait:
             until(self._answers, within_s=60, what="the Hub answers")
         return self
+
+    def start_proxy(self) -> None:
+        """Start a proxy beside the Hub, or another where there was one, and wait until it answers."""
+        words = [str(PROXY), "--ip", "127.0.0.1", "--port", str(self.port)]
+        words += ["--api-ip", "127.0.0.1", "--api-port", str(self.port + 2), "--log-level", "warn"]
+        words += ["--error-path", str(ROOT / "fgpuspawner" / "proxy_pages")]
+        with (self.folder / "proxy.log").open("ab") as output:
+            self.proxy = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": self.token},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until(lambda: self.routes() is not None, what="the proxy answers")
+
+    def routes(self) -> dict[str, Any] | None:
+        """Return what the proxy routes where, by path; None while it does not answer."""
+        url = f"http://127.0.0.1:{self.port + 2}/api/routes"
+        try:
+            answer = requests.get(url, headers={"Authorization": f"token {self.token}"}, timeout=5)
+        except requests.ConnectionError:
+            return None
+        return {path: route["target"] for path, route in answer.json().items()}
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -181,6 +216,9 @@ class HubProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(30)
+        if self.proxy is not None:
+            self.proxy.kill()
+            self.proxy.wait(30)
         if self._store is not None:
             self._store.close()
         mine = [p for p in psutil.process_iter() if self._is_mine(p)]
