@@ -267,9 +267,9 @@ class QueuedSpawner(Spawner):
 
     def _is_up(self, session: Session) -> None:
         self._session, self._phase = session, self.UP
-        self._up[session.id] = self
+        self._by_session[session.id] = self
 
-    _up: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
+    _by_session: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
     """The spawners of servers that are up, by their sessions."""
 
     _launches: ClassVar[dict[tuple[str, str], asyncio.Task[str]]] = {}
@@ -369,8 +369,7 @@ class QueuedSpawner(Spawner):
                     raise LaunchFailed("what an earlier launch of this session left could not be removed")
                 self._prepared = await self.runtime.prepare(session)
                 ip, port = await self.launch(session)
-                await self._answers(session, ip, port)
-                await self._verified(session)
+                await self._answers_and_holds(session, ip, port)
         except TimeoutError:
             limit = self.runtime.settings.launch_timeout_s
             raise LaunchFailed(
@@ -384,6 +383,23 @@ class QueuedSpawner(Spawner):
         note = json.dumps({"ip": ip, "port": port, "isolation": self.prepared.backend})
         self._session = await scheduler.running(session.id, session.attempt, note)
         return f"http://{ip}:{port}"
+
+    async def _answers_and_holds(self, session: Session, ip: str, port: int) -> None:
+        """Wait until the server answers and its limits are proved, side by side; the first failure is the launch's."""
+        answering = asyncio.ensure_future(self._answers(session, ip, port))
+        verifying = asyncio.ensure_future(self._verified(session))
+        try:
+            await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
+            if not answering.done() and await self.exit_status(session) is not None:
+                # Nothing can be proved in what has ended. How it ended says more.
+                await answering
+            for task in (answering, verifying):
+                if task.done():
+                    task.result()
+        finally:
+            answering.cancel()
+            verifying.cancel()
+            await asyncio.gather(answering, verifying, return_exceptions=True)
 
     async def _verified(self, session: Session) -> None:
         """Have it proved from inside the session that its limits are in force, or fail the launch."""
@@ -510,7 +526,7 @@ class QueuedSpawner(Spawner):
     @classmethod
     def ended(cls, session: Session) -> None:
         """Have the Hub learn at once that a session has ended, where it has a server for it. In its event loop."""
-        spawner = cls._up.get(session.id)
+        spawner = cls._by_session.get(session.id)
         if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
             _in_background(spawner.poll_and_notify())
 
