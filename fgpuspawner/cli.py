@@ -90,6 +90,21 @@ def make_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
     check.set_defaults(run=run_check)
+    wall = commands.add_parser(
+        "firewall",
+        help="close this machine to sessions in containers",
+        description=(
+            "Print the script that closes a machine to an installation's sessions, but for the Hub, the service and "
+            "what c.FGPU allows. It is for root, at every boot, where the Hub does not run as root."
+        ),
+    )
+    wall.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
+    what = wall.add_mutually_exclusive_group()
+    what.add_argument(
+        "--apply", action="store_true", help="apply the rules now, instead of printing the script"
+    )
+    what.add_argument("--remove", action="store_true", help="remove the rules from this machine")
+    wall.set_defaults(run=run_firewall)
     return parser
 
 
@@ -169,7 +184,8 @@ def run_check(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines, the first of them "OK"."""
     config = load_config(given.config)
     with _quiet():
-        settings, spawner_class = _checked_like_the_hub(config, given.config)
+        settings, app = _checked_like_the_hub(config, given.config)
+    spawner_class: type[QueuedSpawner] = app.spawner_class
     containers = spawner_class.containers
     kind = "containers" if containers else "local processes, all of one system user"
     catalogue = load_catalogue(settings.catalogue_path())
@@ -190,8 +206,8 @@ def run_check(given: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, type[QueuedSpawner]]:
-    """Return the settings and the class of sessions, after the checks that the Hub makes when it starts."""
+def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
+    """Return the settings and the Hub's application, after the checks that the Hub makes when it starts."""
     # Imported here: `fgpu status --db` needs no Hub, and these take a second.
     from jupyterhub.app import JupyterHub
 
@@ -211,7 +227,7 @@ def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, type[QueuedS
         raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")
     settings = FGPU.from_config(config).checked()
     check_hub(app, settings)
-    return settings, spawner_class
+    return settings, app
 
 
 @contextlib.contextmanager
@@ -254,6 +270,46 @@ def _database(url: str) -> str:
     finally:
         store.close()
     return f"{shown_url(url)}, answers"
+
+
+# --- fgpu firewall ---
+
+
+def run_firewall(given: argparse.Namespace) -> list[str]:
+    """Print, apply or remove the rules of the installation that a configuration is of."""
+    config = load_config(given.config)
+    with _quiet():
+        settings, app = _checked_like_the_hub(config, given.config)
+        if not app.spawner_class.containers:
+            raise BadSettings(f"{given.config}: sessions are local processes; no firewall holds these")
+        app.init_hub()
+    # Imported here, like the Hub's own classes.
+    from fgpuspawner import firewall
+    from fgpuspawner.tenants import rules_for
+
+    installation = _installation(settings.database_url())
+    if given.remove:
+        firewall.run(firewall.removal(installation))
+        return [f"removed the rules of installation {installation}"]
+    rules = rules_for(settings, app, installation)
+    if not given.apply:
+        return [firewall.script(rules).rstrip()]
+    firewall.Firewall(rules).apply()
+    return [f"OK: the rules of installation {installation} are in force"]
+
+
+def _installation(url: str) -> str:
+    """Return the installation's id, by which its networks and rules are named.
+
+    Raises:
+        StoreUnavailable: the database cannot be read; the Hub must have started once.
+    """
+    store = Store(url)
+    try:
+        store.connect_readonly()
+        return store.installation_id
+    finally:
+        store.close()
 
 
 # --- fgpu status ---

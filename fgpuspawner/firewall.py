@@ -27,6 +27,8 @@ log = logging.getLogger("fgpu.firewall")
 FAMILIES = {4: "iptables", 6: "ip6tables"}
 CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
 DOCKERS = "DOCKER-USER"
+DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
+FORWARDED = "in force for what is passed on"
 LOOK_EVERY_S = 15.0
 """So long rules that somebody else flushed may be gone."""
 COMMAND_TIMEOUT_S = 60
@@ -315,27 +317,37 @@ def state(installation: str) -> dict[int, list[str]]:
 
 
 def read_state(listed: str, installation: str) -> list[str]:
-    """Return an installation's rules out of what ``iptables -S`` lists; see `state`."""
-    own = chains(installation)
+    """Return an installation's rules out of what ``iptables -S`` lists; see `state`.
+
+    Of the jumps in FORWARD only whether they count: Docker moves them whenever it makes a network, and what matters is
+    that packets come by the ones in DOCKER-USER first.
+    """
+    own, through = chains(installation), [rule for _, rule in jumps(installation)[1:3]]
     rules: list[str] = []
+    before: dict[str, list[str]] = {"FORWARD": [], DOCKERS: []}
     others: set[str] = set()
     for line in listed.splitlines():
         words = line.split()
         if len(words) < 2 or words[0] != "-A":
             continue
-        target = words[words.index("-j") + 1] if "-j" in words[:-1] else ""
-        if words[1] in own or (target in own and words[1] not in others):
+        chain, target = words[1], words[words.index("-j") + 1] if "-j" in words[:-1] else ""
+        if chain in before and chain not in others:
+            before[chain].append(line.removeprefix(f"-A {chain} "))
+        if chain in own or (target in own and chain not in others and chain != "FORWARD"):
             rules.append(line)
-        elif not target.startswith(CHAINS):
-            others.add(words[1])
+        elif not target.startswith(CHAINS) and line != DOCKERS_FIRST:
+            others.add(chain)
+    in_dockers = f"-j {DOCKERS}" in before["FORWARD"] and all(rule in before[DOCKERS] for rule in through)
+    if in_dockers or all(rule in before["FORWARD"] for rule in through):
+        rules.append(FORWARDED)
     return rules
 
 
 def complete(found: dict[int, list[str]], installation: str) -> bool:
     """Return whether the jumps and the chains are there; what is in the chains is not compared."""
-    wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation)]
+    wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation) if chain != "FORWARD"]
     return all(
-        all(rule in rules for rule in wanted)
+        all(rule in rules for rule in (*wanted, FORWARDED))
         and all(any(r.startswith(f"-A {chain} ") for r in rules) for chain in chains(installation))
         for rules in found.values()
     )

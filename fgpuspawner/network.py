@@ -211,6 +211,14 @@ class UserNetworks:
             self._ensure(name, user)
         return name
 
+    def count(self) -> int:
+        """Return how many networks there are.
+
+        Raises:
+            DockerException: the engine does not answer.
+        """
+        return sum(str(n["Name"]).startswith(self._prefix) for n in self._networks(self.installation))
+
     def remove_unused(self) -> list[str]:
         """Remove the networks that no container is on and none is about to be; return their names.
 

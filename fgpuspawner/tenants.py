@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ipaddress
 import logging
 import socket
@@ -58,6 +59,28 @@ class Tenants:
             if engine.answers:
                 self._networks[id(engine)].check_pool()
         self._firewall = guard(self._settings, rules_for(self._settings, app, self.installation))
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Remove what no session needs when the Hub ends. Blocks.
+
+        Rules stay for as long as there are networks that they are about: sessions may outlive the Hub.
+        """
+        left = 0
+        for engine in self._engines.engines:
+            networks = self._networks[id(engine)]
+            try:
+                if engine.answers:
+                    networks.remove_unused()
+                left += 0 if engine.address.is_elsewhere else networks.count()
+            except (DockerException, *GONE) as e:
+                log.debug("Networks of %s are not looked at: %s", engine.address, e)
+                left += 1
+        if self._firewall is not None and not left:
+            try:
+                firewall.run(firewall.removal(self.installation))
+            except firewall.FirewallFailed as e:
+                log.debug("%s", e)
 
     @asynccontextmanager
     async def network_of(self, user: str, engine: Engine) -> AsyncIterator[str]:

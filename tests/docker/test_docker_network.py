@@ -268,6 +268,52 @@ def test_rules_that_somebody_flushed_are_back_in_a_moment(
     assert "The firewall's rules were not in force any more; they are again" in shared_hub.log_text()
 
 
+@can_be_closed
+def test_the_command_prints_applies_and_removes_the_rules(
+    make_hub: Callable[..., DockerHub], two: Two, engine: Engine
+) -> None:
+    with_service = MINI.splitlines()[0] + "\n"
+    hub = make_hub(firewall="managed-elsewhere", egress="closed", after=with_service).start()
+    assert "The firewall is managed elsewhere" in hub.log_text()
+    alice = hub.running("alice")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        target = (alice.gateway, listener.getsockname()[1])
+        assert reached(engine, alice.id, [target]) == [target], "the Hub did nothing about it"
+        assert command(hub, "--apply") == f"OK: the rules of installation {hub.installation} are in force"
+        assert reached(engine, alice.id, [target]) == []
+        assert command(hub, "--remove") == f"removed the rules of installation {hub.installation}"
+        assert reached(engine, alice.id, [target]) == [target]
+        printed = command(hub)
+        subprocess.run(["sh", "-s"], input=printed, text=True, check=True)
+        assert reached(engine, alice.id, [target]) == [], "the printed script does the same"
+    assert f"--dport {hub.port + 1} " in printed
+    assert f"--dport {hub.port + 3} " in printed
+    assert firewall.complete(firewall.state(hub.installation), hub.installation)
+
+
+def command(hub: DockerHub, *flags: str) -> str:
+    words = [sys.executable, "-m", "fgpuspawner.cli", "firewall", "--config", str(hub.write_config()), *flags]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=hub.folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@can_be_closed
+def test_rules_stay_with_sessions_that_outlive_the_hub_and_go_with_the_last(
+    make_hub: Callable[..., DockerHub],
+) -> None:
+    hub = make_hub().start()
+    hub.running("alice")
+    hub.terminate()
+    assert firewall.complete(firewall.state(hub.installation), hub.installation)
+    hub.start()
+    hub.wait_ready("alice")
+    hub.end("alice")
+    hub.terminate()
+    assert all(rules == [] for rules in firewall.state(hub.installation).values())
+    assert hub.engine.networks_of(hub.installation) == {}
+
+
 # --- outside ---
 
 

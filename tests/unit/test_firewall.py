@@ -57,9 +57,7 @@ def in_network_of_its_own(function: Callable[[], T]) -> T:
 
 
 @pytest.fixture(params=["as it comes", "nft", "legacy"])
-def iptables(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def iptables(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kind of iptables, under its plain names."""
     if os.geteuid() != 0 or shutil.which("iptables") is None:
         pytest.skip("needs root and iptables")
@@ -96,7 +94,8 @@ def test_rules_are_applied_as_they_are_written_and_again_without_a_change() -> N
         for version, rules in first.items():
             filled = [sorted(r.split()) for r in RULES.filled(version)]
             assert [r for r in filled if r not in [sorted(line.split()) for line in rules]] == []
-            assert len(rules) == len(filled) + len(firewall.jumps("abc123"))
+            # The jumps in INPUT and DOCKER-USER, and that those in FORWARD count.
+            assert len(rules) == len(filled) + 4
         run(script(RULES))
         assert state("abc123") == first
         run(script(replace(RULES, egress_open=False, allowed_ports=())))
@@ -162,6 +161,25 @@ def test_rules_that_are_spoiled_are_put_right_and_only_then(spoiled: str) -> Non
         assert wall.look()
 
     in_network_of_its_own(world)
+
+
+def test_what_is_passed_on_meets_our_rules_first_in_forward_or_in_docker_user() -> None:
+    to_sessions, from_sessions = (rule for _, rule in firewall.jumps("abc123")[1:3])
+    in_forward = [f"-A FORWARD {from_sessions}", f"-A FORWARD {to_sessions}"]
+    in_dockers = [f"-A DOCKER-USER {from_sessions}", f"-A DOCKER-USER {to_sessions}"]
+    first, dockers = "-A FORWARD -j DOCKER-USER", "-A FORWARD -o docker0 -j DOCKER"
+
+    def counts(*lines: str) -> bool:
+        return firewall.FORWARDED in read_state("\n".join(lines), "abc123")
+
+    assert counts(*in_forward, dockers)
+    assert counts(first, *in_forward, dockers)
+    # As Docker leaves it when it has made a network.
+    assert counts(first, dockers, *in_forward, *in_dockers)
+    assert not counts(first, dockers, *in_forward, "-A DOCKER-USER -j ACCEPT", *in_dockers)
+    assert not counts(dockers, first, *in_forward, *in_dockers)
+    assert not counts(first, dockers, *in_dockers[:1])
+    assert not counts(dockers, *in_forward)
 
 
 def test_a_jump_behind_somebodys_rules_does_not_count() -> None:
