@@ -354,13 +354,17 @@ enum {
 struct fgpu_hook {
     const char *name;
     void *hook;
-    uint8_t length;
     uint8_t library;
 };
 extern const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT];
 
 /* The number of the hook of this name, or -1. */
 int fgpu_hook_by_name(const char *name);
+
+/* Whether this object has most of a library's functions of the table: it is that library, whatever it is called, or
+ * one that stands in for it. */
+struct fgpu_object;
+bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library);
 
 /* resolve.c: the driver's functions by number, found when they are first needed. */
 extern _Atomic(void *) fgpu_reals[FGPU_REAL_COUNT];

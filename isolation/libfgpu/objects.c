@@ -1,7 +1,8 @@
 #include "objects.h"
 
 #include <link.h>
-#include <string.h>
+#include <stdatomic.h>
+#include <stddef.h>
 
 /* ---- One object ---- */
 
@@ -22,6 +23,12 @@ static const void *table_of(const struct fgpu_object *object, ElfW(Sxword) tag) 
     return entry == NULL ? NULL : pointer_of(object, entry->d_un.d_ptr);
 }
 
+static const char *soname_of(const struct fgpu_object *object) {
+    const ElfW(Dyn) *name = entry_of(object, DT_SONAME);
+    const char *strings = table_of(object, DT_STRTAB);
+    return name == NULL || strings == NULL ? "" : strings + name->d_un.d_val;
+}
+
 static bool read_object(const struct dl_phdr_info *info, struct fgpu_object *out) {
     *out = (struct fgpu_object){.base = info->dlpi_addr, .start = UINTPTR_MAX, .path = info->dlpi_name, .name = ""};
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -38,10 +45,7 @@ static bool read_object(const struct dl_phdr_info *info, struct fgpu_object *out
     }
     if (out->dynamic == NULL)
         return false;
-    const ElfW(Dyn) *name = entry_of(out, DT_SONAME);
-    const char *strings = table_of(out, DT_STRTAB);
-    if (name != NULL && strings != NULL)
-        out->name = strings + name->d_un.d_val;
+    out->name = soname_of(out);
     return true;
 }
 
@@ -57,7 +61,7 @@ struct symbols {
 static int quality(const struct symbols *table, uint32_t index, const char *name) {
     const ElfW(Sym) *symbol = &table->symbols[index];
     if (symbol->st_shndx == SHN_UNDEF || symbol->st_value == 0 || (symbol->st_info & 0xf) != STT_FUNC ||
-        strcmp(table->strings + symbol->st_name, name) != 0)
+        !fgpu_same(table->strings + symbol->st_name, name))
         return 0;
     return table->versions != NULL && (table->versions[index] & 0x8000) ? 1 : 2;
 }
@@ -112,6 +116,29 @@ void *fgpu_object_function(const struct fgpu_object *object, const char *name) {
 
 /* ---- All of them ---- */
 
+/* The loader's list without its lock: asked for libc, which never leaves it, and first when there is one thread. */
+void *fgpu_function_of(const char *name, const char *function) {
+    for (const struct link_map *each = _r_debug.r_map; each != NULL; each = each->l_next) {
+        struct fgpu_object object = {.base = each->l_addr, .dynamic = each->l_ld, .path = each->l_name};
+        if (object.dynamic != NULL && fgpu_same(soname_of(&object), name))
+            return fgpu_object_function(&object, function);
+    }
+    return NULL;
+}
+
+typedef int (*iterate_function)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
+
+/* libc's own, whoever else has a function of this name. */
+static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data) {
+    static _Atomic(void *) place;
+    void *found = atomic_load_explicit(&place, memory_order_acquire);
+    if (found == NULL) {
+        found = fgpu_function_of("libc.so.6", "dl_iterate_phdr");
+        atomic_store_explicit(&place, found, memory_order_release);
+    }
+    return found == NULL ? 0 : ((iterate_function)found)(visit, data);
+}
+
 struct search {
     const char *name;
     uintptr_t address;
@@ -132,18 +159,18 @@ static int has_address(struct dl_phdr_info *info, size_t size, void *data) {
 
 bool fgpu_object_at(uintptr_t address, struct fgpu_object *out) {
     struct search search = {.address = address, .out = out};
-    return dl_iterate_phdr(has_address, &search) != 0;
+    return iterate(has_address, &search) != 0;
 }
 
 static int has_name(struct dl_phdr_info *info, size_t size, void *data) {
     struct search *search = data;
     (void)size;
-    return read_object(info, search->out) && strcmp(search->out->name, search->name) == 0;
+    return read_object(info, search->out) && fgpu_same(search->out->name, search->name);
 }
 
 bool fgpu_object_named(const char *name, struct fgpu_object *out) {
     struct search search = {.name = name, .out = out};
-    return dl_iterate_phdr(has_name, &search) != 0;
+    return iterate(has_name, &search) != 0;
 }
 
 static int is_after(struct dl_phdr_info *info, size_t size, void *data) {
@@ -159,6 +186,31 @@ static int is_after(struct dl_phdr_info *info, size_t size, void *data) {
 
 void *fgpu_function_after(uintptr_t address, const char *name, struct fgpu_object *out) {
     struct search search = {.name = name, .address = address, .out = out};
-    dl_iterate_phdr(is_after, &search);
+    iterate(is_after, &search);
     return search.found;
+}
+
+struct visit {
+    uintptr_t address;
+    int (*visit)(const struct fgpu_object *, void *);
+    void *data;
+    bool after_program, reached;
+};
+
+static int is_before(struct dl_phdr_info *info, size_t size, void *data) {
+    struct visit *visit = data;
+    struct fgpu_object object;
+    (void)size;
+    bool program = !visit->after_program;
+    visit->after_program = true; /* the program is the first one */
+    if (!read_object(info, &object))
+        return 0;
+    visit->reached = contains(&object, visit->address);
+    return visit->reached ? 1 : program ? 0 : visit->visit(&object, visit->data);
+}
+
+int fgpu_objects_before(uintptr_t address, int (*visit)(const struct fgpu_object *, void *), void *data) {
+    struct visit each = {.address = address, .visit = visit, .data = data};
+    int result = iterate(is_before, &each);
+    return each.reached ? 0 : result;
 }

@@ -10,6 +10,7 @@
 #include "hooks.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,11 +28,9 @@ static void *nothing(void) {
  * answer would depend on the versions that were known here; and a reference of our own would lead back to our exports. */
 static __attribute__((noinline)) void *find_in_libc(_Atomic(void *) *place, const char *name) {
     static const char *const libraries[] = {"libc.so.6", "libdl.so.2"};
-    struct fgpu_object object;
     void *found = NULL;
     for (int i = 0; i < 2 && found == NULL; i++)
-        if (fgpu_object_named(libraries[i], &object))
-            found = fgpu_object_function(&object, name);
+        found = fgpu_function_of(libraries[i], name);
     if (found == NULL)
         found = (void *)nothing;
     atomic_store_explicit(place, found, memory_order_release);
@@ -161,8 +160,34 @@ static bool is_libfgpu(const struct fgpu_object *object) {
 /* Whether a hook's function in this object is the one that the hook stands before. */
 static bool is_hooked(const struct fgpu_object *object, enum fgpu_library library) {
     if (library == FGPU_LIBC)
-        return strcmp(object->name, "libc.so.6") == 0 || strcmp(object->name, "libdl.so.2") == 0;
-    return strcmp(object->name, sonames[library]) == 0;
+        return fgpu_same(object->name, "libc.so.6") || fgpu_same(object->name, "libdl.so.2");
+    return fgpu_same(object->name, sonames[library]);
+}
+
+/* dlerror() is to say what is missing, and why. */
+static void *refuse(const char *name, const char *why) {
+    char words[128];
+    snprintf(words, sizeof words, "%.64s (refused by libfgpu: %s)", name, why);
+    libc_dlsym()(RTLD_DEFAULT, words);
+    return NULL;
+}
+
+/* The hook for a function that was found in this object, if it is the driver's or libc's; a copy of the driver is one,
+ * whatever its DT_SONAME. But while the driver itself is in use, that copy may be a library that passes calls on to the
+ * driver, and hence to the hooks: were it the driver that they call, it would call itself for ever. So it is refused. */
+static void *instead_of(void *found, const struct fgpu_object *object, const struct fgpu_hook *hook) {
+    bool by_name = is_hooked(object, hook->library);
+    if (!by_name && !fgpu_implements(object, hook->library))
+        return found;
+    if (hook->library == FGPU_LIBC)
+        return hook->hook;
+    struct driver *known = atomic_load_explicit(&drivers[hook->library], memory_order_acquire);
+    if (!by_name && known != NULL && is_hooked(&known->object, hook->library)) {
+        fgpu_log("copy", "%s has the functions of %s beside it; they are refused", object->path,
+                 sonames[hook->library]);
+        return refuse(hook->name, "this is not the driver in use");
+    }
+    return adopt(hook->library, object) == NULL ? NULL : hook->hook;
 }
 
 /* The program gets the hook only where it would have got the function: what is not there stays missing, with dlerror()
@@ -184,17 +209,56 @@ static __attribute__((noinline)) void *find_hooked(void *handle, const char *nam
             return hook->hook;
         return libc_dlsym()(RTLD_NEXT, name);
     }
-    if (!is_hooked(&object, hook->library))
+    return instead_of(found, &object, hook);
+}
+
+/* Whether what follows a function's name is the suffix of a version. */
+static bool is_suffix(const char *rest) {
+    if (rest[0] == '_' && rest[1] == 'v' && rest[2] >= '0' && rest[2] <= '9')
+        rest += 3;
+    return fgpu_same(rest, "") || fgpu_same(rest, "_ptsz");
+}
+
+/* Whether two names are of one function, in any versions. */
+static bool are_versions(const char *a, const char *b) {
+    while (*a != '\0' && *a == *b) {
+        if (*a == '_' && is_suffix(a) && is_suffix(b))
+            return true;
+        a++;
+        b++;
+    }
+    return is_suffix(a) && is_suffix(b);
+}
+
+static bool has_hooked_version(const char *symbol) {
+    for (int number = 0; number < FGPU_HOOK_COUNT; number++)
+        if (fgpu_hooks[number].library == FGPU_CUDA && are_versions(fgpu_hooks[number].name, symbol))
+            return true;
+    return false;
+}
+
+/* A name that is not in the table, but is a version of one that is: of a driver newer than this libfgpu. */
+static bool is_unknown_version(const char *name) {
+    return name != NULL && name[0] == 'c' && name[1] == 'u' && has_hooked_version(name);
+}
+
+/* It would go past the limit; so it is missing, as it is in older drivers. */
+static __attribute__((noinline)) void *find_unknown_version(void *handle, const char *name) {
+    struct fgpu_object object;
+    void *found = libc_dlsym()(handle, name);
+    if (found == NULL || !fgpu_object_at((uintptr_t)found, &object) ||
+        (!is_hooked(&object, FGPU_CUDA) && !fgpu_implements(&object, FGPU_CUDA)))
         return found;
-    if (hook->library != FGPU_LIBC && adopt(hook->library, &object) == NULL)
-        return NULL;
-    return hook->hook;
+    fgpu_log("version", "the driver has %s, a version that this libfgpu does not know; it is refused", name);
+    return refuse(name, "this version is not known to it");
 }
 
 FGPU_EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
     int number = fgpu_hook_by_name(name);
     if (__builtin_expect(number >= 0, 0))
         return find_hooked(handle, name, NULL, number, (uintptr_t)__builtin_return_address(0));
+    if (__builtin_expect(is_unknown_version(name), 0))
+        return find_unknown_version(handle, name);
     return libc_dlsym()(handle, name);
 }
 
@@ -220,24 +284,6 @@ FGPU_EXPORT void *dlmopen(Lmid_t namespace, const char *file, int mode) {
 }
 
 /* ---- cuGetProcAddress ---- */
-
-/* Whether `name` is `symbol` with the suffixes of a version. */
-static bool is_version_of(const char *name, const char *symbol) {
-    size_t length = strlen(symbol);
-    if (strncmp(name, symbol, length) != 0)
-        return false;
-    const char *rest = name + length;
-    if (rest[0] == '_' && rest[1] == 'v' && rest[2] >= '0' && rest[2] <= '9')
-        rest += 3;
-    return rest[0] == '\0' || strcmp(rest, "_ptsz") == 0;
-}
-
-static bool has_hooked_version(const char *symbol) {
-    for (int number = 0; number < FGPU_HOOK_COUNT; number++)
-        if (fgpu_hooks[number].library == FGPU_CUDA && is_version_of(fgpu_hooks[number].name, symbol))
-            return true;
-    return false;
-}
 
 /* The driver knows which version of a function a program of this CUDA version wants; each answer is one of its exported
  * addresses. A version of a hooked function that is not in the table is refused: it would go past the limit. */

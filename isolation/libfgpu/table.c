@@ -1,12 +1,12 @@
 #include "hooks.h"
 
+#include "objects.h"
 #include "parts.h"
 
 #include <dlfcn.h>
-#include <string.h>
 
-#define HOOKED(library, name, ...) {#name, (void *)name, sizeof #name - 1, FGPU_##library},
-#define CALLED(library, name) {#name, NULL, sizeof #name - 1, FGPU_##library},
+#define HOOKED(library, name, ...) {#name, (void *)name, FGPU_##library},
+#define CALLED(library, name) {#name, NULL, FGPU_##library},
 
 const struct fgpu_hook fgpu_hooks[FGPU_REAL_COUNT] = {FGPU_HOOKS(HOOKED) FGPU_CALLS(CALLED)};
 
@@ -15,11 +15,21 @@ int fgpu_hook_by_name(const char *name) {
     if (name == NULL || !((name[0] == 'c' && name[1] == 'u') || (name[0] == 'd' && name[1] == 'l') ||
                           (name[0] == 'n' && name[1] == 'v')))
         return -1;
-    size_t length = strlen(name);
     for (int number = 0; number < FGPU_HOOK_COUNT; number++)
-        if (fgpu_hooks[number].length == length && memcmp(fgpu_hooks[number].name, name, length) == 0)
+        if (fgpu_same(fgpu_hooks[number].name, name))
             return number;
     return -1;
+}
+
+bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library) {
+    unsigned count = 0, there = 0;
+    for (int number = 0; number < FGPU_HOOK_COUNT; number++) {
+        if (fgpu_hooks[number].library != library)
+            continue;
+        count++;
+        there += fgpu_object_function(object, fgpu_hooks[number].name) != NULL;
+    }
+    return there * 2 > count; /* not all: drivers are older and newer than the table */
 }
 
 void fgpu_forget(void) {

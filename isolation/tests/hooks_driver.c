@@ -21,9 +21,16 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     return (CUresult)VARIANT;
 }
 
+CUresult cuMemAlloc_v9(CUdeviceptr *, size_t);
+
 API CUresult cuMemFree_v2(CUdeviceptr address) {
     (void)address;
     return (CUresult)(VARIANT + 1);
+}
+
+/* A version that the table does not have. */
+API CUresult cuMemAlloc_v9(CUdeviceptr *address, size_t bytes) {
+    return cuMemAlloc_v2(address, bytes);
 }
 
 /* A version of cuMemAlloc that is not exported, as that of a newer driver would not be known to libfgpu. */

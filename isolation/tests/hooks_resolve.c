@@ -133,6 +133,19 @@ int main(int count, char **arguments) {
         printf("library %s\n", handle ? "found" : dlerror());
         handle = ((void *(*)(const char *))dlsym(library, "library_opens_apart"))(name);
         printf("apart %s\n", handle ? "found" : dlerror());
+    } else if (strcmp(way, "newer") == 0) {
+        say("cuMemAlloc_v9", dlsym(open_or_die(path, RTLD_NOW), "cuMemAlloc_v9"));
+        const char *error = dlerror();
+        printf("%s\n", error == NULL ? "no error" : error);
+    } else if (strcmp(way, "copies") == 0) { /* a copy of the driver, before and after the driver itself */
+        void *copy = open_or_die(path, RTLD_NOW);
+        say("copy", dlsym(copy, "cuMemAlloc_v2"));
+        void *driver = open_or_die(arguments[3], RTLD_NOW);
+        say("driver", dlsym(driver, "cuMemAlloc_v2"));
+        say("copy", dlsym(copy, "cuMemAlloc_v2"));
+        const char *error = dlerror();
+        printf("%s\n", error == NULL ? "no error" : error);
+        say("copy", dlsym(copy, "cuDriverGetVersion"));
     } else if (strcmp(way, "two") == 0) { /* drivers, one after another */
         void *first = open_or_die(path, RTLD_NOW);
         void *function = dlsym(first, "cuMemAlloc_v2");

@@ -72,3 +72,14 @@ def preloaded(folder: Path, **more: str) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(folder / "simulated"),
         **more,
     }
+
+
+def renamed(library: Path, folder: Path, name: str) -> Path:
+    """Return a copy of a library that has another DT_SONAME, of the same length."""
+    image = library.read_bytes()
+    old = b"\0" + library.name.encode() + b"\0"
+    assert image.count(old) == 1
+    copy = folder / name
+    assert len(name) == len(library.name)
+    copy.write_bytes(image.replace(old, b"\0" + name.encode() + b"\0"))
+    return copy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from sessionfolders import ISOLATION
+from sessionfolders import ISOLATION, renamed
 
 SHARED = ("-shared", "-fPIC")
 SOURCE = "tests/hooks_library.c"
@@ -102,6 +102,31 @@ def test_a_driver_is_known_by_its_soname_and_not_by_its_file(ways: Ways) -> None
 def test_a_function_of_the_same_name_in_another_library_stays_what_it_is(ways: Ways) -> None:
     other = ways.driver(name="libcuda.so.1", soname="libother.so.1")
     assert ways.run("handle", other)[0] == "cuMemAlloc_v2 libcuda.so.1"
+
+
+def test_a_copy_of_the_driver_under_another_name_is_hooked_and_refused_beside_it(
+    ways: Ways, isolation_build: Path
+) -> None:
+    driver = isolation_build / "simulated" / "libcuda.so.1"
+    lines = ways.run("copies", renamed(driver, ways.folder, "libmuda.so.1"), driver)
+    assert lines[:3] == ["copy libfgpu.so", "driver libfgpu.so", "copy nothing"]
+    assert "cuMemAlloc_v2 (refused by libfgpu: this is not the driver in use)" in lines[3]
+    assert lines[4] == "copy libmuda.so.1"  # what is no hook stays what it is
+    assert "libmuda.so.1 has the functions of libcuda.so.1" in (ways.libfgpu.parent / "log").read_text()
+
+
+def test_a_version_that_is_not_known_is_missing(ways: Ways) -> None:
+    assert ways.run("newer", ways.driver(name="other.so", soname="libother.so.1")) == [
+        "cuMemAlloc_v9 other.so",
+        "no error",
+    ]
+    lines = ways.run("newer", ways.driver())
+    assert lines[0] == "cuMemAlloc_v9 nothing"
+    assert "cuMemAlloc_v9 (refused by libfgpu: this version is not known to it)" in lines[1]
+    assert (
+        "has cuMemAlloc_v9, a version that this libfgpu does not know"
+        in (ways.libfgpu.parent / "log").read_text()
+    )
 
 
 def test_dlvsym_finds_the_hooks_and_libcs_own_functions_are_hooked_too(ways: Ways) -> None:
