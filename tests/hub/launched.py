@@ -32,6 +32,19 @@ def _containers(installation: str) -> dict[int, int]:
     return {int(i): listed.count(i) for i in listed}
 
 
+def processes_of(hub: HubProcess, session_id: int) -> list[psutil.Process]:
+    """Return the live processes of a session that runs as a local process."""
+    marks = {"FGPU_INSTALLATION": hub.store.installation_id, "FGPU_SESSION_ID": str(session_id)}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if marks.items() <= process.environ().items():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
 def _processes(installation: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for process in psutil.process_iter():
