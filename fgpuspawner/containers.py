@@ -112,6 +112,14 @@ class Containers:
         """Return whether `look` has last returned this one here."""
         return observed.handle in self._seen
 
+    async def inspect(self, name: str) -> dict[str, Any]:
+        """Return what the engine says of a container, with little patience.
+
+        Raises:
+            DockerException: there is none of that name, or the engine does not answer.
+        """
+        return dict(await self._look("inspect_container", name))
+
     async def _look(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Ask what there is, with little patience, in threads that nothing slower is done in."""
         loop = asyncio.get_running_loop()

@@ -250,6 +250,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         self._image_environment = _given(parse_environment((found.get("Config") or {}).get("Env")))
         self.mem_limit = f"{session.request.memory_mib}M"
         self.cpu_limit = session.request.cpu_milli / 1000
+        if not self._engine.answers:
+            raise LaunchFailed(
+                f"{self._engine.address} does not answer; ask for a new session", EndCause.NODE_LOST
+            )
         before = {name: getattr(self, name) for name in FOR_ONE_LAUNCH}
         try:
             await self._go_to(self._engine, image.reference)
@@ -360,8 +364,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
         """Return None while the container runs, or while its engine does not say; else how it ended."""
         name = self._containers.name(session)
+        if not self._engine.answers:
+            return None
         try:
-            container = await self.docker("inspect_container", name)
+            container = await self._containers.inspect(name)
         except NotFound:
             return 0, EndCause.EXITED, "the session's container was removed; nobody here did it"
         except (DockerException, *GONE) as e:
@@ -410,11 +416,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         return next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
-        """Stop and remove the session's containers."""
+        """Stop and remove the session's containers. While its engine does not answer that is left for later."""
+        if not self._engine.answers:
+            return False
         try:
-            return await self._containers.remove_session(
-                session, now=now, stop_timeout_s=self.stop_timeout_s
-            )
+            return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
         finally:
             self._tenants.sweep_soon()
 

@@ -36,6 +36,7 @@ LOOK_TIMEOUT_S = 8
 """An engine that has not said what it runs by then does not answer."""
 EVENTS = ("die", "oom", "destroy")
 EVENTS_AGAIN_S = 1.0
+LISTED_AFTER_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         if self._events is not None:
             self._events.close()
-        self._events = _Events(self.containers, str(self.address), lambda: _call_soon(loop, self.changed))
+        self._events = _Events(
+            self.containers, str(self.address), lambda: _call_soon_and_again(loop, self.changed)
+        )
 
     async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
         """Return the engine's containers and its nodes; nothing and no nodes while it does not answer."""
@@ -230,8 +233,10 @@ class Engine:
             self._events.close()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+def _call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    # The engine tells of a death a little before its list of containers does.
     loop.call_soon_threadsafe(function)
+    loop.call_soon_threadsafe(loop.call_later, LISTED_AFTER_S, function)
 
 
 class _Events:

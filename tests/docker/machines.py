@@ -7,15 +7,17 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 import docker
 from docker.errors import DockerException
-
 from dockerhub import BASE
+
 from hubprocess import until
 
 SUBNET = "10.215.{0}.0/24"
@@ -55,14 +57,23 @@ class Machine:
 
     def start_engine(self) -> None:
         """Start the engine, with the containers that it had."""
-        log = (self._folder / "dockerd.log").open("ab")
         (self._folder / "dockerd.pid").unlink(missing_ok=True)
-        self._daemon = subprocess.Popen(
+        with (self._folder / "dockerd.log").open("ab") as log:
+            self._daemon = self._start(log)
+        self.client = until(self._connected, within_s=60, what=f"the engine of {self.name} answers")
+
+    def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [
                 *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd"),
                 *("-H", self.url, "--tls=false", "-H", f"unix://{self._folder}/docker.sock"),
                 *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")),
-                *("--pidfile", str(self._folder / "dockerd.pid"), "--bip", f"172.{29 - self.number % 10}.250.1/24"),
+                *(
+                    "--pidfile",
+                    str(self._folder / "dockerd.pid"),
+                    "--bip",
+                    f"172.{29 - self.number % 10}.250.1/24",
+                ),
                 *("--default-address-pool", f"base=172.{29 - self.number % 10}.0.0/17,size=24"),
             ],
             stdout=log,
@@ -70,15 +81,21 @@ class Machine:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.client = until(self._connected, within_s=60, what=f"the engine of {self.name} answers")
 
     def _connected(self) -> docker.APIClient | None:
-        try:
-            return docker.APIClient(base_url=f"unix://{self._folder}/docker.sock", version="auto", timeout=60)
-        except DockerException:
-            if self._daemon is not None and self._daemon.poll() is not None:
-                raise AssertionError((self._folder / "dockerd.log").read_text()[-2000:]) from None
-            return None
+        if self._daemon is not None and self._daemon.poll() is not None:
+            raise AssertionError((self._folder / "dockerd.log").read_text()[-2000:])
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(10)
+            try:
+                # A client that fails to connect leaves sockets behind.
+                asked.connect(f"{self._folder}/docker.sock")
+                asked.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                if b" 200 " not in asked.recv(64):
+                    return None
+            except OSError:
+                return None
+        return docker.APIClient(base_url=f"unix://{self._folder}/docker.sock", version="auto", timeout=60)
 
     def inside(self, *words: str) -> None:
         """Run a command in the machine's network."""
@@ -114,6 +131,7 @@ class Machine:
         assert self._daemon is not None
         self._daemon.terminate()
         self._daemon.wait(60)
+        self.client.close()
 
     def close(self) -> None:
         """Remove the containers, the engine and the network."""
@@ -124,6 +142,7 @@ class Machine:
                 for container in self.client.containers(all=True):
                     self.client.remove_container(container["Id"], force=True)
             self.stop_engine()
+        self.client.close()
         run("ip", "netns", "del", self.name, check=False)
         run("ip", "link", "del", self._outer, check=False)
         for _ in range(20):

@@ -1,0 +1,226 @@
+"""Several machines, each with an engine of its own: sessions on all of them, and one that is cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from dockerhub import MINI, ONE, DockerHub, Engine, until
+from machines import Machine
+
+from fgpu_scheduler import NodeState
+
+pytestmark = pytest.mark.xdist_group("machines")
+
+HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
+WHOLE = {**ONE, "fgpu": "2"}
+
+
+@pytest.fixture(scope="module")
+def there(engine: Engine, image: str) -> Iterator[Machine]:
+    """Another machine, with the default image."""
+    machine = Machine(1)
+    try:
+        machine.start()
+        machine.load(engine.client)
+        yield machine
+    finally:
+        machine.close()
+
+
+@pytest.fixture
+def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHub]:
+    """A Hub with a GPU here and a GPU there."""
+    hub = make_hub(
+        nodes=[HERE, {"name": "there", "gpus": {"simulated": 1}, "engine": there.url, "tls": False}],
+        groups={"default": {}},
+        fgpu_per_gpu=2,
+        hub_address=there.hub_address,
+        after=MINI,
+    )
+    hub.start()
+    yield hub
+    there.mend()
+    there.thaw()
+    hub.end_all_but(set())
+    hub.kill()
+
+
+def started(hub: DockerHub, user: str, node: str, **options: object) -> None:
+    """Ask for a whole GPU and wait until it runs on this node."""
+    hub.add_user(user)
+    assert hub.spawn(user, options={**WHOLE, **options}).status_code in (201, 202)
+    hub.wait_ready(user)
+    assert node_of(hub, user) == node
+
+
+def node_of(hub: DockerHub, user: str) -> str | None:
+    placement = hub.sessions()[f"{user}/"].placement
+    return placement.node_id if placement else None
+
+
+def state_of(hub: DockerHub, node: str) -> NodeState:
+    return next(n.state for n in hub.store.snapshot(0).nodes if n.id == node)
+
+
+def answers(hub: DockerHub, user: str) -> bool:
+    """Return whether the user's server answers through the proxy."""
+    return requests.get(f"{hub.url}/user/{user}/api", timeout=10).status_code == 200
+
+
+def both(hub: DockerHub, there: Machine) -> tuple[str, str]:
+    """Start a session on each machine and return their users, the one that is there last."""
+    for user in ("alice", "bob"):
+        hub.add_user(user)
+        hub.spawn(user, options=WHOLE)
+        hub.wait_ready(user)
+    nodes = {node_of(hub, user): user for user in ("alice", "bob")}
+    assert set(nodes) == {"here", "there"}
+    return str(nodes["here"]), str(nodes["there"])
+
+
+def container_there(hub: DockerHub, there: Machine, user: str) -> dict[str, object]:
+    session = hub.sessions()[f"{user}/"]
+    return dict(there.client.inspect_container(hub.container_name(session)))
+
+
+def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
+    two: DockerHub, there: Machine
+) -> None:
+    here_user, there_user = both(two, there)
+    assert answers(two, there_user), "through the proxy, at the port that the machine publishes"
+    session = two.sessions()[f"{there_user}/"]
+    found = container_there(two, there, there_user)
+    name = two.container_name(session)
+    mounts = {m["Destination"]: m for m in found["Mounts"]}  # type: ignore[index,attr-defined]
+    assert mounts["/run/fgpu/limits"]["RW"] is False
+    status, output = exec_there(there, name, "cat", "/run/fgpu/limits")
+    assert status == 0
+    assert f"session={session.id}\n" in output
+    assert "memory_mib=8192" in output
+    status, output = exec_there(there, name, "sh", "-c", "echo x >> /run/fgpu/limits")
+    assert status != 0
+    log = two.log_text()
+    assert f"Session {session.id} is verified: interposer" in log
+    volume = f"{name}-files"
+    assert there.client.inspect_volume(volume)
+    two.end(there_user)
+    two.end(here_user)
+    left = [v["Name"] for v in there.client.volumes()["Volumes"] or [] if v["Name"].startswith(name)]
+    assert left == []
+    assert there.client.containers(all=True, filters={"label": f"fgpu.installation={two.installation}"}) == []
+
+
+def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
+    made = there.client.exec_create(name, list(words))["Id"]
+    output = there.client.exec_start(made).decode()
+    return int(there.client.exec_inspect(made)["ExitCode"]), output
+
+
+def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
+    two: DockerHub, there: Machine
+) -> None:
+    _, user = both(two, there)
+    two.add_user("carol")
+    two.spawn("carol", options=WHOLE)
+    two.wait_state("carol", "", "PENDING")
+    session = two.sessions()[f"{user}/"]
+    there.client.kill(two.container_name(session), "SIGKILL")
+    died = time.monotonic()
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=10)
+    assert time.monotonic() - died < 1.5, "by the event: looking alone takes up to five seconds"
+        "by the event; looking alone takes up to five seconds, and several looks"
+    )
+    two.wait_ready("carol")
+    assert node_of(two, "carol") == "there"
+    ended = two.last(user)
+    assert (ended.end_cause, ended.id) == ("EXITED", session.id)
+
+
+def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(two: DockerHub, there: Machine) -> None:
+    here_user, user = both(two, there)
+    before = two.sessions()[f"{user}/"]
+    there.cut()
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30, what="the node is lost")
+    two.add_user("carol")
+    two.spawn("carol", options=WHOLE)
+    two.end(here_user)
+    two.wait_ready("carol")
+    assert node_of(two, "carol") == "here", "what waits goes elsewhere"
+    two.add_user("dave")
+    two.spawn("dave", options=WHOLE)
+    time.sleep(3)
+    assert two.states() == {f"{user}/": "RUNNING", "carol/": "RUNNING", "dave/": "PENDING"}
+    there.mend()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60, what="the node is back")
+    after = two.sessions()[f"{user}/"]
+    assert (after.id, after.attempt, after.state) == (before.id, before.attempt, before.state)
+    assert answers(two, user)
+    two.end(user)
+    two.wait_ready("dave")
+    assert node_of(two, "dave") == "there"
+
+
+def test_a_session_that_is_ended_while_its_machine_is_away_keeps_its_share_until_it_is_gone(
+    two: DockerHub, there: Machine
+) -> None:
+    _, user = both(two, there)
+    name = two.container_name(two.sessions()[f"{user}/"])
+    there.cut()
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    two.stop(user)
+    time.sleep(4)
+    assert two.states()[f"{user}/"] == "TERMINATING"
+    there.mend()
+    two.wait_state(user, "", None, within_s=60)
+    assert name not in [c["Names"][0][1:] for c in there.client.containers(all=True)]
+
+
+def test_an_engine_that_hangs_delays_nobody_elsewhere(two: DockerHub, there: Machine) -> None:
+    here_user, user = both(two, there)
+    two.end(here_user)
+    there.freeze()
+    begun = time.monotonic()
+    two.add_user("carol")
+    two.spawn("carol", options=WHOLE)
+    two.wait_ready("carol")
+    assert time.monotonic() - begun < 8
+    assert node_of(two, "carol") == "here"
+    there.thaw()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    assert two.states()[f"{user}/"] == "RUNNING"
+
+
+def test_a_hub_that_starts_while_a_machine_is_away_takes_up_what_runs_there_later(
+    two: DockerHub, there: Machine
+) -> None:
+    here_user, user = both(two, there)
+    before = {key: (s.id, s.attempt) for key, s in two.sessions().items()}
+    two.kill()
+    there.freeze()
+    two.start()
+    assert state_of(two, "there") is NodeState.LOST
+    there.thaw()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    assert {key: (s.id, s.attempt) for key, s in two.sessions().items()} == before
+    assert set(two.states().values()) == {"RUNNING"}
+    assert {here_user, user} == {key[:-1] for key in before}
+
+
+def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they_ended(
+    two: DockerHub, there: Machine, tmp_path: Path
+) -> None:
+    _, user = both(two, there)
+    session = two.sessions()[f"{user}/"]
+    there.stop_engine()
+    there.start_engine()
+    # Without live-restore the engine ends its containers: that is an end like any other, and not a loss.
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=60)
+    ended = two.last(user)
+    assert ended.id == session.id
+    assert ended.message
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=30)
+    started(two, user, "there")
