@@ -20,7 +20,8 @@ from fgpuspawner.service.reader import Changes
 from fgpuspawner.service.view import Viewer
 
 ENDED_SHOWN = 50
-KEEPALIVE_S = 15.0
+KEEPALIVE_S = 8.0
+"""So often a stream says that it lives: its proxy keeps it open, and silent, when this service is killed."""
 
 
 class Api(Handler):
@@ -213,7 +214,7 @@ class Events(Api):
                 except TimeoutError:
                     if not await self._still_allowed():
                         return
-                    await self._send(": keepalive\n\n")
+                    await self._send("event: alive\ndata: {}\n\n")
                     continue
                 if changes is None:
                     return

@@ -15,6 +15,8 @@
   const POLL_MS = 5000;
   const RETRY_STREAM_MS = 20000;
   const AT_MOST_EVERY_MS = 400;
+  // A proxy keeps the stream of a service that was killed open; the service itself is heard of every 8 s.
+  const SILENT_MS = 20000;
 
   document.addEventListener("DOMContentLoaded", function () {
     localise(document);
@@ -43,6 +45,7 @@
     const offline = document.getElementById("offline");
     let readAt = Date.now();
     let source = null;
+    let heardAt = 0;
     let poll = null;
     let retry = null;
     let planned = null;
@@ -148,6 +151,10 @@
         return;
       }
       source = new EventSource(prefix + "api/v1/events?_xsrf=" + encodeURIComponent(live.dataset.xsrf));
+      heardAt = Date.now();
+      for (const name of ["open", "queue", "change", "alive"]) {
+        source.addEventListener(name, function () { heardAt = Date.now(); });
+      }
       source.addEventListener("open", stopPolling);
       source.addEventListener("queue", soon);
       source.addEventListener("change", function (event) {
@@ -164,6 +171,14 @@
         }
       });
     }
+
+    setInterval(function () {
+      if (source !== null && Date.now() - heardAt > SILENT_MS) {
+        rest();
+        startPolling();
+        listen();
+      }
+    }, 1000);
 
     function rest() {
       stopPolling();
