@@ -132,8 +132,6 @@ def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
     died = time.monotonic()
     until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=10)
     assert time.monotonic() - died < 1.5, "by the event: looking alone takes up to five seconds"
-        "by the event; looking alone takes up to five seconds, and several looks"
-    )
     two.wait_ready("carol")
     assert node_of(two, "carol") == "there"
     ended = two.last(user)
