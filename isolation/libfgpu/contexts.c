@@ -175,6 +175,50 @@ static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice 
     return result;
 }
 
+/* ---- Heaps ---- */
+
+/* What kernels allocate by malloc() comes from a heap, and what they print goes through a buffer; a program chooses how
+ * large. What these have at first belongs to the context's own memory, more than that is charged until it ends. */
+static bool has_size(CUlimit limit) {
+    return limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+}
+
+/* In the table of addresses, beside arrays: handles are even, and these follow one. */
+static CUdeviceptr key_of(CUcontext context, CUlimit limit) {
+    return ((CUdeviceptr)(uintptr_t)context | UINT64_C(1) << 63) + 1 + (CUdeviceptr)limit;
+}
+
+static CUresult resize(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t value, CUcontext context, int device) {
+    struct fgpu_holding held, more = {.owner = context, .device = device};
+    size_t now = 0;
+    CUresult result = DRIVER(cuCtxGetLimit)(&now, limit);
+    if (result != CUDA_SUCCESS)
+        return result;
+    fgpu_free_begins(key_of(context, limit), &held);
+    uint64_t first = now > held.bytes ? now - held.bytes : 0;
+    more.bytes = value > first ? value - first : 0;
+    uint64_t growth = more.bytes > held.bytes ? more.bytes - held.bytes : 0;
+    bool claimed = fgpu_claim(device, growth);
+    result = claimed ? real(limit, value) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (claimed) /* what is charged, less what is to stay so */
+        fgpu_unclaim(device, held.bytes + growth - (result == CUDA_SUCCESS ? more.bytes : held.bytes));
+    const struct fgpu_holding *stays = result == CUDA_SUCCESS ? &more : &held;
+    if (stays->bytes != 0) /* should it not be noted for want of memory, it stays charged */
+        fgpu_hold_memory(key_of(context, limit), *stays);
+    return result;
+}
+
+static CUresult set_limit(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t value) {
+    CUcontext context = NULL;
+    int device = fgpu_current_context(&context);
+    if (!has_size(limit) || device == FGPU_UNKNOWN || DRIVER(cuCtxGetLimit) == NULL)
+        return real(limit, value);
+    pthread_mutex_lock(&lock);
+    CUresult result = resize(real, limit, value, context, device);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 /* ---- Green contexts ---- */
 
 static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *context, CUdevResourceDesc resources,

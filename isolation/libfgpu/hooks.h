@@ -16,11 +16,13 @@
  *
  * Left alone, although memory of the device is behind them:
  * - cuIpcOpenMemHandle, cuMemImportFromShareableHandle, cuMemPoolImport*, cuImportExternalMemory, cuExternalMemoryGet*,
- *   cuGraphics*, cuEGL*: another process or library has allocated what these map. (Who exports memory and ends, while
- *   an importer lives on, leaves it uncharged.)
- * - cuMulticastCreate, -Bind*, -AddDevice: an address range over memory of cuMemCreate, which is charged there.
- * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows.
- *   cuCtxSetLimit (stack, heap and print buffers of kernels), streams, events, textures: likewise.
+ *   cuGraphics*, cuEGL*: another process or library has allocated what these map. (Who exports memory and frees it or
+ *   ends, while a descriptor or an importer is left, leaves it uncharged.)
+ * - cuMulticastCreate, -Bind*, -AddDevice: an address range over memory of cuMemCreate, which is charged there. (What is
+ *   bound and then released, stays bound uncharged.)
+ * - cuModuleLoad*, cuLibraryLoad*, cuLinkComplete: code and global variables, of a size that only the driver knows. What
+ *   cuCtxSetLimit takes for stacks and for launches by kernels, and the driver for kernels with large stacks; streams,
+ *   events, textures: likewise.
  * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: of managed memory,
  *   which is charged when it is allocated.
  * - cuCheckpointProcess*: what is checkpointed stays charged, so it can be restored.
@@ -195,6 +197,7 @@
     HOOK(CUDA, cuCtxDestroy_v2, (CUcontext context), destroy(real, context)) \
     HOOK(CUDA, cuCtxAttach, (CUcontext *context, unsigned int flags), attach(real, context, flags)) \
     HOOK(CUDA, cuCtxDetach, (CUcontext context), detach(real, context)) \
+    HOOK(CUDA, cuCtxSetLimit, (CUlimit limit, size_t value), set_limit(real, limit, value)) \
     HOOK(CUDA, cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), retain(real, context, device)) \
     HOOK(CUDA, cuDevicePrimaryCtxRelease, (CUdevice device), let_go(real, device)) \
     HOOK(CUDA, cuDevicePrimaryCtxRelease_v2, (CUdevice device), let_go(real, device)) \
@@ -316,6 +319,7 @@
 #define FGPU_CALLS(CALL) \
     CALL(CUDA, cuCtxGetCurrent) \
     CALL(CUDA, cuCtxGetDevice) \
+    CALL(CUDA, cuCtxGetLimit) \
     CALL(CUDA, cuCtxFromGreenCtx) \
     CALL(CUDA, cuCtxPushCurrent_v2) \
     CALL(CUDA, cuCtxPopCurrent_v2) \

@@ -393,6 +393,39 @@ def test_a_reset_of_the_primary_context_releases_it(session_folder: Callable[...
     )
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_what_kernels_allocate_and_print_into_is_charged_as_large_as_it_is_made(
+    session_folder: Callable[..., Path], limit: int
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 128)]),
+        f"""
+        limit = {limit}
+        first = cuda.new("cuCtxGetLimit", limit, kind=c_size_t)
+        for size in (100, 20, 60):
+            cuda.cuCtxSetLimit(limit, first + size * MIB)
+            assert cuda.used_mib() == size
+        assert cuda.result("cuCtxSetLimit", limit, first + 129 * MIB) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 60
+        assert cuda.new("cuCtxGetLimit", limit, kind=c_size_t) == first + 60 * MIB
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 69 * MIB) == OUT_OF_MEMORY
+        other = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        cuda.cuCtxSetLimit(limit, first + 8 * MIB)
+        cuda.cuCtxSetLimit(0, 2**20)  # the stack's: a size for each thread
+        assert cuda.used_mib() == 68
+        cuda.cuCtxDestroy_v2(other)
+        cuda.start()
+        assert cuda.used_mib() == 60
+        cuda.cuCtxSetLimit(limit, first // 2)
+        assert cuda.used_mib() == 0
+        cuda.cuCtxSetLimit(limit, first + 8 * MIB)
+        cuda.cuDevicePrimaryCtxReset_v2(0)
+        cuda.start()
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
 def test_a_context_that_does_not_fit_is_refused(session_folder: Callable[..., Path]) -> None:
     run(
         session_folder(devices=[(UUID, 128)], context_mib=100),

@@ -192,6 +192,7 @@ PROGRAMS = {
     "cuCtxDestroy_v2": CONTEXT
     + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDestroy_v2(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
+    "cuCtxSetLimit": "assert cuda.result('cuCtxSetLimit', 2, 200 * MIB) == OUT_OF_MEMORY",
     "cuCtxDetach": CONTEXT
     + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDetach(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
