@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from fgpuspawner.docker import FGPUSpawner
 from fgpuspawner.local import LocalFGPUSpawner
 from fgpuspawner.runtime import start_with_the_hub
 from fgpuspawner.settings import FGPU, configured
+
+log = logging.getLogger("fgpu")
 
 SERVICE = "fgpu"
 QUEUE_READ = "custom:fgpu:queue:read"
@@ -203,6 +206,23 @@ def check_hub(app: Any, settings: FGPU) -> None:
             raise BadSettings(
                 f"c.FGPU.service_port is {port}, which {name} uses too; give one of them another port"
             )
+
+    if issubclass(app.spawner_class, FGPUSpawner) and not app.subdomain_host:
+        log.warning(
+            "All users' servers share the Hub's origin: a page of one user's server can act as whoever visits it, an "
+            "administrator too. Set c.JupyterHub.subdomain_host, such as 'https://hub.example'"
+        )
+
+
+def use_subdomains(app: Any, settings: FGPU) -> None:
+    """Route the service at the Hub's own host too, where links and the launch form look for it.
+
+    It sends people on to its own subdomain; there, and nowhere else, it knows who they are.
+    """
+    if app.subdomain_host:
+        route = f"{app.domain}{app.base_url}services/{SERVICE}/"
+        own = {route: f"http://{settings.service_ip}:{settings.service_port}"}
+        app.proxy.extra_routes = {**app.proxy.extra_routes, **own}
 
 
 def _is_loopback(host: str) -> bool:

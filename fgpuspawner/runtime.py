@@ -36,6 +36,7 @@ from fgpuspawner.settings import FGPU
 from fgpuspawner.tenants import Tenants
 from fgpuspawner.upkeep import look_after
 from fgpuspawner.waiting import to_the_end
+from fgpuspawner.warm import WarmPool
 
 log = logging.getLogger("fgpu")
 
@@ -81,6 +82,8 @@ class Runtime:
         self.upkeep: asyncio.Future[None] | None = None
         self.tenants: Tenants | None = None
         self.keeping: asyncio.Future[None] | None = None
+        self.warm: WarmPool | None = None
+        self.warming: asyncio.Future[None] | None = None
 
     @classmethod
     def current(cls) -> Runtime:
@@ -171,6 +174,33 @@ class Runtime:
         assert self._started is not None, "the runtime was not started"
         await asyncio.shield(self._started)
 
+    def warm_pool(self, engines: Engines) -> WarmPool | None:
+        """Return the warm pool of this machine's own engine; None where it has none.
+
+        Raises:
+            BadSettings: it is asked for an image that there is not.
+        """
+        own = next((e for e in engines.engines if not e.address.is_elsewhere), None)
+        unknown = sorted(slug for slug in self.settings.warm_pool if self.catalogue.get(slug) is None)
+        if unknown:
+            known = ", ".join(image.slug for image in self.catalogue.images)
+            raise BadSettings(f"c.FGPU.warm_pool: there is no image {unknown[0]!r}; there are {known}")
+        if own is None:
+            return None
+        return WarmPool(
+            own.containers,
+            self.isolation,
+            self.scheduler,
+            self.store,
+            sizes=self.settings.warm_pool,
+            data=self.settings.data_path(),
+        )
+
+    async def keep_warm(self, pool: WarmPool) -> None:
+        """Run the pool once it is known which sessions live."""
+        await self.ready()
+        await pool.run()
+
     async def prepare(self, session: Session) -> Prepared:
         """Write what a session needs for its launch.
 
@@ -209,7 +239,7 @@ class Runtime:
 
 def start_with_the_hub(app: Any) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
-    from fgpuspawner.config import SERVICE, check_hub  # The one place that knows both.
+    from fgpuspawner.config import SERVICE, check_hub, use_subdomains  # The one place that knows both.
 
     ours = logging.getLogger("fgpu")
     ours.handlers = app.log.handlers
@@ -218,12 +248,14 @@ def start_with_the_hub(app: Any) -> None:
     try:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
+        use_subdomains(app, settings)
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
         if isinstance(runtime.launcher, Engines):
             installation = runtime.store.installation_id
             runtime.tenants = Tenants(settings, runtime.launcher, installation=installation)
             runtime.tenants.open(app)
+            runtime.warm = runtime.warm_pool(runtime.launcher)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
@@ -231,6 +263,8 @@ def start_with_the_hub(app: Any) -> None:
     runtime.upkeep = asyncio.ensure_future(look_after(app, SERVICE))
     if runtime.tenants is not None:
         runtime.keeping = asyncio.ensure_future(runtime.tenants.keep())
+    if runtime.warm is not None:
+        runtime.warming = asyncio.ensure_future(runtime.keep_warm(runtime.warm))
 
 
 def _locked(path: Path) -> IO[str]:

@@ -119,6 +119,13 @@ def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]
     return parsed.hostname or settings.service_ip, parsed.port or settings.service_port
 
 
+def hosts_from(environment: dict[str, str]) -> tuple[str, str]:
+    """Return the hosts of Hub and service if they are different ones, as with ``subdomain_host``; else two empty."""
+    hub, own = environment.get("JUPYTERHUB_HOST", ""), urlparse(environment.get("JUPYTERHUB_PUBLIC_URL", ""))
+    own_host = f"{own.scheme}://{own.netloc}" if own.netloc else ""
+    return (hub, own_host) if hub and own_host and hub != own_host else ("", "")
+
+
 async def bind(ip: str, port: int) -> list[socket.socket]:
     """Return the sockets to listen on, waiting for a predecessor that still ends.
 
@@ -161,7 +168,8 @@ async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogu
     parent = os.getppid()
     auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
-    site = Site(base_url, {image.slug: image.name for image in catalogue.images})
+    images = {image.slug: image.name for image in catalogue.images}
+    site = Site(base_url, images, *hosts_from(environment))
     reader = Reader(store, settings, catalogue, SystemClock())
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)

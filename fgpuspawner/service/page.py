@@ -140,13 +140,17 @@ def page(
     everybody: bool,
     base_url: str,
     read_at_s: int,
+    hub_host: str = "",
 ) -> Page:
-    """Return the page for a viewer, with the bars of ``group``, or of their first one."""
+    """Return the page for a viewer, with the bars of ``group``, or of their first one.
+
+    ``hub_host`` is what sessions' own paths are on, if that is not where the page is.
+    """
     groups = tuple(g["name"] for g in capacity["groups"])
     chosen = group if group is not None and group in groups else next(iter(groups), "")
     here = next((g for g in capacity["groups"] if g["name"] == chosen), None)
     return Page(
-        rows=tuple(_row(s, base_url) for s in sessions),
+        rows=tuple(_row(s, hub_host) for s in sessions),
         past=tuple(_past(s) for s in ended),
         gauges=() if here is None else gauges(here, capacity),
         group=chosen,
@@ -179,7 +183,7 @@ def instant(at_s: int) -> Instant:
     return Instant(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
 
 
-def _row(session: Json, base_url: str) -> Row:
+def _row(session: Json, hub_host: str) -> Row:
     state, position = session["state"], session["position"]
     running = state == "RUNNING"
     waits = state == "PENDING"
@@ -203,8 +207,10 @@ def _row(session: Json, base_url: str) -> Row:
         submitted=instant(session["submitted_at_s"]),
         started=instant(started) if started is not None else None,
         # Others' servers are not for an administrator to walk into from here.
-        open_url=session["url"] if running and session["mine"] else None,
-        wait_url=session["pending_url"] if (waits or state in LAUNCHING) and session["mine"] else None,
+        open_url=hub_host + session["url"] if running and session["mine"] else None,
+        wait_url=hub_host + session["pending_url"]
+        if (waits or state in LAUNCHING) and session["mine"]
+        else None,
         power=None if state == "TERMINATING" else ("Cancel" if waits else "End"),
         simulated=session["simulated"],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlparse
 
 from fgpu_scheduler import Session, StoreUnavailable, SystemClock
 from fgpuspawner.service import view
@@ -18,6 +18,14 @@ PAST_SHOWN = 5
 class PageHandler(Handler):
     """Answers with pages; who is not known is sent to log in."""
 
+    async def prepare(self) -> None:
+        site = self.service.site
+        if self.request.method == "GET" and self.request.host_name == urlparse(site.hub_host).hostname:
+            # Links lead to the Hub's host; who asks is known at the service's own.
+            self.redirect(site.own_host + (self.request.uri or ""))
+            return
+        await super().prepare()
+
     def refuse_unknown(self) -> None:
         mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
         if self.request.method == "GET" and mode == "navigate":
@@ -27,11 +35,13 @@ class PageHandler(Handler):
 
     def get_template_namespace(self) -> dict[str, Any]:
         namespace: dict[str, Any] = super().get_template_namespace()
-        base_url = self.service.site.base_url
+        site = self.service.site
         viewer = getattr(self, "viewer", None)
         return namespace | {
             "prefix": self.service.prefix,
-            "hub_url": f"{base_url}hub/",
+            "hub_url": f"{site.hub_base_url}hub/",
+            # The Hub answers there too, and of its own host pages are allowed no picture.
+            "icon_url": f"{site.base_url}hub/static/favicon.ico",
             "viewer": viewer,
             "title": "GPU sessions",
         }
@@ -96,7 +106,8 @@ class Front(PageHandler):
             group=self.get_query_argument("group", None),
             viewer=viewer,
             everybody=everybody,
-            base_url=site.base_url,
+            base_url=site.hub_base_url,
+            hub_host=site.hub_host,
             read_at_s=world.snapshot.now_s,
         )
 

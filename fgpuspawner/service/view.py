@@ -51,10 +51,21 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The Hub's base URL, and the names of the images by their slugs."""
+    """The Hub's base URL, and the names of the images by their slugs.
+
+    ``hub_host`` and ``own_host`` (``https://HOST``) are where the Hub and the service are when each has a domain of its
+    own, else empty.
+    """
 
     base_url: str = "/"
     image_names: Mapping[str, str] = field(default_factory=dict)
+    hub_host: str = ""
+    own_host: str = ""
+
+    @property
+    def hub_base_url(self) -> str:
+        """Where links from the service's pages to the Hub and to servers begin."""
+        return self.hub_host + self.base_url
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, until
 
 from fgpu_scheduler import BadSettings
@@ -410,6 +411,27 @@ def without_iptables() -> dict[str, str]:
     """An environment in which no iptables is found."""
     folders = os.environ["PATH"].split(os.pathsep)
     return {"PATH": os.pathsep.join(f for f in folders if not os.path.exists(os.path.join(f, "iptables")))}
+
+
+def test_one_origin_for_all_users_is_warned_of(
+    make_hub: Callable[..., DockerHub], shared_hub: DockerHub
+) -> None:
+    said = "All users' servers share the Hub's origin"
+    assert said in shared_hub.log_text()
+    hub = make_hub()
+    hub.after += f"c.JupyterHub.subdomain_host = 'http://hub.localhost:{hub.port}'\n"
+    hub.start()
+    running = hub.running("alice")
+    assert said not in hub.log_text()
+    # Through the proxy, which knows the server by its host.
+    for host, status in (("alice.hub.localhost", 200), ("hub.localhost", 302)):
+        answer = requests.get(
+            f"{hub.url}/user/alice/api",
+            headers={"Host": host, "Authorization": f"token {running.token}"},
+            allow_redirects=False,
+            timeout=10,
+        )
+        assert answer.status_code == status, answer.text
 
 
 # --- networks come and go ---
