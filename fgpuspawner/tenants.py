@@ -58,6 +58,7 @@ class Tenants:
         for engine in self._engines.engines:
             if engine.answers:
                 self._networks[id(engine)].check_pool()
+        self._check_other_machines()
         self._firewall = guard(self._settings, rules_for(self._settings, app, self.installation))
         atexit.register(self.close)
 
@@ -81,6 +82,28 @@ class Tenants:
                 firewall.run(firewall.removal(self.installation))
             except firewall.FirewallFailed as e:
                 log.debug("%s", e)
+
+    def _check_other_machines(self) -> None:
+        """Say of which machines the Hub cannot close the ports, whoever it runs as.
+
+        Raises:
+            BadSettings: egress is to be closed there, and nobody vouches for it.
+        """
+        there = [n for e in self._engines.engines if e.address.is_elsewhere for n in e.address.node_ids]
+        if not there or self._settings.firewall == "managed-elsewhere":
+            return
+        names = " and ".join(there)
+        if self._settings.egress == "closed":
+            raise BadSettings(
+                f"c.FGPU.egress is 'closed', and the Hub cannot close it on other machines (node {names}); run what "
+                "'fgpu firewall' prints as root at every boot there and here, and set "
+                "c.FGPU.firewall = 'managed-elsewhere'"
+            )
+        log.warning(
+            "Sessions on node %s can reach every port that its machine opens on all its addresses, unless rules there "
+            "close them: run what 'fgpu firewall' prints as root there, at every boot",
+            names,
+        )
 
     @asynccontextmanager
     async def network_of(self, user: str, engine: Engine) -> AsyncIterator[str]:

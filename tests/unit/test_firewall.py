@@ -18,6 +18,7 @@ import pytest
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import firewall, network, tenants
+from fgpuspawner.engines import Engine, EngineAddress, Engines
 from fgpuspawner.firewall import Firewall, Rules, complete, read_state, removal, run, script, state
 from fgpuspawner.settings import FGPU
 
@@ -314,3 +315,16 @@ def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.Mon
         tenants.guard(FGPU(egress="closed"), RULES)
     assert tenants.guard(FGPU(egress="closed", firewall="managed-elsewhere"), RULES) is None
     assert tenants.guard(FGPU(), RULES) is None
+
+
+def test_closed_egress_on_another_machine_needs_somebody_who_vouches_for_it() -> None:
+    far = EngineAddress("tcp://192.0.2.9:2376", ("far",), {}, "192.0.2.9")
+    engines = Engines([Engine(far, installation="abc123")])
+
+    def check(**given: str) -> None:
+        tenants.Tenants(FGPU(**given), engines, installation="abc123")._check_other_machines()
+
+    with pytest.raises(BadSettings, match=r"cannot close it on other machines \(node far\)"):
+        check(egress="closed")
+    check(egress="closed", firewall="managed-elsewhere")
+    check()
