@@ -266,7 +266,8 @@ def test_rules_that_somebody_flushed_are_back_in_a_moment(
         until(
             lambda: not reached(engine, two.alice.id, [target]), within_s=40, what="the port is closed again"
         )
-    assert "The firewall's rules were not in force any more; they are again" in shared_hub.log_text()
+    said = "The firewall's rules were not in force any more; they are again"
+    until(lambda: said in shared_hub.log_text(), what="the log says so")
 
 
 @can_be_closed
