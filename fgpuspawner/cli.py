@@ -1,7 +1,7 @@
 """The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
-wrongly. Nothing here writes to the database, and no password is ever shown.
+wrongly. Only ``fgpu node`` writes to the database, and no password is ever shown.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fgpu_scheduler import (
     Forecast,
     Free,
     Node,
+    NodeState,
     Policy,
     Session,
     SessionState,
@@ -53,6 +54,13 @@ if TYPE_CHECKING:
 CONFIG = "jupyterhub_config.py"
 NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 """How the store ends its words on a database that no Hub has used so far."""
+
+NODE_ACTIONS = {
+    "cordon": (NodeState.READY, NodeState.CORDONED, "takes no more sessions"),
+    "uncordon": (NodeState.CORDONED, NodeState.READY, "takes sessions again"),
+    "gone": (NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
+}
+"""What may be done: to a node of which state, which state it then has, and what follows."""
 
 Json = dict[str, Any]
 
@@ -105,6 +113,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--remove", action="store_true", help="remove the rules from this machine")
     wall.set_defaults(run=run_firewall)
+    node = commands.add_parser(
+        "node",
+        help="take a machine out of use, or say that it is gone",
+        description=(
+            "Set what is to become of a node. cordon: it takes no more sessions, and keeps those that it has. uncordon: "
+            "it takes sessions again. gone: of a node that does not answer, and of which you know that nothing runs on "
+            "it any more; its sessions are ended, and their shares are free."
+        ),
+    )
+    node.add_argument("node", metavar="NODE", help="the node's name")
+    node.add_argument("action", choices=sorted(NODE_ACTIONS), help="what becomes of it")
+    node.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
+    node.set_defaults(run=run_node)
     return parser
 
 
@@ -175,6 +196,27 @@ def _place(error: Exception, file: Path) -> str:
 def shown_url(url: str) -> str:
     """Return a database's URL without its password. The query stays out: it may hold one too."""
     return make_url(url).set(query={}).render_as_string(hide_password=True)
+
+
+# --- fgpu node ---
+
+
+def run_node(given: argparse.Namespace) -> list[str]:
+    """Set a node's state, and return what follows."""
+    settings = FGPU.from_config(load_config(given.config)).checked()
+    now_s = int(time.time())
+    with contextlib.closing(Store(settings.database_url())) as store:
+        store.open()
+        states = {n.id: n.state for n in store.snapshot(now_s).nodes}
+        state = states.get(given.node)
+        if state is None:
+            there = ", ".join(states) or "none: the Hub has not started yet"
+            raise BadSettings(f"there is no node {given.node!r}; the nodes are {there}")
+        only, to, follows = NODE_ACTIONS[given.action]
+        if state is not only:
+            raise BadSettings(f"node {given.node!r} is {state}; {given.action} is for a node that is {only}")
+        store.set_node_state(given.node, to, now_s=now_s)
+    return [f"node {given.node}: {follows}"]
 
 
 # --- fgpu check ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import Node, NodeState, SessionState, Snapshot
 
 
@@ -16,6 +17,9 @@ class NodeChanges:
     back: tuple[str, ...]
     requeued: tuple[int, ...]
     """Sessions with a place on a node that does not answer, of which nothing was started: back to their places."""
+    gone: tuple[str, ...] = ()
+    ended: tuple[int, ...] = ()
+    """Sessions of nodes of which an administrator says that they are gone: nothing of them runs any more."""
 
 
 def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Collection[int]) -> NodeChanges:
@@ -25,6 +29,7 @@ def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Coll
     has ended. A cordoned node stays so.
     """
     silent = {n.id for n in snapshot.nodes if n.id not in reachable}
+    gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
     return NodeChanges(
         lost=tuple(n.id for n in snapshot.nodes if n.state is NodeState.READY and n.id in silent),
         back=tuple(n.id for n in snapshot.nodes if n.state is NodeState.LOST and n.id not in silent),
@@ -35,6 +40,15 @@ def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Coll
             and s.id not in launching
             and s.placement is not None
             and s.placement.node_id in silent
+        ),
+        gone=tuple(sorted(gone)),
+        ended=tuple(
+            s.id
+            for s in snapshot.sessions
+            if s.state in (*LAUNCHING, SessionState.RUNNING, SessionState.TERMINATING)
+            and s.id not in launching
+            and s.placement is not None
+            and s.placement.node_id in gone
         ),
     )
 

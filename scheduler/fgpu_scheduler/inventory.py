@@ -50,10 +50,10 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
 def _nodes(configured: Sequence[Node], old: Rows, held: set[str]) -> Rows:
     new = {}
     for node in configured:
-        # A cordon is an administrator's word; a restart of the Hub does not take it back.
-        cordoned = node.id in old and old[node.id]["state"] == NodeState.CORDONED
-        ready = node.state is NodeState.READY
-        new[node.id] = node_values(node, NodeState.CORDONED if cordoned and ready else node.state)
+        # An administrator's word; a restart of the Hub does not take it back.
+        before = NodeState(old[node.id]["state"]) if node.id in old else None
+        kept = before is NodeState.GONE or (before is NodeState.CORDONED and node.state is NodeState.READY)
+        new[node.id] = node_values(node, before if before is not None and kept else node.state)
     for node_id, row in old.items():
         if node_id not in new and node_id in held:
             new[node_id] = {**row, "state": NodeState.LOST.value}

@@ -596,7 +596,15 @@ class Scheduler:
         for session_id in changes.requeued:
             with contextlib.suppress(InvalidTransition):
                 await self._move(await self._get(session_id), S.PENDING, expect=(S.SCHEDULED,))
-        if changes.lost or changes.back or changes.requeued:
+        for session_id in changes.ended:
+            message = "the machine that this session ran on was lost, and it with it"
+            await self.end(session_id, EndCause.NODE_LOST, message)
+            await self.gone(session_id)
+        for node_id in changes.gone:
+            # As last step: should this process end before, all of it is done again.
+            log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
+            await self._call(self.store.set_node_state, node_id, NodeState.LOST, now_s=self._clock.now_s())
+        if changes.lost or changes.back or changes.requeued or changes.gone:
             self._announce()
             self.wake()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,3 +225,43 @@ def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they
     assert ended.message
     until(lambda: state_of(two, "there") is NodeState.READY, within_s=30)
     started(two, user, "there")
+
+
+def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Machine) -> None:
+    _, user = both(two, there)
+    session = two.sessions()[f"{user}/"]
+    refused = fgpu(two, "node", "there", "gone")
+    assert refused.returncode == 1
+    assert refused.stderr == "fgpu: node 'there' is READY; gone is for a node that is LOST\n"
+    there.cut()
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    said = fgpu(two, "node", "there", "gone")
+    assert (said.returncode, said.stdout) == (
+        0,
+        "node there: the Hub ends its sessions within a few seconds\n",
+    )
+    two.wait_state(user, "", None, within_s=15)
+    ended = two.last(user)
+    assert (ended.id, ended.state, ended.end_cause) == (session.id, "ERROR", "NODE_LOST")
+    assert ended.message == "the machine that this session ran on was lost, and it with it"
+    until(lambda: not two.ready(user), what="the Hub has learned it")
+    assert state_of(two, "there") is NodeState.LOST
+    # It was not gone after all: what it still runs belongs to nobody any more.
+    there.mend()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: not containers_there(two, there), what="the ghost is removed")
+
+
+def containers_there(hub: DockerHub, there: Machine) -> list[str]:
+    found = there.client.containers(all=True, filters={"label": f"fgpu.installation={hub.installation}"})
+    return [entry["Names"][0] for entry in found]
+
+
+def fgpu(hub: DockerHub, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "fgpu"), *words, "--config", str(hub.write_config())],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **hub.env},
+    )

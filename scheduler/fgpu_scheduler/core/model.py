@@ -14,11 +14,16 @@ from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
 
 class NodeState(StrEnum):
-    """READY takes sessions; CORDONED keeps those it has; LOST does not answer and keeps their shares."""
+    """READY takes sessions; CORDONED keeps those it has; LOST does not answer and keeps their shares.
+
+    GONE is what an administrator makes of a LOST node who knows that nothing runs there any more: its sessions are
+    ended, and it is LOST again.
+    """
 
     READY = "READY"
     CORDONED = "CORDONED"
     LOST = "LOST"
+    GONE = "GONE"
 
 
 class SessionState(StrEnum):
