@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger("fgpu.docker")
 
 LABEL = "fgpu"
+WARM = "warm"
+"""In the name and a label of a container that waits for a session. Its name becomes the session's, its labels stay."""
 GONE = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
 """What docker-py raises when its engine does not answer."""
 
@@ -132,6 +134,8 @@ class Containers:
         name = (entry.get("Names") or ["/"])[0].removeprefix("/")
         named = self._named(entry)
         if named is None:
+            if name.startswith(f"fgpu-{self.installation}-{WARM}-"):
+                return None
             if entry["Id"] not in self._left_alone:
                 self._left_alone.add(entry["Id"])
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
@@ -235,6 +239,8 @@ class Containers:
         labels = entry.get("Labels") or {}
         named = session_and_attempt((entry.get("Names") or ["/"])[0].removeprefix("/"), self.installation)
         said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
+        if said == (None, None) and labels.get(f"{LABEL}.{WARM}") == self.installation:
+            return named  # It was there before its session.
         return named if named is not None and said == (str(named[0]), str(named[1])) else None
 
     async def _is_gone(self, name: str) -> bool:
@@ -284,9 +290,13 @@ def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
     return code, EndCause.EXITED, f"the session's server ended with status {code}"
 
 
-def run_in(client: docker.APIClient, name: str, command: Sequence[str]) -> Answer:
+def run_in(
+    client: docker.APIClient, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Answer:
     """Run a command in a container and return what it prints, no more of it than a probe has to say."""
-    made = client.exec_create(name, list(command), stdin=False, tty=False)["Id"]
+    made = client.exec_create(
+        name, list(command), stdin=False, tty=False, environment=dict(environment or {})
+    )["Id"]
     output = bytearray()
     for out, _ in client.exec_start(made, stream=True, demux=True):
         output += out or b""

@@ -186,7 +186,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Call a method of the engine's client in a thread; see `Containers.call`."""
         if method == "create_container":
             # The last word: whatever DockerSpawner, the configuration and hooks have put together.
-            kwargs = self._without_identity(self._sealed(kwargs))
+            return self._made(self._without_identity(self._sealed(kwargs)))
         return self._containers.call(getattr(self.client, method), *args, **kwargs)
 
     def _sealed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +206,20 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             image=self._image_environment,
         )
         return {**kwargs, "host_config": host_config, "environment": environment}
+
+    async def _made(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Have a container made, or take a warm one that is the same, and runs."""
+        pool, told = self.runtime.warm, self._handover
+        if pool is not None and told is not None and told.is_server and not self._engine.address.is_elsewhere:
+            slice_ = self.told()
+            taken = await pool.take(
+                self.session, kwargs, image_id=self._found_image["Id"], told=slice_, network=self.network_name
+            )
+            if taken is not None:
+                # What a new container would have been made with.
+                self._handover = replace(told, environment={**slice_, **told.environment})
+                return {"Id": taken}
+        return dict(await self._containers.call(self.client.create_container, **kwargs))
 
     def _without_identity(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return what a container is made with that is told later who it is, where its image can be told."""
@@ -399,7 +413,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         program, *arguments = command
         words = [f"{IN_CONTAINER}/{program}", *arguments]
         try:
-            return await in_a_thread_of_its_own(run_in, self.client, self._containers.name(session), words)
+            # A container that was there before its session has nothing of this in its own environment.
+            return await in_a_thread_of_its_own(
+                run_in, self.client, self._containers.name(session), words, self.told()
+            )
         except (DockerException, *GONE) as e:
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 

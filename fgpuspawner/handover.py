@@ -40,6 +40,11 @@ class Handover:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
 
+    @property
+    def is_server(self) -> bool:
+        """Whether it is JupyterHub's own server that is to run."""
+        return posixpath.basename(self.argv[0]) == SERVER
+
     def line(self) -> bytes:
         """Return it as the container reads it."""
         said = {"version": VERSION, "argv": list(self.argv), "environment": dict(self.environment)}

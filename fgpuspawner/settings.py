@@ -292,6 +292,16 @@ class FGPU(Configurable):
         Example: ``c.FGPU.accounting_dir = "/run/user/1000"``
         """,
     ).tag(config=True)
+    warm_pool = Dict(
+        help="""How many containers of an image wait, with its server imported, for the next sessions. Empty: none.
+
+        By the image's slug in the catalogue: a number, or "auto" for as many as were started within five minutes at
+        most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md says what
+        else starts as ever, and what a pool costs.
+
+        Example: ``c.FGPU.warm_pool = {"python": 2, "pytorch": "auto"}``
+        """,
+    ).tag(config=True)
     verify_timeout_s = Integer(
         60,
         help="""How long the check of a session's limits may take after its start. One that takes longer has failed.
@@ -429,6 +439,10 @@ class FGPU(Configurable):
         self._check_nodes()
         self._check_isolation()
         self._check_network()
+        for slug, size in self.warm_pool.items():
+            # A truth value is a number in Python, and means neither.
+            if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= 100):
+                raise BadSettings(f'c.FGPU.warm_pool: {slug!r} has {size!r}; use a number from 0 to 100, or "auto"')
         for name in ("queue_timeout_s", "launch_timeout_s", "abandoned_after_s", "verify_timeout_s"):
             if getattr(self, name) < 1:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)}; it must be at least 1 second")

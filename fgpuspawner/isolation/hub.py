@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, Node, Session
-from fgpuspawner.isolation import facts, limits, machine, native
+from fgpuspawner.isolation import accounting, facts, limits, machine, native
 from fgpuspawner.isolation.backend import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
+from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
 from fgpuspawner.isolation.hami import Hami
 from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.limits import BadLimits, Limits
@@ -215,6 +216,58 @@ class Isolation:
     def folder(self, session_id: int) -> Path:
         """Return a session's folder on this machine."""
         return self._folder / str(session_id)
+
+    # -- warm containers ------------------------------------------------------------------------------
+
+    def account(self, session_id: int) -> Path | None:
+        """Return the folder of a session's account, where that is not its own."""
+        return None if self.host.accounting is None else self.host.accounting / str(session_id)
+
+    def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]]) -> tuple[Path, Path | None]:
+        """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
+
+        Return its folder, and the one of its account where that is another.
+        """
+        folder = make_folder(self._folder / name, mode=0o755)
+        for path, mode, content in sorted(files):
+            if content is None:
+                make_folder(folder / path, mode=mode)
+            else:
+                write_whole(folder / path, content.encode(), mode=mode)
+        write_whole(folder / limits.NAME, limits.NOTHING.encode(), mode=0o444)
+        if self.host.accounting is None:
+            accounting.create(folder / "accounting")
+            return folder, None
+        make_folder(self.host.accounting, mode=0o700)
+        account = make_folder(self.host.accounting / name, mode=0o700)
+        accounting.create(account / "accounting")
+        return folder, account
+
+    def adopt(self, session_id: int, name: str) -> None:
+        """Make a warm container's files those of a session that was prepared, with the session's limits in them.
+
+        They are mounted already, so what is in them changes, not they.
+        """
+        with self._preparing:
+            warm, own = self._folder / name, self.folder(session_id)
+            text = (own / limits.NAME).read_bytes()
+            (warm / limits.NAME).chmod(0o644)
+            (warm / limits.NAME).write_bytes(text)
+            (warm / limits.NAME).chmod(0o444)
+            if self.host.accounting is not None:
+                account = self.host.accounting / str(session_id)
+                remove_folder(account)
+                (self.host.accounting / name).rename(account)
+            remove_folder(own)
+            warm.rename(own)
+
+    def forget_warm(self, name: str | None = None) -> None:
+        """Remove the files of a warm container that is gone; without a name those of all."""
+        for place in (self._folder, self.host.accounting):
+            if place is not None and place.is_dir():
+                for path in place.iterdir():
+                    if path.name == name or (name is None and not path.name.isdigit()):
+                        remove_folder(path)
 
     def trim_logs(self) -> None:
         """Empty the logs that sessions have let grow: they may write there what they like."""

@@ -20,6 +20,8 @@ VERSION = 1
 NAME = "limits"
 PATH_IN_CONTAINER = "/run/fgpu/limits"
 LARGEST_BYTES = 16 * 1024
+NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
+"""Of no device, so that libfgpu refuses every allocation."""
 MANAGED = ("charge", "refuse")
 """What becomes of managed memory: it counts against the limit, or is not to be had."""
 

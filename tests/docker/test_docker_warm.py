@@ -1,0 +1,193 @@
+"""Warm containers: what they do not have, what a session that takes one gets, and that none is had twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from dockerhub import BASE, DockerHub, Engine, Running, entry, until
+
+HALF = {"fgpu": "0.5", "cpu": "0.5", "memory_mib": 700}
+WITH_HOMES = """
+from fgpuspawner.config import configure
+c.FGPUSpawner.volumes = {{"{prefix}-home-{{username}}": "/home/jovyan"}}
+"""
+ALLOCATE = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+print(cuda.cuInit(0), end=" ")
+device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+print(cuda.cuDeviceGet(ctypes.byref(device), 0), end=" ")
+print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device), end=" ")
+print(cuda.cuMemAlloc_v2(ctypes.byref(pointer), 1 << 20))
+"""
+
+
+class Pool:
+    """A Hub with a warm pool of one image."""
+
+    def __init__(self, hub: DockerHub, engine: Engine) -> None:
+        self.hub = hub
+        self.engine = engine
+
+    def waiting(self) -> dict[str, str]:
+        """Return the containers that wait and are ready: ids by name."""
+        names = {
+            name: container
+            for name, container in self.engine.of_installation(self.hub.installation).items()
+            if "-warm-" in name
+        }
+        return {
+            name: container
+            for name, container in names.items()
+            if (found := self.engine.inspect(container)) and not found["NetworkSettings"]["Networks"]
+        }
+
+    def filled(self, count: int) -> dict[str, str]:
+        """Return those that wait as soon as there are so many."""
+        return until(
+            lambda: found if len(found := self.waiting()) == count else {},
+            within_s=60,
+            what=f"{count} containers wait",
+        )
+
+    def take(self, user: str, **options: Any) -> tuple[Running, set[str]]:
+        """Start a session that takes a warm container; return it, and the ids that waited before."""
+        before = set(self.waiting().values())
+        running = self.hub.running(user, **{**HALF, **options})
+        assert running.id in before, self.hub.said()[-4000:]
+        return running, before
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory, image: str) -> Path:
+    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
+    path.write_text(entry("python", BASE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool(make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path) -> Iterator[Pool]:
+    """Homes are volumes; the image has been used once, so that its pool is full."""
+    hub = make_hub(
+        before=WITH_HOMES.format(prefix=engine.prefix),
+        after="",
+        catalogue=str(catalogue),
+        warm_pool={"python": 2},
+    ).start()
+    found = Pool(hub, engine)
+    for user in ("alice", "bob", "carol"):
+        # A new volume is filled by the engine, so that the first start of each is cold.
+        running = hub.running(user, **HALF)
+        engine.run_in(running.id, "bash", "-c", f"echo {user} > whose")
+        hub.end(user)
+    found.filled(2)
+    yield found
+    hub.terminate()
+    left = engine.of_installation(hub.installation)
+    assert [name for name in left if "-warm-" in name] == [], "they end with the Hub"
+    for user in ("alice", "bob", "carol"):
+        engine.client.remove_volume(f"{engine.prefix}-home-{user}", force=True)
+
+
+def test_a_warm_container_has_no_token_no_gpu_no_network_and_nobodys_files(
+    pool: Pool, engine: Engine
+) -> None:
+    for name, container in pool.filled(2).items():
+        found = engine.inspect(container)
+        assert found is not None
+        assert "JUPYTERHUB" not in json.dumps(found), name
+        for row in engine.client.top(container, ps_args="-eo pid")["Processes"]:
+            assert "JUPYTERHUB" not in Path(f"/proc/{row[0]}/environ").read_text()
+        codes = engine.python_in(container, ALLOCATE).split()
+        assert codes[-1] != "0", "no memory"
+        limits = engine.run_in(container, "cat", "/run/fgpu/limits")[1]
+        assert "device=" not in limits
+        assert engine.run_in(container, "ls", "-A", "/home/jovyan")[1] == ""
+        assert found["NetworkSettings"]["Networks"] == {}
+
+
+def test_a_session_that_takes_one_has_its_slice_limits_home_network_and_identity(
+    pool: Pool, engine: Engine
+) -> None:
+    pool.filled(2)
+    running, _ = pool.take("alice", fgpu="1")
+    assert running.name == pool.hub.container_name(running.session)
+    limits = engine.run_in(running.id, "cat", "/run/fgpu/limits")[1]
+    assert f"session={running.session.id}\n" in limits
+    assert "memory_mib=4096 device_mib=8192" in limits
+    host = running.host
+    assert host["Memory"] == host["MemorySwap"] == 700 * 2**20
+    assert (host["CpuQuota"] / host["CpuPeriod"], host["PidsLimit"]) == (0.5, 1024)
+    assert engine.run_in(running.id, "cat", "whose")[1] == "alice\n"
+    assert f"Session {running.session.id} is verified" in pool.hub.log_text()
+    status, output = engine.run_in(running.id, "nvidia-smi")
+    assert status == 0
+    assert "/4096MiB" in output.replace(" ", "")
+    uuid = running.session.placement.shares[0].device_uuid
+    as_the_server = ["env", f"CUDA_VISIBLE_DEVICES={uuid}", "/opt/fgpu/bin/python", "-c", ALLOCATE]
+    assert engine.run_in(running.id, *as_the_server)[1].split() == ["0", "0", "0", "0"]
+    headers = {"Authorization": f"token {running.token}"}
+    url = f"{pool.hub.url}/user/alice/fgpu/api/status"
+    answer = requests.get(url, headers=headers, timeout=30).json()
+    assert (answer["hub"], answer["session"]["id"]) == ("ok", running.session.id)
+    lab = requests.get(f"{pool.hub.url}/user/alice/lab", headers=headers, timeout=30)
+    assert lab.status_code == 200
+    assert len(running.container["NetworkSettings"]["Networks"]) == 1
+    pool.hub.end("alice")
+
+
+def test_no_two_users_have_the_same_one_and_all_are_replaced(pool: Pool, engine: Engine) -> None:
+    pool.filled(2)
+    alice, before = pool.take("alice")
+    bob, _ = pool.take("bob")
+    assert alice.id != bob.id
+    assert engine.run_in(alice.id, "cat", "whose")[1] == "alice\n"
+    assert engine.run_in(bob.id, "cat", "whose")[1] == "bob\n"
+    assert alice.network != bob.network
+    engine.run_in(alice.id, "bash", "-c", "echo more > kept")
+    pool.hub.end("alice")
+    pool.hub.end("bob")
+    after = set(pool.filled(2).values())
+    assert not after & before
+    assert engine.inspect(alice.id) is None, "never used again"
+    again, _ = pool.take("alice")
+    assert engine.run_in(again.id, "cat", "kept")[1] == "more\n"
+    pool.hub.end("alice")
+
+
+def test_a_home_that_is_new_starts_cold_and_as_it_should(pool: Pool, engine: Engine) -> None:
+    before = set(pool.filled(2).values())
+    running = pool.hub.running("dora", **HALF)
+    assert running.id not in before
+    assert engine.run_in(running.id, "bash", "-c", "touch mine && ls -A")[0] == 0
+    assert f"Session {running.session.id} starts cold: the volume is new" in pool.hub.log_text()
+    pool.hub.end("dora")
+    engine.client.remove_volume(f"{engine.prefix}-home-dora", force=True)
+
+
+def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engine: Engine) -> None:
+    pool.filled(2)
+    hub = pool.hub
+    hub.add_user("carol")
+    assert hub.spawn("carol", options=HALF).status_code in (201, 202)
+    taken = until(lambda: hub.states().get("carol/") in ("PREPARING", "RUNNING"), what="carol's is launched")
+    hub.kill()
+    assert taken
+    waited = set(pool.waiting().values())
+    hub.start()
+    until(
+        lambda: not waited & set(engine.of_installation(hub.installation).values()), what="they are removed"
+    )
+    hub.spawn("carol", options=HALF)
+    hub.wait_ready("carol", within_s=40)
+    session = hub.sessions()["carol/"]
+    sessions = [name for name in engine.of_installation(hub.installation) if "-warm-" not in name]
+    assert sessions == [hub.container_name(session)]
+    assert engine.run_in(hub.container_name(session), "cat", "whose")[1] == "carol\n"
+    hub.end("carol")
+    pool.filled(2)
