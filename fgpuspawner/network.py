@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,6 +153,7 @@ class UserNetworks:
         self._locks: dict[str, threading.Lock] = {}
         self._launches: Counter[str] = Counter()
         self._taken: set[int] = set()
+        self._unused_since_s: dict[str, float] = {}
 
     def name(self, user: str) -> str:
         """Return the name of a user's network."""
@@ -191,6 +193,7 @@ class UserNetworks:
         name = self.name(user)
         with self._guard:
             self._launches[name] += 1
+            self._unused_since_s.pop(name, None)
         try:
             yield
         finally:
@@ -219,8 +222,10 @@ class UserNetworks:
         """
         return sum(str(n["Name"]).startswith(self._prefix) for n in self._networks(self.installation))
 
-    def remove_unused(self) -> list[str]:
-        """Remove the networks that no container is on and none is about to be; return their names.
+    def remove_unused(self, *, after_s: float = 0.0) -> int:
+        """Remove the networks that no container is on, nor has been since a look ``after_s`` ago, and none is about to.
+
+        Returns how many are left that no container is on.
 
         Raises:
             DockerException: the engine does not answer.
@@ -230,15 +235,22 @@ class UserNetworks:
             for entry in self._client().containers(all=True)
             for name in (entry.get("NetworkSettings") or {}).get("Networks") or {}
         }
-        removed = []
-        for network in self._networks(self.installation):
-            name = str(network["Name"])
-            if name in used or not name.startswith(self._prefix):
-                continue
+        unused = {
+            str(network["Name"]): str(network["Id"])
+            for network in self._networks(self.installation)
+            if str(network["Name"]).startswith(self._prefix) and network["Name"] not in used
+        }
+        now_s = time.monotonic()
+        with self._guard:
+            self._unused_since_s = {name: self._unused_since_s.get(name, now_s) for name in unused}
+            old = [name for name, since_s in self._unused_since_s.items() if now_s - since_s >= after_s]
+        removed = 0
+        for name in old:
             with self._lock(name):
-                if self._remove_if_unused(name, network["Id"]):
-                    removed.append(name)
-        return removed
+                if self._remove_if_unused(name, unused[name]):
+                    removed += 1
+                    log.debug("Removed network %s, which nobody uses", name)
+        return len(unused) - removed
 
     def _remove_if_unused(self, name: str, network_id: str) -> bool:
         with self._guard:
@@ -252,7 +264,9 @@ class UserNetworks:
         except NotFound:
             return False
         except APIError as e:
-            log.warning("Network %s cannot be removed: %s", name, e.explanation)
+            log.warning("Network %s cannot be removed yet: %s", name, e.explanation)
+            with self._guard:
+                self._unused_since_s.pop(name, None)
             return False
         return True
 

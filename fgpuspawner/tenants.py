@@ -24,8 +24,8 @@ from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.network")
 
-REMOVED_AFTER_S = 3.0
-"""So long a network stays when its last session has ended: its user may start another at once."""
+KEPT_FOR_S = 20.0
+"""So long a network stays when its last session has ended: its user may start another, and it costs 60 ms to make."""
 SWEEP_EVERY_S = 60.0
 
 
@@ -39,6 +39,7 @@ class Tenants:
         self._networks = {id(engine): self._networks_on(engine) for engine in engines.engines}
         self._firewall: firewall.Firewall | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._look_again = False
 
     def _networks_on(self, engine: Engine) -> UserNetworks:
         return UserNetworks(
@@ -127,34 +128,35 @@ class Tenants:
         await asyncio.gather(*tasks)
 
     def sweep_soon(self) -> None:
-        """Remove networks that nobody uses, in a moment: a session has ended."""
+        """Remove networks that nobody uses, when they have not been used for a while: a session has ended."""
+        self._look_again = True
         if self._sweeping is None or self._sweeping.done():
-            self._sweeping = asyncio.ensure_future(self._sweep_later())
+            self._sweeping = asyncio.ensure_future(self._sweep_until_done())
 
-    async def _sweep_later(self) -> None:
-        await asyncio.sleep(REMOVED_AFTER_S)
-        # From here on whoever asks is answered by the next one: this may have looked already.
-        self._sweeping = None
-        await self._sweep()
+    async def _sweep_until_done(self) -> None:
+        while self._look_again or await self._sweep(after_s=KEPT_FOR_S):
+            self._look_again = False
+            await asyncio.sleep(KEPT_FOR_S / 4)
 
     async def _sweep_always(self) -> None:
+        await self._sweep(after_s=0)
         while True:
-            await self._sweep()
             await asyncio.sleep(SWEEP_EVERY_S)
+            await self._sweep(after_s=KEPT_FOR_S)
 
-    async def _sweep(self) -> None:
-        await asyncio.gather(*(self._sweep_one(engine) for engine in self._engines.engines))
+    async def _sweep(self, *, after_s: float) -> int:
+        """Return how many networks are left that nobody uses."""
+        looks = (self._sweep_one(engine, after_s) for engine in self._engines.engines)
+        return sum(await asyncio.gather(*looks))
 
-    async def _sweep_one(self, engine: Engine) -> None:
+    async def _sweep_one(self, engine: Engine, after_s: float) -> int:
         if not engine.answers:
-            return
+            return 0
         try:
-            removed = await engine.containers.call(self._networks[id(engine)].remove_unused)
+            return await engine.containers.call(self._networks[id(engine)].remove_unused, after_s=after_s)
         except (DockerException, *GONE) as e:
             log.debug("Networks of %s are not looked at: %s", engine.address, e)
-            return
-        if removed:
-            log.debug("Removed the networks %s, which nobody uses", ", ".join(removed))
+            return 0
 
 
 def rules_for(settings: FGPU, app: Any, installation: str) -> firewall.Rules:

@@ -446,11 +446,14 @@ def test_a_network_goes_with_its_users_last_session(engine: Engine, hub: DockerH
     hub.end("erin")
     until(
         lambda: all(u != "erin" for u in users_with_networks(engine, hub)),
+        within_s=60,
         what="the network of erin is gone",
     )
     assert "dora" in users_with_networks(engine, hub), "one that is in use stays"
+    before = engine.networks_of(hub.installation)[first.network]
     hub.end("dora")
-    until(lambda: "dora" not in users_with_networks(engine, hub), what="the network of dora is gone")
+    assert hub.running("dora").network == first.network
+    assert engine.networks_of(hub.installation)[first.network] == before, "it was not made anew at once"
 
 
 def users_with_networks(engine: Engine, hub: DockerHub) -> list[str]:
