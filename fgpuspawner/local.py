@@ -41,6 +41,7 @@ SESSION = "FGPU_SESSION_ID"
 ATTEMPT = "FGPU_ATTEMPT"
 HANDLE = re.compile(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})")
 LOG_TAIL_BYTES = 4096
+MARKED_WITHIN_S = 1.0
 LOGS_KEPT_S = 14 * 24 * 3600
 
 
@@ -84,6 +85,10 @@ class LocalProcesses:
             )
         self._children[handle] = child
         self._note(handle).write_text(str(child.pid))
+        # In its first instant a process has no environment that can be read: it would not be known by its mark.
+        deadline = time.monotonic() + MARKED_WITHIN_S
+        while child.poll() is None and self._server(handle) is None and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def _prune_logs(self) -> None:
         """Remove logs that nobody has written to for a long time."""

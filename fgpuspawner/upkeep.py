@@ -39,7 +39,8 @@ async def _started_again(app: Any, name: str) -> bool:
     """Have the Hub start its service again if it has ended; return whether it had."""
     service = app._service_map.get(name)
     process = service.proc if service is not None else None
-    if process is None or process.poll() is None:
+    # A Hub that ends has ended its service, and taken its address away.
+    if process is None or process.poll() is None or service.server is None:
         return False
     await service.spawner.poll_and_notify()
     return True
