@@ -44,6 +44,19 @@ PRELOADED = (
     # Not jupyterhub.services.auth and .singleuser: these read the environment when imported.
     "jupyterhub.handlers",
     "jupyterhub.log",
+    # What these import only when a server begins to serve.
+    "IPython.core.interactiveshell",
+    "httpcore",
+    "jinja2.ext",
+    "jupyter_lsp.virtual_documents_shadow",
+    "jupyter_server.nbconvert.handlers",
+    "jupyter_server.services.api.handlers",
+    "jupyter_server.services.config.handlers",
+    "jupyter_server.services.contents.handlers",
+    "jupyter_server.services.events.handlers",
+    "jupyter_server.services.kernels.handlers",
+    "jupyter_server.services.kernelspecs.handlers",
+    "unittest.mock",
 )
 XSRF = "jupyterhub._xsrf_utils"
 PR_SET_DUMPABLE = 4
