@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ log = logging.getLogger("fgpu.firewall")
 
 FAMILIES = {4: "iptables", 6: "ip6tables"}
 CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
+APPLY_TRIES, APPLY_AGAIN_S = 5, 0.4
 DOCKERS = "DOCKER-USER"
 DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
 FORWARDED = "in force for what is passed on"
@@ -366,12 +368,16 @@ class Firewall:
         Raises:
             FirewallFailed: they are not.
         """
-        run(script(self.rules))
-        self._applied = state(self.rules.installation)
-        if not complete(self._applied, self.rules.installation):
-            raise FirewallFailed(
-                "the firewall's rules were applied, and are not in force: another program's are before"
-            )
+        for _ in range(APPLY_TRIES):
+            run(script(self.rules))
+            self._applied = state(self.rules.installation)
+            if complete(self._applied, self.rules.installation):
+                return
+            # Docker puts its own on top when it makes a network, which may be this very moment.
+            time.sleep(APPLY_AGAIN_S)
+        raise FirewallFailed(
+            "the firewall's rules were applied, and are not in force: another program's are before"
+        )
 
     def look(self) -> bool:
         """Apply the rules again if they are not as they were applied; return whether they were.
