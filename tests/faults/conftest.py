@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
+from machines import Machine
 
 from hubprocess import HubProcess
 from servers import MINI, QUICK, server_lines
@@ -20,10 +22,16 @@ def engine_answers() -> bool:
     return found.returncode == 0
 
 
-@pytest.fixture(params=["local", "docker"])
+@pytest.fixture(
+    params=[
+        "local",
+        "docker",
+        pytest.param("machines", marks=[pytest.mark.slow, pytest.mark.xdist_group("machines")]),
+    ]
+)
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of sessions: processes, or containers."""
-    if request.param == "docker" and not engine_answers():
+    """The kind of sessions: processes, containers, or containers on two machines with an engine each."""
+    if request.param != "local" and not engine_answers():
         reason = "no Docker engine with the image fgpuspawner/base:0.1 (tests/services.sh, make image)"
         if os.environ.get("CI"):
             pytest.fail(reason)
@@ -31,9 +39,25 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Machine]:
+    """Another machine, with the default image."""
+    made = Machine(77)
+    engine = docker.from_env().api
+    try:
+        made.start()
+        made.load(engine)
+        yield made
+    finally:
+        made.close()
+        engine.close()
+
+
 @pytest.fixture
-def make_hub(tmp_path: Path, kind: str) -> Iterator[Callable[..., HubProcess]]:
-    """A factory of Hubs with sessions of the test's kind; all that they made is gone afterwards.
+def make_hub(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., HubProcess]]:
+    """A factory of Hubs with two GPUs and sessions of the test's kind; all that they made is gone afterwards.
 
     The sessions' server is ``server``, which starts fast; None: the real one.
     """
@@ -41,7 +65,14 @@ def make_hub(tmp_path: Path, kind: str) -> Iterator[Callable[..., HubProcess]]:
 
     def make(*, after: str = "", server: Path | None = MINI, **kwargs: Any) -> HubProcess:
         own = QUICK + (server_lines(kind, server) if server is not None else "")
-        hub = HubProcess(tmp_path / f"hub{len(hubs)}", runtime=kind, after=own + after, **kwargs)
+        there = request.getfixturevalue("machine") if kind == "machines" else None
+        gpus = {"simulated_gpus": "2"} if there is None else on_two(there)
+        runtime = "local" if kind == "local" else "docker"
+        hub = HubProcess(
+            tmp_path / f"hub{len(hubs)}", runtime=runtime, after=own + after, **{**gpus, **kwargs}
+        )
+        if there is not None:
+            hub.docker_hosts = ("", there.socket)
         hubs.append(hub)
         return hub
 
@@ -49,10 +80,27 @@ def make_hub(tmp_path: Path, kind: str) -> Iterator[Callable[..., HubProcess]]:
     for hub in hubs:
         installation = hub.store.installation_id if hub.process is not None else None
         hub.close()
-        if kind == "docker" and installation:
-            label = f"label=fgpu.installation={installation}"
-            ids = subprocess.run(
-                ["docker", "ps", "-aq", "--filter", label], capture_output=True, text=True, check=True
-            ).stdout.split()
-            if ids:
-                subprocess.run(["docker", "rm", "-f", *ids], capture_output=True, check=True)
+        if kind != "local" and installation:
+            remove_containers(hub, installation)
+
+
+def on_two(there: Machine) -> dict[str, Any]:
+    """Return the settings of a Hub with a GPU here and a GPU on another machine."""
+    elsewhere = {"name": "there", "gpus": {"simulated": 1}, "engine": there.url, "tls": False}
+    return {
+        "nodes": [{"name": "here", "cpu": 16, "gpus": {"simulated": 1}}, elsewhere],
+        "fgpu_per_gpu": 2,
+        "hub_address": there.hub_address,
+    }
+
+
+def remove_containers(hub: HubProcess, installation: str) -> None:
+    """Remove the containers that a Hub left, on every engine that it used."""
+    label = f"label=fgpu.installation={installation}"
+    for host in hub.docker_hosts:
+        cli = ["docker", *(["-H", host] if host else [])]
+        ids = subprocess.run(
+            [*cli, "ps", "-aq", "--filter", label], capture_output=True, text=True, check=True
+        ).stdout.split()
+        if ids:
+            subprocess.run([*cli, "rm", "-f", *ids], capture_output=True, check=True)

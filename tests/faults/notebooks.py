@@ -22,6 +22,7 @@ class Notebooks:
         self._hub = hub
         self._open: dict[int, websocket.WebSocket] = {}
         self.asked = 0
+        self.opened = 0
 
     def __enter__(self) -> Notebooks:
         return self
@@ -36,6 +37,7 @@ class Notebooks:
         """Open a user's session if that was not done yet."""
         if session_id not in self._open:
             self._open[session_id] = until(lambda: self._connected(user), what=f"{user} can connect")
+            self.opened += 1
 
     def _connected(self, user: str) -> websocket.WebSocket | None:
         url = f"{self._hub.url.replace('http', 'ws')}/user/{user}/echo"

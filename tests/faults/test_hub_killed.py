@@ -1,6 +1,7 @@
 """The Hub is killed, at random and between every two durable steps, with sessions in all states.
 
-No session is lost, none runs twice, no device is over its capacity, and the order of the queue is kept.
+No session is lost, none runs twice, no device is over its capacity, the order of the queue is kept, and the
+notebooks that are open stay connected: the proxy is outside the Hub, as `make run` has it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import requests
 from fgpu_scheduler import HOLDING, SessionState
 from hubprocess import HubProcess, until
 from launched import launched
+from notebooks import Notebooks
+from servers import ECHO
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 USERS = [f"u{n}" for n in range(8)]
 CAPACITY_MILLI = 4000
-TWO_GPUS = {"simulated_gpus": "2", "resume_grace_s": 20}
+CAMPAIGN = {"resume_grace_s": 20, "outer_proxy": True, "server": ECHO}
 
 
 @contextmanager
@@ -124,23 +127,35 @@ def ids_of(hub: HubProcess) -> dict[str, int]:
     return {key: s.id for key, s in hub.sessions().items() if s.state is not SessionState.TERMINATING}
 
 
-ROUNDS = 10
+def look_in(hub: HubProcess, notebooks: Notebooks) -> None:
+    """Look that the notebooks that were open are connected still, and open those of the sessions that run now."""
+    running = {s.id: s.request.user for s in hub.sessions().values() if s.state is SessionState.RUNNING}
+    for session_id in notebooks.known():
+        if session_id in running:
+            notebooks.say(session_id)
+        else:
+            notebooks.forget(session_id)
+    for session_id, user in running.items():
+        notebooks.open(user, session_id)
+        notebooks.say(session_id)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_instants_with_sessions_in_all_states(
-    make_hub: Callable[..., HubProcess], kind: str
+    make_hub: Callable[..., HubProcess], kind: str, rounds: int
 ) -> None:
     seed = 20261121
     print("seed", seed)
     chance = random.Random(seed)
-    hub = make_hub(**TWO_GPUS).start()
+    hub = make_hub(**CAMPAIGN).start()
     for user in USERS:
         hub.add_user(user)
     ask(hub, USERS)
     settled(hub, USERS)
-    with watched(hub, kind):
-        for _ in range(ROUNDS):
+    with watched(hub, kind), Notebooks(hub) as notebooks:
+        for _ in range(rounds):
+            look_in(hub, notebooks)
             # One that runs is ended, and asked for again: then there are some that end, wait and launch.
             victim = chance.choice(
                 [k for k, s in sorted(hub.sessions().items()) if s.state is SessionState.RUNNING]
@@ -152,12 +167,18 @@ def test_killed_at_random_instants_with_sessions_in_all_states(
             before = ids_of(hub)
             hub.kill()
             worker.join()
+            going_on = {s.id for s in hub.sessions().values() if s.state is SessionState.RUNNING}
+            for session_id in sorted(notebooks.known() & going_on):
+                notebooks.say(session_id)
             hub.start()
             # What was asked of a Hub that died without answering may not have been done; ask again.
             before.pop(f"{victim}/", None)
             if f"{victim}/" not in ids_of(hub):
                 ask(hub, [victim])
             check_all(hub, kind, USERS, before)
+            # Those that ran before and run still are connected still.
+            look_in(hub, notebooks)
+    print(f"{rounds} rounds, {notebooks.asked} questions over {notebooks.opened} connections")
 
 
 def stop_then_ask(hub: HubProcess, user: str) -> None:
@@ -224,7 +245,7 @@ def test_killed_between_two_durable_steps(
     if kind == "local" and point == "created":
         return  # A process is created and started in one step: "started" is that one.
     mark = tmp_path_factory.mktemp("mark") / "died"
-    hub = make_hub(**TWO_GPUS, before=DIES, env={"DIE_AT": "", "DIE_MARK": str(mark)})
+    hub = make_hub(**CAMPAIGN, before=DIES, env={"DIE_AT": "", "DIE_MARK": str(mark)})
     others, last = USERS[:5], USERS[5]
     hub.start()
     for user in [*others, last]:
@@ -239,11 +260,12 @@ def test_killed_between_two_durable_steps(
         for user in (others[4], last):
             hub.spawn(user, options=ONE)
         until(lambda: list(hub.states().values()).count("PENDING") == 2)
-    hub.terminate()
-    hub.env["DIE_AT"] = point
-    hub.start()
-    until(lambda: hub.ready(others[0]))
-    with watched(hub, kind):
+    with watched(hub, kind), Notebooks(hub) as notebooks:
+        look_in(hub, notebooks)
+        hub.terminate()
+        hub.env["DIE_AT"] = point
+        hub.start()
+        until(lambda: hub.ready(others[0]))
         if point in ENDING:
             until(lambda: not any(s.held for s in hub.sessions().values()))
             before = {k: v for k, v in ids_of(hub).items() if k != f"{others[3]}/"}
@@ -262,6 +284,7 @@ def test_killed_between_two_durable_steps(
         if point in ENDING:
             stop_only(hub, others[3])
         check_all(hub, kind, left, before)
+        look_in(hub, notebooks)
 
 
 def stop_only(hub: HubProcess, user: str) -> None:
@@ -273,7 +296,7 @@ def stop_only(hub: HubProcess, user: str) -> None:
 def test_a_terminated_hub_leaves_sessions_and_queue_and_takes_them_up_again(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
-    hub = make_hub(**TWO_GPUS).start()
+    hub = make_hub(**CAMPAIGN).start()
     for user in USERS:
         hub.add_user(user)
     ask(hub, USERS)
@@ -289,7 +312,7 @@ def test_a_terminated_hub_leaves_sessions_and_queue_and_takes_them_up_again(
 def test_a_hub_that_cleans_up_ends_sessions_and_cancels_requests(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
-    hub = make_hub(**TWO_GPUS, before="c.JupyterHub.cleanup_servers = True\n").start()
+    hub = make_hub(**CAMPAIGN, before="c.JupyterHub.cleanup_servers = True\n").start()
     for user in USERS:
         hub.add_user(user)
     ask(hub, USERS)

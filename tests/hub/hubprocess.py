@@ -120,6 +120,8 @@ class HubProcess:
         self.after = after
         self.outer_proxy = outer_proxy
         self.proxy: subprocess.Popen[bytes] | None = None
+        # Where its containers are: this machine's own engine, and those of others.
+        self.docker_hosts: tuple[str, ...] = ("",)
         # As by default, but where it can be removed with the Hub.
         self.accounts = Path(f"/dev/shm/fgpu-test-{secrets.token_hex(6)}")
         own = {"simulated_gpus": "1", "resume_grace_s": 10, "accounting_dir": str(self.accounts)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 
 import psutil
 
@@ -12,23 +13,16 @@ from hubprocess import HubProcess
 def launched(hub: HubProcess, kind: str) -> dict[int, int]:
     """Return how many live servers each session has. More than one is a fault; none may be one."""
     installation = hub.store.installation_id
-    return _containers(installation) if kind == "docker" else _processes(installation)
+    return _processes(installation) if kind == "local" else _containers(installation, hub.docker_hosts)
 
 
-def _containers(installation: str) -> dict[int, int]:
-    listed = subprocess.run(
-        [
-            "docker",
-            "ps",
-            "--filter",
-            f"label=fgpu.installation={installation}",
-            "--format",
-            '{{.Label "fgpu.session"}}',
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+def _containers(installation: str, hosts: Sequence[str]) -> dict[int, int]:
+    listed: list[str] = []
+    filters = ["--filter", f"label=fgpu.installation={installation}"]
+    for host in hosts:
+        cli = ["docker", *(["-H", host] if host else [])]
+        words = [*cli, "ps", *filters, "--format", '{{.Label "fgpu.session"}}']
+        listed += subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     return {int(i): listed.count(i) for i in listed}
 
 
