@@ -43,6 +43,7 @@ REMOVAL_TIMEOUT_S = 30
 THREADS = 16
 LOOKERS = 4
 LOG_TAIL_LINES = 20
+MOST_TOLD = 1000
 
 
 class EngineSilent(FGPUError):
@@ -70,6 +71,7 @@ class Containers:
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
         self._left_alone: set[str] = set()
         self._seen: frozenset[str] = frozenset()
+        self._told: dict[str, None] = {}
 
     def name(self, session: Session) -> str:
         """Return the name of the container of the session's current attempt."""
@@ -144,7 +146,7 @@ class Containers:
         cause, message = EndCause.EXITED, None
         if not alive:
             try:
-                _, cause, message = how_it_ended(await self._look("inspect_container", entry["Id"]))
+                cause, message = await self._end_of(named, entry["Id"])
             except NotFound:
                 return None
         return Observed(
@@ -156,6 +158,25 @@ class Containers:
             end_cause=cause,
             message=message,
         )
+
+    async def _end_of(self, named: tuple[int, int], container: str) -> tuple[EndCause, str]:
+        """Return how a container ended, with its last words; the log gets more of them, once."""
+        status, cause, message = how_it_ended(await self._look("inspect_container", container))
+        tail = await self.log_tail(container)
+        if container not in self._told:
+            self._told[container] = None
+            if len(self._told) > MOST_TOLD:
+                del self._told[next(iter(self._told))]
+            log.info("Session %d: %s. Its last output:\n%s", named[0], message, "\n".join(tail))
+        return cause, with_last_words(status, cause, message, tail)
+
+    async def log_tail(self, container: str) -> list[str]:
+        """Return a container's last lines of output; none where the engine does not tell."""
+        try:
+            output = await self._look("logs", container, tail=LOG_TAIL_LINES)
+        except (DockerException, *GONE):
+            return []
+        return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove one container; return whether it is known to be gone."""
@@ -199,7 +220,7 @@ class Containers:
         return await self._is_gone(name)
 
     def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each process of the host that is in one of this installation's containers."""
+        """Return the session of each process of the engine's machine that is in one of this installation's containers."""
         filters = {"label": f"{LABEL}.installation={self.installation}"}
         try:
             sessions = {
@@ -209,7 +230,9 @@ class Containers:
             }
             found: dict[int, int] = {}
             elsewhere: set[int] = set()
-            for pid in pids:
+            if self._elsewhere:
+                elsewhere.update(pids)
+            for pid in () if self._elsewhere else pids:
                 try:
                     text = Path(f"/proc/{pid}/cgroup").read_text()
                 except OSError:
@@ -288,6 +311,13 @@ def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
     if state.get("Error"):
         return code, EndCause.EXITED, f"the container ended with status {code}: {state['Error']}"
     return code, EndCause.EXITED, f"the session's server ended with status {code}"
+
+
+def with_last_words(status: int, cause: EndCause, message: str, tail: Sequence[str]) -> str:
+    """Return the words for the owner of a session that ended, with its server's own last ones where it failed."""
+    if status > 0 and tail and cause is EndCause.EXITED:
+        return f"{message}; its last words: {tail[-1][:200]}"
+    return message
 
 
 def run_in(

@@ -21,8 +21,10 @@ from traitlets.config import Config
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner import handover
-from fgpuspawner.containers import GONE, LOG_TAIL_LINES, Containers, how_it_ended, in_words, pull, run_in
+from fgpuspawner.catalogue import load_catalogue
+from fgpuspawner.containers import GONE, Containers, how_it_ended, in_words, pull, run_in, with_last_words
 from fgpuspawner.engines import Engine, Engines, engines_for
+from fgpuspawner.gpus import some_gpus
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
 from fgpuspawner.isolation.report import Answer
@@ -83,9 +85,9 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     use_nvidia_runtime = Bool(
         True,
-        help="""Whether a session gets its real GPUs through a Docker device request (the NVIDIA container toolkit).
+        help="""Whether a session gets its real GPUs through a Docker device request (NVIDIA container toolkit, or CDI).
 
-        Where it is off, or the engine has no NVIDIA runtime, it is told the UUID and gets no device.
+        Where it is off, or the engine has neither, it is told the UUID and gets no device.
 
         Example: ``c.FGPUSpawner.use_nvidia_runtime = False``
         """,
@@ -145,6 +147,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             settings.nodes,
             installation=installation,
             network=own.get("network_name", NETWORK),
+            images=[i.reference for i in load_catalogue(settings.catalogue_path()).images if i.reference],
+            machines={
+                spec["name"]: machine.folder_of(settings.data_path(), spec["name"])
+                for spec in settings.nodes
+                if isinstance(spec.get("gpus"), dict)
+            },
             client_kwargs=dict(own.get("client_kwargs", {})),
         )
 
@@ -361,19 +369,16 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             given["binds"] = [*given["binds"], *convert_volume_binds(volumes)]
         # Without this a container may use as much swap again.
         always: dict[str, Any] = {"memswap_limit": self.mem_limit}
-        if not self.runtime.is_simulated(session) and await self._has_nvidia_runtime():
-            assert session.placement is not None
-            uuids = [s.device_uuid for s in session.placement.shares]
-            request = DeviceRequest(
-                driver="nvidia", device_ids=uuids, capabilities=[["gpu", "compute", "utility"]]
-            )
+        request = await self._gpus(session)
+        if request is not None:
             always["device_requests"] = [request]
         return {**ours, **given, **self.prepared.host_config, **always}
 
-    async def _has_nvidia_runtime(self) -> bool:
-        if not self.use_nvidia_runtime:
-            return False
-        return "nvidia" in ((await self.docker("info")).get("Runtimes") or {})
+    async def _gpus(self, session: Session) -> DeviceRequest | None:
+        """Return the request for the session's real GPUs, None where it gets none."""
+        if not self.use_nvidia_runtime or self.runtime.is_simulated(session):
+            return None
+        return some_gpus(await self.docker("info"), self.runtime.isolation.devices_of(session))
 
     async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
         """Return None while the container runs, or while its engine does not say; else how it ended."""
@@ -391,22 +396,13 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if container["State"]["Running"] or container["State"]["Status"] == "created":
             return None
         status, cause, message = how_it_ended(container)
-        tail = await self._log_tail(name)
+        tail = await self._containers.log_tail(name)
         self.log.info("Last output of session %d:\n%s", session.id, "\n".join(tail))
-        if status > 0 and tail and cause is EndCause.EXITED:
-            message = f"{message}; its last words: {tail[-1][:200]}"
-        return status, cause, message
-
-    async def _log_tail(self, name: str) -> list[str]:
-        try:
-            output = await self.docker("logs", name, tail=LOG_TAIL_LINES)
-        except (DockerException, *GONE):
-            return []
-        return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+        return status, cause, with_last_words(status, cause, message, tail)
 
     async def has_driver(self, session: Session) -> bool:
         """Return whether the container got a driver: a simulated one, or the toolkit's."""
-        return self.runtime.is_simulated(session) or await self._has_nvidia_runtime()
+        return self.runtime.is_simulated(session) or await self._gpus(session) is not None
 
     async def probe(self, session: Session, command: Sequence[str]) -> Answer:
         """Run a probe in the container, as the container's own user."""

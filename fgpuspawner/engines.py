@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from fgpu_scheduler import BadSettings, Observed, Session
 from fgpuspawner import shipping
 from fgpuspawner.containers import GONE, LABEL, Containers, EngineSilent
 from fgpuspawner.isolation.backend import Mount
+from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.network import NETWORK, connect, ensure_network
-from fgpuspawner.nodes import Machine, address_of
+from fgpuspawner.nodes import Machine, address_of, are_found_by_driver
+from fgpuspawner.outpost import Outpost, OutpostReader
 from fgpuspawner.waiting import in_a_thread_of_its_own
 
 log = logging.getLogger("fgpu.docker")
@@ -51,6 +53,7 @@ class EngineAddress:
     node_ids: tuple[str, ...]
     tls: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
+    has_gpus_to_find: bool = False
 
     def __str__(self) -> str:
         return f"the Docker engine of {' and '.join(self.node_ids) or 'this machine'}"
@@ -70,7 +73,13 @@ def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[EngineAddress, ...]:
     found: dict[str, EngineAddress] = {"": EngineAddress("", ())}
     for spec in nodes or [{"name": "local"}]:
         url = str(spec.get("engine", ""))
-        own = EngineAddress(url, (str(spec["name"]),), dict(spec.get("tls") or {}), address_of(spec))
+        own = EngineAddress(
+            url,
+            (str(spec["name"]),),
+            dict(spec.get("tls") or {}),
+            address_of(spec),
+            has_gpus_to_find=bool(url) and are_found_by_driver(spec),
+        )
         other = found.get(url, own)
         if other.node_ids and (other.tls, other.address) != (own.tls, own.address):
             raise BadSettings(
@@ -78,7 +87,8 @@ def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[EngineAddress, ...]:
                 "tls and address"
             )
         others = other.node_ids if other is not own else ()
-        found[url] = EngineAddress(url, (*others, *own.node_ids), own.tls, own.address)
+        to_find = own.has_gpus_to_find or other.has_gpus_to_find
+        found[url] = replace(own, node_ids=(*others, *own.node_ids), has_gpus_to_find=to_find)
     return tuple(engine for engine in found.values() if engine.node_ids)
 
 
@@ -103,10 +113,12 @@ class Engine:
         *,
         installation: str,
         network: str = NETWORK,
+        images: Sequence[str] = (),
         client_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.address = address
         self.network = network
+        self.images = images
         self._client_kwargs = dict(client_kwargs or {})
         self.installation = installation
         silent: Any = _Silent(address)
@@ -180,7 +192,23 @@ class Engine:
         except (DockerException, *GONE) as e:
             log.warning("%s does not answer: %s", self.address, e)
             return None
-        return Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+        found = Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+        if not self.address.has_gpus_to_find:
+            return found
+        try:
+            return replace(found, devices=self.outpost(self.address.node_ids[0]).devices())
+        except NvmlUnknown as e:
+            return replace(found, trouble=str(e))
+
+    def outpost(self, node_id: str, machine: Path | None = None) -> Outpost:
+        """Return what asks the driver there; ``machine`` is the folder of a node's simulated machine."""
+        return Outpost(
+            lambda: self.containers.client,
+            installation=self.installation,
+            node_id=node_id,
+            images=self.images,
+            machine=machine,
+        )
 
     # -- in the event loop ----------------------------------------------------------------------------
 
@@ -296,8 +324,10 @@ def _closed_quietly(stream: Any) -> None:
 class Engines:
     """A `Launcher` for the containers of several engines."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], *, machines: Mapping[str, Path] | None = None) -> None:
         self.engines = tuple(engines)
+        self.machines = machines or {}
+        """The folders of simulated machines, by nodes on other machines."""
         self._by_node = {node_id: e for e in self.engines for node_id in e.address.node_ids}
 
     def connect(self) -> None:
@@ -380,6 +410,23 @@ class Engines:
                 found.update(engine.containers.sessions_of(pids))
         return found
 
+    def reader(self, node_id: str) -> NvmlReader:
+        """Return what reads the GPUs of another machine's node.
+
+        Raises:
+            EngineSilent: no such node is configured any more.
+        """
+        machine = self.machines.get(node_id)
+        return OutpostReader(self.of_node(node_id).outpost(node_id, machine))
+
+    def sessions_there(self, node_id: str, pids: Sequence[int]) -> dict[int, int]:
+        """Return the sessions of processes of a node's machine. Blocks.
+
+        Raises:
+            EngineSilent: its engine does not say.
+        """
+        return self.of_node(node_id).containers.sessions_of(pids)
+
     def close(self) -> None:
         """Stop listening to any."""
         for engine in self.engines:
@@ -391,6 +438,8 @@ def engines_for(
     *,
     installation: str,
     network: str,
+    images: Sequence[str],
+    machines: Mapping[str, Path],
     client_kwargs: Mapping[str, Any],
 ) -> Engines:
     """Return the engines of the configured nodes, connected as far as they answer.
@@ -400,9 +449,16 @@ def engines_for(
     """
     engines = Engines(
         [
-            Engine(address, installation=installation, network=network, client_kwargs=client_kwargs)
+            Engine(
+                address,
+                installation=installation,
+                network=network,
+                images=images,
+                client_kwargs=client_kwargs,
+            )
             for address in addresses(nodes)
-        ]
+        ],
+        machines=machines,
     )
     engines.connect()
     return engines

@@ -28,12 +28,25 @@ class Machine:
     cpu_milli: int
     memory_mib: int
     devices: tuple[FoundDevice, ...] | None = None
+    trouble: str = "it was not asked"
+    """Why the devices are not known."""
 
 
 def address_of(spec: Mapping[str, Any]) -> str | None:
     """Return where the Hub reaches the ports that a node's containers publish; None where it reaches themselves."""
     url = urlparse(str(spec.get("engine", "")))
     return spec.get("address") or (url.hostname if url.scheme in ("tcp", "ssh") else None)
+
+
+def is_declared(gpus: object) -> bool:
+    """Return whether ``gpus`` of a node are described there, and not only named."""
+    return isinstance(gpus, list) and bool(gpus) and all(isinstance(g, dict) for g in gpus)
+
+
+def are_found_by_driver(spec: Mapping[str, Any]) -> bool:
+    """Return whether the driver of a node has to say which GPUs it has."""
+    gpus = spec.get("gpus", "nvml")
+    return not isinstance(gpus, dict) and not is_declared(gpus)
 
 
 def is_elsewhere(spec: Mapping[str, Any]) -> bool:
@@ -47,7 +60,7 @@ def this_machine() -> Machine:
 
 def found_elsewhere(gpus: str | list[Any], machine: Machine | None, node: str) -> Sequence[FoundDevice]:
     """Return the GPUs of a node on another engine: those that are declared, or that its driver reports."""
-    if isinstance(gpus, list) and gpus and all(isinstance(g, dict) for g in gpus):
+    if is_declared(gpus):
         return [
             FoundDevice(g["uuid"], index, g.get("model", "GPU"), g["memory_mib"])
             for index, g in enumerate(gpus)
@@ -56,9 +69,9 @@ def found_elsewhere(gpus: str | list[Any], machine: Machine | None, node: str) -
         return ()
     if machine.devices is None:
         raise BadSettings(
-            f"c.FGPU.nodes: the engine of node {node!r} has no NVIDIA runtime, so its GPUs are not known; install the "
-            "NVIDIA container toolkit there, declare them ('gpus': [{'uuid': ..., 'memory_mib': ...}]), or simulate "
-            "some ('gpus': {'simulated': 2})"
+            f"c.FGPU.nodes: which GPUs node {node!r} has is not known ({machine.trouble}); install the NVIDIA container "
+            "toolkit there, declare them ('gpus': [{'uuid': ..., 'memory_mib': ...}]), or simulate some ('gpus': "
+            "{'simulated': 2})"
         )
     return machine.devices if isinstance(gpus, str) and gpus == "nvml" else named(gpus, machine.devices, node)
 
@@ -80,7 +93,7 @@ def check_node(name: str, spec: dict[str, Any]) -> None:
             raise BadSettings(
                 f"c.FGPU.nodes: node {name!r} has gpus {gpus!r}; use {{'simulated': 2, 'memory_mib': 8192}}"
             )
-    elif isinstance(gpus, list) and gpus and all(isinstance(g, dict) for g in gpus):
+    elif is_declared(gpus):
         _check_declared(name, spec, gpus)
     elif gpus != "nvml" and not (isinstance(gpus, list) and all(isinstance(u, str) for u in gpus)):
         raise BadSettings(

@@ -159,6 +159,7 @@ class Runtime:
             self.launcher,
             every_s=self.settings.watchdog_every_s,
             tolerance_mib=self.settings.watchdog_tolerance_mib,
+            elsewhere=self.launcher if isinstance(self.launcher, Engines) else None,
         )
         self._watching = asyncio.create_task(watchdog.run())
         kinds = "simulated GPUs" if self.simulated else "GPUs"

@@ -19,6 +19,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fgpuspawner.isolation.backend import Mount
+from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
 
 LABEL = "fgpu.files"
 """Not one by which sessions are found."""
@@ -52,11 +53,22 @@ def ship(
     found = _shipped(client, volume_of(container), image, installation, own, [m.source for m in own])
     if common:
         assert shared is not None
-        name = f"fgpu-{installation}-machine-{shared.name}-{_digest(shared)}"
-        place = _filled(client, name, image, installation, {".": shared})
+        volume = ship_machine(client, image=image, installation=installation, folder=shared)
+        place = Path(client.inspect_volume(volume)["Mountpoint"])
         found += [replace(m, source=place / m.source.relative_to(shared)) for m in common]
     by_target = {m.target: m for m in found}
     return tuple(by_target[m.target] for m in mounts)
+
+
+def ship_machine(client: docker.APIClient, *, image: str, installation: str, folder: Path) -> str:
+    """Carry a simulated machine to the engine, if it is not there, and return its volume. Blocks.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    volume = f"fgpu-{installation}-machine-{folder.name}-{_digest(folder)}"
+    _filled(client, volume, image, installation, {".": folder})
+    return volume
 
 
 def unship(client: docker.APIClient, container: str) -> None:
@@ -143,8 +155,6 @@ def _packed(files: dict[str, Path]) -> bytes:
 
 def _digest(folder: Path) -> str:
     """Return a short digest of a machine's folder, without what sessions write there."""
-    from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
-
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name not in WRITTEN_BY_SESSIONS:

@@ -3,6 +3,7 @@
     nvml_child.py LIBRARY    reads one JSON object a line, answers each with one JSON object on a line
 
 ``{"do": "facts"}``                              -> ``{"driver": "580.1", "memory_limits": false}``
+``{"do": "devices"}``                            -> ``{"devices": [{"uuid": ..., "model": ..., "memory_mib": 40960}]}``
 ``{"do": "look", "uuids": [...]}``               -> ``{"devices": {uuid: {"processes": [[pid, bytes or null], ...]}}}``
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
@@ -44,6 +45,12 @@ class OldProcess(ctypes.Structure):
 
 ENTRIES: dict[str, type[ctypes.Structure]] = {"_v3": Process, "_v2": Process, "": OldProcess}
 """What each version of the lists' functions fills in, newest first."""
+
+
+class Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
 class MemoryLimits(ctypes.Structure):
@@ -108,6 +115,23 @@ class Nvml:
         has_limits = hasattr(self.library, "nvmlDeviceSetMemoryLimits_v1")
         return {"driver": text.value.decode("ascii", "replace"), "memory_limits": has_limits}
 
+    def devices(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the GPUs in order of their index."""
+        count = ctypes.c_uint()
+        self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found = []
+        for index in range(count.value):
+            handle, memory = ctypes.c_void_p(), Memory()
+            self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+            texts = []
+            for name in ("nvmlDeviceGetUUID", "nvmlDeviceGetName"):
+                text = ctypes.create_string_buffer(96)
+                self.call(name, handle, text, ctypes.c_uint(len(text)))
+                texts.append(text.value.decode("ascii", "replace"))
+            found.append({"uuid": texts[0], "model": texts[1], "memory_mib": memory.total // 2**20})
+        return {"devices": found}
+
     def look(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the processes of each device, or why they cannot be told."""
         found: dict[str, Any] = {}
@@ -164,7 +188,7 @@ def main() -> None:
             nvml = nvml or Nvml(sys.argv[1])
             nvml.begin()
             question = json.loads(line)
-            tasks = {"facts": nvml.facts, "look": nvml.look, "cgroup": nvml.cgroup}
+            tasks = {"facts": nvml.facts, "devices": nvml.devices, "look": nvml.look, "cgroup": nvml.cgroup}
             answer = tasks[question["do"]](question)
         except NvmlFailed as e:
             answer = {"error": str(e)}

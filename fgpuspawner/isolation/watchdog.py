@@ -40,6 +40,29 @@ class Owners(Protocol):
         ...
 
 
+class Elsewhere(Protocol):
+    """Reaches the drivers of other machines."""
+
+    def reader(self, node_id: str) -> NvmlReader:
+        """Return what reads the GPUs of a node."""
+        ...
+
+    def sessions_there(self, node_id: str, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return the session of each of these processes of a node's machine, as far as it is one of ours. Blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An NVML library, of this machine or of another node's."""
+
+    library: str
+    node_id: str | None = None
+
+    def __str__(self) -> str:
+        return self.library if self.node_id is None else f"node {self.node_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """What a session may hold of a device."""
@@ -164,6 +187,7 @@ class Watchdog:
         every_s: int,
         tolerance_mib: int,
         make_reader: Callable[[str], NvmlReader] = NvmlReader,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._isolation = isolation
         self._sessions = sessions
@@ -171,8 +195,9 @@ class Watchdog:
         self._every_s = every_s
         self._tolerance_mib = tolerance_mib
         self._make_reader = make_reader
-        self._readers: dict[str, NvmlReader] = {}
-        self._above: dict[str, frozenset[int]] = {}
+        self._elsewhere = elsewhere
+        self._readers: dict[Place, NvmlReader] = {}
+        self._above: dict[Place, frozenset[int]] = {}
         self._warnings: Counter[int] = Counter()
         self._strangers: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}
@@ -197,25 +222,40 @@ class Watchdog:
         live = await self._sessions.live()
         self._warnings = Counter({s.id: self._warnings[s.id] for s in live if s.id in self._warnings})
         self._strangers = frozenset(s for s in self._strangers if s[0] in self._uuids())
-        for library, uuids in self._machines().items():
+        looks = []
+        for place, uuids in self._machines().items():
             watched = [s for s in live if self._is_watched(s) and _uses(s, uuids)]
             if watched:
-                await self._look_at(library, uuids, watched, live)
+                looks.append(self._look_at(place, uuids, watched, live))
             else:
-                self._above.pop(library, None)
+                self._above.pop(place, None)
+        # Side by side: a machine that does not answer hides no other.
+        await asyncio.gather(*looks)
         await asyncio.to_thread(self._isolation.trim_logs)
 
-    def _machines(self) -> dict[str, list[str]]:
+    def _machines(self) -> dict[Place, list[str]]:
         """Return the devices by the NVML library that knows them."""
-        found: dict[str, list[str]] = {}
+        found: dict[Place, list[str]] = {}
         for node in self._isolation.nodes:
-            if self._isolation.is_elsewhere(node.id):
-                continue
+            elsewhere = self._isolation.is_elsewhere(node.id)
             for device in node.devices:
                 folder = machine.folder_of(self._isolation.host.data, node.id)
                 library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
-                found.setdefault(library, []).append(device.uuid)
+                place = Place(library, node.id if elsewhere else None)
+                found.setdefault(place, []).append(device.uuid)
         return found
+
+    def _reader(self, place: Place) -> NvmlReader:
+        if place.node_id is None:
+            return self._make_reader(place.library)
+        assert self._elsewhere is not None, "sessions run on this machine only"
+        return self._elsewhere.reader(place.node_id)
+
+    def _sessions_of(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
+        if place.node_id is None:
+            return self._owners.sessions_of(pids)
+        assert self._elsewhere is not None, "sessions run on this machine only"
+        return self._elsewhere.sessions_there(place.node_id, pids)
 
     def _uuids(self) -> set[str]:
         return {d.uuid for node in self._isolation.nodes for d in node.devices}
@@ -231,15 +271,15 @@ class Watchdog:
             return False
 
     async def _look_at(
-        self, library: str, uuids: Sequence[str], watched: Sequence[Session], live: Sequence[Session]
+        self, place: Place, uuids: Sequence[str], watched: Sequence[Session], live: Sequence[Session]
     ) -> None:
-        reader = self._readers.get(library)
+        reader = self._readers.get(place)
         if reader is None:
-            reader = self._readers[library] = self._make_reader(library)
+            reader = self._readers[place] = self._reader(place)
         try:
             looked = await reader.look(uuids)
         except NvmlUnknown as e:
-            self._trouble(library, str(e))
+            self._trouble(str(place), str(e))
             return
         for uuid in uuids:
             held = looked[uuid]
@@ -252,18 +292,18 @@ class Watchdog:
                     self._trouble(f"amounts of {uuid}", f"GPU {uuid} tells no amount for processes {silent}")
                 else:
                     self._fine(f"amounts of {uuid}")
-        self._fine(library)
+        self._fine(str(place))
         pids = sorted({h.pid for held in looked.values() if not isinstance(held, NvmlUnknown) for h in held})
-        owners = await asyncio.to_thread(self._owners.sessions_of, pids)
+        owners = await asyncio.to_thread(self._sessions_of, place, pids)
         verdict = judge(
             looked,
             owners,
             {s.id: self._allowances(s) for s in watched},
-            self._above.get(library, frozenset()),
+            self._above.get(place, frozenset()),
             tolerance_mib=self._tolerance_mib,
             warnings=self._warnings,
         )
-        self._above[library] = verdict.above
+        self._above[place] = verdict.above
         self._say_strangers(uuids, verdict.strangers, live)
         await self._act(verdict)
 

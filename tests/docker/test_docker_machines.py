@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import requests
-from dockerhub import MINI, ONE, DockerHub, Engine, until
+from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
+from test_docker_isolation import ALLOCATE, OWN_LOADER
 
 from fgpu_scheduler import NodeState
+from fgpuspawner.isolation.nvml_reader import NvmlUnknown
+from fgpuspawner.outpost import Outpost
 
 pytestmark = pytest.mark.xdist_group("machines")
 
@@ -42,6 +45,8 @@ def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHu
         groups={"default": {}},
         fgpu_per_gpu=2,
         hub_address=there.hub_address,
+        watchdog_every_s=1,
+        watchdog_tolerance_mib=128,
         after=MINI,
     )
     hub.start()
@@ -265,3 +270,48 @@ def fgpu(hub: DockerHub, *words: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={**os.environ, **hub.env},
     )
+
+
+def test_the_watchdog_sees_what_sessions_hold_on_another_machine(two: DockerHub, there: Machine) -> None:
+    two.add_user("alice")
+    two.spawn("alice", options=WHOLE)
+    two.wait_ready("alice")
+    assert node_of(two, "alice") == "here"
+    two.add_user("mallory")
+    two.spawn("mallory", options={**ONE, "fgpu": "0.5"})
+    two.wait_ready("mallory")
+    assert node_of(two, "mallory") == "there"
+    session = two.sessions()["mallory/"]
+    name = two.container_name(session)
+    assert exec_there(there, name, PYTHON, "-c", OWN_LOADER)[0] == 0
+    _, python = exec_there(
+        there, name, PYTHON, "-c", "import sys, os; print(os.path.realpath(sys.executable))"
+    )
+    holds = f"{ALLOCATE}signal.pause()\n"
+    made = there.client.exec_create(name, ["/tmp/ld.so", python.strip(), "-c", holds, "3000"])
+    there.client.exec_start(made["Id"], detach=True)
+    ended = two.last("mallory")
+    assert (ended.id, ended.end_cause) == (session.id, "ISOLATION_FAILED")
+    assert "it held 3000 MiB of GPU memory, above its limit of 2048 MiB" in str(ended.message)
+    outpost = there.client.inspect_container(f"fgpu-{two.installation}-outpost-there")
+    assert outpost["HostConfig"]["CapDrop"] == ["ALL"]
+    assert outpost["HostConfig"]["NetworkMode"] == "none"
+
+
+def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) -> None:
+    outpost = Outpost(
+        lambda: there.client,
+        installation=two.installation,
+        node_id="there",
+        images=["fgpu-test/not-there:1", BASE],
+        machine=two.data / "simulated" / "there",
+    )
+    (found,) = outpost.devices()
+    (known,) = next(n.devices for n in two.store.snapshot(0).nodes if n.id == "there")
+    assert (found.uuid, found.model, found.memory_mib) == (known.uuid, known.model, known.memory_mib)
+    without = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=[BASE])
+    with pytest.raises(NvmlUnknown, match="no NVIDIA runtime and no CDI devices"):
+        without.devices()
+    nothing = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=["a/b:1"])
+    with pytest.raises(NvmlUnknown, match="pull one there, such as a/b:1"):
+        nothing.devices()

@@ -1,0 +1,53 @@
+"""GPUs as a Docker engine gives them to containers: by the NVIDIA runtime, or by CDI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from docker.types import DeviceRequest
+
+from fgpu_scheduler import Device
+
+CDI_KIND = "nvidia.com/gpu="
+
+
+def has_gpu_runtime(info: Mapping[str, Any]) -> bool:
+    """Return whether an engine (by its ``docker info``) can give containers real GPUs."""
+    return _has_nvidia(info) or bool(cdi_devices(info))
+
+
+def all_gpus(info: Mapping[str, Any]) -> DeviceRequest | None:
+    """Return the request for all GPUs of an engine, to look at only; None if it cannot give any."""
+    if _has_nvidia(info):
+        return DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu", "utility"]])
+    ids = cdi_devices(info)
+    whole = [i for i in ids if i == f"{CDI_KIND}all"]
+    return DeviceRequest(driver="cdi", device_ids=whole or ids) if ids else None
+
+
+def some_gpus(info: Mapping[str, Any], devices: Sequence[Device]) -> DeviceRequest | None:
+    """Return the request for these devices; None if the engine can give none, or does not know one of them.
+
+    CDI names a device by its UUID, or by its index on the machine: as it was set up.
+    """
+    if _has_nvidia(info):
+        uuids = [device.uuid for device in devices]
+        return DeviceRequest(driver="nvidia", device_ids=uuids, capabilities=[["gpu", "compute", "utility"]])
+    known = cdi_devices(info)
+    names = [
+        next((n for n in (f"{CDI_KIND}{d.uuid}", f"{CDI_KIND}{d.index}") if n in known), None)
+        for d in devices
+    ]
+    found = [name for name in names if name is not None]
+    return DeviceRequest(driver="cdi", device_ids=found) if found and len(found) == len(devices) else None
+
+
+def cdi_devices(info: Mapping[str, Any]) -> list[str]:
+    """Return the names of an engine's NVIDIA devices in CDI, as ``docker info`` lists them since Docker 28.2."""
+    found = [str(d.get("ID", "")) for d in info.get("DiscoveredDevices") or () if d.get("Source") == "cdi"]
+    return sorted(i for i in found if i.startswith(CDI_KIND))
+
+
+def _has_nvidia(info: Mapping[str, Any]) -> bool:
+    return "nvidia" in (info.get("Runtimes") or {})
