@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpuspawner.homes import Home
+from fgpuspawner.warm import Unpoolable, busiest, files_of, shape_of
+
+FOLDER, ACCOUNT = Path("/srv/data/limits/7"), Path("/dev/shm/fgpu/7")
+
+
+def made(session: int = 7, user: str = "alice", **host: Any) -> dict[str, Any]:
+    return {
+        "name": f"fgpu-x-{session}-1",
+        "image": "fgpuspawner/base:0.1",
+        "command": ["fgpu-start", "--preload", "--within", "60"],
+        "environment": {"FGPU_SESSION_ID": str(session), "LD_LIBRARY_PATH": "/run/fgpu/simulated"},
+        "labels": {"fgpu.user": user, "lab.course": "ml"},
+        "host_config": {
+            "Binds": [f"home-{user}:/home/jovyan:rw", "/usr/share/dict:/srv/dict:ro"],
+            "Memory": session << 20,
+            "CpuQuota": session * 1000,
+            "PidsLimit": session,
+            "NetworkMode": f"fgpu-x-u-{user}",
+            "Mounts": [
+                {"Type": "bind", "Source": f"/srv/data/limits/{session}/log", "Target": "/run/fgpu/log"},
+                {"Type": "bind", "Source": f"/srv/data/limits/{session}", "Target": "/run/fgpu"},
+                {
+                    "Type": "bind",
+                    "Source": f"/dev/shm/fgpu/{session}/accounting",
+                    "Target": "/run/fgpu/accounting",
+                },
+            ],
+            **host,
+        },
+    }
+
+
+def shaped(kwargs: dict[str, Any], session: int = 7) -> str:
+    return shape_of(
+        kwargs,
+        image_id="sha256:1",
+        told={"FGPU_SESSION_ID": str(session)},
+        folder=FOLDER.with_name(str(session)),
+        account=ACCOUNT.with_name(str(session)),
+    )[0].text()
+
+
+def test_two_users_sessions_have_one_shape_whatever_can_be_changed_in_a_container_that_runs() -> None:
+    assert shaped(made(7, "alice")) == shaped(made(8, "bob"), 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        made(ReadonlyRootfs=True),
+        made(CapDrop=["ALL"]),
+        made(Binds=["/usr/share/dict:/srv/dict:ro"]),
+        made(Binds=["home-alice:/home/other:rw", "/usr/share/dict:/srv/dict:ro"]),
+        made(Binds=["home-alice:/home/jovyan:rw", "/usr/share/words:/srv/dict:ro"]),
+        {**made(), "image": "another"},
+        {**made(), "user": "1001"},
+        {**made(), "labels": {"lab.course": "of alice"}},
+        {**made(), "environment": {"LD_LIBRARY_PATH": "/opt/cuda"}},
+        {**made(), "hostname": "alice"},
+    ],
+)
+def test_whatever_else_differs_is_another_shape(other: dict[str, Any]) -> None:
+    assert shaped(other) != shaped(made())
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (made(DeviceRequests=[{"Driver": "nvidia"}]), "real GPU"),
+        (made(Devices=[{"PathOnHost": "/dev/nvidia0"}]), "real GPU"),
+        ({**made(), "networking_config": {"x": {}}}, "network"),
+        ({**made(), "healthcheck": {1, 2}}, "no JSON"),
+    ],
+)
+def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any], words: str) -> None:
+    with pytest.raises(Unpoolable, match=words):
+        shaped(other)
+
+
+def test_a_home_is_what_is_mounted_read_write() -> None:
+    _, homes = shape_of(made(), image_id="", told={}, folder=FOLDER, account=ACCOUNT)
+    assert homes == (Home("home-alice", "/home/jovyan"),)
+
+
+def test_nothing_of_a_session_is_in_its_shape() -> None:
+    text = shaped(made())
+    for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "/dev/shm/fgpu/7", "FGPU_SESSION_ID"):
+        assert own not in text
+
+
+def test_what_is_in_a_sessions_folder_is_noted_but_its_limits_and_its_account(tmp_path: Path) -> None:
+    (tmp_path / "simulated").mkdir(mode=0o755)
+    (tmp_path / "limits").write_text("of the session")
+    (tmp_path / "accounting").write_bytes(bytes(2 << 20))
+    (tmp_path / "ld.so.preload").write_text("/run/fgpu/libfgpu.so\n")
+    (tmp_path / "ld.so.preload").chmod(0o444)
+    assert files_of(tmp_path) == (
+        ("ld.so.preload", 0o444, "/run/fgpu/libfgpu.so\n"),
+        ("simulated", 0o755, None),
+    )
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(Unpoolable, match="link"):
+        files_of(tmp_path)
+
+
+def test_the_busiest_five_minutes_are_found_wherever_they_begin() -> None:
+    assert busiest([], window_s=300) == 0
+    assert busiest([0, 10, 299, 300, 310, 800], window_s=300) == 3
+    assert busiest([800, 5, 3], window_s=300) == 2
