@@ -441,8 +441,12 @@ class FGPU(Configurable):
         self._check_network()
         for slug, size in self.warm_pool.items():
             # A truth value is a number in Python, and means neither.
-            if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= 100):
-                raise BadSettings(f'c.FGPU.warm_pool: {slug!r} has {size!r}; use a number from 0 to 100, or "auto"')
+            if size != "auto" and (
+                isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= 100
+            ):
+                raise BadSettings(
+                    f'c.FGPU.warm_pool: {slug!r} has {size!r}; use a number from 0 to 100, or "auto"'
+                )
         for name in ("queue_timeout_s", "launch_timeout_s", "abandoned_after_s", "verify_timeout_s"):
             if getattr(self, name) < 1:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)}; it must be at least 1 second")
