@@ -344,10 +344,14 @@ def pull(client: docker.APIClient, reference: str) -> str | None:
     return None
 
 
+NO_GPU_RUNTIME = ("could not select device driver", "unknown or invalid runtime", "Unknown runtime specified")
+"""How engines of different ages say that they have no such runtime."""
+
+
 def in_words(error: APIError) -> str:
     """Return an engine's refusal in words for the owner of the session."""
     text = str(error.explanation or error)
-    if "could not select device driver" in text or "unknown or invalid runtime" in text:
+    if any(words in text for words in NO_GPU_RUNTIME):
         return "this server's Docker engine has no GPU runtime; ask an administrator to install it"
     if "no space left on device" in text:
         return "the server's disk is full; ask an administrator"

@@ -31,6 +31,11 @@ class Machine:
     ``number`` (1 to 200) decides its addresses. The kernel, the disks and the process numbers are this machine's.
     """
 
+    flags: tuple[str, ...] = ()
+    """More of the engine's flags. To be set before it starts, as is the next."""
+    disk_mib: int | None = None
+    """The size of a disk of the engine's own, which can be full."""
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.name = f"fgput{number}-{secrets.token_hex(2)}"
@@ -41,6 +46,11 @@ class Machine:
         self._inner = f"ft{number}i"
         self._outer = f"ft{number}o"
         self._daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def data(self) -> Path:
+        """The engine's folder."""
+        return self._folder / "data"
 
     @property
     def socket(self) -> str:
@@ -57,6 +67,12 @@ class Machine:
         self.inside("ip", "addr", "add", f"{self.address}/24", "dev", self._inner)
         self.inside("ip", "link", "set", self._inner, "up")
         self.inside("ip", "route", "add", "default", "via", self.hub_address)
+        if self.disk_mib is not None:
+            disk = self._folder / "disk"
+            self.data.mkdir()
+            run("truncate", "--size", f"{self.disk_mib}M", str(disk))
+            run("mkfs.ext4", "-q", str(disk))
+            run("mount", "-o", "loop", str(disk), str(self.data))
         self.start_engine()
         return self
 
@@ -70,7 +86,7 @@ class Machine:
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
-                *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd"),
+                *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd", *self.flags),
                 *("-H", self.url, "--tls=false", "-H", f"unix://{self._folder}/docker.sock"),
                 *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")),
                 *(
@@ -148,6 +164,8 @@ class Machine:
                     self.client.remove_container(container["Id"], force=True)
             self.stop_engine()
         self.client.close()
+        if self.disk_mib is not None:
+            run("umount", "--lazy", str(self.data), check=False)
         run("ip", "netns", "del", self.name, check=False)
         run("ip", "link", "del", self._outer, check=False)
         for _ in range(20):

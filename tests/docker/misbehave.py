@@ -25,6 +25,15 @@ signal.signal(signal.SIGUSR2, let_a_child_eat_and_end_well)
 match os.environ.get("JUPYTERHUB_SERVER_NAME"):
     case "exits":
         raise SystemExit("no kernel here")
+    case "exits-soon":
+        import time
+
+        time.sleep(1)
+        raise SystemExit("no kernel here")
+    case "writes":
+        with open("/tmp/much", "wb") as file:
+            while file.write(bytes(2**20)):
+                file.flush()
     case "slow":
         import http.server
         import time
