@@ -38,7 +38,7 @@ LOOK_TIMEOUT_S = 8
 """An engine that has not said what it runs by then does not answer."""
 EVENTS = ("die", "oom", "destroy")
 EVENTS_AGAIN_S = 1.0
-LISTED_AFTER_S = 0.2
+LISTED_AFTER_S = (0.2, 0.6, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +262,10 @@ class Engine:
 
 
 def _call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    # The engine tells of a death a little before its list of containers does.
+    # The engine tells of a death a little before its list of containers does: on a busy machine, half a second.
     loop.call_soon_threadsafe(function)
-    loop.call_soon_threadsafe(loop.call_later, LISTED_AFTER_S, function)
+    for delay_s in LISTED_AFTER_S:
+        loop.call_soon_threadsafe(loop.call_later, delay_s, function)
 
 
 class _Events:
