@@ -92,6 +92,15 @@ def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[EngineAddress, ...]:
     return tuple(engine for engine in found.values() if engine.node_ids)
 
 
+class OwnTrust(TLSConfig):
+    """Trusts the authority that is configured, and no other that the environment names (REQUESTS_CA_BUNDLE)."""
+
+    def configure_client(self, client: docker.APIClient) -> None:
+        """Set up a client before its first request."""
+        super().configure_client(client)
+        client.trust_env = False
+
+
 class _Silent:
     """Stands for the client of an engine that never answered: whatever is asked of it fails as if it had gone."""
 
@@ -154,7 +163,7 @@ class Engine:
         given: dict[str, Any] = {"version": "auto", "max_pool_size": 32, "base_url": own.url, **more}
         if own.tls:
             try:
-                given["tls"] = TLSConfig(
+                given["tls"] = OwnTrust(
                     client_cert=(own.tls["cert"], own.tls["key"]), ca_cert=own.tls["ca"], verify=True
                 )
             except (DockerException, OSError) as e:

@@ -223,7 +223,9 @@ class Isolation:
         """Return the folder of a session's account, where that is not its own."""
         return None if self.host.accounting is None else self.host.accounting / str(session_id)
 
-    def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]]) -> tuple[Path, Path | None]:
+    def make_warm(
+        self, name: str, files: Collection[tuple[str, int, str | None]]
+    ) -> tuple[Path, Path | None]:
         """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
 
         Return its folder, and the one of its account where that is another.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import docker
+from certipy import Certipy
 from docker.errors import DockerException
 from dockerhub import BASE
 
@@ -36,8 +37,9 @@ class Machine:
     disk_mib: int | None = None
     """The size of a disk of the engine's own, which can be full."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, tls: bool = False) -> None:
         self.number = number
+        self._tls = tls
         self.name = f"fgput{number}-{secrets.token_hex(2)}"
         self.hub_address = HUB_ADDRESS.format(number)
         self.address = f"10.215.{number}.2"
@@ -46,6 +48,38 @@ class Machine:
         self._inner = f"ft{number}i"
         self._outer = f"ft{number}o"
         self._daemon: subprocess.Popen[bytes] | None = None
+
+    def node(self, name: str, **more: object) -> dict[str, object]:
+        """Return this machine as a node of a configuration."""
+        return {"name": name, "engine": self.url, "tls": self.tls() if self._tls else False, **more}
+
+    def tls(self, who: str = "client", authority: str = "ca") -> dict[str, str]:
+        """Return the files of a certificate, made by an authority; the engine trusts the one that is called ca."""
+        folder = self._folder / "tls"
+        made = Certipy(store_dir=str(folder))
+        if not (folder / authority).is_dir():
+            made.create_ca(authority)
+        if not (folder / who).is_dir():
+            made.create_signed_pair(who, authority, alt_names=[f"IP:{self.address}"])
+        return {
+            "ca": str(folder / authority / f"{authority}.crt"),
+            "cert": str(folder / who / f"{who}.crt"),
+            "key": str(folder / who / f"{who}.key"),
+        }
+
+    def _security(self) -> list[str]:
+        if not self._tls:
+            return ["--tls=false"]
+        files = self.tls("server")
+        return [
+            "--tlsverify",
+            "--tlscacert",
+            files["ca"],
+            "--tlscert",
+            files["cert"],
+            "--tlskey",
+            files["key"],
+        ]
 
     @property
     def data(self) -> Path:
@@ -87,7 +121,7 @@ class Machine:
         return subprocess.Popen(
             [
                 *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd", *self.flags),
-                *("-H", self.url, "--tls=false", "-H", f"unix://{self._folder}/docker.sock"),
+                *("-H", self.url, "-H", f"unix://{self._folder}/docker.sock", *self._security()),
                 *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")),
                 *(
                     "--pidfile",

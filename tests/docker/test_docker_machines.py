@@ -15,7 +15,9 @@ from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
 from test_docker_isolation import ALLOCATE, OWN_LOADER
 
-from fgpu_scheduler import NodeState
+from fgpu_scheduler import BadSettings, NodeState
+from fgpuspawner.engines import Engine as Connected
+from fgpuspawner.engines import EngineAddress
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 from fgpuspawner.outpost import Outpost
 
@@ -28,7 +30,7 @@ WHOLE = {**ONE, "fgpu": "2"}
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
     """Another machine, with the default image."""
-    machine = Machine(1)
+    machine = Machine(1, tls=True)
     try:
         machine.start()
         machine.load(engine.client)
@@ -41,7 +43,7 @@ def there(engine: Engine, image: str) -> Iterator[Machine]:
 def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHub]:
     """A Hub with a GPU here and a GPU there."""
     hub = make_hub(
-        nodes=[HERE, {"name": "there", "gpus": {"simulated": 1}, "engine": there.url, "tls": False}],
+        nodes=[HERE, there.node("there", gpus={"simulated": 1})],
         groups={"default": {}},
         fgpu_per_gpu=2,
         hub_address=there.hub_address,
@@ -315,3 +317,20 @@ def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) 
     nothing = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=["a/b:1"])
     with pytest.raises(NvmlUnknown, match="pull one there, such as a/b:1"):
         nothing.devices()
+
+
+def test_only_certificates_of_the_right_authority_will_do_on_either_side(there: Machine) -> None:
+    def engine(tls: dict[str, str]) -> Connected:
+        return Connected(EngineAddress(there.url, ("there",), tls, there.address), installation="none")
+
+    right = engine(there.tls())
+    right.connect()
+    assert right.answers
+    wrong = there.tls("stranger", "others")
+    for tls in ({**there.tls(), "ca": wrong["ca"]}, {**wrong, "ca": there.tls()["ca"]}):
+        stranger = engine(tls)
+        with pytest.raises(BadSettings, match=r"the Docker engine of there .* does not answer"):
+            stranger.connect()
+        assert not stranger.answers
+    with pytest.raises(BadSettings, match="tls of 'there'"):
+        engine({**there.tls(), "cert": "/no/such/file"}).connect()

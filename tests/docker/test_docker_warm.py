@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def pool(make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path) ->
     hub.terminate()
     left = engine.of_installation(hub.installation)
     assert [name for name in left if "-warm-" in name] == [], "they end with the Hub"
+    assert hub.installation not in Path("/proc/self/mountinfo").read_text(), "and so do the places of homes"
     for user in ("alice", "bob", "carol"):
         engine.client.remove_volume(f"{engine.prefix}-home-{user}", force=True)
 
@@ -174,16 +176,20 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
     pool.filled(2)
     hub = pool.hub
     hub.add_user("carol")
-    assert hub.spawn("carol", options=HALF).status_code in (201, 202)
-    taken = until(lambda: hub.states().get("carol/") in ("PREPARING", "RUNNING"), what="carol's is launched")
-    hub.kill()
-    assert taken
+    # So little CPU that its server needs a while.
+    slow = {**HALF, "cpu": "0.1"}
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(hub.spawn, "carol", options=slow)
+        until(lambda: len(pool.waiting()) < 2, what="carol's is taken")
+        hub.kill()
+        assert asked.exception() is not None
     waited = set(pool.waiting().values())
+    assert hub.states() == {"carol/": "PREPARING"}
     hub.start()
     until(
         lambda: not waited & set(engine.of_installation(hub.installation).values()), what="they are removed"
     )
-    hub.spawn("carol", options=HALF)
+    hub.spawn("carol", options=slow)
     hub.wait_ready("carol", within_s=40)
     session = hub.sessions()["carol/"]
     sessions = [name for name in engine.of_installation(hub.installation) if "-warm-" not in name]
