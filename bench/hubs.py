@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -47,11 +49,51 @@ class BenchFailed(Exception):
     """Something did not run, so that there is no figure to report."""
 
 
-def docker_hub(folder: Path, *, with_service: bool) -> HubProcess:
-    """Return a Hub with FGPUSpawner as `configure` wires it, and simulated GPUs for far more than a burst."""
+def docker_hub(folder: Path, *, with_service: bool, warm: int = 0) -> HubProcess:
+    """Return a Hub with FGPUSpawner as `configure` wires it, and simulated GPUs for far more than a burst.
+
+    ``warm`` is the size of its default image's pool.
+    """
     roomy = {"name": "local", "cpu": 128, "memory_mib": 128 * 1024, "gpus": {"simulated": 16}}
     after = QUIET + ("" if with_service else WITHOUT_SERVICE)
-    return HubProcess(folder, after=after, runtime="docker", nodes=[roomy])
+    pool = {"python": warm} if warm else {}
+    return HubProcess(folder, after=after, runtime="docker", nodes=[roomy], warm_pool=pool)
+
+
+def ordinary(client: docker.APIClient, image: str, tag: str) -> str:
+    """Return an image like ``image`` whose server imports what an ordinary environment's does, and is told nothing."""
+    dockerfile = (
+        f"FROM {image}\nUSER root\nRUN rm /opt/fgpu/lib/python3*/site-packages/fgpu_lazy_imports.*\n"
+        "USER 1000:1000\nLABEL fgpu.handover=\n"
+    )
+    lines = list(client.build(fileobj=io.BytesIO(dockerfile.encode()), tag=tag, rm=True, decode=True))
+    if any("error" in line for line in lines):
+        raise BenchFailed(f"the ordinary image could not be made: {lines[-1]}")
+    return tag
+
+
+def waiting(client: docker.APIClient, installation: str) -> int:
+    """Return how many warm containers are ready: they have no network until a session takes them."""
+    found = client.containers(filters={"label": f"fgpu.warm={installation}"})
+    return sum("-warm-" in e["Names"][0] and not e["NetworkSettings"]["Networks"] for e in found)
+
+
+def end(hub: HubProcess, client: docker.APIClient) -> None:
+    """End a Hub, and what its sessions and its pool are on the engine."""
+    installation = hub.store.installation_id if (hub.data / "fgpu.sqlite").exists() else None
+    if hub.process is not None and hub.process.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            hub.terminate()
+    hub.close()
+    if installation is None:
+        return
+    label = {"label": f"fgpu.installation={installation}"}
+    for container in client.containers(all=True, filters=label):
+        with contextlib.suppress(docker.errors.APIError):
+            client.remove_container(container["Id"], force=True)
+    for network in client.networks(filters=label):
+        with contextlib.suppress(docker.errors.APIError):
+            client.remove_network(network["Id"])
 
 
 def plain_hub(folder: Path, *, image: str, network: str, gateway: str) -> HubProcess:

@@ -19,14 +19,26 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import aiohttp
 import docker
-from hubs import ROOT, Asking, BenchFailed, HubProcess, docker_hub, plain_hub, queue_hub, remove_containers
+from hubs import (
+    ROOT,
+    Asking,
+    BenchFailed,
+    HubProcess,
+    docker_hub,
+    end,
+    ordinary,
+    plain_hub,
+    queue_hub,
+    remove_containers,
+    waiting,
+)
 from machine import load, machine, quiet, source
 
 from fgpu_scheduler import BadSettings
@@ -34,12 +46,19 @@ from fgpuspawner import network
 from fgpuspawner.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU
 
-OURS, PLAIN = "FGPUSpawner", "DockerSpawner"
-OPTIONS: dict[str, dict[str, Any]] = {
-    # As many cores as there are: DockerSpawner limits none, and a limit would be what is measured.
-    OURS: {"fgpu": "0.5", "cpu": "2", "memory_mib": 2048},
-    PLAIN: {},
+OURS, POOL, PLAIN, SAME = "FGPUSpawner", "with a pool", "DockerSpawner", "on our image"
+"""Ours without and with a filled pool; DockerSpawner with an ordinary server environment, and with our image."""
+# As many cores as there are: DockerSpawner limits none, and a limit would be what is measured.
+SLICE: dict[str, Any] = {"fgpu": "0.5", "cpu": "2", "memory_mib": 2048}
+OPTIONS: dict[str, dict[str, Any]] = {OURS: SLICE, POOL: SLICE, PLAIN: {}, SAME: {}}
+RATIOS = {
+    "": (OURS, PLAIN),
+    "pool_": (POOL, PLAIN),
+    "same_image_": (OURS, SAME),
+    "pool_same_image_": (POOL, SAME),
 }
+FILLED_WITHIN_S = 120
+Before = Callable[[str], Awaitable[None]]
 IDLE, QUEUED, WATCHED = "none queued", "queued", "queued, pages open, changing"
 FAILURES = (
     BenchFailed,
@@ -63,21 +82,26 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def turns(count: int) -> list[tuple[str, str]]:
-    """Return whose turn it is: A, B, B, A, A, B, ... so that neither is always first."""
-    return [(OURS, PLAIN) if n % 2 == 0 else (PLAIN, OURS) for n in range(count)]
+def turns(sides: Sequence[str], count: int) -> list[list[str]]:
+    """Return whose turn it is: A, B, C, then B, C, A, ... so that none is always first, or always after another."""
+    orders = []
+    for n in range(count):
+        turned = [*sides[n % len(sides) :], *sides[: n % len(sides)]]
+        orders.append(turned if n // len(sides) % 2 == 0 else turned[::-1])
+    return orders
 
 
 async def measure_rounds(
-    sides: dict[str, Asking], users: list[str], rounds: int
+    sides: dict[str, Asking], users: list[str], rounds: int, before: Before
 ) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each spawn and stop. A round that fills the caches comes first and is dropped."""
     found: dict[str, dict[str, list[float]]] = {
         side: {"spawn_s": [], "spawn_cpu_s": [], "stop_s": [], "busy_before_percent": []} for side in sides
     }
-    for number, order in enumerate(turns(rounds + 1)):
+    for number, order in enumerate(turns(list(sides), rounds + 1)):
         for side in order:
             user = users[number % len(users)]
+            await before(side)
             busy_percent = await quiet()
             cpu_s = sides[side].cpu_s()
             spawn_s = await sides[side].spawn(user, OPTIONS[side])
@@ -93,33 +117,39 @@ async def measure_rounds(
     return found
 
 
-async def same_command(sides: dict[str, Asking], client: docker.APIClient, run: str, user: str) -> list[str]:
-    """Return what both sides run in their containers; a failure if it is not the same."""
-    commands: list[list[str]] = []
+async def commands_of(
+    sides: dict[str, Asking], client: docker.APIClient, run: str, user: str
+) -> dict[str, list[str]]:
+    """Return what each side's containers are made with, once each has started a server."""
+    commands: dict[str, list[str]] = {}
     for side, asking in sides.items():
         await asking.spawn(user, OPTIONS[side])
         listed = await asyncio.to_thread(client.containers)
         own = [e["Id"] for e in listed if run in str(e["Names"]) + str(e["Labels"])]
+        if side == POOL:
+            installation = asking.hub.store.installation_id
+            own = [
+                e["Id"] for e in listed if installation in str(e["Names"]) and "-warm-" not in str(e["Names"])
+            ]
         if len(own) != 1:
             raise BenchFailed(f"{len(own)} containers for one server of {side}")
         found = await asyncio.to_thread(client.inspect_container, own[0])
-        commands.append([found["Path"], *found["Args"]])
+        commands[side] = [found["Path"], *found["Args"]]
         await asking.stop(user)
-    if commands[0] != commands[1]:
-        raise BenchFailed(f"the two sides run different commands: {commands}")
-    return commands[0]
+    return commands
 
 
 async def measure_bursts(
-    sides: dict[str, Asking], users: list[str], bursts: int
+    sides: dict[str, Asking], users: list[str], bursts: int, before: Before
 ) -> dict[str, dict[str, list[Any]]]:
     """Return for each burst the seconds until each of its servers was ready, all of them asked for at once."""
     found: dict[str, dict[str, list[Any]]] = {
         side: {"ready_s": [], "cpu_s": [], "busy_before_percent": []} for side in sides
     }
-    for number, order in enumerate(turns(bursts), 1):
+    for number, order in enumerate(turns(list(sides), bursts), 1):
         for side in order:
             asking = sides[side]
+            await before(side)
             found[side]["busy_before_percent"].append(await quiet())
             cpu_s = asking.cpu_s()
             ready_s = await asyncio.gather(*(asking.spawn(user, OPTIONS[side]) for user in users))
@@ -219,21 +249,21 @@ async def background(running: Sequence[Any]) -> AsyncIterator[None]:
 def figures(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the few numbers that a run comes down to, by name. Times in seconds but for ``_ms``."""
     found: dict[str, Any] = {}
+    compared: dict[str, dict[str, list[float]]] = {}
     if "rounds" in raw:
         for what in ("spawn", "spawn_cpu", "stop"):
-            ours, plain = (raw["rounds"][side][f"{what}_s"] for side in (OURS, PLAIN))
-            found[f"{what}_s"] = {OURS: spread(ours), PLAIN: spread(plain)}
-            found[f"{what}_ratio"] = round(median(ours) / median(plain), 3)
+            compared[what] = {side: values[f"{what}_s"] for side, values in raw["rounds"].items()}
     if "bursts" in raw:
-        both = [raw["bursts"][side] for side in (OURS, PLAIN)]
-        compared = {
-            "burst": [[max(burst) for burst in side["ready_s"]] for side in both],
-            "burst_half": [[median(burst) for burst in side["ready_s"]] for side in both],
-            "burst_cpu": [side["cpu_s"] for side in both],
+        bursts = raw["bursts"]
+        compared["burst"] = {side: [max(b) for b in values["ready_s"]] for side, values in bursts.items()}
+        compared["burst_half"] = {
+            side: [median(b) for b in values["ready_s"]] for side, values in bursts.items()
         }
-        for what, (ours, plain) in compared.items():
-            found[f"{what}_s"] = {OURS: spread(ours), PLAIN: spread(plain)}
-            found[f"{what}_ratio"] = round(median(ours) / median(plain), 3)
+        compared["burst_cpu"] = {side: values["cpu_s"] for side, values in bursts.items()}
+    for what, sides in compared.items():
+        found[f"{what}_s"] = {side: spread(values) for side, values in sides.items()}
+        for prefix, (ours, plain) in RATIOS.items():
+            found[f"{prefix}{what}_ratio"] = round(median(sides[ours]) / median(sides[plain]), 3)
     if "requests_ms" in raw:
         found["requests_ms"] = {
             condition: {
@@ -268,7 +298,7 @@ def judged(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def table(found: dict[str, Any], verdicts: list[dict[str, Any]]) -> str:
     """Return the figures for people."""
-    lines = [f"\n{'':<22}{OURS:>26}{PLAIN:>26}{'ratio':>8}"]
+    lines = [f"\n{'':<22}" + "".join(f"{side:>20}" for side in OPTIONS) + f"{'ratios':>24}"]
     names = {
         "spawn": "spawn until ready, s",
         "spawn_cpu": " CPU of the Hub, s",
@@ -281,9 +311,12 @@ def table(found: dict[str, Any], verdicts: list[dict[str, Any]]) -> str:
         if f"{what}_s" in found:
             cells = [
                 f"{s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})"
-                for s in (found[f"{what}_s"][side] for side in (OURS, PLAIN))
+                for s in (found[f"{what}_s"][side] for side in OPTIONS)
             ]
-            lines.append(f"{name:<22}{cells[0]:>26}{cells[1]:>26}{found[f'{what}_ratio']:>8.2f}")
+            ratios = [found[f"{prefix}{what}_ratio"] for prefix in RATIOS]
+            lines.append(
+                f"{name:<22}" + "".join(f"{c:>20}" for c in cells) + "".join(f"{r:>6.2f}" for r in ratios)
+            )
     for condition, paths in found.get("requests_ms", {}).items():
         for path, p in paths.items():
             values = f"p50 {p['p50']:.1f}  p95 {p['p95']:.1f}  p99 {p['p99']:.1f}  max {p['max']:.1f} ms"
@@ -364,10 +397,30 @@ def run_docker(
         raise BenchFailed(f"there is no image {image} on the engine; build it with `make image`") from None
     gateway = network.ensure_network(client)
     stack.callback(remove_containers, client, run)
-    plain = plain_hub(folder / "plain", image=image, network=network.NETWORK, gateway=gateway)
-    ours = docker_hub(folder / "ours", with_service=given.with_service)
-    hubs = {OURS: started(ours), PLAIN: started(plain)}
+    slow = ordinary(client, image, f"{run}/ordinary:1")
+    stack.callback(client.remove_image, slow, force=True)
+    on = {"network": network.NETWORK, "gateway": gateway}
+    hubs = {
+        OURS: docker_hub(folder / "ours", with_service=given.with_service),
+        POOL: docker_hub(folder / "pool", with_service=given.with_service, warm=given.burst),
+        PLAIN: plain_hub(folder / "plain", image=slow, **on),
+        SAME: plain_hub(folder / "same", image=image, **on),
+    }
+    for side, hub in hubs.items():
+        started(hub)
+        if side in (OURS, POOL):
+            stack.callback(end, hub, client)
     users = [f"{run}u{n}" for n in range(given.burst)]
+
+    async def before(side: str) -> None:
+        """With a pool, wait until it is filled: what is measured is a filled one."""
+        if side == POOL:
+            installation = hubs[POOL].store.installation_id
+            deadline = time.monotonic() + FILLED_WITHIN_S
+            while await asyncio.to_thread(waiting, client, installation) < given.burst:
+                if time.monotonic() > deadline:
+                    raise BenchFailed(f"the pool is not full within {FILLED_WITHIN_S} s")
+                await asyncio.sleep(0.2)
 
     async def measure() -> dict[str, Any]:
         async with contextlib.AsyncExitStack() as clients:
@@ -376,14 +429,14 @@ def run_docker(
                 await asking.add_users(users)
             return {
                 "image": image,
-                "command": await same_command(sides, client, run, users[0]),
-                "rounds": await measure_rounds(sides, users, given.rounds),
-                "bursts": await measure_bursts(sides, users, given.bursts),
+                "commands": await commands_of(sides, client, run, users[0]),
+                "rounds": await measure_rounds(sides, users, given.rounds, before),
+                "bursts": await measure_bursts(sides, users, given.bursts, before),
             }
 
     found = asyncio.run(measure())
-    for hub in hubs.values():
-        hub.close()
+    for side, hub in hubs.items():
+        end(hub, client) if side in (OURS, POOL) else hub.close()
     return found
 
 

@@ -436,6 +436,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
         finally:
             self._tenants.sweep_soon()
+            if self.runtime.warm is not None:
+                self.runtime.warm.wake()
 
 
 def is_root(user: str) -> bool:

@@ -15,8 +15,9 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +212,7 @@ class WarmPool:
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
         self._number = int(time.time())
+        self._naming = threading.Lock()
         self.network = f"fgpu-{containers.installation}-warm"
 
     @property
@@ -220,6 +222,10 @@ class WarmPool:
     def counts(self) -> dict[Key, int]:
         """Return how many containers wait, by image and node."""
         return {key: len(ready) for key, ready in self._ready.items() if ready}
+
+    def wake(self) -> None:
+        """Look now: a session has ended."""
+        self._wake.set()
 
     # -- taking one -----------------------------------------------------------------------------------
 
@@ -326,10 +332,11 @@ class WarmPool:
         limits = {name: host[name] for name in CHANGEABLE if host.get(name)}
         self._update(warm.id, {"CpuShares": USUAL_CPU_SHARES, **limits})
         self._client.connect_container_to_network(warm.id, network)
-        if homes:
-            assert self._homes is not None
-            self._homes.rename(warm.name, f"session-{session.id}-{session.attempt}")
-        self._client.rename(warm.id, kwargs["name"])
+        with self._naming:
+            if homes:
+                assert self._homes is not None
+                self._homes.rename(warm.name, kwargs["name"])
+            self._client.rename(warm.id, kwargs["name"])
 
     def _update(self, container: str, limits: Mapping[str, Any]) -> None:
         # docker-py's own method leaves out the limit of processes.
@@ -350,6 +357,7 @@ class WarmPool:
                     log.warning("The warm pool cannot start yet: %s", e)
                     await asyncio.sleep(AGAIN_AFTER_S)
             self._opened.set()
+            # Without a pool for as long as sessions have homes that were brought to them.
             while self._sizes or (self._homes is not None and self._homes.names()):
                 self._wake.clear()
                 pause_s = LOOK_EVERY_S
@@ -374,6 +382,9 @@ class WarmPool:
             with contextlib.suppress(DockerException, OSError, *GONE):
                 self._remove(self._waiting())
                 self._client.remove_network(self.network)
+                self._sweep_homes()
+            if self._homes is not None:
+                self._homes.close()
 
     def _open(self) -> None:
         self._remove(self._waiting())
@@ -408,14 +419,16 @@ class WarmPool:
 
     def _waiting(self) -> list[str]:
         """Return the names of all that are no session's yet, as the engine says."""
+        return [name for name in self._names() if name.startswith(self._prefix)]
+
+    def _names(self) -> list[str]:
         filters = {"label": f"{LABEL}.{WARM}={self._containers.installation}"}
         listed = self._client.containers(all=True, filters=filters)
-        names = [entry["Names"][0].removeprefix("/") for entry in listed]
-        return [name for name in names if name.startswith(self._prefix)]
+        return [entry["Names"][0].removeprefix("/") for entry in listed]
 
     async def _fill(self) -> None:
         """Bring every image's pool one step nearer to its size, until all are there."""
-        await self._run(self._sweep_homes, {s.id for s in await self._scheduler.live()})
+        await self._run(self._sweep_homes)
         for key, recipe in list(self._recipes.items()):
             size = await self._size(key[0])
             ready = self._ready.setdefault(key, [])
@@ -530,11 +543,15 @@ class WarmPool:
                 if self._homes is not None and name in self._homes.names():
                     self._homes.remove([name])
 
-    def _sweep_homes(self, live: Collection[int]) -> None:
-        """Take away the places of sessions that are gone: their containers are, then."""
-        if self._homes is not None:
-            taken = [(name, name.split("-")) for name in self._homes.names() if name.startswith("session-")]
-            self._homes.remove([name for name, parts in taken if int(parts[1]) not in live])
+    def _sweep_homes(self) -> None:
+        """Take away the places of containers that are gone, which go by their names."""
+        if self._homes is None:
+            return
+        with self._naming:
+            # In this order: a container can have become a session's, with its place, between the two.
+            taken = [name for name in self._homes.names() if not name.startswith(self._prefix)]
+            there = set(self._names()) if taken else set()
+            self._homes.remove([name for name in taken if name not in there])
 
     # -- notes ----------------------------------------------------------------------------------------
 

@@ -179,10 +179,9 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
     # So little CPU that its server needs a while.
     slow = {**HALF, "cpu": "0.1"}
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(hub.spawn, "carol", options=slow)
+        threads.submit(hub.spawn, "carol", options=slow)
         until(lambda: len(pool.waiting()) < 2, what="carol's is taken")
         hub.kill()
-        assert asked.exception() is not None
     waited = set(pool.waiting().values())
     assert hub.states() == {"carol/": "PREPARING"}
     hub.start()
