@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -34,7 +34,7 @@ NO_TALK = "com.docker.network.bridge.enable_icc"
 BRIDGE = "com.docker.network.bridge.name"
 INTERFACES = "fgpu"
 """How the names of all users' bridges begin, whichever installation they are of."""
-TRIES = 5
+TRIES = 8
 """So often another subnet is tried when somebody else has just taken the one that was free."""
 
 
@@ -296,8 +296,9 @@ class UserNetworks:
             raise NetworkFailed("your sessions' network is not as it must be; ask an administrator")
 
     def _create(self, name: str, user: str) -> None:
+        refused: set[int] = set()
         for _ in range(TRIES):
-            number = self._take(user)
+            number = self._take(user, refused)
             size = 2 ** (32 - self._prefix_length)
             subnet = IPv4Network((int(self._pool.network_address) + number * size, self._prefix_length))
             try:
@@ -315,23 +316,26 @@ class UserNetworks:
                 )
                 return
             except APIError as e:
-                # Another installation on this engine may have taken the same subnet meanwhile.
+                # Another installation on this engine may have taken the same subnet meanwhile; and the engine keeps
+                # one for a moment when its network is not listed any more.
                 if not _is_about_addresses(e):
                     raise
+                refused.add(number)
                 log.info("Subnet %s is taken: %s", subnet, e.explanation)
             finally:
                 with self._guard:
                     self._taken.discard(number)
         raise NetworkFailed("no network could be made for your session; try again, or ask an administrator")
 
-    def _take(self, user: str) -> int:
+    def _take(self, user: str, refused: Collection[int]) -> int:
         """Return the number of a subnet that nobody has, and keep it from those who look at the same time."""
         used = [s for n in self._networks() for s in _subnets(n)]
         used += [r.to for r in self._routes()]
         busy = {number for network in used for number in self._numbers(network)}
         room = 2 ** (self._prefix_length - self._pool.prefixlen)
         with self._guard:
-            number = next((n for n in range(room) if n not in busy and n not in self._taken), None)
+            out = {*busy, *self._taken, *refused}
+            number = next((n for n in range(room) if n not in out), None)
             if number is not None:
                 self._taken.add(number)
                 return number
