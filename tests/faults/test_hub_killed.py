@@ -141,7 +141,7 @@ def look_in(hub: HubProcess, notebooks: Notebooks) -> None:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_instants_with_sessions_in_all_states(
     make_hub: Callable[..., HubProcess], kind: str, rounds: int
 ) -> None:
@@ -233,17 +233,37 @@ def commit_and_die(self, *args, **kwargs):
 Store.commit = commit_and_die
 """
 
+MACHINES = pytest.mark.xdist_group("machines")
 STARTING = ["submitted", "committed", "prepared", "created", "started", "answered", "acknowledged"]
 ENDING = ["ending", "taken down", "gone"]
+# A process is created and started in one step: "started" is that one.
+STEPS = [
+    (kind, point)
+    for kind in ("local", "docker", "machines")
+    for point in (*STARTING, *ENDING)
+    if (kind, point) != ("local", "created")
+]
+SHORT = [
+    *(("local", point) for point in ("committed", "prepared", "started", "acknowledged", "taken down")),
+    *(("docker", point) for point in ("created", "answered", "ending")),
+]
+"""Those of `make test`; the others are slow."""
+
+
+def marks(kind: str, point: str) -> list[pytest.MarkDecorator]:
+    slow = [] if (kind, point) in SHORT else [pytest.mark.slow]
+    return [*slow, MACHINES] if kind == "machines" else slow
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("point", [*STARTING, *ENDING])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [pytest.param(kind, point, marks=marks(kind, point)) for kind, point in STEPS],
+    indirect=["kind"],
+)
 def test_killed_between_two_durable_steps(
     make_hub: Callable[..., HubProcess], kind: str, point: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    if kind == "local" and point == "created":
-        return  # A process is created and started in one step: "started" is that one.
     mark = tmp_path_factory.mktemp("mark") / "died"
     hub = make_hub(**CAMPAIGN, before=DIES, env={"DIE_AT": "", "DIE_MARK": str(mark)})
     others, last = USERS[:5], USERS[5]
