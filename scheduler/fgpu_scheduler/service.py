@@ -291,8 +291,11 @@ class Scheduler:
 
     async def _running(self, session_id: int, attempt: int, launched: str) -> Session:
         session = await self._get(session_id)
-        if session.state is S.RUNNING and (session.attempt, session.launched) == (attempt, launched):
-            return session  # Committed, and the answer was lost.
+        if (session.attempt, session.launched) == (attempt, launched):
+            # Committed, and the answer was lost. It may even have ended since.
+            if session.state is not S.RUNNING:
+                raise SessionEnded(session)
+            return session
         return await self._move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
