@@ -1,0 +1,146 @@
+"""The database commits a step, and its answer is lost: the step is begun again, and has happened once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import EndCause, Observed, Request, Session, SessionState, StoreUnavailable
+from fgpu_scheduler.service import SessionEnded
+from fgpu_scheduler.store import Store
+from lab import NODE, Lab
+
+
+class Forgetful(Store):
+    """A store whose next answers to some calls are lost, after or before the commit."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.lost_after: Counter[str] = Counter()
+        self.lost_before: Counter[str] = Counter()
+
+    def _lossy(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self.lost_before[name] > 0:
+            self.lost_before[name] -= 1
+            raise StoreUnavailable("connection refused")
+        answer = getattr(super(), name)(*args, **kwargs)
+        if self.lost_after[name] > 0:
+            self.lost_after[name] -= 1
+            raise StoreUnavailable("server closed the connection unexpectedly")
+        return answer
+
+    def submit(self, *args: Any, **kwargs: Any) -> tuple[Session, ...]:
+        return tuple(self._lossy("submit", *args, **kwargs))
+
+    def move(self, *args: Any, **kwargs: Any) -> Session:
+        moved: Session = self._lossy("move", *args, **kwargs)
+        return moved
+
+    def set_held(self, *args: Any, **kwargs: Any) -> Session:
+        held: Session = self._lossy("set_held", *args, **kwargs)
+        return held
+
+    def states(self, session_id: int) -> list[str]:
+        """Return the states that a session came into."""
+        return [str(e.to_state) for e in self.events(limit=1000) if e.session_id == session_id and e.to_state]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Forgetful:
+    """A store that can lose its answers."""
+    made = Forgetful(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
+    made.open()
+    return made
+
+
+@pytest.fixture
+async def lab(store: Forgetful) -> AsyncIterator[Lab]:
+    """A lab of one GPU on that store."""
+    made = Lab(store)
+    await made.scheduler.start([NODE])
+    yield made
+    await made.scheduler.stop()
+    store.close()
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+async def test_a_submission_of_several_is_queued_once(lab: Lab, store: Forgetful, when: str) -> None:
+    (store.lost_after if when == "after" else store.lost_before)["submit"] = 1
+    asked = [Request("alice", name, "python", "default", 500, 100, 256) for name in ("", "gpu-2")]
+    sessions = await asyncio.wait_for(lab.scheduler.submit(asked), 10)
+    assert [s.request for s in sessions] == asked
+    assert [s.id for s in await lab.scheduler.live()] == [s.id for s in sessions]
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+async def test_every_step_of_a_launch_happens_once(lab: Lab, store: Forgetful, when: str) -> None:
+    lost = store.lost_after if when == "after" else store.lost_before
+    lost["set_held"] = 1
+    session_id = await lab.ask("alice")
+    await asyncio.wait_for(lab.waiting[session_id], 10)
+    lost["move"] = 1
+    session = await asyncio.wait_for(lab.scheduler.prepare(session_id), 10)
+    lost["move"] = 1
+    pulling = await asyncio.wait_for(lab.scheduler.pulling(session_id, session.attempt), 10)
+    assert pulling.state is SessionState.PULLING
+    lab.launcher.things.append(Observed("a", session_id, session.attempt, "c1", True))
+    lost["move"] = 1
+    running = await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 10)
+    assert (running.state, running.launched) == (SessionState.RUNNING, "{}")
+    states = store.states(session_id)
+    assert states.count("RUNNING") == states.count("PULLING") == states.count("SCHEDULED") == 1
+    assert lost.total() == 0, "every answer that was to be lost was lost"
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+async def test_a_share_is_freed_once(lab: Lab, store: Forgetful, when: str) -> None:
+    session_id = await lab.ask("alice")
+    await lab.run(session_id)
+    lost = store.lost_after if when == "after" else store.lost_before
+    for step in (
+        lambda: lab.scheduler.end(session_id, EndCause.USER),
+        lambda: lab.scheduler.gone(session_id),
+    ):
+        lost["move"] = 1
+        with pytest.raises(StoreUnavailable):
+            await step()
+        await step()
+        lab.launcher.things = []
+    states = store.states(session_id)
+    assert states.count("TERMINATING") == states.count("TERMINATED") == 1
+
+
+async def test_whoever_waits_is_told_that_the_database_is_away_and_that_it_is_back(
+    lab: Lab, store: Forgetful
+) -> None:
+    told: list[bool] = []
+
+    async def listen() -> None:
+        async for _ in lab.scheduler.changes(at_least_every_s=60):
+            told.append(lab.scheduler.database_is_away)
+
+    listening = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    store.lost_before["submit"] = 2
+    session_id = await asyncio.wait_for(lab.ask("alice"), 10)
+    await lab.run(session_id)
+    assert told[:2] == [False, True]
+    assert told[-1] is False
+    assert told.count(True) == 1, "once for each turn"
+    listening.cancel()
+
+
+async def test_a_session_that_has_ended_before_it_was_known_to_run_says_how(
+    lab: Lab, store: Forgetful
+) -> None:
+    session_id = await lab.ask("alice")
+    await asyncio.wait_for(lab.waiting[session_id], 10)
+    session = await lab.scheduler.prepare(session_id)
+    store.lost_after["move"] = 1  # There is no container: the next look finds that it is gone.
+    with pytest.raises(SessionEnded, match="gone; nobody here ended it"):
+        await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 10)
