@@ -435,7 +435,8 @@ def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.Ca
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall'); see fgpu --help",
+            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node'); "
+            "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
         (["status", "--db"], "argument --db: expected one argument; see fgpu status --help"),

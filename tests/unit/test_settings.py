@@ -130,6 +130,43 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.max_sessions is 0; it must be at least 1",
         ),
         ({"groups": {"class": {}}}, "c.FGPU.groups: no node is in group 'class'; add one to c.FGPU.nodes"),
+        # Engines.
+        (
+            node(engine="http://x:1"),
+            "c.FGPU.nodes: node 'a' has engine 'http://x:1'; use 'tcp://HOST:2376' with tls, 'ssh://USER@HOST', or "
+            "'unix:///PATH'",
+        ),
+        (
+            node(engine="tcp://10.0.0.2:2375"),
+            "c.FGPU.nodes: node 'a' is at tcp://10.0.0.2:2375, where whoever reaches it is root, so tls is needed: "
+            "{'ca': PATH, 'cert': PATH, 'key': PATH}; or False, where nobody else can reach it",
+        ),
+        (
+            node(engine="tcp://10.0.0.2:2375", tls={"ca": "/no", "cert": "/no", "key": "/no"}),
+            "c.FGPU.nodes: node 'a' has tls ca '/no', a file that the Hub cannot read",
+        ),
+        (
+            node(engine="ssh://lab", tls=False),
+            "c.FGPU.nodes: node 'a' has tls, which is for engines at tcp:// only",
+        ),
+        (
+            node(address="10.0.0.2"),
+            "c.FGPU.nodes: node 'a' has address, and no engine; name the engine that it is for",
+        ),
+        (
+            node(engine="ssh://lab"),
+            "c.FGPU.hub_address is empty, and node 'a' is another machine; set the address of this one at which "
+            "sessions there reach the Hub",
+        ),
+        (
+            node(gpus=[{"uuid": "GPU-1", "memory_mib": 8192}]),
+            "c.FGPU.nodes: node 'a' declares its GPUs; this machine's own are those that NVML reports",
+        ),
+        (
+            node(engine="ssh://lab", gpus=[{"uuid": "GPU-1"}]),
+            "c.FGPU.nodes: node 'a' has a GPU {'uuid': 'GPU-1'}; use {'uuid': 'GPU-1f...', 'model': 'NVIDIA A100', "
+            "'memory_mib': 40960}",
+        ),
         # Nodes.
         (
             node(group="class"),
@@ -147,7 +184,8 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"nodes": [{"name": "a" * 41}]}, f"c.FGPU.nodes: name '{'a' * 41}' will not do; {NODE}"),
         (
             node(gpu=1),
-            "c.FGPU.nodes: node 'a' has an unknown key 'gpu'; known are name, group, cpu, memory_mib, gpus, engine, tls, address",
+            "c.FGPU.nodes: node 'a' has an unknown key 'gpu'; known are name, group, cpu, memory_mib, gpus, engine, "
+            "tls, address",
         ),
         (node(cpu=0), "c.FGPU.nodes: node 'a' has cpu 0; it must be a number above 0"),
         (node(cpu=-1), "c.FGPU.nodes: node 'a' has cpu -1; it must be a number above 0"),
