@@ -64,11 +64,13 @@ def test_make_run_starts_a_hub_that_was_killed_again_behind_the_same_proxy(tmp_p
         token = run.data / "proxy-token"
         assert token.stat().st_mode & 0o777 == 0o600
         assert token.read_text() not in " ".join(proxy.cmdline())
+        (service,) = [p for p in hub.children() if "fgpuspawner.service" in p.cmdline()]
         hub.kill()
         until(lambda: "The Hub ended with -9; starting it again" in run.said(), what="it says so")
         until(lambda: answers(f"{run.url}/hub/health"), within_s=60, what="there is a Hub again")
         assert run.hub().pid != hub.pid
         assert run.proxy() == proxy
+        until(lambda: not service.is_running(), within_s=5, what="the service of the Hub that died has ended")
 
 
 def answers(url: str) -> bool:
