@@ -62,7 +62,7 @@ END_CAUSES: dict[EndCause, str] = {
     EndCause.IDLE: f"It was idle for too long. {NOT_GIVEN}",
     EndCause.TIME_LIMIT: f"It ran for as long as it may. {NOT_GIVEN}",
     EndCause.PREEMPTED: f"It made room for a session of higher priority. {NOT_GIVEN}",
-    EndCause.NODE_LOST: "Its node did not answer, and an administrator said that it is gone; or it was lost during a launch.",
+    EndCause.NODE_LOST: "Its node did not answer when it was to start there, or an administrator said that it is gone.",
     EndCause.ISOLATION_FAILED: (
         "After its start its GPU limit was not in force; or, later, it held more GPU memory than it may, also after a "
         "warning."
