@@ -46,6 +46,16 @@ def proxy_answers(api_port: int, token: str) -> bool:
         connection.close()
 
 
+def can_be_asked_to_end(pid: int) -> bool:
+    """Return whether a process does something of its own at SIGTERM. A Hub that still starts would just be gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True  # It has ended, or this is no Linux.
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def proxy_token(data: Path) -> str:
     """Return what the Hub proves itself to the proxy with, made the first time; only the owner can read it."""
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,6 +95,8 @@ class Run:
         self.stopping = False
         self.proxy: subprocess.Popen[bytes] | None = None
         self.hub: subprocess.Popen[bytes] | None = None
+        self._was_up = False
+        self._asked = False
         self._died_at: list[float] = []
 
     def start_proxy(self) -> None:
@@ -115,12 +127,10 @@ class Run:
         self.hub = subprocess.Popen(words, cwd=ROOT, env=self.env, start_new_session=True)
 
     def stop(self, number: int, frame: object) -> None:
-        """End the Hub, and with it all sessions; then `until_ended` ends the proxy. For signals."""
+        """Have the Hub ended, and with it all sessions. For signals; `until_ended` does it."""
         if not self.stopping:
             self.stopping = True
             print("\nEnding the Hub and all sessions", flush=True)
-            if self.hub is not None and self.hub.poll() is None:
-                self.hub.terminate()
 
     def until_up(self) -> bool:
         """Wait until the Hub can be used, and return whether it can."""
@@ -131,13 +141,17 @@ class Run:
         for where in (self.port + 1, self.port) if local else (self.port,):
             while self.hub.poll() is None and not self.stopping and not answers(where):
                 time.sleep(LOOK_EVERY_S)
-        return self.hub.poll() is None and not self.stopping
+        self._was_up = self.hub.poll() is None and not self.stopping
+        return self._was_up
 
     def until_ended(self) -> int:
         """Start again what dies, until the Hub was told to end or cannot be kept up. Returns its exit status."""
         assert self.hub is not None
         while True:
             status = self.hub.poll()
+            if self.stopping and not self._asked and status is None and can_be_asked_to_end(self.hub.pid):
+                self._asked = True
+                self.hub.terminate()
             if status is not None and (self.stopping or not self._may_start_again()):
                 return 0 if self.stopping else status
             if status is not None:
@@ -155,7 +169,7 @@ class Run:
     def _may_start_again(self) -> bool:
         now = time.monotonic()
         self._died_at = [at for at in self._died_at if now - at < RESTARTS_WITHIN_S] + [now]
-        return len(self._died_at) <= MOST_RESTARTS
+        return self._was_up and len(self._died_at) <= MOST_RESTARTS
 
     def end_proxy(self) -> None:
         """End the proxy, when nobody is routed to any more."""
@@ -195,10 +209,7 @@ def main() -> int:
         run.start_hub()
         if run.until_up():
             print(banner(int(port), data, env.get("RUNTIME") or "local"), flush=True)
-            return run.until_ended()
-        assert run.hub is not None
-        status = run.hub.wait()
-        return 0 if run.stopping else status
+        return run.until_ended()
     finally:
         run.end_proxy()
 
