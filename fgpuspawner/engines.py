@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from docker.tls import TLSConfig
 
 from fgpu_scheduler import BadSettings, Observed, Session
 from fgpuspawner import shipping
-from fgpuspawner.containers import GONE, LABEL, Containers, EngineSilent
+from fgpuspawner.containers import GONE, LABEL, MOST_TOLD, Containers, EngineSilent
 from fgpuspawner.isolation.backend import Mount
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.network import NETWORK, connect, ensure_network
@@ -38,6 +38,7 @@ LOOK_TIMEOUT_S = 8
 """An engine that has not said what it runs by then does not answer."""
 EVENTS = ("die", "oom", "destroy")
 EVENTS_AGAIN_S = 1.0
+TOLD_WITHIN_S = 1.0
 LISTED_AFTER_S = (0.2, 0.6, 1.5)
 
 
@@ -247,7 +248,19 @@ class Engine:
             self.answers = False
             self._ask_again()
             return (), ()
+        events = self._events
+        if events is not None:
+            untold = {o.handle for o in found if not o.alive and not events.has_told(o.handle)}
+            if untold:
+                loop = asyncio.get_running_loop()
+                loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
         return found, self.address.node_ids
+
+    def _listen_anew_unless_told(self, events: _Events, names: Collection[str]) -> None:
+        """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""
+        if self._events is events and self.answers and not all(events.has_told(name) for name in names):
+            log.warning("%s: the events do not tell what happens; they are asked for anew", self.address)
+            self._listen()
 
     def _ask_again(self) -> None:
         if self._asking is None or self._asking.done():
@@ -286,6 +299,7 @@ class _Events:
         self._happened = happened
         self._closed = threading.Event()
         self._stream: Any = None
+        self._told: dict[str, None] = {}
         threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
 
     def close(self) -> None:
@@ -307,14 +321,25 @@ class _Events:
                 self._stream = self._containers.client.events(decode=True, filters=filters)
                 # Whatever happened while nobody listened is seen by looking once.
                 self._tell()
-                for _ in self._stream:
+                for event in self._stream:
                     if self._closed.is_set():
                         return
+                    self._note(event)
                     self._tell()
             except (DockerException, APIError, *GONE, OSError, ValueError) as e:
                 log.debug("%s: the events end: %s", self._name, e)
             self._tell()
             time.sleep(EVENTS_AGAIN_S)
+
+    def has_told(self, name: str) -> bool:
+        """Return whether it was told that this container has ended."""
+        return name in self._told
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        name = str(((event.get("Actor") or {}).get("Attributes") or {}).get("name", ""))
+        self._told[name] = None
+        if len(self._told) > MOST_TOLD:
+            del self._told[next(iter(self._told))]
 
     def _tell(self) -> None:
         try:

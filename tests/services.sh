@@ -124,7 +124,7 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
             return 1
         fi
         if ! command -v dockerd >/dev/null || ! command -v iptables >/dev/null; then
-            reason=$(install_packages docker.io iptables) || return 1
+            reason=$(install_packages docker.io iptables iproute2) || return 1
         fi
         # Newer Debian releases keep the client apart, as a mere recommendation.
         if ! command -v docker >/dev/null; then

@@ -148,7 +148,12 @@ def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
     assert (ended.end_cause, ended.id) == ("EXITED", session.id)
 
 
-def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(two: DockerHub, there: Machine) -> None:
+@pytest.mark.parametrize(
+    "for_s", [3, pytest.param(60, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.slow)]
+)
+def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(
+    two: DockerHub, there: Machine, for_s: int
+) -> None:
     here_user, user = both(two, there)
     before = two.sessions()[f"{user}/"]
     there.cut()
@@ -160,7 +165,7 @@ def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(two: DockerHu
     assert node_of(two, "carol") == "here", "what waits goes elsewhere"
     two.add_user("dave")
     two.spawn("dave", options=WHOLE)
-    time.sleep(3)
+    time.sleep(for_s)
     assert two.states() == {f"{user}/": "RUNNING", "carol/": "RUNNING", "dave/": "PENDING"}
     there.mend()
     until(lambda: state_of(two, "there") is NodeState.READY, within_s=60, what="the node is back")

@@ -1,0 +1,117 @@
+"""What the engine tells by itself: heard at once, and missed where the connection has died without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from dockerhub import Engine as Made
+
+from fgpuspawner.engines import Engine, EngineAddress
+
+SOCKET = "/var/run/docker.sock"
+
+
+class Relay:
+    """A way to the engine over TCP, which can stop passing on what it answers to those who listen to events."""
+
+    def __init__(self) -> None:
+        self.listeners = 0
+        self.muted = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(SOCKET)
+                self._sockets += [near, far]
+                deaf = threading.Event()
+                threading.Thread(target=self._pass_on, args=(near, far, deaf, True), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(far, near, deaf, False), daemon=True).start()
+
+    def _pass_on(self, from_: socket.socket, to: socket.socket, listens: threading.Event, asks: bool) -> None:
+        with contextlib.suppress(OSError):
+            while piece := from_.recv(65536):
+                if asks and b"/events?" in piece:
+                    self.listeners += 1
+                    listens.set()
+                if not asks and listens.is_set() and self.muted.is_set():
+                    continue
+                to.sendall(piece)
+
+    def close(self) -> None:
+        """End every connection."""
+        for one in [self._listening, *self._sockets]:
+            one.close()
+
+
+@pytest.fixture
+def relay(engine: Made) -> Iterator[Relay]:
+    found = Relay()
+    yield found
+    found.close()
+
+
+async def heard(changed: asyncio.Event, *, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await changed.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_anew(
+    engine: Made, image: str, relay: Relay
+) -> None:
+    installation = engine.prefix.removeprefix("fgpu-test-")
+    here = Engine(EngineAddress(relay.url, ("a",), {}, None), installation=installation)
+    await asyncio.to_thread(here.connect)
+    changed = asyncio.Event()
+    here.watch(changed.set)
+    await heard(changed, within_s=5)
+    await asyncio.sleep(1.5)
+
+    def start(number: int) -> str:
+        name = f"fgpu-{installation}-{number}-1"
+        labels = {"installation": installation, "session": str(number), "attempt": "1"}
+        engine.start(name, labels={f"fgpu.{key}": value for key, value in labels.items()})
+        return name
+
+    async def death_is_heard(number: int) -> bool:
+        name = await asyncio.to_thread(start, number)
+        changed.clear()
+        await asyncio.to_thread(engine.client.kill, name)
+        return await heard(changed, within_s=1.5)
+
+    assert await death_is_heard(1)
+    # What has been told brings no new stream.
+    await here.observe()
+    await asyncio.sleep(1.5)
+    assert relay.listeners == 1
+    relay.muted.set()
+    assert not await death_is_heard(2)
+    relay.muted.clear()
+    # It is seen by looking, and that nothing was said of it is seen, too.
+    until_s = time.monotonic() + 5
+    while relay.listeners == 1 and time.monotonic() < until_s:
+        found, nodes = await here.observe()
+        assert nodes == ("a",)
+        assert {o.session_id: o.alive for o in found} == {1: False, 2: False}
+        await asyncio.sleep(0.3)
+    assert relay.listeners == 2
+    await asyncio.sleep(1)
+    assert await death_is_heard(3)
+    here.close()
+    here.containers.client.close()
+    here.containers.looker.close()
