@@ -4,6 +4,9 @@ The engine adds no mounts to a running container. But one that was made with an 
 mounts propagate (`rslave`), sees what the host mounts below that folder later. So a Hub that is root on the engine's own
 machine can mount a user's volume into a container that waits. The folders are in /run, and never removed but empty: what
 is mounted there are users' files.
+
+Nothing that is done to such a mount may reach the host's own: on most hosts all mounts are shared, a bind mount is the
+peer of what it shows, and what is unmounted below it is unmounted at its source as well.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Homes:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if str(self._folder) not in _mounted():
             _run("mount", "--bind", str(self._folder), str(self._folder))
+            # A group of its own: as the peer of /run, all that is mounted here would be there a second time.
+            _run("mount", "--make-private", str(self._folder))
         _run("mount", "--make-shared", str(self._folder))
 
     def places(self, name: str, count: int) -> list[Path]:
@@ -70,7 +75,10 @@ class Homes:
             CannotMount: they are not there.
         """
         for number, (source, target) in enumerate(homes):
-            _run("mount", "--bind", str(source), str(self._folder / name / str(number)))
+            place = str(self._folder / name / str(number))
+            # With what is mounted below it, as the engine does.
+            _run("mount", "--rbind", str(source), place)
+            _run("mount", "--make-rprivate", place)
             seen, meant = os.stat(f"/proc/{pid}/root{target}"), os.stat(source)
             if (seen.st_dev, seen.st_ino) != (meant.st_dev, meant.st_ino):
                 raise CannotMount("what this Hub mounts does not reach the engine's containers")
@@ -93,6 +101,8 @@ class Homes:
             for place in sorted((self._folder / name).glob("*")):
                 if str(place) in mounted:
                     try:
+                        # Again: it may be from a Hub that was killed between the two.
+                        _run("mount", "--make-rprivate", str(place))
                         _run("umount", "--lazy", str(place))
                     except CannotMount as e:
                         log.warning("%s", e)
