@@ -149,6 +149,10 @@ class Containers:
                 cause, message = await self._end_of(named, entry["Id"])
             except NotFound:
                 return None
+            except (DockerException, *GONE) as e:
+                # One broken container is no reason to take its engine, which has just listed it, for lost.
+                log.warning("Container %s has ended, and the engine does not say how: %s", name, e)
+                message = "the session's container ended; its engine does not say how"
         return Observed(
             node_id=labels.get(f"{LABEL}.node", ""),
             session_id=named[0],

@@ -39,7 +39,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
     TooManyPending,
 )
-from fgpu_scheduler.service import SessionEnded
+from fgpu_scheduler.service import Requeued, SessionEnded
 from fgpuspawner import form, ticket
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.backend import Prepared
@@ -251,10 +251,7 @@ class QueuedSpawner(Spawner):
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
         try:
-            self._session = await self.runtime.scheduler.placed(session.id)
-            launch = self._launches[self._server_key] = asyncio.ensure_future(self._launch())
-            # Shielded: a cancelled spawn leaves the launch to `stop`, which waits for what is in flight.
-            url = await asyncio.shield(launch)
+            url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
             raise SpawnException(str(e), reason=cause.value.lower(), status_code=409) from None
@@ -264,6 +261,16 @@ class QueuedSpawner(Spawner):
             raise SpawnException(str(e), reason=e.code, status_code=500) from None
         self._is_up(self.session)
         return url
+
+    async def _placed_and_launched(self, session: Session) -> str:
+        while True:
+            self._session = await self.runtime.scheduler.placed(session.id)
+            launch = self._launches[self._server_key] = asyncio.ensure_future(self._launch())
+            try:
+                # Shielded: a cancelled spawn leaves the launch to `stop`, which waits for what is in flight.
+                return await asyncio.shield(launch)
+            except Requeued as e:
+                self.log.info("%s waits again: %s", self._log_name, e)
 
     def _is_up(self, session: Session) -> None:
         self._session, self._phase = session, self.UP

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import Node, NodeState, SessionState, Snapshot
@@ -22,17 +22,30 @@ class NodeChanges:
     """Sessions of nodes of which an administrator says that they are gone: nothing of them runs any more."""
 
 
-def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Collection[int]) -> NodeChanges:
+def node_changes(
+    snapshot: Snapshot,
+    reachable: Collection[str],
+    launching: Collection[int],
+    haunted: Collection[str] = (),
+) -> NodeChanges:
     """Return what follows from which nodes answered. Pure.
 
     A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
-    has ended. A cordoned node stays so.
+    has ended. A cordoned node stays so. ``haunted`` are the nodes that still run what belongs to nobody: one that is
+    back takes nothing before that has ended, because it would use what is promised to others.
     """
     silent = {n.id for n in snapshot.nodes if n.id not in reachable}
     gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
+    launched_on = {
+        s.placement.node_id for s in snapshot.sessions if s.placement is not None and s.id in launching
+    }
     return NodeChanges(
         lost=tuple(n.id for n in snapshot.nodes if n.state is NodeState.READY and n.id in silent),
-        back=tuple(n.id for n in snapshot.nodes if n.state is NodeState.LOST and n.id not in silent),
+        back=tuple(
+            n.id
+            for n in snapshot.nodes
+            if n.state is NodeState.LOST and n.id not in silent and n.id not in haunted
+        ),
         requeued=tuple(
             s.id
             for s in snapshot.sessions
@@ -41,7 +54,8 @@ def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Coll
             and s.placement is not None
             and s.placement.node_id in silent
         ),
-        gone=tuple(sorted(gone)),
+        # Not before the last launch there has come to nothing: until then the word still ends sessions.
+        gone=tuple(sorted(gone - launched_on)),
         ended=tuple(
             s.id
             for s in snapshot.sessions
@@ -56,20 +70,21 @@ def node_changes(snapshot: Snapshot, reachable: Collection[str], launching: Coll
 def known_or_as_it_was(configured: Collection[Node], stored: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes with what the store remembers of those that do not answer, sorted by their ids.
 
-    What is configured of such a node (its resource group) counts; of CPU, memory and devices what was there last.
+    What is configured of such a node (its resource group) counts; of CPU, memory and devices what was there last. One
+    that was LOST stays so until it has been seen what it still runs.
     """
     before = {node.id: node for node in stored}
     found = []
     for node in sorted(configured, key=lambda n: n.id):
         old = before.get(node.id)
-        if node.state is NodeState.LOST and old is not None and not node.devices:
-            node = Node(
-                id=node.id,
-                resource_group=node.resource_group,
-                cpu_milli=old.cpu_milli,
-                memory_mib=old.memory_mib,
-                devices=old.devices,
-                state=NodeState.LOST,
+        if node.state is NodeState.LOST and old is not None:
+            node = replace(
+                node,
+                cpu_milli=node.cpu_milli or old.cpu_milli,
+                memory_mib=node.memory_mib or old.memory_mib,
+                devices=node.devices or old.devices,
             )
+        if old is not None and old.state is NodeState.LOST:
+            node = replace(node, state=NodeState.LOST)
         found.append(node)
     return tuple(found)

@@ -52,7 +52,7 @@ def _nodes(configured: Sequence[Node], old: Rows, held: set[str]) -> Rows:
     for node in configured:
         # An administrator's word; a restart of the Hub does not take it back.
         before = NodeState(old[node.id]["state"]) if node.id in old else None
-        kept = before is NodeState.GONE or (before is NodeState.CORDONED and node.state is NodeState.READY)
+        kept = before in (NodeState.GONE, NodeState.CORDONED)
         new[node.id] = node_values(node, before if before is not None and kept else node.state)
     for node_id, row in old.items():
         if node_id not in new and node_id in held:

@@ -72,6 +72,12 @@ def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
             del marks[session_id]
 
 
+class Requeued(FGPUError):
+    """The session that was to be launched is back in its place in the queue: its node was lost before."""
+
+    code = "requeued"
+
+
 class SessionEnded(FGPUError):
     """The session that was waited for has ended instead; ``session`` says why."""
 
@@ -252,7 +258,12 @@ class Scheduler:
         return await asyncio.shield(future)
 
     async def prepare(self, session_id: int) -> Session:
-        """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one."""
+        """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one.
+
+        Raises:
+            Requeued: it has lost its place since it was placed; wait in `placed` again.
+            SessionEnded: it was ended since.
+        """
         return await self.patiently(lambda: self._prepare(session_id))
 
     async def _prepare(self, session_id: int) -> Session:
@@ -261,7 +272,15 @@ class Scheduler:
             return self._done(
                 session, await self._call(self.store.new_attempt, session_id, now_s=self._clock.now_s())
             )
-        return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
+        try:
+            return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
+        except InvalidTransition as e:
+            session = await self._get(session_id)
+            if session.state is S.PENDING:
+                raise Requeued(f"session {session_id} is back in the queue: its machine was lost") from e
+            if session.state in ENDED or session.state is S.TERMINATING:
+                raise SessionEnded(session) from e
+            raise
 
     def launching(self, session_id: int) -> contextlib.AbstractContextManager[None]:
         """Mark that a launch of this session is under way: what is not seen of it may still come.
@@ -543,7 +562,7 @@ class Scheduler:
         before = await self._call(self.store.snapshot, self._clock.now_s())
         observed, reachable = await self._launcher.observe()
         after = await self._call(self.store.snapshot, self._clock.now_s())
-        await self._note_nodes(after, reachable)
+        await self._note_nodes(after, reachable, observed)
         healings = reconcile(before, after, observed, reachable=reachable, launching=(*launching, *ending))
         # Side by side: one that hangs delays the next round, but not the others of this one.
         results = await asyncio.gather(
@@ -585,9 +604,13 @@ class Scheduler:
         finally:
             del self._stopping[thing.handle]
 
-    async def _note_nodes(self, snapshot: Snapshot, reachable: Sequence[str]) -> None:
+    async def _note_nodes(
+        self, snapshot: Snapshot, reachable: Sequence[str], observed: Sequence[Observed]
+    ) -> None:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
-        changes = node_changes(snapshot, reachable, tuple(self._launching))
+        live = {s.id: s for s in snapshot.sessions}
+        haunted = {o.node_id for o in observed if o.alive and ghostly(o, live.get(o.session_id)) is not None}
+        changes = node_changes(snapshot, reachable, tuple(self._launching), haunted)
         for node_id in changes.lost:
             log.error(
                 "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id

@@ -119,6 +119,13 @@ def test_a_cordon_outlives_a_restart(store: Store) -> None:
     assert notes(store) == ["n1: added", "n1: READY -> CORDONED", "n1: CORDONED -> READY"]
 
 
+def test_a_cordon_outlives_a_restart_while_its_machine_is_away(store: Store) -> None:
+    store.set_nodes([node()], now_s=1)
+    store.set_node_state("n1", NodeState.CORDONED, now_s=2)
+    store.set_nodes([replace(node(), state=NodeState.LOST)], now_s=3)
+    assert store.snapshot(4).nodes[0].state is NodeState.CORDONED
+
+
 def test_the_state_that_a_node_has_changes_nothing(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     before = store.version()

@@ -42,6 +42,8 @@ def test_a_lost_node_that_answers_is_back_and_a_cordoned_one_stays_cordoned() ->
     nodes = (node("a", NodeState.LOST), node("b", NodeState.CORDONED), node("c"))
     found = node_changes(Snapshot(0, 1, nodes), ["a", "b", "c"], launching=())
     assert (found.lost, found.back) == ((), ("a",))
+    haunted = node_changes(Snapshot(0, 1, nodes), ["a", "b", "c"], launching=(), haunted=["a"])
+    assert haunted.back == (), "it still runs what belongs to nobody"
     assert node_changes(Snapshot(0, 1, nodes), [], launching=()).lost == ("c",)
 
 
@@ -58,8 +60,10 @@ def test_what_is_gone_ends_whatever_it_was_doing_but_for_a_launch_in_this_proces
     ]
     snapshot = Snapshot(0, 1, (a, b), tuple(sessions))
     found = node_changes(snapshot, ["a", "b"] if answers else ["b"], launching=[4])
-    assert (found.gone, found.ended) == (("a",), (1, 2, 3))
+    assert (found.gone, found.ended) == ((), (1, 2, 3)), "it stays GONE until that launch has come to nothing"
     assert (found.lost, found.back) == ((), ())
+    found = node_changes(snapshot, ["b"], launching=[])
+    assert (found.gone, found.ended) == (("a",), (1, 2, 3, 4))
 
 
 def test_of_a_silent_node_what_was_there_last_is_kept_and_what_is_declared_counts() -> None:
@@ -70,7 +74,11 @@ def test_of_a_silent_node_what_was_there_last_is_kept_and_what_is_declared_count
     (found,) = known_or_as_it_was([unknown], [stored])
     assert found == replace(stored, resource_group="class", state=NodeState.LOST)
     assert known_or_as_it_was([unknown], []) == (unknown,)
+    only_gpus = replace(stored, cpu_milli=0, memory_mib=0, state=NodeState.LOST)
+    assert known_or_as_it_was([only_gpus], [stored]) == (replace(stored, state=NodeState.LOST),)
     declared = replace(stored, cpu_milli=4000, state=NodeState.LOST)
     assert known_or_as_it_was([declared], [stored]) == (declared,)
+    was_lost = replace(stored, state=NodeState.LOST)
+    assert known_or_as_it_was([stored], [was_lost]) == (was_lost,), "until it has been seen what it runs"
     answering = replace(stored, devices=())
     assert known_or_as_it_was([answering, node("b")], [stored]) == (answering, node("b"))
