@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import posixpath
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -121,9 +122,14 @@ def shape_of(
     for bind in host.pop("Binds", None) or []:
         source, target, mode = (*bind.split(":"), "rw", "rw")[:3]
         if mode == "rw":
-            homes.append(Home(source, target))
+            homes.append(Home(source, posixpath.normpath(target)))
         else:
             binds.append(bind)
+    targets = [*(home.target for home in homes), *_targets(host, binds)]
+    for home in homes:
+        # It would be brought over that, and hide it.
+        if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
+            raise Unpoolable(f"something else is mounted within {home.target}")
     for name in (*CHANGEABLE, "NetworkMode"):
         host.pop(name, None)
     environment = {k: v for k, v in (kwargs.get("environment") or {}).items() if k not in told}
@@ -141,6 +147,13 @@ def shape_of(
         if path is not None:
             text = text.replace(f'"{path}/', f'"{word}/').replace(f'"{path}"', f'"{word}"')
     return Shape(image_id, json.loads(text), tuple(h.target for h in homes)), tuple(homes)
+
+
+def _targets(host: Mapping[str, Any], binds: Sequence[str]) -> list[str]:
+    """Return where else in a container something is mounted."""
+    mounts = [str(mount.get("Target", "")) for mount in host.get("Mounts") or []]
+    named = [bind.split(":")[1] for bind in binds]
+    return [posixpath.normpath(path) for path in (*mounts, *named, *(host.get("Tmpfs") or {}))]
 
 
 def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:

@@ -78,6 +78,9 @@ def test_whatever_else_differs_is_another_shape(other: dict[str, Any]) -> None:
         (made(Devices=[{"PathOnHost": "/dev/nvidia0"}]), "real GPU"),
         ({**made(), "networking_config": {"x": {}}}, "network"),
         ({**made(), "healthcheck": {1, 2}}, "no JSON"),
+        (made(Binds=["home:/home/jovyan:rw", "/srv/dict:/home/jovyan/dict:ro"]), "within /home/jovyan"),
+        (made(Binds=["home:/home/jovyan/:rw", "data:/home/jovyan/data:rw"]), "within /home/jovyan"),
+        (made(Tmpfs={"/home/jovyan/.cache": ""}), "within /home/jovyan"),
     ],
 )
 def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any], words: str) -> None:
