@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HOST = '''
+HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
 from fgpuspawner import homes
@@ -38,15 +38,15 @@ container = subprocess.Popen(
     ["unshare", "-m", "--propagation", "slave", "sh", "-c", inside], stdout=subprocess.PIPE
 )
 container.stdout.readline()
-'''
-AT_THE_END = '''
+"""
+AT_THE_END = """
 container.kill()
 container.wait()
 own.remove(["warm-1"])
 assert own.names() == [], own.names()
 own.close()
 assert not (here / "fgpu-homes-x").exists()
-'''
+"""
 
 
 def on_a_host(folder: Path, code: str) -> str:
