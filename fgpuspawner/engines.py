@@ -29,6 +29,7 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.network import NETWORK, connect, ensure_network
 from fgpuspawner.nodes import Machine, address_of, are_found_by_driver
 from fgpuspawner.outpost import Outpost, OutpostReader
+from fgpuspawner.tunnel import Tunnel, TunnelFailed
 from fgpuspawner.waiting import in_a_thread_of_its_own
 
 log = logging.getLogger("fgpu.docker")
@@ -130,6 +131,7 @@ class Engine:
         self.network = network
         self.images = images
         self._client_kwargs = dict(client_kwargs or {})
+        self._tunnel = Tunnel(address.url) if address.url.startswith("ssh://") else None
         self.installation = installation
         silent: Any = _Silent(address)
         self.containers = Containers(
@@ -169,11 +171,11 @@ class Engine:
                 )
             except (DockerException, OSError) as e:
                 raise BadSettings(f"c.FGPU.nodes: tls of {own.node_ids[0]!r}: {e}") from e
-        if own.url.startswith("ssh://"):
-            given["use_ssh_client"] = True
         try:
+            if self._tunnel is not None:
+                given["base_url"] = self._tunnel.open()
             return docker.APIClient(**given)
-        except (DockerException, OSError, *GONE) as e:
+        except (DockerException, OSError, TunnelFailed, *GONE) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
     async def ship(
@@ -281,6 +283,8 @@ class Engine:
         """Stop listening."""
         if self._events is not None:
             self._events.close()
+        if self._tunnel is not None:
+            self._tunnel.close()
 
 
 def _call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
