@@ -244,8 +244,8 @@ STEPS = [
     if (kind, point) != ("local", "created")
 ]
 SHORT = [
-    *(("local", point) for point in ("committed", "prepared", "started", "acknowledged", "taken down")),
-    *(("docker", point) for point in ("created", "answered", "ending")),
+    *(("local", point) for point in ("committed", "started", "taken down")),
+    *(("docker", point) for point in ("created", "acknowledged", "ending")),
 ]
 """Those of `make test`; the others are slow."""
 
