@@ -139,7 +139,11 @@ def _use_service(c: Any, settings: FGPU) -> None:
             "name": SERVICE,
             "url": f"http://{settings.service_ip}:{settings.service_port}",
             "command": [sys.executable, "-m", "fgpuspawner.service"],
-            "environment": {"FGPU_SETTINGS": settings.to_json(), "FGPU_FORECAST_KEY": ticket.KEY},
+            "environment": {
+                "FGPU_SETTINGS": settings.to_json(),
+                "FGPU_FORECAST_KEY": ticket.KEY,
+                "FGPU_HUB_PID": str(os.getpid()),
+            },
             "oauth_no_confirm": True,
             # A caller's token gets of these what the caller may do anyway.
             "oauth_client_allowed_scopes": ["delete:servers", "read:servers", QUEUE_READ, ADMIN, ACCESS],

@@ -165,7 +165,8 @@ async def until_told_to_end(parent: int) -> None:
 
 async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogue, store: Store) -> None:
     """Serve until told to end."""
-    parent = os.getppid()
+    # Not whose child it is by now: the Hub may have died already.
+    parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
     auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
     images = {image.slug: image.name for image in catalogue.images}
