@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -95,3 +97,16 @@ def test_a_service_that_is_killed_is_back_in_seconds_and_misses_nothing(tmp_path
         until(lambda: (bob, "RUNNING") in listener.states, what="what happened meanwhile is told")
         assert (alice, "TERMINATED") in listener.states
         listener.closed = True
+
+
+def test_a_service_whose_hub_died_before_it_began_ends_by_itself(tmp_path: Path) -> None:
+    with running(tmp_path, after=server_lines("local", MINI)) as hub:
+        first = until(lambda: service_of(hub))
+        env = first.environ()
+        hub.kill()
+        until(lambda: not first.is_running(), what="its service has ended")
+        late = subprocess.Popen([sys.executable, "-m", "fgpuspawner.service"], env=env, cwd=tmp_path)
+        try:
+            assert late.wait(15) == 0
+        finally:
+            late.kill()
