@@ -137,6 +137,7 @@ class Engine:
         self.containers = Containers(
             silent, looker=silent, installation=installation, elsewhere=address.is_elsewhere
         )
+        self._clients: tuple[docker.APIClient, ...] = ()
         self.answers = False
         self.changed: Callable[[], None] = lambda: None
         self._shipping = threading.Lock()
@@ -152,12 +153,19 @@ class Engine:
         long, short = {"timeout": CALL_TIMEOUT_S}, {"timeout": LOOK_TIMEOUT_S}
         # The short one first: an engine that does not answer is found out by it.
         looker = self._connected(short)
-        self.containers.looker = looker
-        client = self._connected(long)
-        if self.address.is_elsewhere:
-            ensure_network(client, self.network)
-        self.containers.client = client
+        try:
+            client = self._connected(long)
+            if self.address.is_elsewhere:
+                ensure_network(client, self.network)
+        except BadSettings:
+            looker.close()
+            raise
+        before = self._clients
+        self.containers.looker, self.containers.client = self._clients = looker, client
         self.answers = True
+        # What is under way on them goes on; what is kept open for later is not needed any more.
+        for old in before:
+            old.close()
 
     def _connected(self, more: dict[str, Any]) -> docker.APIClient:
         own = self.address
@@ -280,9 +288,11 @@ class Engine:
         self.changed()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and let go of the engine."""
         if self._events is not None:
             self._events.close()
+        for client in self._clients:
+            client.close()
         if self._tunnel is not None:
             self._tunnel.close()
 
@@ -332,6 +342,9 @@ class _Events:
                     self._tell()
             except (DockerException, APIError, *GONE, OSError, ValueError) as e:
                 log.debug("%s: the events end: %s", self._name, e)
+            finally:
+                if self._stream is not None:
+                    _closed_quietly(self._stream)
             self._tell()
             time.sleep(EVENTS_AGAIN_S)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,15 @@ from dockerhub import Engine as Made
 from fgpuspawner.engines import Engine, EngineAddress
 
 SOCKET = "/var/run/docker.sock"
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Of connections that are cut docker-py leaves the sockets to the collector: no later test is blamed for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
 
 
 class Relay:
@@ -113,5 +124,3 @@ async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_ane
     await asyncio.sleep(1)
     assert await death_is_heard(3)
     here.close()
-    here.containers.client.close()
-    here.containers.looker.close()

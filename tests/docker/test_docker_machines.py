@@ -331,6 +331,7 @@ def test_only_certificates_of_the_right_authority_will_do_on_either_side(there: 
     right = engine(there.tls())
     right.connect()
     assert right.answers
+    right.close()
     wrong = there.tls("stranger", "others")
     for tls in ({**there.tls(), "ca": wrong["ca"]}, {**wrong, "ca": there.tls()["ca"]}):
         stranger = engine(tls)
