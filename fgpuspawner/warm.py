@@ -271,21 +271,22 @@ class WarmPool:
             )
             if homes and self._homes is None:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
-            ready = self._matching(key, shape)
+            recipe = Recipe(shape, await self._run(files_of, folder))
+            ready = self._matching(key, recipe)
             if not ready:
-                await self._run(self._learn, key, shape, folder)
+                await self._run(self._learn, key, recipe)
                 return None
             sources = await self._run(self._sources, homes)
         except Unpoolable as e:
             self._say(key, f"sessions start cold: {e}")
             return None
-        except (CannotMount, DockerException, *GONE) as e:
+        except (CannotMount, DockerException, OSError, *GONE) as e:
             log.info("Session %d starts cold: %s", session.id, e)
             return None
         finally:
             self._wake.set()
         # From here to where it is out of the list nothing is waited for, so that nobody else takes it.
-        warm = next((w for w in self._ready[key] if w.recipe.shape == shape), None)
+        warm = next((w for w in self._ready[key] if w.recipe == recipe), None)
         if warm is None:
             return None
         self._ready[key].remove(warm)
@@ -296,17 +297,23 @@ class WarmPool:
             log.warning("Session %d starts cold: %s", session.id, e)
             await self._drop([warm.name, kwargs["name"]])
             return None
+        except asyncio.CancelledError:
+            # Under its old name nobody looks for it any more; under its new one the session's end does.
+            await self._drop([warm.name])
+            raise
         log.info("Session %d takes the warm container %s", session.id, warm.name)
         return warm.id
 
-    def _matching(self, key: Key, shape: Shape) -> list[Warm]:
+    def _matching(self, key: Key, wanted: Recipe) -> list[Warm]:
         recipe, ready = self._recipes.get(key), self._ready.setdefault(key, [])
+        shape = wanted.shape
         if recipe is None or recipe.shape.image_id != shape.image_id:
             self._different.pop(key, None)
             return []
         if recipe.shape.text() == shape.text():
             self._different.pop(key, None)
-            return [warm for warm in ready if warm.recipe is recipe]
+            # The files can be those of an earlier version of this program, from the notes.
+            return [warm for warm in ready if warm.recipe is recipe and recipe.files == wanted.files]
         self._different[key] = self._different.get(key, 0) + 1
         if self._different[key] >= MOST_DIFFERENT:
             known, own = recipe.shape.kwargs, shape.kwargs
@@ -317,10 +324,10 @@ class WarmPool:
     def _sources(self, homes: Sequence[Home]) -> list[tuple[Path, str]]:
         return [(source_of(self._client, home), home.target) for home in homes]
 
-    def _learn(self, key: Key, shape: Shape, folder: Path) -> None:
-        recipe = self._recipes.get(key)
-        if recipe is None or recipe.shape.text() != shape.text():
-            self._recipes[key] = Recipe(shape, files_of(folder))
+    def _learn(self, key: Key, seen: Recipe) -> None:
+        known = self._recipes.get(key)
+        if known is None or (known.shape.text(), known.files) != (seen.shape.text(), seen.files):
+            self._recipes[key] = seen
             self._write_notes()
 
     def _give(
@@ -437,7 +444,8 @@ class WarmPool:
     def _names(self) -> list[str]:
         filters = {"label": f"{LABEL}.{WARM}={self._containers.installation}"}
         listed = self._client.containers(all=True, filters=filters)
-        return [entry["Names"][0].removeprefix("/") for entry in listed]
+        # One that is just being removed can have no name any more.
+        return [entry["Names"][0].removeprefix("/") for entry in listed if entry.get("Names")]
 
     async def _fill(self) -> None:
         """Bring every image's pool one step nearer to its size, until all are there."""
@@ -583,10 +591,12 @@ class WarmPool:
         try:
             for image, node, image_id, kwargs, targets, files in json.loads(self._notes.read_text()):
                 shape = Shape(image_id, kwargs, tuple(targets))
+                if "labels" not in kwargs or "Binds" not in kwargs["host_config"]:
+                    raise ValueError("it is not what a container is made with")
                 self._recipes[image, node] = Recipe(shape, tuple((n, m, c) for n, m, c in files))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError) as e:
+        except (OSError, ValueError, TypeError, LookupError) as e:
             log.warning("%s is of no use, what is in it is learnt again: %s", self._notes, e)
             self._recipes.clear()
 
