@@ -104,12 +104,13 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
-class Isolation:
-    """What holds the sessions of a node, for administrators."""
+class Machine:
+    """A node, for administrators: its state, and what holds its sessions to their slices."""
 
-    node: str
-    backend: str
-    reason: str
+    name: str
+    state: str
+    words: str
+    isolation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,9 @@ class Page:
     simulated: bool
     as_of: Instant
     new_url: str | None
-    isolation: tuple[Isolation, ...]
+    machines: tuple[Machine, ...]
+    lost: str
+    """What the viewer is told of machines in the group that do not answer; empty if all do."""
 
 
 def page(
@@ -161,8 +164,36 @@ def page(
         simulated=capacity["simulated"] or any(s["simulated"] for s in sessions),
         as_of=instant(read_at_s),
         new_url=new_session_url(sessions, viewer, base_url),
-        isolation=tuple(Isolation(**own) for own in capacity.get("isolation", ())),
+        machines=tuple(_machine(node) for node in capacity.get("nodes", ())),
+        lost="" if here is None else lost_words(here["nodes"], here["nodes_lost"]),
     )
+
+
+NODE_WORDS = {
+    "READY": "takes sessions",
+    "CORDONED": "takes no new sessions: an administrator said so",
+    "LOST": "does not answer; what it runs keeps its shares",
+    "GONE": "is gone, an administrator said; its sessions are being ended",
+}
+
+
+def lost_words(nodes: int, lost: int) -> str:
+    """Return what everybody is told of machines that do not answer."""
+    if not lost:
+        return ""
+    who = (
+        "The machine of this group does" if nodes == 1 else f"{lost} of the {nodes} machines of this group do"
+    )
+    if nodes > 1 and lost == 1:
+        who += "es"
+    return (
+        f"{who} not answer. What runs there keeps its share; what waits starts elsewhere, or when it is back."
+    )
+
+
+def _machine(node: Json) -> Machine:
+    held = "" if node["isolation"] is None else f"isolation {node['isolation']}: {node['reason']}"
+    return Machine(node["name"], node["state"], NODE_WORDS[node["state"]], held)
 
 
 def new_session_url(sessions: Sequence[Json], viewer: Viewer, base_url: str) -> str | None:

@@ -331,7 +331,7 @@ def _groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
 def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Json:
     """Return totals, what is used, the viewer's own, and what they could still get.
 
-    Administrators are also told what holds the sessions of each node to their slices.
+    Administrators are also told of each node its state, and what holds its sessions to their slices.
     """
     groups = _groups_of(viewer, world)
     mine, allocatable = Amounts(), Amounts()
@@ -345,16 +345,27 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Js
         "simulated": world.simulated(groups),
     }
     if viewer.admin:
-        found["isolation"] = [
-            {"node": own.node_id, "backend": own.backend, "reason": own.reason} for own in world.isolation
+        chosen = {own.node_id: own for own in world.isolation}
+        found["nodes"] = [
+            {
+                "name": node.id,
+                "group": node.resource_group,
+                "state": node.state.value,
+                "isolation": chosen[node.id].backend if node.id in chosen else None,
+                "reason": chosen[node.id].reason if node.id in chosen else None,
+            }
+            for node in world.snapshot.nodes
         ]
     return found
 
 
 def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> Json:
     largest = world.largest_now.get(group)
+    nodes = [node for node in world.snapshot.nodes if node.resource_group == group]
     return {
         "name": group,
+        "nodes": len(nodes),
+        "nodes_lost": sum(node.state in (NodeState.LOST, NodeState.GONE) for node in nodes),
         "total": total_of(world, group).as_json(),
         "used": used_of(world, group).as_json(),
         "mine": mine_in(world, viewer, group).as_json(),

@@ -429,8 +429,10 @@ def test_the_choice_is_in_the_log_and_in_the_administrators_view(make_hub: Make)
         return answer.json() if answer.status_code == 200 else None
 
     found = until(lambda: capacity(hub.token), what="the service answers")
-    assert found["isolation"] == [{"node": "local", "backend": "interposer", "reason": reason}]
-    assert "isolation" not in capacity(hub.add_user("alice"))
+    (local,) = found["nodes"]
+    assert (local["name"], local["state"]) == ("local", "READY")
+    assert (local["isolation"], local["reason"]) == ("interposer", reason)
+    assert "nodes" not in capacity(hub.add_user("alice"))
 
 
 def test_without_isolation_a_session_has_the_whole_gpu_and_the_log_says_so(

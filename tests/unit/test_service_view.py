@@ -345,15 +345,52 @@ def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
 # --- Isolation ---
 
 
-def test_only_administrators_are_told_what_holds_the_sessions_of_each_node() -> None:
+def test_only_administrators_are_told_of_each_machine() -> None:
     chosen = (Chosen("n1", "interposer", "libfgpu holds memory and compute"),)
     world = replace(Build().world(), isolation=chosen)
-    (told,) = view.capacity_object(world, ADMIN, fgpu_step_milli=100)["isolation"]
-    assert told == {"node": "n1", "backend": "interposer", "reason": "libfgpu holds memory and compute"}
-    assert "isolation" not in view.capacity_object(world, ALICE, fgpu_step_milli=100)
-    (own,) = shown(world, ADMIN).isolation
-    assert (own.node, own.backend) == ("n1", "interposer")
-    assert shown(world, ALICE).isolation == ()
+    (told,) = view.capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
+    assert told == {
+        "name": "n1",
+        "group": "default",
+        "state": "READY",
+        "isolation": "interposer",
+        "reason": "libfgpu holds memory and compute",
+    }
+    assert "nodes" not in view.capacity_object(world, ALICE, fgpu_step_milli=100)
+    (own,) = shown(world, ADMIN).machines
+    assert (own.name, own.words) == ("n1", "takes sessions")
+    assert own.isolation == "isolation interposer: libfgpu holds memory and compute"
+    assert shown(world, ALICE).machines == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        (["READY", "READY"], ""),
+        (["READY", "CORDONED"], ""),
+        (
+            ["LOST"],
+            "The machine of this group does not answer. What runs there keeps its share; what waits starts elsewhere, or "
+            "when it is back.",
+        ),
+        (
+            ["READY", "LOST", "READY"],
+            "1 of the 3 machines of this group does not answer. What runs there keeps its share; what waits starts "
+            "elsewhere, or when it is back.",
+        ),
+        (
+            ["GONE", "LOST", "READY"],
+            "2 of the 3 machines of this group do not answer. What runs there keeps its share; what waits starts "
+            "elsewhere, or when it is back.",
+        ),
+    ],
+)
+def test_everybody_is_told_of_machines_that_do_not_answer(states: list[str], words: str) -> None:
+    nodes = [replace(node(f"n{i}"), state=NodeState(state)) for i, state in enumerate(states)]
+    world = Build(*nodes).world()
+    assert shown(world, ALICE).lost == words
+    (group,) = view.capacity_object(world, ALICE, fgpu_step_milli=100)["groups"]
+    assert group["nodes_lost"] == sum(state in ("LOST", "GONE") for state in states)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{", '{"n1": {}}', '{"n1": "mig"}'])
