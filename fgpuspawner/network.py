@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import logging
+import secrets
 import threading
 import time
 from collections import Counter
@@ -153,6 +154,8 @@ class UserNetworks:
         self._locks: dict[str, threading.Lock] = {}
         self._launches: Counter[str] = Counter()
         self._taken: set[int] = set()
+        self._next = secrets.randbelow(self._room)
+        """Where the next free subnet is looked for; a restarted Hub does not know which it gave out last."""
         self._unused_since_s: dict[str, float] = {}
 
     def name(self, user: str) -> str:
@@ -162,6 +165,10 @@ class UserNetworks:
     @property
     def _prefix(self) -> str:
         return f"fgpu-{self.installation}-u-"
+
+    @property
+    def _room(self) -> int:
+        return int(2 ** (self._prefix_length - self._pool.prefixlen))
 
     def check_pool(self) -> None:
         """Refuse a pool of addresses that somebody else uses.
@@ -332,12 +339,16 @@ class UserNetworks:
         used = [s for n in self._networks() for s in _subnets(n)]
         used += [r.to for r in self._routes()]
         busy = {number for network in used for number in self._numbers(network)}
-        room = 2 ** (self._prefix_length - self._pool.prefixlen)
+        room = self._room
         with self._guard:
             out = {*busy, *self._taken, *refused}
-            number = next((n for n in range(room) if n not in out), None)
+            # One after the other: an address that had a session a moment ago may still be known to a proxy or to the
+            # connection tracker, and must not be another user's meanwhile.
+            ahead = ((self._next + n) % room for n in range(room))
+            number = next((n for n in ahead if n not in out), None)
             if number is not None:
                 self._taken.add(number)
+                self._next = number + 1
                 return number
         log.error(
             "No network for %s: c.FGPU.network_pool %s has room for %d networks of /%d, and all are in use",

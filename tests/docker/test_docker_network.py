@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 import pytest
@@ -459,6 +460,25 @@ def test_a_network_goes_with_its_users_last_session(engine: Engine, hub: DockerH
 def users_with_networks(engine: Engine, hub: DockerHub) -> list[str]:
     found = engine.networks_of(hub.installation)
     return [str(engine.client.inspect_network(n)["Labels"].get("fgpu.user")) for n in found.values()]
+
+
+def test_a_subnet_that_was_one_users_is_not_at_once_anothers(engine: Engine) -> None:
+    installation = secrets.token_hex(6)
+
+    def subnet_of(user: str) -> str:
+        networks = network.UserNetworks(
+            lambda: engine.client, installation=installation, pool=IPv4Network("10.216.0.0/16")
+        )
+        try:
+            with networks.held(user):
+                return str(
+                    engine.client.inspect_network(networks.ensure(user))["IPAM"]["Config"][0]["Subnet"]
+                )
+        finally:
+            networks.remove_unused()
+
+    # Each time by another Hub, which does not know what the one before gave out.
+    assert len({subnet_of(user) for user in ("alice", "bob", "carol")}) > 1
 
 
 def test_a_hub_that_starts_removes_the_networks_that_nobody_uses_and_no_other(
