@@ -71,7 +71,7 @@ class Containers:
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
         self._left_alone: set[str] = set()
         self._seen: frozenset[str] = frozenset()
-        self._told: dict[str, None] = {}
+        self._ends: dict[str, tuple[EndCause, str]] = {}
 
     def name(self, session: Session) -> str:
         """Return the name of the container of the session's current attempt."""
@@ -164,15 +164,15 @@ class Containers:
         )
 
     async def _end_of(self, named: tuple[int, int], container: str) -> tuple[EndCause, str]:
-        """Return how a container ended, with its last words; the log gets more of them, once."""
-        status, cause, message = how_it_ended(await self._look("inspect_container", container))
-        tail = await self.log_tail(container)
-        if container not in self._told:
-            self._told[container] = None
-            if len(self._told) > MOST_TOLD:
-                del self._told[next(iter(self._told))]
+        """Return how a container ended, with its last words; the log gets more of them. Asked once: it stays so."""
+        if container not in self._ends:
+            status, cause, message = how_it_ended(await self._look("inspect_container", container))
+            tail = await self.log_tail(container)
             log.info("Session %d: %s. Its last output:\n%s", named[0], message, "\n".join(tail))
-        return cause, with_last_words(status, cause, message, tail)
+            self._ends[container] = cause, with_last_words(status, cause, message, tail)
+            if len(self._ends) > MOST_TOLD:
+                del self._ends[next(iter(self._ends))]
+        return self._ends[container]
 
     async def log_tail(self, container: str) -> list[str]:
         """Return a container's last lines of output; none where the engine does not tell."""
