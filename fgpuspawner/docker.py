@@ -22,7 +22,16 @@ from traitlets.config import Config
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner import handover
 from fgpuspawner.catalogue import load_catalogue
-from fgpuspawner.containers import GONE, Containers, how_it_ended, in_words, pull, run_in, with_last_words
+from fgpuspawner.containers import (
+    GONE,
+    Containers,
+    EngineSilent,
+    how_it_ended,
+    in_words,
+    pull,
+    run_in,
+    with_last_words,
+)
 from fgpuspawner.engines import Engine, Engines, engines_for
 from fgpuspawner.gpus import some_gpus
 from fgpuspawner.isolation import machine
@@ -164,6 +173,20 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if self._session is None or self._session.placement is None:
             return engines.engines[0]
         return engines.of(self._session)
+
+    def _answering_engine(self) -> Engine | None:
+        """Return the session's engine; None if it does not answer, or its node is not configured any more."""
+        try:
+            return self._engine if self._engine.answers else None
+        except EngineSilent:
+            return None
+
+    def is_away(self, session: Session) -> bool:
+        """Return whether the session's engine does not answer, and may again."""
+        try:
+            return not self._engine.answers
+        except EngineSilent:
+            return False
 
     @property
     def _tenants(self) -> Tenants:
@@ -382,9 +405,9 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
         """Return None while the container runs, or while its engine does not say; else how it ended."""
-        name = self._containers.name(session)
-        if not self._engine.answers:
+        if self._answering_engine() is None:
             return None
+        name = self._containers.name(session)
         try:
             container = await self._containers.inspect(name)
         except NotFound:
@@ -430,7 +453,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
         """Stop and remove the session's containers. While its engine does not answer that is left for later."""
-        if not self._engine.answers:
+        if self._answering_engine() is None:
             return False
         try:
             return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)

@@ -61,6 +61,7 @@ from fgpuspawner.settings import FGPU
 PROBE_EVERY_S = 0.03
 LOOK_EVERY_S = 0.5
 STOP_AGAIN_S = 2.0
+LONGEST_LOOK_S = 2.0
 TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
 
@@ -83,6 +84,10 @@ class QueuedSpawner(Spawner):
 
     containers: ClassVar[bool]
     """Whether sessions are containers; else they are local processes."""
+
+    # What the Hub has its spawners remember.
+    _check_pending: bool
+    _stop_pending: bool
 
     # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
     IDLE: ClassVar[str] = "idle"
@@ -118,6 +123,10 @@ class QueuedSpawner(Spawner):
             LaunchFailed: it could not be run at all.
         """
         raise NotImplementedError
+
+    def is_away(self, session: Session) -> bool:
+        """Return whether the session's machine does not answer, so that it is not known what runs there."""
+        return False
 
     async def has_driver(self, session: Session) -> bool:
         """Return whether the session was given a driver for its GPUs, so that there is something to hold."""
@@ -507,6 +516,9 @@ class QueuedSpawner(Spawner):
             if current is None or current.state is not SessionState.RUNNING:
                 return 0
             self._is_up(current)
+            await self._reached_or_judged(current)
+            if self._phase != self.UP:
+                return 0  # Ended by its owner meanwhile.
         ended = await self._known_end() or await self.exit_status(self.session)
         if ended is None:
             return None
@@ -519,6 +531,35 @@ class QueuedSpawner(Spawner):
             return None
         self._phase = self.IDLE
         return status
+
+    async def _reached_or_judged(self, session: Session) -> None:
+        """Wait, when the Hub has just started and checks this server, until its machine or itself answers.
+
+        The Hub ends a server that does not answer then. Of one on a machine that is away nobody knows anything.
+        """
+        if not self._check_pending:
+            return
+        while await self._is_out_of_reach(session):
+            # Nobody could end a server that the Hub checks.
+            self._check_pending = False
+            if self._phase == self.UP and await self._known_end() is not None:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _is_out_of_reach(self, session: Session) -> bool:
+        # While its owner has it ended the check must not go on, or it would end the server once more.
+        if self._stop_pending or self._phase != self.UP:
+            return self._stop_pending
+        return self.is_away(session) and not await self._answers_now(session)
+
+    async def _answers_now(self, session: Session) -> bool:
+        note = json.loads(session.launched or "{}")
+        try:
+            async with asyncio.timeout(LONGEST_LOOK_S):
+                await self._answered(note["ip"], note["port"])
+        except (TimeoutError, KeyError):
+            return False
+        return True
 
     async def _known_end(self) -> tuple[int, EndCause, str] | None:
         """Return how the session ended if the scheduler was first to see that it has."""

@@ -1,0 +1,106 @@
+"""A Hub that starts while another machine is away, and what is left on a machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from dockerhub import MINI, DockerHub, Engine, until
+from machines import Machine
+from test_docker_machines import HERE, WHOLE, answers, both, fgpu, node_of, state_of
+
+from fgpu_scheduler import NodeState
+
+pytestmark = pytest.mark.xdist_group("machines")
+
+IMPATIENT = "c.Spawner.http_timeout = 3\n"
+"""So long the Hub waits, when it starts, for a server that it knows to be up; then it has it stopped."""
+
+
+@pytest.fixture(scope="module")
+def there(engine: Engine, image: str) -> Iterator[Machine]:
+    machine = Machine(21)
+    try:
+        machine.start()
+        machine.load(engine.client)
+        yield machine
+    finally:
+        machine.close()
+
+
+@pytest.fixture
+def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHub]:
+    hub = make_hub(
+        nodes=[HERE, there.node("there", gpus={"simulated": 1})],
+        groups={"default": {}},
+        fgpu_per_gpu=2,
+        hub_address=there.hub_address,
+        after=MINI + IMPATIENT,
+    )
+    hub.start()
+    yield hub
+    there.mend()
+    there.thaw()
+    hub.end_all_but(set())
+    hub.kill()
+
+
+def test_a_session_outlives_a_restart_of_the_hub_while_its_machine_is_cut_off(
+    two: DockerHub, there: Machine
+) -> None:
+    here_user, user = both(two, there)
+    before = {key: (s.id, s.attempt) for key, s in two.sessions().items()}
+    two.kill()
+    there.cut()
+    two.start()
+    until(lambda: answers(two, here_user), within_s=30, what="what is here goes on")
+    time.sleep(10)
+    assert {key: (s.id, s.attempt) for key, s in two.sessions().items()} == before
+    assert set(two.states().values()) == {"RUNNING"}
+    there.mend()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: answers(two, user), within_s=30, what="the Hub has taken it up")
+    assert set(two.states().values()) == {"RUNNING"}
+
+
+@pytest.mark.parametrize("by", ["its owner", "an administrator"])
+def test_what_is_on_a_machine_that_is_away_when_the_hub_starts_can_be_ended(
+    two: DockerHub, there: Machine, by: str
+) -> None:
+    here_user, user = both(two, there)
+    session = two.sessions()[f"{user}/"]
+    two.end(here_user)
+    two.kill()
+    there.cut()
+    two.start()
+    time.sleep(5)
+    assert two.states()[f"{user}/"] == "RUNNING"
+    if by == "its owner":
+        assert two.stop(user).status_code in (202, 204)
+        until(lambda: two.states()[f"{user}/"] == "TERMINATING", what="its share stays held")
+    else:
+        assert fgpu(two, "node", "there", "gone").returncode == 0
+        until(lambda: f"{user}/" not in two.states(), within_s=20)
+        assert (two.last(user).id, two.last(user).end_cause) == (session.id, "NODE_LOST")
+    # The Hub has learned it: it starts another server, on the machine that is there.
+    until(lambda: two.spawn(user, options=WHOLE).status_code in (201, 202), within_s=20)
+    two.wait_ready(user)
+    assert node_of(two, user) == "here"
+
+
+def test_a_session_on_a_machine_that_is_not_configured_any_more_goes_on_and_can_be_ended(
+    two: DockerHub, there: Machine
+) -> None:
+    _, user = both(two, there)
+    session = two.sessions()[f"{user}/"]
+    two.kill()
+    two.settings["nodes"] = [HERE]
+    two.start()
+    until(lambda: answers(two, user), within_s=30)
+    assert two.states()[f"{user}/"] == "RUNNING"
+    assert two.stop(user).status_code in (202, 204)
+    until(lambda: two.states()[f"{user}/"] == "TERMINATING", what="nobody here can know that it is gone")
+    assert fgpu(two, "node", "there", "gone").returncode == 0
+    until(lambda: f"{user}/" not in two.states(), within_s=20)
+    assert two.last(user).id == session.id
