@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -29,7 +30,8 @@ PORT = 2375
 class Machine:
     """One machine: a network namespace joined to this one's by a pair of interfaces, and an engine in it.
 
-    ``number`` (1 to 200) decides its addresses. The kernel, the disks and the process numbers are this machine's.
+    Its number, which is nobody else's, decides its addresses. The kernel, the disks and the process numbers are this
+    machine's.
     """
 
     flags: tuple[str, ...] = ()
@@ -37,16 +39,16 @@ class Machine:
     disk_mib: int | None = None
     """The size of a disk of the engine's own, which can be full."""
 
-    def __init__(self, number: int, *, tls: bool = False) -> None:
-        self.number = number
+    def __init__(self, *, tls: bool = False) -> None:
         self._tls = tls
+        number = self.number = free_number()
         self.name = f"fgput{number}-{secrets.token_hex(2)}"
         self.hub_address = HUB_ADDRESS.format(number)
         self.address = f"10.215.{number}.2"
         self.url = f"tcp://{self.address}:{PORT}"
         self._folder = Path(tempfile.mkdtemp(prefix="fgpu-machine-"))
         self._inner = f"ft{number}i"
-        self._outer = f"ft{number}o"
+        self._outer = outer(number)
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def node(self, name: str, **more: object) -> dict[str, object]:
@@ -94,6 +96,8 @@ class Machine:
     def start(self) -> Machine:
         """Make the network and start the engine; return when it answers."""
         run("ip", "netns", "add", self.name)
+        # It was taken as a number's mark; now it becomes one end of the cable.
+        run("ip", "link", "del", self._outer)
         run("ip", "link", "add", self._outer, "type", "veth", "peer", "name", self._inner, "netns", self.name)
         run("ip", "addr", "add", f"{self.hub_address}/24", "dev", self._outer)
         run("ip", "link", "set", self._outer, "up")
@@ -197,7 +201,8 @@ class Machine:
                 for container in self.client.containers(all=True):
                     self.client.remove_container(container["Id"], force=True)
             self.stop_engine()
-        self.client.close()
+        if hasattr(self, "client"):
+            self.client.close()
         if self.disk_mib is not None:
             run("umount", "--lazy", str(self.data), check=False)
         run("ip", "netns", "del", self.name, check=False)
@@ -207,6 +212,25 @@ class Machine:
             if not self._folder.exists():
                 return
             time.sleep(0.2)
+
+
+def outer(number: int) -> str:
+    """Return the name of a machine's interface on this side."""
+    return f"ft{number}o"
+
+
+def free_number() -> int:
+    """Return a number that no other machine has, of whichever run, and take it."""
+    numbers = list(range(1, 250))
+    random.shuffle(numbers)
+    for number in numbers:
+        made = subprocess.run(
+            ["ip", "link", "add", outer(number), "type", "dummy"], capture_output=True, text=True, check=False
+        )
+        if made.returncode == 0:
+            return number
+        assert "File exists" in made.stderr, made.stderr
+    raise AssertionError("every number is taken; ip link show")
 
 
 def run(*words: str, check: bool = True) -> None:

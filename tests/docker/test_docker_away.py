@@ -20,7 +20,7 @@ IMPATIENT = "c.Spawner.http_timeout = 3\n"
 
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
-    machine = Machine(21)
+    machine = Machine()
     try:
         machine.start()
         machine.load(engine.client)

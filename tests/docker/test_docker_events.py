@@ -124,3 +124,25 @@ async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_ane
     await asyncio.sleep(1)
     assert await death_is_heard(3)
     here.close()
+
+
+async def test_what_ended_before_the_stream_was_open_and_stays_is_no_reason_for_another(
+    engine: Made, image: str, relay: Relay
+) -> None:
+    installation = engine.prefix.removeprefix("fgpu-test-")
+    labels = {"installation": installation, "session": "9", "attempt": "1"}
+    name = f"fgpu-{installation}-9-1"
+    engine.start(name, labels={f"fgpu.{key}": value for key, value in labels.items()})
+    engine.client.kill(name)
+    here = Engine(EngineAddress(relay.url, ("a",), {}, None), installation=installation)
+    await asyncio.to_thread(here.connect)
+    changed = asyncio.Event()
+    here.watch(changed.set)
+    until_s = time.monotonic() + 5
+    while time.monotonic() < until_s:
+        await heard(changed, within_s=0.5)
+        changed.clear()
+        found, _ = await here.observe()
+        assert {o.session_id: o.alive for o in found}[9] is False
+    assert relay.listeners == 1
+    here.close()

@@ -211,7 +211,7 @@ def test_stop_then_start_at_once(hub: DockerHub) -> None:
 @pytest.fixture(scope="module")
 def small_disk(engine: Engine, image: str) -> Iterator[Machine]:
     """A machine whose disk has little room beside the image."""
-    machine = Machine(78)
+    machine = Machine()
     machine.disk_mib = 900
     try:
         machine.start()
@@ -263,7 +263,7 @@ def test_a_full_disk(make_hub: Callable[..., DockerHub], small_disk: Machine) ->
 @pytest.fixture(scope="module")
 def live_restore(engine: Engine, image: str) -> Iterator[Machine]:
     """A machine whose engine keeps its containers while it restarts."""
-    machine = Machine(79)
+    machine = Machine()
     machine.flags = ("--live-restore",)
     try:
         machine.start()

@@ -30,7 +30,7 @@ WHOLE = {**ONE, "fgpu": "2"}
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
     """Another machine, with the default image."""
-    machine = Machine(1, tls=True)
+    machine = Machine(tls=True)
     try:
         machine.start()
         machine.load(engine.client)

@@ -42,7 +42,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
     """Another machine, with the default image."""
-    made = Machine(77)
+    made = Machine()
     engine = docker.from_env().api
     try:
         made.start()
