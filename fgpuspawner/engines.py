@@ -260,7 +260,7 @@ class Engine:
             return (), ()
         events = self._events
         if events is not None:
-            untold = {o.handle for o in found if not o.alive and not events.has_told(o.handle)}
+            untold = events.missed(found)
             if untold:
                 loop = asyncio.get_running_loop()
                 loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
@@ -314,6 +314,7 @@ class _Events:
         self._closed = threading.Event()
         self._stream: Any = None
         self._told: dict[str, None] = {}
+        self._ended: frozenset[str] | None = None
         threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
 
     def close(self) -> None:
@@ -347,6 +348,14 @@ class _Events:
                     _closed_quietly(self._stream)
             self._tell()
             time.sleep(EVENTS_AGAIN_S)
+
+    def missed(self, found: Sequence[Observed]) -> frozenset[str]:
+        """Return what has ended between the last look and this one, and was not told of.
+
+        What had ended at the first look may have done so before anybody listened.
+        """
+        before, self._ended = self._ended, frozenset(o.handle for o in found if not o.alive)
+        return frozenset() if before is None else self._ended - before - self._told.keys()
 
     def has_told(self, name: str) -> bool:
         """Return whether it was told that this container has ended."""
