@@ -112,6 +112,39 @@ class Containers:
         self._seen = frozenset(o.handle for o in found if o is not None)
         return [o for o in found if o is not None]
 
+    async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
+        """Return the files of containers that are not there (any more), as containers that have ended.
+
+        They are made before their container, and removed after it: a Hub that dies in between leaves them.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        if not self._elsewhere:
+            return []
+        loop = asyncio.get_running_loop()
+        try:
+            names = await loop.run_in_executor(
+                self._lookers, shipping.containers_of_volumes, self.looker, self.installation
+            )
+        except (DockerException, *GONE) as e:
+            raise EngineSilent(str(e)) from e
+        there = {o.handle for o in found}
+        left = [
+            Observed(
+                node_id=node_id,
+                session_id=named[0],
+                attempt=named[1],
+                handle=name,
+                alive=False,
+                message="the session's container is gone; nobody here ended it",
+            )
+            for name, node_id in sorted(names.items())
+            if name not in there and (named := session_and_attempt(name, self.installation)) is not None
+        ]
+        self._seen |= {o.handle for o in left}
+        return left
+
     def has_seen(self, observed: Observed) -> bool:
         """Return whether `look` has last returned this one here."""
         return observed.handle in self._seen
@@ -180,7 +213,8 @@ class Containers:
             output = await self._look("logs", container, tail=LOG_TAIL_LINES)
         except (DockerException, *GONE):
             return []
-        return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+        # They go to the Hub's log, to the command line and to pages, and are whatever the owner's programs print.
+        return [as_text(line) for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove one container; return whether it is known to be gone."""
@@ -315,6 +349,11 @@ def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
     if state.get("Error"):
         return code, EndCause.EXITED, f"the container ended with status {code}: {state['Error']}"
     return code, EndCause.EXITED, f"the session's server ended with status {code}"
+
+
+def as_text(line: str) -> str:
+    """Return a line without what a terminal would take for a command."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line.expandtabs())
 
 
 def with_last_words(status: int, cause: EndCause, message: str, tail: Sequence[str]) -> str:

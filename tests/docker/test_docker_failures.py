@@ -134,6 +134,14 @@ def test_a_container_that_somebody_removes_frees_its_share(hub: DockerHub, engin
     )
 
 
+async def test_last_words_are_text_and_command_no_terminal(engine: Engine) -> None:
+    said = "\x1b[2Jgone\x07 a name: caf\u00e9"
+    container = engine.start(f"{engine.prefix}-says", code=f"print({said!r})")
+    engine.client.wait(container)
+    tail = await Containers(engine.client, installation=engine.prefix).log_tail(container)
+    assert tail == ["\N{REPLACEMENT CHARACTER}[2Jgone\N{REPLACEMENT CHARACTER} a name: caf\u00e9"]
+
+
 async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
     engine: Engine, image: str
 ) -> None:
