@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import logging
 import sys
@@ -129,6 +130,8 @@ class Runtime:
             ),
         )
         self.scheduler.on_end = self._spawner_class.ended
+        # However the Hub ends, as long as it can: its threads may be in the middle of something then.
+        atexit.register(self.store.close)
         Runtime._current = self
 
     def start(self, served: Collection[tuple[str, str]]) -> None:
