@@ -328,7 +328,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         self.host_ip = await asyncio.to_thread(socket.gethostbyname, engine.address.address)
         shared = machine.folder_of(self.runtime.isolation.host.data, self._node_id)
         mounts = await engine.ship(
-            container=self.object_name, image=image, mounts=self.prepared.mounts, shared=shared
+            container=self.object_name,
+            image=image,
+            node=self._node_id,
+            mounts=self.prepared.mounts,
+            shared=shared,
         )
         self._prepared = replace(self.prepared, mounts=mounts)
 

@@ -187,7 +187,7 @@ class Engine:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
     async def ship(
-        self, *, container: str, image: str, mounts: Sequence[Mount], shared: Path
+        self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
     ) -> tuple[Mount, ...]:
         """Carry a session's files to this engine's machine; see `shipping.ship`."""
 
@@ -199,6 +199,7 @@ class Engine:
                     container=container,
                     image=image,
                     installation=self.installation,
+                    node=node,
                     mounts=mounts,
                     shared=shared,
                 )
@@ -253,6 +254,7 @@ class Engine:
             return (), ()
         try:
             found = await self.containers.look()
+            left = await self.containers.left_files(found)
         except EngineSilent as e:
             log.warning("%s does not answer: %s. What it runs keeps its shares", self.address, e)
             self.answers = False
@@ -264,7 +266,7 @@ class Engine:
             if untold:
                 loop = asyncio.get_running_loop()
                 loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
-        return found, self.address.node_ids
+        return [*found, *left], self.address.node_ids
 
     def _listen_anew_unless_told(self, events: _Events, names: Collection[str]) -> None:
         """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""

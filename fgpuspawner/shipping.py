@@ -23,12 +23,28 @@ from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
 
 LABEL = "fgpu.files"
 """Not one by which sessions are found."""
+NODE = "fgpu.node"
 AT = "/fgpu"
+SUFFIX = "-files"
 
 
 def volume_of(container: str) -> str:
     """Return the name of the volume with the files of a container."""
-    return f"{container}-files"
+    return f"{container}{SUFFIX}"
+
+
+def containers_of_volumes(client: docker.APIClient, installation: str) -> dict[str, str]:
+    """Return the containers that files were carried for, be they there or not, with their nodes. Blocks.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    listed = client.volumes(filters={"label": f"{LABEL}={installation}"})["Volumes"] or ()
+    return {
+        v["Name"].removesuffix(SUFFIX): (v.get("Labels") or {}).get(NODE, "")
+        for v in listed
+        if v["Name"].endswith(SUFFIX)
+    }
 
 
 def ship(
@@ -37,6 +53,7 @@ def ship(
     container: str,
     image: str,
     installation: str,
+    node: str,
     mounts: Sequence[Mount],
     shared: Path | None = None,
 ) -> tuple[Mount, ...]:
@@ -50,7 +67,8 @@ def ship(
     """
     common = [m for m in mounts if shared is not None and m.source.is_relative_to(shared)]
     own = [m for m in mounts if m not in common]
-    found = _shipped(client, volume_of(container), image, installation, own, [m.source for m in own])
+    labels = {LABEL: installation, NODE: node}
+    found = _shipped(client, volume_of(container), image, labels, own, [m.source for m in own])
     if common:
         assert shared is not None
         volume = ship_machine(client, image=image, installation=installation, folder=shared)
@@ -67,7 +85,7 @@ def ship_machine(client: docker.APIClient, *, image: str, installation: str, fol
         docker.errors.DockerException: the engine refuses, or does not answer.
     """
     volume = f"fgpu-{installation}-machine-{folder.name}-{_digest(folder)}"
-    _filled(client, volume, image, installation, {".": folder})
+    _filled(client, volume, image, {LABEL: installation}, {".": folder})
     return volume
 
 
@@ -87,12 +105,12 @@ def _shipped(
     client: docker.APIClient,
     volume: str,
     image: str,
-    installation: str,
+    labels: dict[str, str],
     mounts: Sequence[Mount],
     sources: Sequence[Path],
 ) -> list[Mount]:
     files = {str(n): source for n, source in enumerate(sources)}
-    place = _filled(client, volume, image, installation, files)
+    place = _filled(client, volume, image, labels, files)
     return [replace(m, source=place / str(n)) for n, m in enumerate(mounts)]
 
 
@@ -101,7 +119,7 @@ def _carrier(volume: str) -> str:
 
 
 def _filled(
-    client: docker.APIClient, volume: str, image: str, installation: str, files: dict[str, Path]
+    client: docker.APIClient, volume: str, image: str, labels: dict[str, str], files: dict[str, Path]
 ) -> Path:
     """Return where the engine keeps a volume with these files. One that is complete stays as it is."""
     with contextlib.suppress(NotFound):
@@ -109,7 +127,6 @@ def _filled(
         if _is_complete(client, volume):
             return Path(found["Mountpoint"])
         client.remove_volume(volume, force=True)
-    labels = {LABEL: installation}
     client.create_volume(volume, labels=labels)
     carrier = _carrier(volume)
     with contextlib.suppress(NotFound):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from dockerhub import MINI, DockerHub, Engine, until
+from dockerhub import BASE, MINI, DockerHub, Engine, until
 from machines import Machine
 from test_docker_machines import HERE, WHOLE, answers, both, fgpu, node_of, state_of
 
@@ -104,3 +104,21 @@ def test_a_session_on_a_machine_that_is_not_configured_any_more_goes_on_and_can_
     assert fgpu(two, "node", "there", "gone").returncode == 0
     until(lambda: f"{user}/" not in two.states(), within_s=20)
     assert two.last(user).id == session.id
+
+
+def test_files_whose_container_was_never_made_are_removed(two: DockerHub, there: Machine) -> None:
+    _, user = both(two, there)
+    own = f"fgpu-{two.installation}-999-1"
+    labels = {"fgpu.files": two.installation, "fgpu.node": "there"}
+    there.client.create_volume(f"{own}-files", labels=labels)
+    there.client.create_container(BASE, ["true"], name=f"{own}-files-carrier", labels=labels)
+    until(lambda: f"{own}-files" not in volumes_there(there), within_s=20)
+    left = [n for entry in there.client.containers(all=True) for n in entry["Names"]]
+    assert not [name for name in left if own in name]
+    name = two.container_name(two.sessions()[f"{user}/"])
+    assert f"{name}-files" in volumes_there(there), "who runs keeps its own"
+    assert two.states()[f"{user}/"] == "RUNNING"
+
+
+def volumes_there(there: Machine) -> list[str]:
+    return [v["Name"] for v in there.client.volumes()["Volumes"] or []]
