@@ -26,6 +26,8 @@ MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
 MOST_WARNINGS = 3
 """A session that had so many is ended the next time without one: it goes above between looks."""
+LONGEST_LOOK_S = 5.0
+"""So long a round waits for a machine. One that takes longer is looked at again when it has answered."""
 SAY_AGAIN_AFTER = 60
 """Looks after which a trouble that lasts is logged again."""
 
@@ -197,6 +199,7 @@ class Watchdog:
         self._make_reader = make_reader
         self._elsewhere = elsewhere
         self._readers: dict[Place, NvmlReader] = {}
+        self._looking: dict[Place, asyncio.Task[None]] = {}
         self._above: dict[Place, frozenset[int]] = {}
         self._warnings: Counter[int] = Counter()
         self._strangers: frozenset[tuple[str, int]] = frozenset()
@@ -214,23 +217,36 @@ class Watchdog:
                 except Exception:
                     log.exception("The watchdog could not look")
         finally:
-            for reader in self._readers.values():
-                reader.close()
+            self.close()
+
+    def close(self) -> None:
+        """Stop looking."""
+        for look in self._looking.values():
+            look.cancel()
+        for reader in self._readers.values():
+            reader.close()
 
     async def look(self) -> None:
         """Look once."""
         live = await self._sessions.live()
         self._warnings = Counter({s.id: self._warnings[s.id] for s in live if s.id in self._warnings})
         self._strangers = frozenset(s for s in self._strangers if s[0] in self._uuids())
-        looks = []
+        looks: dict[asyncio.Task[None], Place] = {}
         for place, uuids in self._machines().items():
             watched = [s for s in live if self._is_watched(s) and _uses(s, uuids)]
             if watched:
-                looks.append(self._look_at(place, uuids, watched, live))
+                look = self._looking.get(place)
+                if look is None or look.done():
+                    look = asyncio.create_task(self._looked_at(place, uuids, watched, live))
+                    self._looking[place] = look
+                looks[look] = place
             else:
                 self._above.pop(place, None)
         # Side by side: a machine that does not answer hides no other.
-        await asyncio.gather(*looks)
+        if looks:
+            _, late = await asyncio.wait(looks, timeout=LONGEST_LOOK_S)
+            for look in late:
+                self._trouble(str(looks[look]), f"{looks[look]}: no answer within {LONGEST_LOOK_S:.0f} s")
         await asyncio.to_thread(self._isolation.trim_logs)
 
     def _machines(self) -> dict[Place, list[str]]:
@@ -270,6 +286,16 @@ class Watchdog:
         except (ValueError, AttributeError):
             return False
 
+    async def _looked_at(
+        self, place: Place, uuids: Sequence[str], watched: Sequence[Session], live: Sequence[Session]
+    ) -> None:
+        try:
+            await self._look_at(place, uuids, watched, live)
+        except FGPUError as e:
+            self._trouble(str(place), f"{place}: {e}")
+        except Exception:
+            log.exception("The watchdog could not look at %s", place)
+
     async def _look_at(
         self, place: Place, uuids: Sequence[str], watched: Sequence[Session], live: Sequence[Session]
     ) -> None:
@@ -292,9 +318,9 @@ class Watchdog:
                     self._trouble(f"amounts of {uuid}", f"GPU {uuid} tells no amount for processes {silent}")
                 else:
                     self._fine(f"amounts of {uuid}")
-        self._fine(str(place))
         pids = sorted({h.pid for held in looked.values() if not isinstance(held, NvmlUnknown) for h in held})
         owners = await asyncio.to_thread(self._sessions_of, place, pids)
+        self._fine(str(place))
         verdict = judge(
             looked,
             owners,

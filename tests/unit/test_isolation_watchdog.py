@@ -8,12 +8,15 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
+from fgpuspawner.containers import EngineSilent
 from fgpuspawner.isolation import nvml_reader
+from fgpuspawner.isolation import watchdog as watchdog_module
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
 from fgpuspawner.isolation.watchdog import (
@@ -211,6 +214,63 @@ async def test_a_session_is_warned_then_ended_with_figures(isolation: Isolation)
     assert (warned, first, cause, second) == ("warn", 1, "ISOLATION_FAILED", 1)
     assert "3000 MiB" in words
     assert "2048 MiB" in last
+
+
+class Away:
+    """Another machine, which hangs, or says nothing of whose processes there are."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def reader(self, node_id: str) -> NvmlReader:
+        how = self._how
+
+        class Hangs(NvmlReader):
+            async def look(self, uuids: object) -> Looked:
+                if how == "hangs":
+                    await asyncio.sleep(3600)
+                return {OTHER: held((20, 100))}
+
+        return Hangs(node_id)
+
+    def sessions_there(self, node_id: str, pids: Sequence[int]) -> Mapping[int, int]:
+        raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
+
+
+@pytest.mark.parametrize("how", ["hangs", "is silent"])
+async def test_a_machine_that_does_not_answer_hides_no_other(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog_module, "LONGEST_LOOK_S", 0.2)
+    lab = Node("lab", "default", 1000, 1024, (Device(GPU, "lab", 0, "Simulated GPU", 8192, 2000, True),))
+    away = Node("away", "default", 1000, 1024, (Device(OTHER, "away", 0, "A100", 8192, 2000, False),))
+    nodes = [{"name": "lab"}, {"name": "away", "engine": "ssh://away"}]
+    settings = FGPU(data_dir=str(tmp_path), isolation="none", nodes=nodes, hub_address="10.0.0.1")
+    isolation = Isolation(settings, (away, lab))
+    isolation.open(containers=True, installation="abc")
+    there = replace(session(2), placement=Placement("away", (Share(OTHER, 500, 2048, 25),)))
+    scheduler = Scheduler(session(1), there)
+    Reader.script = [{GPU: held((10, 3000))}] * 2
+    watchdog = Watchdog(
+        isolation,
+        scheduler,
+        Owners(),
+        every_s=10,
+        tolerance_mib=512,
+        make_reader=Reader,
+        elsewhere=Away(how),
+    )
+    logging.getLogger("fgpu").propagate = True
+    with caplog.at_level(logging.ERROR, "fgpu.watchdog"):
+        async with asyncio.timeout(5):
+            await watchdog.look()
+            await watchdog.look()
+    assert [(what, number) for what, number, _ in scheduler.told] == [("warn", 1), ("ISOLATION_FAILED", 1)]
+    troubles = [
+        r.getMessage() for r in caplog.records if "does not know what sessions hold" in r.getMessage()
+    ]
+    assert len(troubles) == 1, "said once, and not at every look"
+    watchdog.close()
 
 
 async def test_a_session_that_heeds_the_warning_is_told_so(isolation: Isolation) -> None:
