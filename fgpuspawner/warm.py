@@ -35,7 +35,7 @@ from fgpuspawner.containers import GONE, LABEL, WARM, Containers
 from fgpuspawner.homes import CannotMount, Home, Homes, source_of
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.network import NO_TALK
-from fgpuspawner.waiting import to_the_end
+from fgpuspawner.waiting import in_a_thread_of_its_own, to_the_end
 
 log = logging.getLogger("fgpu.warm")
 
@@ -276,12 +276,14 @@ class WarmPool:
             if not ready:
                 await self._run(self._learn, key, recipe)
                 return None
-            sources = await self._run(self._sources, homes)
+            async with asyncio.timeout(TAKEN_WITHIN_S):
+                # Not in the pool's few threads: a file server that does not answer must keep only its own users.
+                sources = await in_a_thread_of_its_own(self._sources, homes)
         except Unpoolable as e:
             self._say(key, f"sessions start cold: {e}")
             return None
         except (CannotMount, DockerException, OSError, *GONE) as e:
-            log.info("Session %d starts cold: %s", session.id, e)
+            log.info("Session %d starts cold: %s", session.id, str(e) or "its home does not answer")
             return None
         finally:
             self._wake.set()

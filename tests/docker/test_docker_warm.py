@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -196,3 +199,37 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
     assert engine.run_in(hub.container_name(session), "cat", "whose")[1] == "carol\n"
     hub.end("carol")
     pool.filled(2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file server that does not answer")
+def test_a_home_that_does_not_answer_delays_nobody_else(
+    make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path, tmp_path: Path
+) -> None:
+    homes = f'c.FGPUSpawner.volumes = {{"{tmp_path}/{{username}}": "/home/jovyan"}}\n'
+    hub = make_hub(before=homes, after="", catalogue=str(catalogue), warm_pool={"python": 2})
+    pool = Pool(hub.start(), engine)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    for user in ("alice", "bob"):
+        (tmp_path / user).mkdir()
+        os.chown(tmp_path / user, 1000, 1000)
+    hub.running("alice", **HALF)
+    hub.end("alice")
+    pool.filled(2)
+    # Nobody reads what the kernel asks of it.
+    silent = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={silent},rootmode=40777,user_id=0,group_id=0".encode()
+    try:
+        assert ctypes.CDLL(None).mount(b"silent", str(tmp_path / "bob").encode(), b"fuse", 0, options) == 0
+        hub.add_user("bob")
+        small = {"fgpu": "0.2", "cpu": "0.2", "memory_mib": 300}
+        for number in range(5):
+            assert hub.spawn("bob", f"s{number}", options=small).status_code == 202
+        pool.take("alice")
+        until(
+            lambda: hub.log_text().count("starts cold: its home does not answer") == 5,
+            what="bob's sessions are told from others",
+        )
+    finally:
+        os.close(silent)
+        subprocess.run(["umount", "--lazy", str(tmp_path / "bob")], check=True)
