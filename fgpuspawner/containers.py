@@ -33,7 +33,11 @@ log = logging.getLogger("fgpu.docker")
 LABEL = "fgpu"
 WARM = "warm"
 """In the name and a label of a container that waits for a session. Its name becomes the session's, its labels stay."""
-GONE = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
+GONE = (
+    requests.exceptions.ConnectionError,
+    requests.exceptions.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+)
 """What docker-py raises when its engine does not answer."""
 
 KILLED = 128 + signal.SIGKILL

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlparse
@@ -11,6 +12,8 @@ from urllib.parse import urlparse
 import psutil
 
 from fgpu_scheduler import BadAmount, BadSettings, FoundDevice, parse_milli
+
+log = logging.getLogger("fgpu")
 
 NODE_KEYS = ("name", "group", "cpu", "memory_mib", "gpus", "engine", "tls", "address")
 ENGINES = ("unix", "ssh", "tcp")
@@ -52,6 +55,24 @@ def are_found_by_driver(spec: Mapping[str, Any]) -> bool:
 def is_elsewhere(spec: Mapping[str, Any]) -> bool:
     """Return whether a node is another machine than the Hub's."""
     return address_of(spec) is not None
+
+
+def as_far_as_known(
+    machines: Mapping[str, Machine | None], specs: Sequence[Mapping[str, Any]], known: Collection[str]
+) -> dict[str, Machine | None]:
+    """Return the machines, None for one whose driver fails now and whose GPUs are ``known`` from before.
+
+    That one is taken as it was last: a driver that fails on one machine must not keep the Hub from starting.
+    """
+    found = dict(machines)
+    for spec in specs:
+        machine = found.get(spec["name"])
+        if machine is None or machine.devices is not None or not are_found_by_driver(spec):
+            continue
+        if spec["name"] in known:
+            log.error("Which GPUs node %s has is not known now: %s", spec["name"], machine.trouble)
+            found[spec["name"]] = None
+    return found
 
 
 def this_machine() -> Machine:

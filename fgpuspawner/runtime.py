@@ -31,7 +31,7 @@ from fgpuspawner.engines import Engines
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
-from fgpuspawner.nodes import Machine
+from fgpuspawner.nodes import Machine, as_far_as_known
 from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
 from fgpuspawner.tenants import Tenants
@@ -112,8 +112,11 @@ class Runtime:
         self.launcher = self._spawner_class.make_launcher(
             config=self._config, settings=self.settings, installation=self.store.installation_id
         )
-        found = self.settings.discover_nodes(self.launcher.survey())
-        self.nodes: tuple[Node, ...] = known_or_as_it_was(found, self.store.snapshot(0).nodes)
+        stored = self.store.snapshot(0).nodes
+        known = [node.id for node in stored if node.devices]
+        machines = as_far_as_known(self.launcher.survey(), self.settings.nodes, known)
+        found = self.settings.discover_nodes(machines)
+        self.nodes: tuple[Node, ...] = known_or_as_it_was(found, stored)
         self.isolation = Isolation(self.settings, self.nodes)
         self.isolation.open(
             containers=self._spawner_class.containers, installation=self.store.installation_id

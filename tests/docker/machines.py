@@ -225,7 +225,10 @@ def free_number() -> int:
     random.shuffle(numbers)
     for number in numbers:
         made = subprocess.run(
-            ["ip", "link", "add", outer(number), "type", "bridge"], capture_output=True, text=True, check=False
+            ["ip", "link", "add", outer(number), "type", "bridge"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if made.returncode == 0:
             return number

@@ -6,7 +6,7 @@ import pytest
 
 from fgpu_scheduler import BadSettings, FoundDevice, NodeState
 from fgpuspawner.engines import EngineAddress, addresses
-from fgpuspawner.nodes import Machine
+from fgpuspawner.nodes import Machine, as_far_as_known
 from fgpuspawner.settings import FGPU
 
 TLS = {"ca": "a", "cert": "b", "key": "c"}
@@ -58,6 +58,14 @@ def test_a_machine_that_does_not_answer_is_lost_and_not_without_gpus_where_they_
     declared = settings(cpu=8, gpus=[{"uuid": "GPU-2", "memory_mib": 8192}])
     away = next(n for n in declared.discover_nodes({"away": None}) if n.id == "away")
     assert (away.state, len(away.devices), away.cpu_milli) == (NodeState.LOST, 1, 8000)
+
+
+def test_a_driver_that_fails_on_a_machine_whose_gpus_are_known_does_not_stop_the_hub() -> None:
+    sick = {"away": Machine(1000, 1024, None, "Driver/library version mismatch")}
+    specs = settings().nodes
+    assert as_far_as_known(sick, specs, ["away"]) == {"away": None}, "taken as it was last"
+    assert as_far_as_known(sick, specs, []) == sick, "never known: the Hub says so and ends"
+    assert as_far_as_known(sick, settings(gpus={"simulated": 1}).nodes, ["away"]) == sick, "not asked"
 
 
 def test_gpus_that_are_not_known_stop_the_hub_and_are_never_taken_for_none() -> None:
