@@ -30,6 +30,10 @@ class CannotMount(Exception):
     """A home cannot be brought into a container that runs already."""
 
 
+class NotReached(CannotMount):
+    """What this Hub mounts does not reach containers at all: it is in a mount namespace of its own, or the engine is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """A volume, or a folder of the host, and where in the container it is."""
@@ -81,7 +85,7 @@ class Homes:
             _run("mount", "--make-rprivate", place)
             seen, meant = os.stat(f"/proc/{pid}/root{target}"), os.stat(source)
             if (seen.st_dev, seen.st_ino) != (meant.st_dev, meant.st_ino):
-                raise CannotMount("what this Hub mounts does not reach the engine's containers")
+                raise NotReached("what this Hub mounts does not reach the engine's containers")
 
     def rename(self, before: str, after: str) -> None:
         """Have a container's places go by another name. What is mounted there stays."""

@@ -32,7 +32,7 @@ from fgpu_scheduler.service import Scheduler
 from fgpu_scheduler.store import Store
 from fgpuspawner import handover
 from fgpuspawner.containers import GONE, LABEL, WARM, Containers
-from fgpuspawner.homes import CannotMount, Home, Homes, source_of
+from fgpuspawner.homes import CannotMount, Home, Homes, NotReached, source_of
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.network import NO_TALK
 from fgpuspawner.waiting import in_a_thread_of_its_own, to_the_end
@@ -221,6 +221,7 @@ class WarmPool:
         self._different: dict[Key, int] = {}
         self._said: set[tuple[str, str]] = set()
         self._homes: Homes | None = Homes(containers.installation)
+        self._reached = True
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="fgpu-warm")
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
@@ -231,6 +232,10 @@ class WarmPool:
     @property
     def _client(self) -> docker.APIClient:
         return self._containers.client
+
+    @property
+    def _brings_homes(self) -> bool:
+        return self._homes is not None and self._reached
 
     def counts(self) -> dict[Key, int]:
         """Return how many containers wait, by image and node."""
@@ -269,7 +274,7 @@ class WarmPool:
                 folder=folder,
                 account=self._isolation.account(session.id),
             )
-            if homes and self._homes is None:
+            if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
             recipe = Recipe(shape, await self._run(files_of, folder))
             ready = self._matching(key, recipe)
@@ -297,6 +302,9 @@ class WarmPool:
                 await self._run(self._give, warm, session, dict(kwargs), sources, network)
         except (CannotMount, DockerException, OSError, TimeoutError, FGPUError, *GONE) as e:
             log.warning("Session %d starts cold: %s", session.id, e)
+            if isinstance(e, NotReached):
+                # No other's would be either, and each try costs a warm container.
+                self._reached = False
             await self._drop([warm.name, kwargs["name"]])
             return None
         except asyncio.CancelledError:
@@ -453,7 +461,8 @@ class WarmPool:
         """Bring every image's pool one step nearer to its size, until all are there."""
         await self._run(self._sweep_homes)
         for key, recipe in list(self._recipes.items()):
-            size = await self._size(key[0])
+            useless = recipe.shape.targets and not self._brings_homes
+            size = 0 if useless else await self._size(key[0])
             ready = self._ready.setdefault(key, [])
             stale = [warm for warm in ready if warm.recipe is not recipe] + ready[size:]
             if stale:
