@@ -13,6 +13,7 @@ from docker.errors import NotFound
 
 from fgpu_scheduler import Session
 from fgpuspawner import firewall
+from fgpuspawner.homes import Homes
 from hubprocess import WITHOUT_SERVICE, HubProcess, until
 
 BASE = "fgpuspawner/base:0.1"
@@ -258,6 +259,9 @@ class DockerHub(HubProcess):
                 self.engine.client.remove_network(network)
             if firewall.can_apply():
                 firewall.run(firewall.removal(installation))
+            homes = Homes(installation)
+            homes.remove(homes.names())
+            homes.close()
 
 
 __all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "until"]
