@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from docker.utils import parse_repository_tag
 
 from fgpu_scheduler import EndCause, FGPUError, Observed, Session, format_milli
 from fgpuspawner import shipping
-from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.waiting import to_the_end
 
 T = TypeVar("T")
@@ -365,21 +364,6 @@ def with_last_words(status: int, cause: EndCause, message: str, tail: Sequence[s
     if status > 0 and tail and cause is EndCause.EXITED:
         return f"{message}; its last words: {tail[-1][:200]}"
     return message
-
-
-def run_in(
-    client: docker.APIClient, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Answer:
-    """Run a command in a container and return what it prints, no more of it than a probe has to say."""
-    made = client.exec_create(
-        name, list(command), stdin=False, tty=False, environment=dict(environment or {})
-    )["Id"]
-    output = bytearray()
-    for out, _ in client.exec_start(made, stream=True, demux=True):
-        output += out or b""
-        if len(output) > LARGEST_BYTES:
-            break
-    return Answer(bytes(output), client.exec_inspect(made)["ExitCode"])
 
 
 def pull(client: docker.APIClient, reference: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,14 +30,14 @@ from fgpuspawner.containers import (
     how_it_ended,
     in_words,
     pull,
-    run_in,
     with_last_words,
 )
 from fgpuspawner.engines import Engine, Engines, engines_for
+from fgpuspawner.execs import run_in
 from fgpuspawner.gpus import some_gpus
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
-from fgpuspawner.isolation.report import Answer
+from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.isolation.sealing import parse_environment, sealed_environment, sealed_mounts
 from fgpuspawner.network import NETWORK
 from fgpuspawner.queued import LaunchFailed, QueuedSpawner
@@ -437,9 +438,15 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         words = [f"{IN_CONTAINER}/{program}", *arguments]
         try:
             # A container that was there before its session has nothing of this in its own environment.
-            return await in_a_thread_of_its_own(
-                run_in, self.client, self._containers.name(session), words, self.told()
+            run = functools.partial(
+                run_in,
+                self.client,
+                self._containers.name(session),
+                words,
+                environment=self.told(),
+                most_bytes=LARGEST_BYTES,
             )
+            return await in_a_thread_of_its_own(run)
         except (DockerException, *GONE) as e:
             raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
 

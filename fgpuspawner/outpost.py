@@ -18,6 +18,7 @@ from docker.types import DeviceRequest
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner import shipping
+from fgpuspawner.execs import run_in
 from fgpuspawner.gpus import all_gpus
 from fgpuspawner.isolation import nvml_child
 from fgpuspawner.isolation.facts import NVML
@@ -26,6 +27,7 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 AT = "/fgpu"
 MACHINE_AT = "/machine"
 ASK = 'printf "%s\\n" "$1" | "$(command -v python3 || echo /opt/fgpu/bin/python)" -I -S "$0" "$2"'
+MOST_BYTES = 1 << 20
 NOBODY = "65534:65534"
 
 
@@ -88,12 +90,10 @@ class Outpost:
             self._client().remove_container(self.name, force=True)
 
     def _run(self, question: str) -> tuple[int, bytes]:
-        client = self._client()
         library = f"{MACHINE_AT}/libnvidia-ml.so.1" if self._machine else NVML
         words = ["/bin/sh", "-c", ASK, f"{AT}/nvml_child.py", question, library]
-        made = client.exec_create(self.name, words)["Id"]
-        output, _ = client.exec_start(made, demux=True)
-        return int(client.exec_inspect(made)["ExitCode"]), output or b""
+        answer = run_in(self._client(), self.name, words, most_bytes=MOST_BYTES)
+        return (1 if answer.status is None else answer.status), answer.output
 
     def _ensure(self) -> None:
         """Have the container running, and made by this version."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,15 @@ c.FGPUSpawner.extra_host_config = {
     "binds": ["/usr/share/dict:/srv/shared:ro"],
 }
 """
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Of connections that are cut docker-py leaves the sockets to the collector: no later test is blamed for them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import docker
 from docker.errors import NotFound
 
 from fgpu_scheduler import Session
-from fgpuspawner import firewall
+from fgpuspawner import execs, firewall
 from fgpuspawner.homes import Homes
 from hubprocess import WITHOUT_SERVICE, HubProcess, until
 
@@ -93,9 +93,10 @@ class Engine:
 
     def run_in(self, name: str, *cmd: str, user: str = "") -> tuple[int, str]:
         """Run a command in a container as its own user; return status and output."""
-        made = self.client.exec_create(name, list(cmd), user=user)["Id"]
-        output = self.client.exec_start(made).decode()
-        return int(self.client.exec_inspect(made)["ExitCode"]), output
+        both = (execs.STDOUT, execs.STDERR)
+        answer = execs.run_in(self.client, name, cmd, user=user, most_bytes=1 << 20, streams=both)
+        assert answer.status is not None
+        return answer.status, answer.output.decode()
 
     def python_in(self, name: str, code: str) -> str:
         """Run Python code in a container and return what it prints."""

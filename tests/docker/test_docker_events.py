@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -17,15 +15,6 @@ from dockerhub import Engine as Made
 from fgpuspawner.engines import Engine, EngineAddress
 
 SOCKET = "/var/run/docker.sock"
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Of connections that are cut docker-py leaves the sockets to the collector: no later test is blamed for them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 class Relay:

@@ -16,6 +16,7 @@ from machines import Machine
 from test_docker_isolation import ALLOCATE, OWN_LOADER
 
 from fgpu_scheduler import BadSettings, NodeState
+from fgpuspawner import execs
 from fgpuspawner.engines import Engine as Connected
 from fgpuspawner.engines import EngineAddress
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
@@ -125,9 +126,10 @@ def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
 
 
 def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
-    made = there.client.exec_create(name, list(words))["Id"]
-    output = there.client.exec_start(made).decode()
-    return int(there.client.exec_inspect(made)["ExitCode"]), output
+    both = (execs.STDOUT, execs.STDERR)
+    answer = execs.run_in(there.client, name, words, most_bytes=1 << 20, streams=both)
+    assert answer.status is not None
+    return answer.status, answer.output.decode()
 
 
 def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +28,6 @@ pytestmark = pytest.mark.skipif(
     not SSHD.exists() or os.geteuid() != 0,
     reason="no OpenSSH server is installed (openssh-server), or not root",
 )
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Of connections that are cut docker-py leaves the sockets to the collector: no later test is blamed for them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 @dataclass
