@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core import scores
+from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.planner import Plan, Policy, plan
 from fgpu_scheduler.testing import World, decided, world
 

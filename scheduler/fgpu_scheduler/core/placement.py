@@ -183,7 +183,9 @@ class Room(NamedTuple):
         """Return what a score sees of a node."""
         devices = sorted(left.devices, key=lambda d: d.device.uuid)
         free_milli = tuple(d.fgpu_milli for d in devices)
-        return cls(left.cpu_milli, left.memory_mib, free_milli, tuple(d.device.capacity_milli for d in devices))
+        return cls(
+            left.cpu_milli, left.memory_mib, free_milli, tuple(d.device.capacity_milli for d in devices)
+        )
 
 
 Score = Callable[[Room, Room, tuple[int, ...]], tuple[int, ...]]

@@ -125,9 +125,7 @@ class Placer:
     @property
     def left(self) -> Free:
         """What is left of every node, in the order handed in."""
-        return tuple(
-            _node_of(node, self._states[self._state[at]]) for at, node in enumerate(self._nodes)
-        )
+        return tuple(_node_of(node, self._states[self._state[at]]) for at, node in enumerate(self._nodes))
 
     def _intern(self, state: _State) -> int:
         number = self._ids.get(state)
@@ -207,9 +205,7 @@ def _state_of(left: NodeFree) -> _State:
 
 def _node_of(node: NodeFree, state: _State) -> NodeFree:
     by_uuid = sorted(node.devices, key=lambda d: d.device.uuid)
-    free = {
-        d.device.uuid: DeviceFree(d.device, *own) for d, own in zip(by_uuid, state.devices, strict=True)
-    }
+    free = {d.device.uuid: DeviceFree(d.device, *own) for d, own in zip(by_uuid, state.devices, strict=True)}
     devices = tuple(free[d.device.uuid] for d in node.devices)
     return NodeFree(node.node, state.cpu_milli, state.memory_mib, devices)
 

@@ -39,9 +39,7 @@ def fragmentation(workload: Workload, *, percent: int) -> tuple[Potential, int]:
         return (scale - usable) * (1000 * free // capacity)
 
     several = [
-        (at, shape.fgpu_milli, count)
-        for at, (shape, count) in enumerate(shapes)
-        if shape.fgpu_milli > 0
+        (at, shape.fgpu_milli, count) for at, (shape, count) in enumerate(shapes) if shape.fgpu_milli > 0
     ]
 
     @cache
