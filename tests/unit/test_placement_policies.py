@@ -55,6 +55,7 @@ def test_several_devices_are_fragments_to_a_shape_that_needs_more_of_them() -> N
     potential, _ = fragmentation(asks(f2000=1), percent=100)
     assert potential(Room(8000, 9999, (1000, 1000, 400), (1000,) * 3)) == 400
     assert potential(Room(8000, 9999, (1000, 900, 400), (1000,) * 3)) == 2300
+    assert potential(Room(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, "without CPU it cannot run"
 
 
 def test_fgd_keeps_whole_the_device_that_most_requests_need_whole() -> None:
