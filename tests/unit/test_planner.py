@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fgpu_scheduler.core import scores
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.planner import Plan, Policy, plan
 from fgpu_scheduler.testing import World, decided, world
@@ -97,7 +98,7 @@ def test_a_world_without_nodes_lets_everybody_wait() -> None:
 def test_another_order_and_score_give_another_plan() -> None:
     lab = world(devices=2).running("x", "0.3").pending("a", "1").pending("b", "0.2")
     newest_first = Policy(order=lambda s: (-s.id,))
-    spread = Policy(score=lambda where, leaves: (-sum(d.fgpu_milli for d in leaves.devices if d.untouched),))
+    spread = Policy(score=scores.spread)
     assert plan_of(lab) == ["a: GPU-n1-1", "b: GPU-n1-0"]
     assert decided(lab, plan(lab, newest_first)) == ["b: GPU-n1-0", "a: GPU-n1-1"]
     assert decided(lab, plan(lab, spread)) == ["a: GPU-n1-1", "b: GPU-n1-0"]

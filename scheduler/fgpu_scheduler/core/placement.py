@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Device, Node, NodeState, Placement, Request, Share, Snapshot
@@ -140,6 +141,12 @@ def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, No
     """
     if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return
+    if request.fgpu_milli == 0:
+        placement = Placement(left.node.id, ())
+        leaves = after(left, request, placement)
+        if leaves is not None:
+            yield placement, leaves
+        return
     whole: dict[int, list[Device]] = {}
     for device in sorted(left.devices, key=lambda d: d.device.uuid):
         capacity = device.device.capacity_milli
@@ -163,20 +170,37 @@ def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, No
                     yield placement, leaves
 
 
-Score = Callable[[Placement, NodeFree], tuple[int, ...]]
-"""Lower is better; compared before the node's id and the uuids, which break ties."""
+class Room(NamedTuple):
+    """What a score sees of one node: what is free, and each device's capacity, in order of their uuids."""
+
+    cpu_milli: int
+    memory_mib: int
+    free_milli: tuple[int, ...]
+    capacity_milli: tuple[int, ...]
+
+    @classmethod
+    def of(cls, left: NodeFree) -> Room:
+        """Return what a score sees of a node."""
+        devices = sorted(left.devices, key=lambda d: d.device.uuid)
+        free_milli = tuple(d.fgpu_milli for d in devices)
+        return cls(
+            left.cpu_milli, left.memory_mib, free_milli, tuple(d.device.capacity_milli for d in devices)
+        )
 
 
-def best_fit(placement: Placement, leaves: NodeFree) -> tuple[int, ...]:
+Score = Callable[[Room, Room, tuple[int, ...]], tuple[int, ...]]
+"""Of a node before and after, and the places of the devices taken in it. Lower is better; compared before
+the node's id and the uuids, which break ties. Equal arguments must give equal scores: they are kept."""
+
+
+def best_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
     """Score by the share of its devices that a placement leaves free, in millionths: [0, 10^6 x n].
 
     For whole devices that is 0 everywhere, so the node's untouched devices decide: fewer is better.
     """
-    uuids = [share.device_uuid for share in placement.shares]
-    rest = sum(
-        10**6 * d.fgpu_milli // d.device.capacity_milli for d in leaves.devices if d.device.uuid in uuids
-    )
-    return rest, sum(1 for d in leaves.devices if d.untouched)
+    free, capacity = after.free_milli, after.capacity_milli
+    rest = sum(10**6 * free[i] // capacity[i] for i in taken)
+    return rest, sum(1 for i, own in enumerate(capacity) if free[i] == own)
 
 
 def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
@@ -185,12 +209,12 @@ def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Fre
     for at, node in enumerate(left):
         if node.node.resource_group != request.resource_group:
             continue
+        before = Room.of(node)
+        at_uuid = {uuid: i for i, uuid in enumerate(sorted(d.device.uuid for d in node.devices))}
         for placement, leaves in placements(node, request):
-            key = (
-                score(placement, leaves),
-                placement.node_id,
-                tuple(share.device_uuid for share in placement.shares),
-            )
+            uuids = tuple(share.device_uuid for share in placement.shares)
+            taken = tuple(at_uuid[uuid] for uuid in uuids)
+            key = score(before, Room.of(leaves), taken), placement.node_id, uuids
             if found is None or key < found[0]:
                 found = key, placement, at, leaves
     if found is None:

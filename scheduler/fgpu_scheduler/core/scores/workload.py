@@ -1,0 +1,56 @@
+"""What people typically ask for: the data that a score looks ahead with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fgpu_scheduler.core.model import Request
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """The amounts of a request."""
+
+    fgpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Shapes and how often each is asked for; the most frequent first, then by amounts.
+
+    Hand in the recent requests of one resource group, or a list that an administrator wrote.
+    """
+
+    counts: tuple[tuple[Shape, int], ...] = ()
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> Workload:
+        """Return how often each shape occurs in ``requests``, in whatever order they come."""
+        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib) for r in requests)
+        return cls.counted(Counter(shapes).items())
+
+    @classmethod
+    def counted(cls, counts: Iterable[tuple[Shape, int]]) -> Workload:
+        """Return a workload of these counts; those of 0 and below are left out."""
+        kept = ((shape, count) for shape, count in counts if count > 0)
+        return cls(tuple(sorted(kept, key=lambda item: (-item[1], item[0]))))
+
+    def popular(self, percent: int) -> tuple[tuple[Shape, int], ...]:
+        """Return the most frequent pairs of fGPU and CPU that together make ``percent`` of all requests.
+
+        Memory is left out (0): it varies more than it matters, and fewer shapes are weighed faster.
+        """
+        merged: Counter[Shape] = Counter()
+        for shape, count in self.counts:
+            merged[Shape(shape.fgpu_milli, shape.cpu_milli, 0)] += count
+        kept, covered = [], 0
+        for shape, count in Workload.counted(merged.items()).counts:
+            if 100 * covered >= percent * merged.total():
+                break
+            kept.append((shape, count))
+            covered += count
+        return tuple(kept)

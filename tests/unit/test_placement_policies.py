@@ -1,0 +1,194 @@
+"""Which of the places that fit each score takes."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from fgpu_scheduler.core.model import Request
+from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
+from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.scores import Shape, Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.scores.cutting import residual_values
+from fgpu_scheduler.core.scores.fragmentation import fragmentation
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+
+def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str] | None:
+    """Return the devices that a new request gets now, or None."""
+    found = place(request("new", fgpu, **asked), free(lab), score=score)  # type: ignore[arg-type]
+    return None if found is None else [share.device_uuid for share in found[0].shares]
+
+
+def asks(**counts: int) -> Workload:
+    """Return a workload: ``asks(f470=3, f1000=1)``, each with one core and 1 GiB."""
+    return Workload.counted((Shape(int(name[1:]), 1000, 1024), n) for name, n in counts.items())
+
+
+def test_first_fit_takes_the_lowest_ids() -> None:
+    lab = world(devices=2).node("n2", devices=1).running("a", "0.7", on="GPU-n1-1")
+    assert goes_to(lab, "0.3", first_fit) == ["GPU-n1-0"]
+    assert goes_to(lab, "0.3", best_fit) == ["GPU-n1-1"]
+
+
+def test_spread_takes_the_emptiest_device_then_the_emptiest_node() -> None:
+    lab = world(devices=2).node("n2", devices=2).running("a", "0.2", on="GPU-n1-0")
+    assert goes_to(lab, "0.3", spread) == ["GPU-n2-0"]
+    assert goes_to(lab.running("b", "1", on="GPU-n2-1"), "0.3", spread) == ["GPU-n1-1"]
+
+
+def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
+    """Worked by hand from the paper: half of the requests are of 0.5, a quarter of 1, a quarter of none."""
+    counts = [(Shape(500, 1000, 0), 2), (Shape(1000, 4000, 0), 1), (Shape(0, 1000, 0), 1)]
+    potential, scale = fragmentation(Workload.counted(counts), percent=100)
+    assert scale == 4
+    # 1.3 free: 0.5 can use the whole device and none of 0.3; 1 the whole one; without GPU, all is lost.
+    assert potential(Room(8000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 300 + 1 * 1300
+    # With 3 cores, 1 cannot run: all of it is lost to that.
+    assert potential(Room(3000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 1300 + 1 * 1300
+    assert potential(Room(500, 9999, (1000, 300), (1000, 1000))) == 4 * 1300
+
+
+def test_several_devices_are_fragments_to_a_shape_that_needs_more_of_them() -> None:
+    potential, _ = fragmentation(asks(f2000=1), percent=100)
+    assert potential(Room(8000, 9999, (1000, 1000, 400), (1000,) * 3)) == 400
+    assert potential(Room(8000, 9999, (1000, 900, 400), (1000,) * 3)) == 2300
+    assert potential(Room(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, "without CPU it cannot run"
+
+
+def test_fgd_keeps_whole_the_device_that_most_requests_need_whole() -> None:
+    lab = world(devices=2).running("a", "0.4", on="GPU-n1-1")
+    assert goes_to(lab, "0.2", fgd(asks(f1000=9, f200=1))) == ["GPU-n1-1"]
+
+
+def test_fgd_takes_the_node_whose_cpu_serves_no_typical_request() -> None:
+    lab = world(devices=0).node("n1", cpu=16).node("n2", cpu=2)
+    typical = Workload.counted([(Shape(500, 8000, 1024), 1)])
+    assert goes_to(lab, "0.5", fgd(typical)) == ["GPU-n2-0"]
+    assert goes_to(lab, "0.5", best_fit) == ["GPU-n1-0"]
+
+
+def test_a_part_is_worth_what_popular_fractions_can_be_cut_from_it() -> None:
+    values = residual_values({470: 100, 320: 10}, capacity_milli=1000)
+    assert values[0] == values[60] == 0, "nothing fits into 0.06"
+    assert values[470] > 450, "two of 0.47 make a device"
+    assert values[469] < values[470], "one thousandth less is of no use to 0.47"
+    assert values[1000] == 1000
+
+
+def test_a_fraction_that_fills_gaps_that_abound_is_worth_little() -> None:
+    values = residual_values({810: 100, 160: 5}, capacity_milli=1000)
+    assert values[160] < 100 < 900 < values[810]
+
+
+@pytest.mark.parametrize("capacity", [1, 200, 1000, 5000, 12345])
+def test_worth_grows_with_size_and_never_passes_the_device(capacity: int) -> None:
+    demand = {capacity * part // 100: part for part in (5, 16, 33, 47, 65, 81)}
+    for asked in (demand, {}, {capacity: 3, 10 * capacity: 1}):
+        values = residual_values(asked, capacity_milli=capacity)
+        assert len(values) == capacity + 1
+        assert list(values) == sorted(values)
+        assert (values[0], values[-1]) == (0, capacity)
+
+
+def test_worth_leaves_the_gap_that_a_popular_fraction_fills() -> None:
+    """Best fit puts 0.3 into the gap of 0.47; most requests are of 0.47, so `worth` keeps it for one."""
+    lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
+    lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1")
+    score = worth(asks(f470=50, f300=5, f350=5), lab.nodes)
+    assert goes_to(lab, "0.3", best_fit) == ["GPU-n1-0"]
+    assert goes_to(lab, "0.3", score) == ["GPU-n1-1"]
+    assert goes_to(lab, "0.47", score) == ["GPU-n1-0"]
+
+
+def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
+    lab = world(devices=0).node("n1", devices=2, cpu=9).node("n2", devices=2, cpu=64)
+    score = worth(Workload.counted([(Shape(1000, 4000, 1024), 9), (Shape(500, 4000, 1024), 1)]), lab.nodes)
+    assert goes_to(lab, "0.5", best_fit, cpu=8) == ["GPU-n1-0"]
+    assert goes_to(lab, "0.5", score, cpu=8) == ["GPU-n2-0"]
+
+
+def test_worth_counts_memory_of_the_host_as_it_counts_cpu() -> None:
+    lab = world(devices=0).node("n1", devices=2, node_memory_mib=9000).node("n2", devices=2)
+    score = worth(Workload.counted([(Shape(1000, 1000, 4096), 9)]), lab.nodes)
+    assert goes_to(lab, "0.5", score, memory_mib=8192) == ["GPU-n2-0"]
+
+
+def test_worth_is_best_fit_on_one_node_and_without_a_workload() -> None:
+    lab = world(devices=2).node("n2")
+    assert worth(asks(f470=9), lab.nodes[:1]) is best_fit
+    assert worth(Workload(), lab.nodes) is best_fit
+    assert worth(asks(f0=9), lab.nodes) is best_fit
+    assert worth(asks(f470=9), lab.nodes) is not best_fit
+
+
+def test_a_workload_does_not_depend_on_the_order_of_its_requests() -> None:
+    asked = [request("a", "0.5"), request("b", "0.5"), request("c", "1"), request("d", "0.3")]
+    workloads = {Workload.of(order) for order in permutations(asked)}
+    assert len(workloads) == 1
+    (workload,) = workloads
+    assert [count for _, count in workload.counts] == [2, 1, 1]
+    assert [shape.fgpu_milli for shape, _ in workload.popular(50)] == [500]
+
+
+def all_scores(lab: World) -> dict[str, Score]:
+    workload = asks(f1000=5, f500=3, f300=2, f2000=1)
+    return {
+        "first_fit": first_fit,
+        "best_fit": best_fit,
+        "spread": spread,
+        "fgd": fgd(workload),
+        "worth": worth(workload, lab.nodes),
+    }
+
+
+AMOUNTS = ("0.5", "1", "0.3", "2", "0.1", "0.7", "1", "0.9", "0.2", "0.4", "0.6", "1", "0.3", "0.5")
+
+
+@pytest.mark.parametrize("name", ["first_fit", "best_fit", "spread", "fgd", "worth"])
+def test_equal_worlds_give_equal_placements_and_the_placer_the_same(name: str) -> None:
+    lab = world(devices=0).node("n2", devices=3, cpu=6).node("n1", devices=2).node("n3", devices=2, cpu=4)
+    left = tuple(untouched(node) for node in lab.nodes)
+    placers = [Placer(left, score=all_scores(lab)[name]) for _ in range(2)]
+    score = all_scores(lab)[name]
+    for amount in AMOUNTS:
+        asked = request("u", amount)
+        found = place(asked, left, score=score)
+        expected = None
+        if found is not None:
+            expected, left = found
+        assert [placer.place(asked) for placer in placers] == [expected, expected]
+        assert placers[0].left == left
+
+
+def test_a_placer_takes_in_what_is_released() -> None:
+    lab = world(devices=0).node("n1").node("n2")
+    empty = tuple(untouched(node) for node in lab.nodes)
+    placer = Placer(empty, score=best_fit)
+    whole = request("u", "1")
+    assert [placer.place(whole) is not None for _ in range(3)] == [True, True, False]
+    assert not placer.fits(whole)
+    placer.update(empty[1])
+    assert placer.fits(whole)
+    where = placer.place(whole)
+    assert where is not None
+    assert where.node_id == "n2"
+
+
+def test_a_placer_places_what_needs_no_gpu() -> None:
+    lab = world(devices=0).node("n1", cpu=1)
+    placer = Placer(tuple(untouched(node) for node in lab.nodes), score=best_fit)
+    asked = Request("u", "", "image", "default", 0, 1000, 1024)
+    where = placer.place(asked)
+    assert where is not None
+    assert where.shares == ()
+    assert placer.place(asked) is None
+    assert goes_to(lab, "0", best_fit) == []
+
+
+def test_a_placer_that_forgets_still_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_STATES", 3)
+    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_SHAPES", 2)
+    test_equal_worlds_give_equal_placements_and_the_placer_the_same("worth")
