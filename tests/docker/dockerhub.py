@@ -94,7 +94,7 @@ class Engine:
     def run_in(self, name: str, *cmd: str, user: str = "") -> tuple[int, str]:
         """Run a command in a container as its own user; return status and output."""
         both = (execs.STDOUT, execs.STDERR)
-        answer = execs.run_in(self.client, name, cmd, user=user, most_bytes=1 << 20, streams=both)
+        answer = execs.run_in(self.client, name, cmd, user=user, most_bytes=1 << 26, streams=both)
         assert answer.status is not None
         return answer.status, answer.output.decode()
 

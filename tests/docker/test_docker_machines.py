@@ -127,7 +127,7 @@ def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
 
 def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
     both = (execs.STDOUT, execs.STDERR)
-    answer = execs.run_in(there.client, name, words, most_bytes=1 << 20, streams=both)
+    answer = execs.run_in(there.client, name, words, most_bytes=1 << 26, streams=both)
     assert answer.status is not None
     return answer.status, answer.output.decode()
 
