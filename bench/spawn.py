@@ -474,7 +474,7 @@ def main() -> int:
         "machine": machine(),
         "load_before": before,
         "load_after": load(),
-        "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()},
+        "arguments": {k: v.name if isinstance(v, Path) else v for k, v in vars(given).items()},
         "figures": found,
         "verdicts": verdicts,
         "values": raw,
