@@ -12,11 +12,6 @@ from fgpu_scheduler import Device
 CDI_KIND = "nvidia.com/gpu="
 
 
-def has_gpu_runtime(info: Mapping[str, Any]) -> bool:
-    """Return whether an engine (by its ``docker info``) can give containers real GPUs."""
-    return _has_nvidia(info) or bool(cdi_devices(info))
-
-
 def all_gpus(info: Mapping[str, Any]) -> DeviceRequest | None:
     """Return the request for all GPUs of an engine, to look at only; None if it cannot give any."""
     if _has_nvidia(info):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -212,6 +213,21 @@ class Machine:
             if not self._folder.exists():
                 return
             time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def running(
+    client: docker.APIClient, *, tls: bool = False, flags: tuple[str, ...] = (), disk_mib: int | None = None
+) -> Iterator[Machine]:
+    """Have another machine, with the default image of the engine of ``client``."""
+    made = Machine(tls=tls)
+    made.flags, made.disk_mib = flags, disk_mib
+    try:
+        made.start()
+        made.load(client)
+        yield made
+    finally:
+        made.close()
 
 
 def outer(number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import machines
 import pytest
 from dockerhub import BASE, MINI, DockerHub, Engine, until
 from machines import Machine
@@ -20,13 +21,8 @@ IMPATIENT = "c.Spawner.http_timeout = 3\n"
 
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
-    machine = Machine()
-    try:
-        machine.start()
-        machine.load(engine.client)
+    with machines.running(engine.client) as machine:
         yield machine
-    finally:
-        machine.close()
 
 
 @pytest.fixture

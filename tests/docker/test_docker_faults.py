@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import machines
 import pytest
 from docker.errors import DockerException
 from dockerhub import MINI, ONE, WHOLE_FIVE, DockerHub, Engine, until
@@ -211,14 +212,8 @@ def test_stop_then_start_at_once(hub: DockerHub) -> None:
 @pytest.fixture(scope="module")
 def small_disk(engine: Engine, image: str) -> Iterator[Machine]:
     """A machine whose disk has little room beside the image."""
-    machine = Machine()
-    machine.disk_mib = 900
-    try:
-        machine.start()
-        machine.load(engine.client)
+    with machines.running(engine.client, disk_mib=900) as machine:
         yield machine
-    finally:
-        machine.close()
 
 
 @pytest.mark.slow
@@ -263,14 +258,8 @@ def test_a_full_disk(make_hub: Callable[..., DockerHub], small_disk: Machine) ->
 @pytest.fixture(scope="module")
 def live_restore(engine: Engine, image: str) -> Iterator[Machine]:
     """A machine whose engine keeps its containers while it restarts."""
-    machine = Machine()
-    machine.flags = ("--live-restore",)
-    try:
-        machine.start()
-        machine.load(engine.client)
+    with machines.running(engine.client, flags=("--live-restore",)) as machine:
         yield machine
-    finally:
-        machine.close()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import machines
 import pytest
 import requests
 from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, until
@@ -31,13 +32,8 @@ WHOLE = {**ONE, "fgpu": "2"}
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
     """Another machine, with the default image."""
-    machine = Machine(tls=True)
-    try:
-        machine.start()
-        machine.load(engine.client)
+    with machines.running(engine.client, tls=True) as machine:
         yield machine
-    finally:
-        machine.close()
 
 
 @pytest.fixture

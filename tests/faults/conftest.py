@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import machines
 import pytest
 from machines import Machine
 
@@ -42,15 +44,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
     """Another machine, with the default image."""
-    made = Machine()
-    engine = docker.from_env().api
-    try:
-        made.start()
-        made.load(engine)
+    with contextlib.closing(docker.from_env().api) as engine, machines.running(engine) as made:
         yield made
-    finally:
-        made.close()
-        engine.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device
-from fgpuspawner.gpus import all_gpus, cdi_devices, has_gpu_runtime, some_gpus
+from fgpuspawner.gpus import all_gpus, cdi_devices, some_gpus
 
 NVIDIA: dict[str, Any] = {"Runtimes": {"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}}
 PLAIN: dict[str, Any] = {"Runtimes": {"runc": {}}, "DiscoveredDevices": None}
@@ -23,7 +23,6 @@ def test_the_nvidia_runtime_is_asked_for_devices_by_uuid() -> None:
     request = some_gpus(NVIDIA, [device(1)])
     assert request is not None
     assert (request.driver, request.device_ids) == ("nvidia", ["GPU-1f"])
-    assert has_gpu_runtime(NVIDIA)
     everything = all_gpus(NVIDIA)
     assert everything is not None
     assert (everything.driver, everything.count) == ("nvidia", -1)
@@ -55,7 +54,6 @@ def test_of_two_devices_both_are_given_or_none() -> None:
 
 
 def test_an_engine_without_either_gives_none() -> None:
-    assert not has_gpu_runtime(PLAIN)
     assert all_gpus(PLAIN) is None
     assert some_gpus(PLAIN, [device(0)]) is None
     assert cdi_devices({}) == []
