@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from fgpu_scheduler.core.model import (
     ShareMode,
     WaitReason,
 )
+
+NO_GROUPS = "[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,35 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         message,
         launched,
         replaces,
+        gpu_memory_mib,
+        compute_percent,
+        gpu_model,
+        time_limit_s,
+        priority,
+        groups,
+        promised_at_s,
+        ends_at_s,
+        ends_cause,
+        idle_since_s,
+        kept_until_s,
     ) = row
     return Session(
         id_,
-        Request(user, server_name, image, resource_group, fgpu_milli, cpu_milli, memory_mib),
+        Request(
+            user,
+            server_name,
+            image,
+            resource_group,
+            fgpu_milli,
+            cpu_milli,
+            memory_mib,
+            gpu_memory_mib,
+            compute_percent,
+            gpu_model,
+            time_limit_s,
+            priority,
+            () if groups == NO_GROUPS else tuple(json.loads(groups)),
+        ),
         SessionState(state),
         submitted_at_s,
         is_held,
@@ -106,6 +134,11 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         message,
         launched,
         replaces,
+        promised_at_s,
+        ends_at_s,
+        EndCause(ends_cause) if ends_cause else None,
+        idle_since_s,
+        kept_until_s,
     )
 
 
@@ -119,6 +152,12 @@ def request_values(request: Request) -> dict[str, Any]:
         "fgpu_milli": request.fgpu_milli,
         "cpu_milli": request.cpu_milli,
         "memory_mib": request.memory_mib,
+        "gpu_memory_mib": request.gpu_memory_mib,
+        "compute_percent": request.compute_percent,
+        "gpu_model": request.gpu_model,
+        "time_limit_s": request.time_limit_s,
+        "priority": request.priority,
+        "groups": json.dumps(request.groups),
     }
 
 
@@ -138,6 +177,11 @@ def life_values(session: Session) -> dict[str, Any]:
         "message": session.message,
         "launched": session.launched,
         "replaces": session.replaces,
+        "promised_at_s": session.promised_at_s,
+        "ends_at_s": session.ends_at_s,
+        "ends_cause": session.ends_cause.value if session.ends_cause else None,
+        "idle_since_s": session.idle_since_s,
+        "kept_until_s": session.kept_until_s,
     }
 
 

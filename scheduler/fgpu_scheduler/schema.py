@@ -14,6 +14,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -90,6 +91,18 @@ sessions = Table(
     Column("message", Text),
     Column("launched", Text),
     Column("replaces", BigInteger),
+    Column("gpu_memory_mib", BigInteger),
+    Column("compute_percent", Integer),
+    Column("gpu_model", Text),
+    Column("time_limit_s", BigInteger),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    # A JSON array.
+    Column("groups", Text, nullable=False, server_default="[]"),
+    Column("promised_at_s", BigInteger),
+    Column("ends_at_s", BigInteger),
+    Column("ends_cause", Text),
+    Column("idle_since_s", BigInteger),
+    Column("kept_until_s", BigInteger),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )
@@ -104,7 +117,31 @@ shares = Table(
     Column("memory_mib", BigInteger, nullable=False),
     Column("compute_percent", Integer, nullable=False),
     Column("mode", Text, nullable=False),
-    CheckConstraint("fgpu_milli > 0 AND memory_mib > 0 AND compute_percent > 0", name="fgpu_shares_amounts"),
+    # Shares of memory only have no compute.
+    CheckConstraint("fgpu_milli > 0 AND memory_mib > 0 AND compute_percent >= 0", name="fgpu_shares_amounts"),
+)
+
+usage = Table(
+    "fgpu_usage",
+    metadata,
+    Column("user_name", Text, primary_key=True),
+    Column("resource_group", Text, primary_key=True),
+    # fGPU x 1000 x seconds of ended sessions, decayed to the instant beside it.
+    Column("fgpu_milli_s", Double, nullable=False),
+    Column("at_s", BigInteger, nullable=False),
+)
+
+quotas = Table(
+    "fgpu_quotas",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    # Empty: of all together.
+    Column("resource_group", Text, primary_key=True),
+    Column("max_fgpu_milli", BigInteger),
+    Column("max_sessions", Integer),
+    Column("max_pending", Integer),
+    Column("max_lifetime_s", BigInteger),
 )
 
 events = Table(

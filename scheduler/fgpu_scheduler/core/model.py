@@ -7,7 +7,7 @@ snapshots give equal plans.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
@@ -102,7 +102,9 @@ class Node:
 class Request:
     """What was asked for one session.
 
-    ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core.
+    ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core. With
+    ``gpu_memory_mib`` it is 0, and that much memory of one device is asked for: with ``compute_percent`` of its
+    compute, or, where that is None, memory only. ``groups`` are the Hub groups of the user, in order, at submission.
     """
 
     user: str
@@ -112,6 +114,12 @@ class Request:
     fgpu_milli: int
     cpu_milli: int
     memory_mib: int
+    gpu_memory_mib: int | None = None
+    compute_percent: int | None = None
+    gpu_model: str | None = None
+    time_limit_s: int | None = None
+    priority: int = 0
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,9 @@ class Session:
 
     ``held`` is true while nobody waits to launch it (its Hub restarted, say): it keeps its place but
     is not placed. ``attempt`` counts launches; with the id it names the container. ``launched`` is the
-    launcher's own note on what it started, opaque here.
+    launcher's own note on what it started, opaque here. ``promised_at_s`` is the start that was first promised to it
+    while it was at the head of the queue. ``ends_at_s`` with ``ends_cause`` is when and why it is going to be ended, as
+    its owner was warned; until ``kept_until_s`` it is not ended for being idle, which it is since ``idle_since_s``.
     """
 
     id: int
@@ -171,6 +181,43 @@ class Session:
     message: str | None = None
     launched: str | None = None
     replaces: int | None = None
+    promised_at_s: int | None = None
+    ends_at_s: int | None = None
+    ends_cause: EndCause | None = None
+    idle_since_s: int | None = None
+    kept_until_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a user's ended sessions have used of a resource group: fGPU x 1000 x seconds, decayed to the snapshot."""
+
+    user: str
+    resource_group: str
+    fgpu_milli_s: int
+
+
+class QuotaScope(StrEnum):
+    """Whom a quota is for: each user of the name ("*": any), or all members of a Hub group together."""
+
+    USER = "user"
+    GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """An administrator's limit on what is held, waits and lasts. None is no limit; the strictest of several holds.
+
+    It counts the sessions of one resource group, or, where that is None, of all together.
+    """
+
+    scope: QuotaScope
+    name: str
+    resource_group: str | None = None
+    max_fgpu_milli: int | None = None
+    max_sessions: int | None = None
+    max_pending: int | None = None
+    max_lifetime_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +231,8 @@ class Snapshot:
     version: int
     nodes: tuple[Node, ...]
     sessions: tuple[Session, ...] = field(default=())
+    usage: tuple[Usage, ...] = ()
+    quotas: tuple[Quota, ...] = ()
 
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, or None."""
@@ -192,4 +241,4 @@ class Snapshot:
     def with_sessions(self, sessions: Iterable[Session]) -> Snapshot:
         """Return this snapshot with other sessions, put in order of their ids."""
         ordered = tuple(sorted(sessions, key=lambda s: s.id))
-        return Snapshot(self.now_s, self.version, self.nodes, ordered)
+        return replace(self, sessions=ordered)
