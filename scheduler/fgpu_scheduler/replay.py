@@ -1,0 +1,249 @@
+"""A history of requests, run again under another policy: the real planner, driven by events in virtual time.
+
+Pure, as the core is. A session holds its shares for as long as it did, from the instant at which it gets them; requests
+come when they came, whatever became of earlier ones of the same user. The planner is asked whenever something
+comes, ends or is given up, and not in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import ceil
+from statistics import median
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.model import (
+    Node,
+    NodeState,
+    Placement,
+    Quota,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Place, Policy, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One session as it was asked for.
+
+    It holds its shares for ``length_s`` once it has them. Its user gives up after ``patience_s`` in the queue; None:
+    waits to the end.
+    """
+
+    request: Request
+    submitted_at_s: int
+    length_s: int
+    patience_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job. ``held_milli`` is what it held of the devices, in fGPU x 1000.
+
+    ``placed_at_s`` is None for one that never started, and ``left_at_s`` when it had ended or was given up.
+    ``refused`` says that it never entered the queue.
+    """
+
+    job: Job
+    placed_at_s: int | None
+    left_at_s: int
+    held_milli: int = 0
+    refused: bool = False
+
+    @property
+    def waited_s(self) -> int:
+        """How long it was in the queue, in seconds."""
+        until_s = self.left_at_s if self.placed_at_s is None else self.placed_at_s
+        return max(0, until_s - self.job.submitted_at_s)
+
+
+def replay(
+    jobs: Iterable[Job], nodes: Iterable[Node], policy: Policy, *, quotas: Iterable[Quota] = ()
+) -> tuple[Outcome, ...]:
+    """Run the jobs through the planner, and return what becomes of each, in order of submission.
+
+    Every node takes sessions, whatever its state. Jobs of one instant come in the order given. A job that no node could
+    ever hold is refused.
+    """
+    return _Run(jobs, nodes, policy, quotas).outcomes()
+
+
+_END, _GIVE_UP = 0, 1
+
+
+class _Run:
+    def __init__(
+        self, jobs: Iterable[Job], nodes: Iterable[Node], policy: Policy, quotas: Iterable[Quota]
+    ) -> None:
+        self._jobs = sorted(jobs, key=lambda job: job.submitted_at_s)
+        ready = (replace(node, state=NodeState.READY) for node in nodes)
+        self._nodes = tuple(sorted(ready, key=lambda node: node.id))
+        self._policy = policy
+        self._quotas = tuple(quotas)
+        self._live: dict[int, Session] = {}
+        """In order of their ids, being put in so."""
+        self._waiting = 0
+        self._due: list[tuple[int, int, int]] = []
+        self._outcomes: dict[int, Outcome] = {}
+        self._fits: dict[Request, bool] = {}
+        self._version = 0
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Let everything happen, and return what became of each job."""
+        coming = 0
+        now_s = 0
+        while coming < len(self._jobs) or self._due:
+            instants = [self._due[0][0]] if self._due else []
+            if coming < len(self._jobs):
+                instants.append(self._jobs[coming].submitted_at_s)
+            now_s = min(instants)
+            while self._due and self._due[0][0] == now_s:
+                _, kind, session_id = heappop(self._due)
+                self._leaves(session_id, kind, now_s)
+            while coming < len(self._jobs) and self._jobs[coming].submitted_at_s == now_s:
+                coming += 1
+                self._comes(coming, now_s)
+            if self._waiting:
+                self._plan(now_s)
+        for session_id in self._live:
+            # Nothing will change any more: a quota of nothing, say.
+            self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
+        return tuple(self._outcomes[i] for i in range(1, len(self._jobs) + 1))
+
+    def _job(self, session_id: int) -> Job:
+        return self._jobs[session_id - 1]
+
+    def _comes(self, session_id: int, now_s: int) -> None:
+        job = self._job(session_id)
+        if not self._could_ever_fit(job.request):
+            self._outcomes[session_id] = Outcome(job, None, now_s, refused=True)
+            return
+        self._live[session_id] = Session(session_id, job.request, SessionState.PENDING, now_s)
+        self._waiting += 1
+        if job.patience_s is not None:
+            heappush(self._due, (now_s + job.patience_s, _GIVE_UP, session_id))
+
+    def _could_ever_fit(self, asked: Request) -> bool:
+        # Who asks for it decides nothing.
+        shape = replace(asked, user="", server_name="", image="", time_limit_s=None, priority=0, groups=())
+        if shape not in self._fits:
+            self._fits[shape] = placement.could_ever_fit(shape, self._nodes)
+        return self._fits[shape]
+
+    def _leaves(self, session_id: int, kind: int, now_s: int) -> None:
+        session = self._live.get(session_id)
+        waits = session is not None and session.state is SessionState.PENDING
+        if session is None or (kind == _GIVE_UP and not waits):
+            return
+        del self._live[session_id]
+        self._waiting -= waits
+        if waits:
+            self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
+
+    def _plan(self, now_s: int) -> None:
+        self._version += 1
+        snapshot = Snapshot(
+            now_s, self._version, self._nodes, tuple(self._live.values()), quotas=self._quotas
+        )
+        for decision in plan(snapshot, self._policy).decisions:
+            session = self._live[decision.session_id]
+            if isinstance(decision, Place):
+                self._starts(session, decision.placement, now_s)
+            elif session.wait_reason is not decision.reason:
+                self._live[session.id] = replace(session, wait_reason=decision.reason)
+
+    def _starts(self, session: Session, where: Placement, now_s: int) -> None:
+        job = self._job(session.id)
+        self._live[session.id] = replace(
+            session,
+            state=SessionState.RUNNING,
+            attempt=1,
+            placement=where,
+            wait_reason=None,
+            scheduled_at_s=now_s,
+            started_at_s=now_s,
+        )
+        self._waiting -= 1
+        ends_at_s = now_s + job.length_s
+        heappush(self._due, (ends_at_s, _END, session.id))
+        held_milli = sum(share.fgpu_milli for share in where.shares)
+        self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, held_milli)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a policy did to the queue.
+
+    Waits are in seconds, of all that entered the queue; who gave up has waited until then. ``utilisation`` is the part
+    of the devices' fGPU-time that was held, and ``fairness`` Jain's index over the users of the part of their
+    sessions' fGPU-time, waiting and holding, that was holding: 1 where all are served alike.
+    """
+
+    sessions: int
+    started: int
+    never_started: int
+    refused: int
+    mean_wait_s: float
+    median_wait_s: float
+    p95_wait_s: float
+    longest_wait_s: float
+    utilisation: float
+    fairness: float
+
+
+def summary(outcomes: Iterable[Outcome], *, capacity_milli: int, from_s: int, until_s: int) -> Summary:
+    """Return the figures of what was submitted from ``from_s`` on; utilisation is counted to ``until_s``.
+
+    Utilisation counts earlier sessions too, as far as they held something then.
+    """
+    everything = list(outcomes)
+    found = [o for o in everything if o.job.submitted_at_s >= from_s]
+    queued = [o for o in found if not o.refused]
+    waits = sorted(o.waited_s for o in queued)
+    held = sum(_held_milli_s(o, from_s, until_s) for o in everything)
+    there = capacity_milli * max(0, until_s - from_s)
+    started = sum(1 for o in queued if o.placed_at_s is not None)
+    return Summary(
+        sessions=len(found),
+        started=started,
+        never_started=len(queued) - started,
+        refused=len(found) - len(queued),
+        mean_wait_s=sum(waits) / len(waits) if waits else 0.0,
+        median_wait_s=float(median(waits)) if waits else 0.0,
+        p95_wait_s=float(waits[ceil(0.95 * len(waits)) - 1]) if waits else 0.0,
+        longest_wait_s=float(waits[-1]) if waits else 0.0,
+        utilisation=held / there if there else 0.0,
+        fairness=jain(_served(queued)),
+    )
+
+
+def _held_milli_s(outcome: Outcome, from_s: int, until_s: int) -> int:
+    if outcome.placed_at_s is None:
+        return 0
+    return outcome.held_milli * max(0, min(outcome.left_at_s, until_s) - max(outcome.placed_at_s, from_s))
+
+
+def _served(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return for each user which part of the fGPU-time of their sessions was holding."""
+    held: dict[str, int] = {}
+    there: dict[str, int] = {}
+    for outcome in outcomes:
+        job = outcome.job
+        # Who never started held nothing; their request says what they would have.
+        amount = outcome.held_milli or job.request.fgpu_milli or 1
+        lasted_s = 0 if outcome.placed_at_s is None else max(0, outcome.left_at_s - outcome.placed_at_s)
+        user = job.request.user
+        held[user] = held.get(user, 0) + amount * lasted_s
+        there[user] = there.get(user, 0) + amount * (lasted_s + outcome.waited_s)
+    return [held[user] / there[user] for user in sorted(there) if there[user]]
+
+
+def jain(amounts: Sequence[float]) -> float:
+    """Return Jain's fairness index: 1 where all amounts are equal, 1/n where one has everything."""
+    squares = sum(amount * amount for amount in amounts)
+    return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0

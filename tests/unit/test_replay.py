@@ -1,0 +1,123 @@
+"""Replaying a history: the real planner, what becomes of each job, and the figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpu_scheduler.core.model import Node
+from fgpu_scheduler.core.planner import Policy
+from fgpu_scheduler.replay import Job, Outcome, jain, replay, summary
+from fgpu_scheduler.testing import world
+from fgpu_scheduler.testing.world import request
+
+POLICY = Policy()
+
+
+def lab(devices: int = 1) -> tuple[Node, ...]:
+    return world(devices=devices).nodes
+
+
+def job(
+    user: str, fgpu: str = "1", *, at_s: int = 0, length_s: int = 100, patience_s: int | None = None
+) -> Job:
+    return Job(request(user, fgpu), at_s, length_s, patience_s)
+
+
+def told(outcomes: tuple[Outcome, ...]) -> list[str]:
+    """Say what became of each: ``"a 0-100"``, ``"b gave up at 30"``, ``"c refused"``."""
+    return [
+        f"{o.job.request.user} refused"
+        if o.refused
+        else f"{o.job.request.user} gave up at {o.left_at_s}"
+        if o.placed_at_s is None
+        else f"{o.job.request.user} {o.placed_at_s}-{o.left_at_s}"
+        for o in outcomes
+    ]
+
+
+def test_who_comes_second_starts_when_the_first_has_ended() -> None:
+    found = replay([job("a"), job("b", at_s=10, length_s=50)], lab(), POLICY)
+    assert told(found) == ["a 0-100", "b 100-150"]
+    assert [o.waited_s for o in found] == [0, 90]
+
+
+def test_fractions_share_a_device() -> None:
+    found = replay([job("a", "0.4"), job("b", "0.4"), job("c", "0.4")], lab(), POLICY)
+    assert told(found) == ["a 0-100", "b 0-100", "c 100-200"]
+    assert [o.held_milli for o in found] == [400, 400, 400]
+
+
+def test_what_ends_is_free_for_who_comes_at_the_same_instant() -> None:
+    assert told(replay([job("a"), job("b", at_s=100)], lab(), POLICY)) == ["a 0-100", "b 100-200"]
+
+
+def test_who_gives_up_before_the_turn_never_starts_and_blocks_nobody() -> None:
+    jobs = [job("a"), job("b", at_s=5, patience_s=30), job("c", at_s=6)]
+    found = replay(jobs, lab(), POLICY)
+    assert told(found) == ["a 0-100", "b gave up at 35", "c 100-200"]
+    assert found[1].waited_s == 30
+
+
+def test_who_has_started_does_not_give_up() -> None:
+    assert told(replay([job("a", patience_s=30)], lab(), POLICY)) == ["a 0-100"]
+
+
+def test_what_no_node_could_hold_is_refused() -> None:
+    assert told(replay([job("a", "2"), job("b")], lab(), POLICY)) == ["a refused", "b 0-100"]
+
+
+def test_a_session_of_no_length_frees_its_share_at_once() -> None:
+    assert told(replay([job("a", length_s=0), job("b")], lab(), POLICY)) == ["a 0-0", "b 0-100"]
+
+
+def test_jobs_are_replayed_in_order_of_submission_whatever_their_order() -> None:
+    jobs = [job("late", at_s=20), job("early")]
+    assert told(replay(jobs, lab(), POLICY)) == ["early 0-100", "late 100-200"]
+
+
+def test_a_node_out_of_use_takes_sessions_in_a_replay() -> None:
+    nodes = world().cordoned("n1").nodes
+    assert told(replay([job("a")], nodes, POLICY)) == ["a 0-100"]
+
+
+def test_the_policy_decides() -> None:
+    jobs = [job("a"), job("b", at_s=1), job("c", at_s=2)]
+    last_first = Policy(order=lambda session: (-session.id,))
+    assert told(replay(jobs, lab(), last_first)) == ["a 0-100", "b 200-300", "c 100-200"]
+
+
+def test_the_figures_of_a_history() -> None:
+    jobs = [
+        job("a"),
+        job("b"),
+        job("c", at_s=10, patience_s=20),
+        job("d", "2"),
+    ]
+    found = summary(replay(jobs, lab(), POLICY), capacity_milli=1000, from_s=0, until_s=250)
+    assert (found.sessions, found.started, found.never_started, found.refused) == (4, 2, 1, 1)
+    # Waits: a 0, b 100, c 20.
+    assert (found.mean_wait_s, found.median_wait_s) == (40, 20)
+    assert (found.p95_wait_s, found.longest_wait_s) == (100, 100)
+    assert found.utilisation == pytest.approx(200 / 250)
+    # Of their time: a all, b half, c none.
+    assert found.fairness == pytest.approx(1.5**2 / (3 * 1.25))
+
+
+def test_figures_are_of_what_came_in_the_window() -> None:
+    jobs = [job("a", length_s=300), job("b", at_s=200)]
+    found = summary(replay(jobs, lab(), POLICY), capacity_milli=1000, from_s=200, until_s=400)
+    assert (found.sessions, found.mean_wait_s) == (1, 100)
+    # What came earlier and still held something is counted in the devices' use.
+    assert found.utilisation == 1
+
+
+def test_nothing_at_all_has_figures_too() -> None:
+    found = summary((), capacity_milli=1000, from_s=0, until_s=0)
+    assert (found.sessions, found.mean_wait_s, found.utilisation, found.fairness) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "index"), [([1, 1, 1], 1), ([1, 0, 0, 0], 0.25), ([], 1), ([0, 0], 1), ([3, 1], 0.8)]
+)
+def test_jains_index(amounts: list[float], index: float) -> None:
+    assert jain(amounts) == pytest.approx(index)
