@@ -103,6 +103,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         ends_cause,
         idle_since_s,
         kept_until_s,
+        place_of,
     ) = row
     return Session(
         id_,
@@ -139,6 +140,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         EndCause(ends_cause) if ends_cause else None,
         idle_since_s,
         kept_until_s,
+        place_of,
     )
 
 
@@ -182,6 +184,7 @@ def life_values(session: Session) -> dict[str, Any]:
         "ends_cause": session.ends_cause.value if session.ends_cause else None,
         "idle_since_s": session.idle_since_s,
         "kept_until_s": session.kept_until_s,
+        "place_of": session.place_of,
     }
 
 

@@ -103,6 +103,7 @@ sessions = Table(
     Column("ends_cause", Text),
     Column("idle_since_s", BigInteger),
     Column("kept_until_s", BigInteger),
+    Column("place_of", BigInteger),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )

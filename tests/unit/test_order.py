@@ -28,6 +28,12 @@ def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
     assert users(late) == ["a", "b"]
 
 
+def test_a_session_that_is_queued_again_has_the_place_of_the_first_that_it_goes_back_to() -> None:
+    lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
+    again = replace(lab.of("c"), id=7, place_of=1, replaces=6)
+    assert users(replace(lab, sessions=(lab.of("b"), again))) == ["c", "b"]
+
+
 def test_another_order_can_be_given_and_ties_break_by_id() -> None:
     lab = world().pending("a", "0.5").pending("b", "0.1").pending("c", "0.5")
     smallest_first = queue(reversed(lab.sessions), order=lambda s: (s.request.fgpu_milli,))

@@ -164,6 +164,8 @@ class Session:
     launcher's own note on what it started, opaque here. ``promised_at_s`` is the start that was first promised to it
     while it was at the head of the queue. ``ends_at_s`` with ``ends_cause`` is when and why it is going to be ended, as
     its owner was warned; until ``kept_until_s`` it is not ended for being idle, which it is since ``idle_since_s``.
+    One that was queued again ``replaces`` the one that ended, and stands at the place in the queue of ``place_of``, the
+    first of those that it goes back to.
     """
 
     id: int
@@ -186,6 +188,12 @@ class Session:
     ends_cause: EndCause | None = None
     idle_since_s: int | None = None
     kept_until_s: int | None = None
+    place_of: int | None = None
+
+    @property
+    def place(self) -> int:
+        """Where it stands in the order of submission: its id, or that of the session whose place it keeps."""
+        return self.id if self.place_of is None else self.place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +206,14 @@ class Usage:
 
 
 class QuotaScope(StrEnum):
-    """Whom a quota is for: each user of the name ("*": any), or all members of a Hub group together."""
+    """Whom a quota is for: a user, all members of a Hub group together, or everybody together.
+
+    The name "*" stands for each user, or for each group; of everybody it is the only one.
+    """
 
     USER = "user"
     GROUP = "group"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ def fifo(session: Session) -> tuple[int, ...]:
     """First come, first served: in the order of submission.
 
     Ids tell it, being given in that order. Instants do not: a clock that is set back would let everybody
-    who comes later overtake.
+    who comes later overtake. One that is queued again has the place of the one that it replaces.
     """
-    return (session.id,)
+    return (session.place,)
 
 
 def queue(sessions: Iterable[Session], *, order: Order) -> tuple[Session, ...]:

@@ -26,6 +26,7 @@ def upgrade() -> None:
         sa.Column("ends_cause", sa.Text),
         sa.Column("idle_since_s", sa.BigInteger),
         sa.Column("kept_until_s", sa.BigInteger),
+        sa.Column("place_of", sa.BigInteger),
     ):
         op.add_column("fgpu_sessions", column)
     op.create_table(

@@ -1,0 +1,218 @@
+"""Quotas: what a user, a Hub group or everybody together may hold, have waiting, and for how long.
+
+Of several quotas that count a session the strictest holds. What would be over the concurrent quota waits; what
+would be over the pending quota, or could never fit in a quota, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Device, Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
+
+ANY = "*"
+"""The name of a quota for each user, or for each Hub group, or for everybody."""
+
+
+class Ledger:
+    """What is held against every quota: by the sessions of a snapshot, and by what was taken since.
+
+    Without quotas it counts nothing and allows everything.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._quotas = snapshot.quotas
+        self._nodes = snapshot.nodes
+        self._tallies: dict[tuple[int, str], _Tally] = {}
+        self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Line, ...]] = {}
+        self._least: dict[tuple[str, int | None, int | None, str | None], int] = {}
+        if self._quotas:
+            for session in snapshot.sessions:
+                if session.state in HOLDING:
+                    self.take(session)
+
+    def allows(self, session: Session, where: Placement | None = None) -> bool:
+        """Return whether all quotas let the session start beside what is held and was taken."""
+        return not self._quotas or self.stops(session, where) is None
+
+    def stops(self, session: Session, where: Placement | None = None) -> Quota | None:
+        """Return the first quota that does not let the session start now, or None.
+
+        It counts with the fGPU of the shares in ``where`` or, where that is None, of the fewest it could get.
+        """
+        lines = self._of(session.request)
+        if not lines:
+            return None
+        more = self._milli(session, where)
+        for line in lines:
+            most = line.quota.max_fgpu_milli
+            if most is not None and more > 0 and line.tally.fgpu_milli + more > most:
+                return line.quota
+            most = line.quota.max_sessions
+            if most is not None and line.tally.sessions >= most:
+                return line.quota
+        return None
+
+    def take(self, session: Session, where: Placement | None = None) -> None:
+        """Count a session that starts now."""
+        self._count(session, where, 1)
+
+    def give_back(self, session: Session, where: Placement | None = None) -> None:
+        """Count a session no more that has ended: one of the snapshot, or one that was taken the same way."""
+        self._count(session, where, -1)
+
+    def limit_s(self, request: Request) -> int | None:
+        """Return how long a session may run by the quotas, in seconds, or None without limit."""
+        limits = [line.quota.max_lifetime_s for line in self._of(request)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _count(self, session: Session, where: Placement | None, sign: int) -> None:
+        lines = self._of(session.request)
+        if lines:
+            milli = self._milli(session, where)
+            for line in lines:
+                line.tally.fgpu_milli += sign * milli
+                line.tally.sessions += sign
+
+    def _of(self, request: Request) -> tuple[_Line, ...]:
+        if not self._quotas:
+            return ()
+        who = request.resource_group, request.user, request.groups
+        found = self._lines.get(who)
+        if found is None:
+            found = self._lines[who] = tuple(
+                _Line(quota, self._tallies.setdefault((at, counted), _Tally()))
+                for at, quota in enumerate(self._quotas)
+                for counted in counted_as(quota, request)
+            )
+        return found
+
+    def _milli(self, session: Session, where: Placement | None) -> int:
+        placement = where or session.placement
+        if placement is not None:
+            return sum(share.fgpu_milli for share in placement.shares)
+        asked = session.request
+        if asked.gpu_memory_mib is None:
+            return asked.fgpu_milli
+        shape = asked.resource_group, asked.gpu_memory_mib, asked.compute_percent, asked.gpu_model
+        if shape not in self._least:
+            self._least[shape] = least_milli(asked, self._nodes)
+        return self._least[shape]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one user, group or everybody holds of one quota."""
+
+    fgpu_milli: int = 0
+    sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    quota: Quota
+    tally: _Tally
+
+
+def counted_as(quota: Quota, request: Request) -> tuple[str, ...]:
+    """Return under which names a quota counts the sessions of a request; none where it is not for them.
+
+    All with the same name share the quota: a user's, a Hub group's members', or everybody's.
+    """
+    if quota.resource_group not in (None, request.resource_group):
+        return ()
+    match quota.scope:
+        case QuotaScope.USER:
+            return (request.user,) if quota.name in (ANY, request.user) else ()
+        case QuotaScope.GROUP:
+            return tuple(group for group in request.groups if quota.name in (ANY, group))
+        case QuotaScope.ALL:
+            return (ANY,)
+
+
+def shown(quota: Quota) -> str:
+    """Name a quota in words that go on from "the quota of"."""
+    match quota.scope:
+        case QuotaScope.USER:
+            who = "each user" if quota.name == ANY else f"user {quota.name!r}"
+        case QuotaScope.GROUP:
+            who = "each group" if quota.name == ANY else f"group {quota.name!r}"
+        case QuotaScope.ALL:
+            who = "everybody together"
+    return who if quota.resource_group is None else f"{who} in resource group {quota.resource_group!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class OverPending:
+    """A pending quota that a submission would go over."""
+
+    quota: Quota
+    counted: str
+    limit: int
+    waiting: int
+    more: int
+
+    @property
+    def message(self) -> str:
+        """What to tell the user."""
+        return (
+            f"the quota of {shown(self.quota)} is {self.limit} requests waiting: "
+            f"{self.waiting} wait already, and this would add {self.more}"
+        )
+
+
+def over_pending(
+    quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]
+) -> OverPending | None:
+    """Return the first pending quota that ``asked`` would go over beside what is waiting, or None."""
+    limited = [quota for quota in quotas if quota.max_pending is not None]
+    if not limited:
+        return None
+    others = tuple(waiting)
+    for quota in limited:
+        more = _numbers(quota, asked)
+        if not more:
+            continue
+        there = _numbers(quota, others)
+        for counted in sorted(more):
+            limit, already = quota.max_pending or 0, there.get(counted, 0)
+            if already + more[counted] > limit:
+                return OverPending(quota, counted, limit, already, more[counted])
+    return None
+
+
+def _numbers(quota: Quota, requests: Iterable[Request]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for request in requests:
+        for counted in counted_as(quota, request):
+            found[counted] = found.get(counted, 0) + 1
+    return found
+
+
+def least_milli(request: Request, nodes: Iterable[Node]) -> int:
+    """Return the smallest fGPU x 1000 that a request could be worth on any device of its resource group.
+
+    0 where no device there could hold it.
+    """
+    if request.gpu_memory_mib is None:
+        return request.fgpu_milli
+    found = [
+        milli
+        for node in nodes
+        if node.resource_group == request.resource_group
+        for device in node.devices
+        if request.gpu_model in (None, device.model)
+        and (milli := _worth_milli(request.gpu_memory_mib, request.compute_percent, device)) is not None
+    ]
+    return min(found, default=0)
+
+
+def _worth_milli(memory_mib: int, compute_percent: int | None, device: Device) -> int | None:
+    """Return the fGPU x 1000 of explicit memory and compute on a device, rounded up; None where it is too small."""
+    if memory_mib > device.memory_mib:
+        return None
+    by_memory = -(-memory_mib * device.capacity_milli // device.memory_mib)
+    by_compute = -(-(compute_percent or 0) * device.capacity_milli // 100)
+    return max(by_memory, by_compute)

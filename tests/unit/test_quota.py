@@ -1,0 +1,250 @@
+"""What quotas let start, let wait and let last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, SessionState, Share, ShareMode
+from fgpu_scheduler.core.quota import Ledger, counted_as, least_milli, over_pending, shown
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
+
+
+def asked(user: str, fgpu: str = "0.5", *groups: str, group: str = "default") -> Request:
+    return replace(request(user, fgpu, group=group), groups=groups)
+
+
+def waits(user: str, fgpu: str = "0.5", *groups: str, group: str = "default", id_: int = 99) -> Session:
+    return Session(id_, asked(user, fgpu, *groups, group=group), SessionState.PENDING, 0)
+
+
+def lab(*quotas: Quota, runs: tuple[tuple[str, str, tuple[str, ...]], ...] = ()) -> World:
+    found = world(devices=8)
+    for user, fgpu, groups in runs:
+        found = found.running(user, fgpu)
+        last = found.sessions[-1]
+        new = replace(last, request=replace(last.request, groups=groups))
+        found = replace(found, sessions=(*found.sessions[:-1], new))
+    return replace(found, quotas=quotas)
+
+
+def test_without_quotas_everything_may_start() -> None:
+    ledger = Ledger(lab(runs=(("a", "1", ()),)))
+    ledger.take(waits("a", "8"))
+    assert ledger.allows(waits("a", "8"))
+    assert ledger.limit_s(asked("a")) is None
+
+
+@pytest.mark.parametrize(("fgpu", "allowed"), [("0.5", True), ("0.6", False)])
+def test_a_user_may_hold_as_much_as_the_quota_and_no_more(fgpu: str, allowed: bool) -> None:
+    ledger = Ledger(lab(Quota(USER, "a", max_fgpu_milli=1500), runs=(("a", "1", ()),)))
+    assert ledger.allows(waits("a", fgpu)) is allowed
+    assert ledger.allows(waits("b", "8"))
+
+
+def test_what_was_taken_counts_like_what_is_held_until_it_is_given_back() -> None:
+    ledger = Ledger(lab(Quota(USER, "a", max_fgpu_milli=1000)))
+    first, second = waits("a", "0.6", id_=1), waits("a", "0.6", id_=2)
+    ledger.take(first)
+    assert not ledger.allows(second)
+    ledger.give_back(first)
+    assert ledger.allows(second)
+
+
+def test_each_user_has_the_quota_of_the_star_for_himself() -> None:
+    ledger = Ledger(lab(Quota(USER, "*", max_sessions=1), runs=(("a", "0.5", ()),)))
+    assert not ledger.allows(waits("a"))
+    assert ledger.allows(waits("b"))
+
+
+def test_a_named_quota_does_not_loosen_the_one_of_everybody_s() -> None:
+    quotas = Quota(USER, "*", max_sessions=1), Quota(USER, "a", max_sessions=5)
+    ledger = Ledger(lab(*quotas, runs=(("a", "0.5", ()),)))
+    assert ledger.stops(waits("a")) == quotas[0]
+
+
+def test_the_members_of_a_group_share_its_quota() -> None:
+    quota = Quota(GROUP, "class", max_fgpu_milli=1000)
+    ledger = Ledger(lab(quota, runs=(("a", "0.6", ("class", "staff")),)))
+    assert ledger.stops(waits("b", "0.5", "class")) == quota
+    assert ledger.allows(waits("b", "0.4", "class"))
+    assert ledger.allows(waits("c", "1", "staff"))
+
+
+def test_a_member_of_two_groups_is_under_the_quotas_of_both() -> None:
+    small = Quota(GROUP, "small", max_fgpu_milli=300)
+    ledger = Ledger(lab(Quota(GROUP, "large", max_fgpu_milli=4000), small))
+    assert ledger.stops(waits("a", "0.5", "large", "small")) == small
+    assert ledger.allows(waits("a", "0.5", "large"))
+
+
+def test_everybody_together_is_one_quota() -> None:
+    ledger = Ledger(lab(Quota(ALL, "*", max_sessions=2), runs=(("a", "0.5", ()), ("b", "0.5", ()))))
+    assert not ledger.allows(waits("c"))
+
+
+def test_a_quota_of_a_resource_group_counts_only_what_is_there() -> None:
+    here = Quota(USER, "a", resource_group="default", max_sessions=1)
+    ledger = Ledger(lab(here, runs=(("a", "0.5", ()),)))
+    assert not ledger.allows(waits("a"))
+    assert ledger.allows(waits("a", group="other"))
+    overall = Ledger(lab(replace(here, resource_group=None), runs=(("a", "0.5", ()),)))
+    assert not overall.allows(waits("a", group="other"))
+
+
+@pytest.mark.parametrize("state", list(SessionState))
+def test_a_session_counts_while_it_holds_its_share(state: SessionState) -> None:
+    found = lab(Quota(USER, "a", max_sessions=1), runs=(("a", "0.5", ()),))
+    found = replace(found, sessions=(replace(found.sessions[0], state=state),))
+    holds = ("SCHEDULED", "PREPARING", "PULLING", "RUNNING", "TERMINATING")
+    assert Ledger(found).allows(waits("a")) is (state not in holds)
+
+
+def test_a_session_without_gpu_is_under_the_number_of_sessions_only() -> None:
+    ledger = Ledger(lab(Quota(USER, "a", max_fgpu_milli=1000), runs=(("a", "1", ()), ("a", "1", ()))))
+    assert ledger.allows(waits("a", "0"))
+    assert not Ledger(lab(Quota(USER, "a", max_sessions=0))).allows(waits("a", "0"))
+
+
+def test_the_shortest_lifetime_is_the_limit() -> None:
+    ledger = Ledger(
+        lab(
+            Quota(USER, "*", max_lifetime_s=9000),
+            Quota(GROUP, "class", max_lifetime_s=3600),
+            Quota(USER, "b", max_lifetime_s=60),
+            Quota(USER, "a", max_sessions=1),
+        )
+    )
+    assert ledger.limit_s(asked("a", "1", "class")) == 3600
+    assert ledger.limit_s(asked("a")) == 9000
+
+
+def explicit(memory_mib: int, compute_percent: int | None = None, model: str | None = None) -> Request:
+    return replace(
+        request("a", "0"), gpu_memory_mib=memory_mib, compute_percent=compute_percent, gpu_model=model
+    )
+
+
+MIXED = (
+    world(devices=0)
+    .node("n1", memory_mib=8192, model="Small")
+    .node("n2", memory_mib=16384, fgpu_per_gpu=4, model="Large")
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "milli"),
+    [
+        (explicit(4096), 500),
+        (explicit(4096, 75), 750),
+        (explicit(12288), 3000),
+        (explicit(4096, model="Large"), 1000),
+        (explicit(128), 16),
+        (explicit(32768), 0),
+        (asked("a", "0.7"), 700),
+    ],
+)
+def test_an_explicit_request_counts_as_the_least_it_could_be_worth(request_: Request, milli: int) -> None:
+    assert least_milli(request_, MIXED.nodes) == milli
+
+
+def test_a_placed_explicit_request_counts_by_its_shares() -> None:
+    one = Session(1, explicit(4096), SessionState.PENDING, 0)
+    full = replace(MIXED, quotas=(Quota(USER, "a", max_fgpu_milli=900),))
+    ledger = Ledger(full)
+    device = full.nodes[1].devices[0]
+    share = Share(device.uuid, 1000, 4096, 0, ShareMode.MEMORY)
+    placed = replace(full.running("b", "1", on=device.uuid).sessions[0].placement, shares=(share,))  # type: ignore[type-var]
+    assert placed is not None
+    assert ledger.allows(one)
+    assert not ledger.allows(one, placed)
+    ledger.take(one)
+    assert not ledger.allows(replace(one, id=2))
+    held = replace(one, state=SessionState.RUNNING, placement=placed)
+    assert not Ledger(replace(full, sessions=(held,))).allows(waits("a", "0.1"))
+
+
+def test_over_the_pending_quota_names_what_waits() -> None:
+    quota = Quota(GROUP, "class", resource_group="default", max_pending=3)
+    waiting = [asked("a", "1", "class"), asked("b", "1", "class"), asked("c", "1"), asked("b", group="other")]
+    found = over_pending((quota,), waiting, [asked("c", "1", "class"), asked("d", "1", "class")])
+    assert found is not None
+    assert found.message == (
+        "the quota of group 'class' in resource group 'default' is 3 requests waiting: "
+        "2 wait already, and this would add 2"
+    )
+    assert over_pending((quota,), waiting, [asked("c", "1", "class"), asked("d", "1")]) is None
+    assert over_pending((quota,), waiting * 9, [asked("d", "1")]) is None
+
+
+def test_the_pending_quota_of_each_user_counts_his_own() -> None:
+    quota = Quota(USER, "*", max_pending=1)
+    assert over_pending((quota,), [asked("a")], [asked("b"), asked("c")]) is None
+    found = over_pending((quota,), [asked("a")], [asked("b"), asked("b")])
+    assert found is not None
+    assert (found.counted, found.waiting, found.more) == ("b", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        (Quota(USER, "a"), "user 'a'"),
+        (Quota(USER, "*"), "each user"),
+        (Quota(GROUP, "*", "lab"), "each group in resource group 'lab'"),
+        (Quota(GROUP, "class"), "group 'class'"),
+        (Quota(ALL, "*"), "everybody together"),
+    ],
+)
+def test_a_quota_is_named_in_words(quota: Quota, words: str) -> None:
+    assert shown(quota) == words
+
+
+AMOUNTS = st.sampled_from(("0.1", "0.5", "1", "2"))
+QUOTAS = st.builds(
+    Quota,
+    scope=st.sampled_from((USER, GROUP)),
+    name=st.sampled_from(("a", "b", "x", "y", "*")),
+    resource_group=st.sampled_from((None, "default", "other")),
+    max_fgpu_milli=st.one_of(st.none(), st.integers(0, 3000)),
+    max_sessions=st.one_of(st.none(), st.integers(0, 3)),
+)
+WAITING = st.builds(
+    asked,
+    st.sampled_from(("a", "b", "c")),
+    AMOUNTS,
+    st.sampled_from(("x", "z")),
+    st.sampled_from(("y", "v")),
+    group=st.sampled_from(("default", "other")),
+)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(st.lists(QUOTAS, max_size=4), st.lists(WAITING, max_size=12))
+def test_whatever_is_taken_as_allowed_never_sums_above_any_quota(
+    quotas: list[Quota], waiting: list[Request]
+) -> None:
+    ledger = Ledger(lab(*quotas))
+    taken: list[Request] = []
+    for number, one in enumerate(waiting):
+        session = Session(number, one, SessionState.PENDING, 0)
+        fits = all(_within(quota, [*taken, one], one) for quota in quotas)
+        assert ledger.allows(session) is fits
+        if fits:
+            ledger.take(session)
+            taken.append(one)
+
+
+def _within(quota: Quota, held: list[Request], newest: Request) -> bool:
+    for name in counted_as(quota, newest):
+        own = [r for r in held if name in counted_as(quota, r)]
+        if quota.max_sessions is not None and len(own) > quota.max_sessions:
+            return False
+        if quota.max_fgpu_milli is not None and sum(r.fgpu_milli for r in own) > quota.max_fgpu_milli:
+            return False
+    return True
