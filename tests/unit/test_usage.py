@@ -12,7 +12,7 @@ from fgpu_scheduler.testing import world
 
 
 def test_a_session_uses_its_shares_from_its_placement_to_its_end() -> None:
-    lab = world(devices=2).running("a", "0.5", started_ago_s=100).running("b", "2")
+    lab = world(devices=3).running("a", "0.5", started_ago_s=100).running("b", "2")
     running = lab.of("a")
     assert fgpu_seconds(running, lab.now_s) == 500 * 100
     ended = replace(running, state=SessionState.TERMINATED, ended_at_s=lab.now_s - 40)

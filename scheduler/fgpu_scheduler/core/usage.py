@@ -22,4 +22,5 @@ def fgpu_seconds(session: Session, now_s: int) -> int:
 
 def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:
     """Return what is left of an amount after ``age_s`` seconds; all of it where the clock was set back."""
-    return amount * 0.5 ** (max(0, age_s) / half_life_s)
+    half_lives: float = max(0, age_s) / half_life_s
+    return amount * float(0.5**half_lives)
