@@ -20,9 +20,9 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.order import positions
 from fgpu_scheduler.core.placement import Free, free
-from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.core.planner import Plan, plan
+from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.core.units import format_milli, parse_milli
 from fgpu_scheduler.errors import (
@@ -58,6 +58,7 @@ __all__ = [
     "Forecast",
     "FoundDevice",
     "Free",
+    "GroupPolicy",
     "InvalidTransition",
     "Launcher",
     "Node",
@@ -90,7 +91,7 @@ __all__ = [
     "forecast_request",
     "format_milli",
     "free",
+    "group_policy",
     "parse_milli",
     "plan",
-    "positions",
 ]

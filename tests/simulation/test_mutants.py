@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle, placement, reconcile
 from fgpu_scheduler.core.model import SessionState
-from fgpu_scheduler.core.planner import Policy
+from fgpu_scheduler.core.orders import lifo
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.testing import Faults, MemoryStore, Violation, checks, simulate
 
 SEEDS = range(40)
@@ -78,13 +79,13 @@ class LikeAnyVersion(int):
 
 
 def test_a_queue_in_the_wrong_order_is_noticed():
-    last_comes_first = Policy(order=lambda session: (-session.id,))
+    last_comes_first = Policy(GroupPolicy(order=lifo))
     assert "which asked for the same earlier" in first_violation(policy=last_comes_first)
 
 
 def test_an_order_that_trusts_the_clock_is_noticed():
     """It was so once: a clock set back let newcomers overtake everybody."""
-    by_instant = Policy(order=lambda session: (session.submitted_at_s,))
+    by_instant = Policy(GroupPolicy(order=lambda line: [s.submitted_at_s for s in line.waiting]))
     assert "which asked for the same earlier" in first_violation(policy=by_instant)
 
 

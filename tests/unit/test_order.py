@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core.order import fifo, positions, queue
+from fgpu_scheduler.core.order import Order, in_order, line, queue, waited_s
+from fgpu_scheduler.core.orders import fifo, lifo
 from fgpu_scheduler.testing import World, world
 
 
 def users(lab: World) -> list[str]:
-    return [s.request.user for s in queue(lab.sessions, order=fifo)]
+    return [s.request.user for s in queue(lab.sessions)]
 
 
 def test_only_those_who_wait_are_in_the_queue_first_come_first() -> None:
@@ -19,7 +20,7 @@ def test_only_those_who_wait_are_in_the_queue_first_come_first() -> None:
 
 def test_the_queue_does_not_depend_on_the_order_of_its_input() -> None:
     lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
-    assert queue(reversed(lab.sessions), order=fifo) == queue(lab.sessions, order=fifo)
+    assert queue(reversed(lab.sessions)) == queue(lab.sessions)
 
 
 def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
@@ -34,14 +35,23 @@ def test_a_session_that_is_queued_again_has_the_place_of_the_first_that_it_goes_
     assert users(replace(lab, sessions=(lab.of("b"), again))) == ["c", "b"]
 
 
-def test_another_order_can_be_given_and_ties_break_by_id() -> None:
-    lab = world().pending("a", "0.5").pending("b", "0.1").pending("c", "0.5")
-    smallest_first = queue(reversed(lab.sessions), order=lambda s: (s.request.fgpu_milli,))
-    assert [s.request.user for s in smallest_first] == ["b", "a", "c"]
-
-
-def test_positions_count_from_one_in_each_resource_group() -> None:
+def test_an_order_ranks_those_of_one_group_and_ties_go_by_place() -> None:
     lab = (
-        world().node("n2", group="class").pending("a", "1").pending("b", "1", group="class").pending("c", "1")
+        world().pending("a", "0.5").pending("b", "0.1").pending("c", "0.5").pending("d", "0.1", group="class")
     )
-    assert positions(lab.sessions, order=fifo) == {1: 1, 2: 1, 3: 2}
+    own = line(lab, "default", half_life_s=1)
+
+    def ordered(order: Order) -> list[str]:
+        return [own.waiting[at].request.user for at in in_order(own, order)]
+
+    assert ordered(fifo) == ["a", "b", "c"]
+    assert ordered(lifo) == ["c", "b", "a"]
+    assert ordered(lambda own: [s.request.fgpu_milli for s in own.waiting]) == ["b", "a", "c"]
+
+
+def test_nobody_has_waited_less_than_somebody_behind() -> None:
+    lab = world().pending("a", "1")
+    set_back = replace(lab, now_s=lab.now_s - 3600).pending("b", "1")
+    set_back = replace(set_back, now_s=set_back.now_s + 60).pending("c", "1")
+    assert waited_s(queue(set_back.sessions), set_back.now_s + 40) == [100, 100, 40]
+    assert waited_s(queue(lab.sessions), lab.now_s - 5) == [0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core import scores
+from fgpu_scheduler.core import orders, scores
 from fgpu_scheduler.core.model import SessionState
-from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.core.planner import Plan, plan
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.testing import World, decided, world
 
 
@@ -73,7 +74,7 @@ def test_each_resource_group_has_its_own_nodes() -> None:
     lab = (
         world().node("n2", group="class").pending("a", "1").pending("b", "1").pending("c", "1", group="class")
     )
-    assert plan_of(lab) == ["a: GPU-n1-0", "b waits: RESOURCES", "c: GPU-n2-0"]
+    assert plan_of(lab) == ["c: GPU-n2-0", "a: GPU-n1-0", "b waits: RESOURCES"]
 
 
 def test_cordoned_and_lost_nodes_get_nothing_new() -> None:
@@ -97,8 +98,8 @@ def test_a_world_without_nodes_lets_everybody_wait() -> None:
 
 def test_another_order_and_score_give_another_plan() -> None:
     lab = world(devices=2).running("x", "0.3").pending("a", "1").pending("b", "0.2")
-    newest_first = Policy(order=lambda s: (-s.id,))
-    spread = Policy(score=scores.spread)
+    newest_first = Policy(GroupPolicy(order=orders.lifo))
+    spread = Policy(GroupPolicy(score=scores.spread))
     assert plan_of(lab) == ["a: GPU-n1-1", "b: GPU-n1-0"]
     assert decided(lab, plan(lab, newest_first)) == ["b: GPU-n1-0", "a: GPU-n1-1"]
     assert decided(lab, plan(lab, spread)) == ["a: GPU-n1-1", "b: GPU-n1-0"]

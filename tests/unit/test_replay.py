@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fgpu_scheduler.core.model import Node
-from fgpu_scheduler.core.planner import Policy
+from fgpu_scheduler.core.orders import lifo
+from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.replay import Job, Outcome, jain, replay, summary
 from fgpu_scheduler.testing import world
 from fgpu_scheduler.testing.world import request
@@ -82,7 +83,7 @@ def test_a_node_out_of_use_takes_sessions_in_a_replay() -> None:
 
 def test_the_policy_decides() -> None:
     jobs = [job("a"), job("b", at_s=1), job("c", at_s=2)]
-    last_first = Policy(order=lambda session: (-session.id,))
+    last_first = Policy(GroupPolicy(order=lifo))
     assert told(replay(jobs, lab(), last_first)) == ["a 0-100", "b 200-300", "c 100-200"]
 
 

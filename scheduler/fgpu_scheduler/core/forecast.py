@@ -103,12 +103,12 @@ def _starts(snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int
         (_expected_end_at_s(s, now_s, typical_length_s), s.id) for s in snapshot.sessions if s.id in holding
     ]
     heapify(ends)
-    waiting = list(order.queue(snapshot.sessions, order=policy.order))
+    waiting = list(order.queue(snapshot.sessions))
     # What did not fit can fit only where something has ended since: the other nodes need no second try.
     changed = tuple(left)
     # Each turn ends at least one session, and each session ends once: this comes to an end.
     while waiting:
-        placed, leaves = place_in_order(waiting, tuple(left[i] for i in changed), policy)
+        placed, leaves = place_in_order(waiting, tuple(left[i] for i in changed), policy.default)
         left.update((n.node.id, n) for n in leaves)
         if placed:
             for s in waiting:
@@ -267,7 +267,8 @@ def largest_now_milli(request: Request, snapshot: Snapshot, policy: Policy, caps
     world = _applied(snapshot, plan(snapshot, policy))
     left = placement.free(world)
     own = [n for n in snapshot.nodes if n.resource_group == request.resource_group]
+    score = policy.of(request.resource_group).score
     for amount in reversed(amounts_that_fit(own, caps)):
-        if placement.place(replace(request, fgpu_milli=amount), left, score=policy.score) is not None:
+        if placement.place(replace(request, fgpu_milli=amount), left, score=score) is not None:
             return amount
     return None

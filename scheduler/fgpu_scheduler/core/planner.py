@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How the queue is ordered and where sessions go."""
-
-    order: order.Order = order.fifo
-    score: placement.Score = placement.best_fit
+from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
+from fgpu_scheduler.core.policies import Policy as Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +20,25 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """Leave the session PENDING, and keep a place for it: nobody who comes after it takes what it needs.
+
+    ``starts_at_s`` is the latest start that can be promised, or None where no end is known of those who hold
+    what it needs. The devices are those that it would get.
+    """
+
+    session_id: int
+    starts_at_s: int | None
+    node_id: str
+    device_uuids: tuple[str, ...]
+
+    @property
+    def reason(self) -> WaitReason:
+        """Why it waits: as every decision that leaves a session PENDING has it."""
+        return WaitReason.RESERVED
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Leave the session PENDING, for this reason."""
 
@@ -33,12 +46,12 @@ class Wait:
     reason: WaitReason
 
 
-Decision = Place | Wait
+Decision = Place | Reserve | Wait
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Decisions in queue order, made on the snapshot of ``version``."""
+    """Decisions for the snapshot of ``version``: resource groups by name, each in the order of its queue."""
 
     version: int
     decisions: tuple[Decision, ...]
@@ -50,15 +63,20 @@ class Plan:
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide for every waiting session: first come, first served, skipping what does not fit.
+    """Decide for every waiting session: in the order of its group's policy, skipping what does not fit.
 
     A held session keeps its place and is not placed. Once an amount does not fit, no later session
     that asks for exactly the same is tried again in this pass.
     """
-    waiting = order.queue(snapshot.sessions, order=policy.order)
-    unheld = [s for s in waiting if not s.held]
-    where, _ = place_in_order(unheld, placement.free(snapshot), policy)
-    return Plan(snapshot.version, tuple(_decision(s, where.get(s.id)) for s in waiting))
+    decisions: list[Decision] = []
+    left = placement.free(snapshot)
+    for group in sorted({s.request.resource_group for s in order.queue(snapshot.sessions)}):
+        own = policy.of(group)
+        line = order.line(snapshot, group, half_life_s=own.half_life_s)
+        waiting = [line.waiting[at] for at in order.in_order(line, own.order)]
+        where, left = place_in_order([s for s in waiting if not s.held], left, own)
+        decisions += (_decision(s, where.get(s.id)) for s in waiting)
+    return Plan(snapshot.version, tuple(decisions))
 
 
 def _decision(session: Session, where: Placement | None) -> Decision:
@@ -77,7 +95,7 @@ def shape(asked: Request) -> Shape:
 
 
 def place_in_order(
-    queue: Iterable[Session], left: placement.Free, policy: Policy
+    queue: Iterable[Session], left: placement.Free, policy: GroupPolicy
 ) -> tuple[dict[int, Placement], placement.Free]:
     """Place what fits, in the order given, and return where each goes and what they all leave."""
     misfits: dict[Shape, None] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler.core.model import Session
+from fgpu_scheduler.core.model import Session, Snapshot
 
 HALF_LIFE_S = 7 * 24 * 3600
 """After so many seconds what was used counts half, unless the policy says otherwise."""
@@ -24,3 +24,16 @@ def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:
     """Return what is left of an amount after ``age_s`` seconds; all of it where the clock was set back."""
     half_lives: float = max(0, age_s) / half_life_s
     return amount * float(0.5**half_lives)
+
+
+def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
+    """Return what each user has used of a resource group: their ended sessions, decayed, and those that hold shares."""
+    used: dict[str, int] = {}
+    for ended in snapshot.usage:
+        if ended.resource_group == resource_group:
+            used[ended.user] = used.get(ended.user, 0) + ended.fgpu_milli_s
+    for session in snapshot.sessions:
+        if session.placement is not None and session.request.resource_group == resource_group:
+            user = session.request.user
+            used[user] = used.get(user, 0) + fgpu_seconds(session, snapshot.now_s)
+    return used
