@@ -208,8 +208,8 @@ def share_values(session: Session) -> list[dict[str, Any]]:
 def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]) -> tuple[Node, ...]:
     """Return the nodes of rows in the tables' column order, by id; devices by index."""
     by_node: dict[str, list[Device]] = {}
-    for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _ in device_rows:
-        device = Device(uuid, node_id, index, model, memory_mib, capacity_milli, simulated)
+    for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _, max_shares in device_rows:
+        device = Device(uuid, node_id, index, model, memory_mib, capacity_milli, simulated, max_shares)
         by_node.setdefault(node_id, []).append(device)
     found = [
         Node(
@@ -248,4 +248,5 @@ def device_values(device: Device, node_id: str) -> dict[str, Any]:
         "capacity_milli": device.capacity_milli,
         "simulated": device.simulated,
         "retired": False,
+        "max_shares": device.max_shares,
     }

@@ -64,6 +64,8 @@ devices = Table(
     Column("simulated", Boolean, nullable=False),
     # No longer configured, but a session holds a share: kept on record, and not offered.
     Column("retired", Boolean, nullable=False),
+    # The default is that of rows from before there was a choice.
+    Column("max_shares", Integer, nullable=False, server_default="20"),
 )
 
 sessions = Table(

@@ -9,6 +9,7 @@ from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.testing import NOW_S, World
 
 GROUPS = ("lab", "class")
+MODELS = ("m", "m", "m", "other")
 STATES = (
     SessionState.SCHEDULED,
     SessionState.PREPARING,
@@ -28,8 +29,18 @@ def nodes(draw: st.DrawFn, *, at_least: int = 0) -> tuple[Node, ...]:
         memory_mib = draw(st.sampled_from((8192, 16160, 24564, 81559)))
         capacity = draw(st.sampled_from((500, 1000, 1000, 2000, 5000)))
         count = draw(st.integers(1, 4))
+        most = draw(st.sampled_from((20, 20, 2)))
         devices = tuple(
-            Device(f"GPU-{node_id}-{i}", node_id, i, "m", memory_mib, capacity) for i in range(count)
+            Device(
+                f"GPU-{node_id}-{i}",
+                node_id,
+                i,
+                draw(st.sampled_from(MODELS)),
+                memory_mib,
+                capacity,
+                max_shares=most,
+            )
+            for i in range(count)
         )
         state = draw(st.sampled_from((NodeState.READY,) * 4 + (NodeState.CORDONED, NodeState.LOST)))
         cpu = 1000 * draw(st.integers(1, 16))
@@ -40,14 +51,24 @@ def nodes(draw: st.DrawFn, *, at_least: int = 0) -> tuple[Node, ...]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
+    """Fractions, whole devices, explicit amounts (some that fit nowhere), and none; some of one model."""
+    fgpu = draw(st.sampled_from((1, 50, 100, 300, 400, 500, 900, 1000, 1500, 2000, 4000, 5000)))
+    gpu_memory = percent = None
+    if draw(st.sampled_from((False, False, True))):
+        fgpu = draw(st.sampled_from((0,) * 9 + (100,)))
+        gpu_memory = draw(st.sampled_from((None, 128, 1024, 4096, 5120, 8192, 16160, 24564, 100)))
+        percent = draw(st.sampled_from((None, None, 5, 30, 50, 100, 7)))
     return Request(
         user=draw(st.sampled_from("abcdefgh")),
         server_name="",
         image="image",
         resource_group=draw(st.sampled_from(GROUPS)),
-        fgpu_milli=draw(st.sampled_from((1, 50, 100, 300, 400, 500, 900, 1000, 1500, 2000, 4000, 5000))),
+        fgpu_milli=fgpu,
         cpu_milli=draw(st.sampled_from((500, 1000, 3000))),
         memory_mib=draw(st.sampled_from((512, 1024, 5000))),
+        gpu_memory_mib=gpu_memory,
+        compute_percent=percent,
+        gpu_model=draw(st.sampled_from((None,) * 5 + MODELS[-2:])),
     )
 
 

@@ -15,9 +15,10 @@ from fgpu_scheduler.core.forecast import forecast, forecast_request
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place, placements, returned
-from fgpu_scheduler.core.planner import Policy, plan, shape
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.testing import World
-from fgpu_scheduler.testing.checks import badly_placed, over_capacity, wrongly_held
+from fgpu_scheduler.testing.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 POLICY = Policy()
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -29,7 +30,8 @@ TYPICAL_S = st.sampled_from((1, 600, 3600))
 def test_a_plan_never_overcommits_and_never_straddles(lab: World) -> None:
     planned = lab.placed(plan(lab, POLICY))
     before = {s.id: s for s in lab.sessions}
-    assert [*over_capacity(lab, planned), *wrongly_held(planned), *badly_placed(before, planned)] == []
+    complaints = [*over_capacity(lab, planned), *wrongly_held(planned), *badly_placed(before, planned)]
+    assert [*complaints, *mixed_modes(planned)] == []
 
 
 @exact

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle, placement, reconcile
-from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.model import SessionState, Share
 from fgpu_scheduler.core.orders import lifo
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.testing import Faults, MemoryStore, Violation, checks, simulate
@@ -37,7 +37,7 @@ def test_a_fit_check_that_lets_everything_pass_is_noticed(monkeypatch):
 
 def everything_fits(left, request):
     for device in left.devices:
-        share = replace(placement.Share.of(device.device, request.fgpu_milli))
+        share = replace(Share.of(device.device, request.fgpu_milli))
         where = placement.Placement(left.node.id, (share,))
         yield where, placement.after(left, request, where)
 

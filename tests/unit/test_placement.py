@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.core.model import Placement, SessionState, Share
+from fgpu_scheduler.core.model import MAX_SHARES, Placement, SessionState, Share
 from fgpu_scheduler.core.placement import (
-    MAX_SHARES,
     after,
     best_fit,
     could_ever_fit,
-    devices_needed,
     free,
     place,
     placements,
     returned,
     untouched,
 )
+from fgpu_scheduler.core.shares import devices_needed
 from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request

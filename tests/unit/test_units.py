@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fgpu_scheduler.core.placement import MAX_SHARES
+from fgpu_scheduler.core.model import MAX_SHARES
 from fgpu_scheduler.core.units import (
     LARGEST_MILLI,
     MEMORY_GRAIN_MIB,

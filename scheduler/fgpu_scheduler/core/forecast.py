@@ -13,6 +13,7 @@ from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
+    MAX_SHARES,
     NodeState,
     Request,
     Session,
@@ -20,7 +21,8 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.planner import Plan, Policy, Shape, place_in_order, plan, shape
+from fgpu_scheduler.core.planner import Plan, Policy, place_in_order, plan
+from fgpu_scheduler.core.shares import Shape, devices_needed, shape
 from fgpu_scheduler.core.units import format_milli
 
 BASIS_NOW = "free now"
@@ -171,8 +173,10 @@ def shortage(request: Request, left: placement.Free) -> str:
             f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
             f"{request.memory_mib} MiB memory on the same node"
         )
-    if all(d.shares < 1 for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli):
-        return f"{asked} fGPU is free, but {placement.MAX_SHARES} sessions already share that GPU"
+    free_there = [d for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli]
+    if all(d.shares < 1 for d in free_there):
+        most = max((d.device.max_shares for d in free_there), default=MAX_SHARES)
+        return f"{asked} fGPU is free, but {most} sessions already share that GPU"
     return f"{asked} fGPU is free, but its GPU memory or compute is still held by earlier sessions"
 
 
@@ -190,7 +194,7 @@ def _whole(left: placement.NodeFree, asked: int) -> tuple[int, int]:
     """
     found = []
     for capacity in sorted({d.device.capacity_milli for d in left.devices}):
-        needed = placement.devices_needed(asked, capacity_milli=capacity)
+        needed = devices_needed(asked, capacity_milli=capacity)
         alike = [d for d in left.devices if d.device.capacity_milli == capacity]
         if needed is not None and 1 < needed <= len(alike):
             found.append((sum(1 for d in alike if d.untouched), needed))

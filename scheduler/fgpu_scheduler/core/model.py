@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
+MAX_SHARES = 20
+"""Slices on one GPU at the most, where nothing else is configured (product H1; Huawei CCE's limit)."""
+
 
 class NodeState(StrEnum):
     """READY takes sessions; CORDONED keeps those it has; LOST does not answer and keeps their shares.
@@ -75,7 +78,11 @@ class ShareMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One physical GPU. ``capacity_milli`` is the administrator's fGPU per GPU of its model x 1000."""
+    """One physical GPU.
+
+    ``capacity_milli`` is the administrator's fGPU per GPU of its model x 1000; ``max_shares`` is how many
+    sessions may share it.
+    """
 
     uuid: str
     node_id: str
@@ -84,6 +91,7 @@ class Device:
     memory_mib: int
     capacity_milli: int
     simulated: bool = False
+    max_shares: int = MAX_SHARES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,33 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import Device, Node, NodeState, Placement, Request, Share, Snapshot
-
-MAX_SHARES = 20
-"""Slices on one GPU at the most (product H1; Huawei CCE's limit)."""
+from fgpu_scheduler.core.model import (
+    Device,
+    Node,
+    NodeState,
+    Placement,
+    Request,
+    ShareMode,
+    Snapshot,
+)
+from fgpu_scheduler.core.shares import devices_needed, explicit, shares_of
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFree:
-    """What is left of one device."""
+    """What is left of one device. ``mode`` is that of the shares on it, None where there is none."""
 
     device: Device
     fgpu_milli: int
     memory_mib: int
     compute_percent: int
     shares: int
+    mode: ShareMode | None = None
 
     @property
     def untouched(self) -> bool:
         """Whether no session holds any of it."""
-        return self.shares == MAX_SHARES
+        return self.shares == self.device.max_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ Free = tuple[NodeFree, ...]
 
 def untouched(node: Node) -> NodeFree:
     """Return ``node`` with nothing taken."""
-    devices = tuple(DeviceFree(d, d.capacity_milli, d.memory_mib, 100, MAX_SHARES) for d in node.devices)
+    devices = tuple(DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.max_shares) for d in node.devices)
     return NodeFree(node, node.cpu_milli, node.memory_mib, devices)
 
 
@@ -85,6 +92,7 @@ def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) 
             d.memory_mib + sign * share.memory_mib,
             d.compute_percent + sign * share.compute_percent,
             d.shares + sign,
+            (d.mode or share.mode) if d.shares + sign != d.device.max_shares else None,
         )
         for d in left.devices
     )
@@ -99,18 +107,19 @@ def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) 
 def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | None:
     """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
 
-    Memory and compute are checked beside fGPU, because shares taken under an earlier unit may be
-    worth more than their fGPU says today. A share of no memory is refused: no limit can be set to it.
+    The shares must be what the request is worth on the devices (`shares_of`). Memory and compute are
+    checked beside fGPU, because shares taken under an earlier unit may be worth more than their fGPU says
+    today. All shares of one device are of one mode.
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
-    if sum(share.fgpu_milli for share in placement.shares) != request.fgpu_milli:
-        return None
-    known = [d.device.uuid for d in left.devices]
+    by_uuid = {d.device.uuid: d for d in left.devices}
     wanted = [share.device_uuid for share in placement.shares]
-    if len(set(wanted)) != len(wanted) or any(uuid not in known for uuid in wanted):
+    if len(set(wanted)) != len(wanted) or any(uuid not in by_uuid for uuid in wanted):
         return None
-    if any(share.fgpu_milli <= 0 or share.memory_mib <= 0 for share in placement.shares):
+    if shares_of(request, [by_uuid[uuid].device for uuid in wanted]) != placement.shares:
+        return None
+    if any(by_uuid[share.device_uuid].mode not in (None, share.mode) for share in placement.shares):
         return None
     taken = _taken(left, request, placement)
     if taken.cpu_milli < 0 or taken.memory_mib < 0:
@@ -123,51 +132,45 @@ def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | 
     return taken
 
 
-def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
-    """Return how many devices of this capacity the amount takes, or None where it would straddle.
-
-    A fraction lies on one device; more than one device is whole devices only.
-    """
-    if fgpu_milli <= capacity_milli:
-        return 1
-    count, rest = divmod(fgpu_milli, capacity_milli)
-    return None if rest else count
-
-
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
     """Yield each way that ``request`` fits on a node, with what that leaves, in order of device uuid.
 
-    For whole devices there is one: those of the lowest uuids. (They are alike, being untouched.)
+    For whole devices there is one for each capacity: those of the lowest uuids. (They are alike, being
+    untouched.)
     """
     if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return
-    if request.fgpu_milli == 0:
-        placement = Placement(left.node.id, ())
-        leaves = after(left, request, placement)
-        if leaves is not None:
-            yield placement, leaves
-        return
-    whole: dict[int, list[Device]] = {}
-    for device in sorted(left.devices, key=lambda d: d.device.uuid):
-        capacity = device.device.capacity_milli
-        # Most devices of a busy cluster end here; `after` decides on the others.
-        if device.fgpu_milli < min(request.fgpu_milli, capacity):
-            continue
-        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
-        if needed == 1:
-            placement = Placement(left.node.id, (Share.of(device.device, request.fgpu_milli),))
+    for devices in _device_sets(left, request):
+        shares = shares_of(request, devices)
+        if shares is not None:
+            placement = Placement(left.node.id, shares)
             leaves = after(left, request, placement)
             if leaves is not None:
                 yield placement, leaves
-        elif needed is not None and device.untouched:
+
+
+def _device_sets(left: NodeFree, request: Request) -> Iterator[tuple[Device, ...]]:
+    """Yield the devices that are worth a try together; `after` decides."""
+    if request.fgpu_milli == 0 and not explicit(request):
+        yield ()
+        return
+    whole: dict[int, list[Device]] = {}
+    for free in sorted(left.devices, key=lambda d: d.device.uuid):
+        device, capacity = free.device, free.device.capacity_milli
+        # Most devices of a busy cluster end here.
+        if free.fgpu_milli < min(request.fgpu_milli, capacity) or request.gpu_model not in (
+            None,
+            device.model,
+        ):
+            continue
+        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
+        if needed == 1:
+            yield (device,)
+        elif needed is not None and free.untouched:
             group = whole.setdefault(capacity, [])
-            group.append(device.device)
+            group.append(device)
             if len(group) == needed:
-                shares = tuple(Share.of(d, d.capacity_milli) for d in group)
-                placement = Placement(left.node.id, shares)
-                leaves = after(left, request, placement)
-                if leaves is not None:
-                    yield placement, leaves
+                yield tuple(group)
 
 
 class Room(NamedTuple):

@@ -6,20 +6,13 @@ node that changed is looked at again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from fgpu_scheduler.core.model import Device, NodeState, Placement, Request, Share
-from fgpu_scheduler.core.placement import (
-    MAX_SHARES,
-    DeviceFree,
-    Free,
-    NodeFree,
-    Room,
-    Score,
-    devices_needed,
-)
-from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
+from fgpu_scheduler.core.model import Device, NodeState, Placement, Request, Share, ShareMode
+from fgpu_scheduler.core.placement import DeviceFree, Free, NodeFree, Room, Score
+from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shape, shares_of
 
 KEPT_SHAPES = 2000
 KEPT_STATES = 1 << 17
@@ -30,12 +23,12 @@ class _Kind(NamedTuple):
     """What decides of alike nodes: the group that may use them, None for nobody, and devices by uuid."""
 
     resource_group: str | None
-    devices: tuple[tuple[int, int], ...]
-    """Capacity and memory of each."""
+    devices: tuple[Device, ...]
+    """Each without its name: alike devices are equal here."""
 
 
-_DeviceState = tuple[int, int, int, int]
-"""fGPU, memory, compute and shares that are free."""
+_DeviceState = tuple[int, int, int, int, ShareMode | None]
+"""fGPU, memory, compute and shares that are free, and the mode of those that are not."""
 
 
 class _State(NamedTuple):
@@ -46,7 +39,7 @@ class _State(NamedTuple):
 
     def room(self) -> Room:
         free = tuple(d[0] for d in self.devices)
-        return Room(self.cpu_milli, self.memory_mib, free, tuple(d[0] for d in self.kind.devices))
+        return Room(self.cpu_milli, self.memory_mib, free, tuple(d.capacity_milli for d in self.kind.devices))
 
 
 class _Fit(NamedTuple):
@@ -55,9 +48,6 @@ class _Fit(NamedTuple):
     score: tuple[int, ...]
     taken: tuple[int, ...]
     leaves: _State
-
-
-_Shape = tuple[str, int, int, int]
 
 
 class _Ranking:
@@ -91,7 +81,7 @@ class Placer:
         self._changes: list[int] = []
         self._changed = [0] * len(left)
         """For each node the number of its last change, so that only that entry counts."""
-        self._rankings: dict[_Shape, _Ranking] = {}
+        self._rankings: dict[Shape, _Ranking] = {}
 
     def place(self, request: Request) -> Placement | None:
         """Take the best placement of ``request``, or return None if none fits."""
@@ -104,7 +94,8 @@ class Placer:
         assert fit is not None
         self._change(at, fit.leaves)
         devices = self._devices[at]
-        shares = tuple(_share(devices[i], request.fgpu_milli, len(fit.taken)) for i in fit.taken)
+        shares = shares_of(request, [devices[i] for i in fit.taken])
+        assert shares is not None
         return Placement(self._nodes[at].node.id, shares)
 
     def fits(self, request: Request) -> bool:
@@ -152,18 +143,18 @@ class Placer:
 
     def _ranked(self, request: Request) -> _Ranking:
         """Return the ranking for a request, with every change taken in and its best entry valid."""
-        shape = request.resource_group, request.fgpu_milli, request.cpu_milli, request.memory_mib
-        ranking = self._rankings.get(shape)
+        asked = shape(request)
+        ranking = self._rankings.get(asked)
         if ranking is None:
             if len(self._rankings) >= KEPT_SHAPES:
                 self._rankings = {}
-            ranking = self._rankings[shape] = _Ranking()
+            ranking = self._rankings[asked] = _Ranking()
         now, state, changed, fits = len(self._changes), self._state, self._changed, ranking.fits
         behind = now - ranking.seen
         if ranking.seen < 0 or behind >= len(state) or len(ranking.heap) > 4 * len(state):
             ranking.heap = []
             for at, number in enumerate(state):
-                fit = fits[number] if number in fits else self._fit(ranking, shape, number)
+                fit = fits[number] if number in fits else self._fit(ranking, asked, number)
                 if fit is not None:
                     ranking.heap.append((fit.score, at, changed[at]))
             heapify(ranking.heap)
@@ -171,7 +162,7 @@ class Placer:
             for number_of, at in enumerate(self._changes[ranking.seen :], ranking.seen + 1):
                 if changed[at] == number_of:
                     number = state[at]
-                    fit = fits[number] if number in fits else self._fit(ranking, shape, number)
+                    fit = fits[number] if number in fits else self._fit(ranking, asked, number)
                     if fit is not None:
                         heappush(ranking.heap, (fit.score, at, number_of))
         ranking.seen = now
@@ -180,11 +171,11 @@ class Placer:
             heappop(heap)
         return ranking
 
-    def _fit(self, ranking: _Ranking, shape: _Shape, number: int) -> _Fit | None:
+    def _fit(self, ranking: _Ranking, asked: Shape, number: int) -> _Fit | None:
         state = self._states[number]
         before = self._rooms[number]
         best: _Fit | None = None
-        for taken, leaves in _candidates(state, shape):
+        for taken, leaves in _candidates(state, asked):
             score = self._score(before, leaves.room(), taken)
             if best is None or score < best.score:
                 best = _Fit(score, taken, leaves)
@@ -195,12 +186,13 @@ class Placer:
 def _state_of(left: NodeFree) -> _State:
     devices = sorted(left.devices, key=lambda d: d.device.uuid)
     usable = left.node.state is NodeState.READY
-    kind = _Kind(
-        left.node.resource_group if usable else None,
-        tuple((d.device.capacity_milli, d.device.memory_mib) for d in devices),
-    )
-    states = tuple((d.fgpu_milli, d.memory_mib, d.compute_percent, d.shares) for d in devices)
+    kind = _Kind(left.node.resource_group if usable else None, tuple(_nameless(d.device) for d in devices))
+    states = tuple((d.fgpu_milli, d.memory_mib, d.compute_percent, d.shares, d.mode) for d in devices)
     return _State(kind, left.cpu_milli, left.memory_mib, states)
+
+
+def _nameless(device: Device) -> Device:
+    return replace(device, uuid="", node_id="", index=0)
 
 
 def _node_of(node: NodeFree, state: _State) -> NodeFree:
@@ -210,43 +202,42 @@ def _node_of(node: NodeFree, state: _State) -> NodeFree:
     return NodeFree(node.node, state.cpu_milli, state.memory_mib, devices)
 
 
-def _share(device: Device, fgpu_milli: int, devices: int) -> Share:
-    return Share.of(device, fgpu_milli if devices == 1 else device.capacity_milli)
-
-
-def _candidates(state: _State, shape: _Shape) -> list[tuple[tuple[int, ...], _State]]:
+def _candidates(state: _State, asked: Shape) -> list[tuple[tuple[int, ...], _State]]:
     """Return each way to fit that differs, as `placement.placements` does; of alike devices the first."""
-    group, fgpu, request_cpu, request_memory = shape
-    cpu, memory = state.cpu_milli - request_cpu, state.memory_mib - request_memory
-    if state.kind.resource_group != group or cpu < 0 or memory < 0:
+    cpu, memory = state.cpu_milli - asked.cpu_milli, state.memory_mib - asked.memory_mib
+    if state.kind.resource_group != asked.resource_group or cpu < 0 or memory < 0:
         return []
-    if fgpu == 0:
+    own, fgpu = state.kind.devices, asked.fgpu_milli
+    if fgpu == 0 and not explicit(asked):
         return [((), _State(state.kind, cpu, memory, state.devices))]
     found: list[tuple[tuple[int, ...], _State]] = []
-    tried: dict[tuple[_DeviceState, tuple[int, int]], None] = {}
+    tried: dict[tuple[_DeviceState, Device], None] = {}
     whole: dict[int, list[int]] = {}
-    for i, (device, own) in enumerate(zip(state.devices, state.kind.devices, strict=True)):
-        capacity = own[0]
-        if device[0] < min(fgpu, capacity):
+    for i, (free, device) in enumerate(zip(state.devices, own, strict=True)):
+        capacity = device.capacity_milli
+        if free[0] < min(fgpu, capacity) or asked.gpu_model not in (None, device.model):
             continue
         needed = devices_needed(fgpu, capacity_milli=capacity)
         if needed == 1:
-            if (device, own) in tried:
+            if (free, device) in tried:
                 continue
-            tried[device, own] = None
+            tried[free, device] = None
             taken: tuple[int, ...] = (i,)
-        elif needed is not None and device[3] == MAX_SHARES:
-            group_of = whole.setdefault(capacity, [])
-            group_of.append(i)
-            if len(group_of) != needed:
+        elif needed is not None and free[3] == device.max_shares:
+            group = whole.setdefault(capacity, [])
+            group.append(i)
+            if len(group) != needed:
                 continue
-            taken = tuple(group_of)
+            taken = tuple(group)
         else:
+            continue
+        shares = shares_of(asked, [own[j] for j in taken])
+        if shares is None:
             continue
         devices = list(state.devices)
         fits = True
-        for j in taken:
-            after = _less(state.devices[j], state.kind.devices[j], fgpu if needed == 1 else capacity)
+        for j, share in zip(taken, shares, strict=True):
+            after = _less(state.devices[j], share)
             fits = fits and after is not None
             devices[j] = after or devices[j]
         if fits:
@@ -254,14 +245,12 @@ def _candidates(state: _State, shape: _Shape) -> list[tuple[tuple[int, ...], _St
     return found
 
 
-def _less(free: _DeviceState, own: tuple[int, int], fgpu_milli: int) -> _DeviceState | None:
-    """Return what a share of ``fgpu_milli`` leaves of a device, or None where it does not fit."""
-    capacity, total = own
-    memory = share_memory_mib(fgpu_milli, capacity_milli=capacity, device_memory_mib=total)
-    left = (
-        free[0] - fgpu_milli,
-        free[1] - memory,
-        free[2] - share_compute_percent(fgpu_milli, capacity_milli=capacity),
+def _less(free: _DeviceState, share: Share) -> _DeviceState | None:
+    """Return what a share leaves of a device, or None where it does not fit."""
+    amounts = (
+        free[0] - share.fgpu_milli,
+        free[1] - share.memory_mib,
+        free[2] - share.compute_percent,
         free[3] - 1,
     )
-    return left if memory > 0 and min(left) >= 0 else None
+    return (*amounts, share.mode) if free[4] in (None, share.mode) and min(amounts) >= 0 else None

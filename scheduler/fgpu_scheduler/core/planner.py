@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fgpu_scheduler.core import order, placement
-from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Placement, Session, Snapshot, WaitReason
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
+from fgpu_scheduler.core.shares import Shape, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,6 @@ def _decision(session: Session, where: Placement | None) -> Decision:
     if where is not None:
         return Place(session.id, where)
     return Wait(session.id, WaitReason.HELD if session.held else WaitReason.RESOURCES)
-
-
-Shape = tuple[str, int, int, int]
-"""What decides where a request fits: two of one shape fit exactly alike."""
-
-
-def shape(asked: Request) -> Shape:
-    """Return the shape of a request."""
-    return asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
 
 
 def place_in_order(

@@ -14,6 +14,9 @@ MILLI = 1000
 MEMORY_GRAIN_MIB = 128
 """Shares of GPU memory are multiples of this (product H3; Huawei CCE's ``gpu-mem.128Mi``)."""
 
+COMPUTE_GRAIN_PERCENT = 5
+"""Explicit amounts of compute are multiples of this (product H4)."""
+
 LARGEST_MILLI = 10**9
 """A million units: nobody owns more, and it keeps every sum inside 64 bits."""
 
@@ -64,6 +67,6 @@ def share_compute_percent(fgpu_milli: int, *, capacity_milli: int) -> int:
     """Return the share of compute in whole percent that goes with ``fgpu_milli``.
 
     Rounded down, so that shares never sum above 100, and at least 1. The floor of 1 can make more
-    than 100 shares of under one percent sum above 100; `MAX_SHARES` per device rules that out.
+    than 100 shares of under one percent sum above 100; the device's number of shares rules that out.
     """
     return max(1, min(100, 100 * fgpu_milli // capacity_milli))

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE, SERVING
-from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, Snapshot
+from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
 
 S = SessionState
-
-MOST_SHARES = 20
-"""Product H1, written again."""
 
 
 class Violation(AssertionError):
@@ -73,6 +70,7 @@ class Checks:
         complaints = [
             *over_capacity(last, now),
             *wrongly_held(now),
+            *mixed_modes(now),
             *badly_placed(before, now),
             *served_twice(now),
             *illegal_changes(self._states, now, find),
@@ -120,7 +118,11 @@ def over_capacity(last: Snapshot, now: Snapshot) -> Iterator[str]:
         for device in node.devices:
             if above(f"{device.uuid} fgpu", device.capacity_milli):
                 yield f"{device.uuid}: {sums[f'{device.uuid} fgpu']} of {device.capacity_milli} milli-fGPU are held"
-            for what, most in (("memory", device.memory_mib), ("compute", 100), ("shares", MOST_SHARES)):
+            for what, most in (
+                ("memory", device.memory_mib),
+                ("compute", 100),
+                ("shares", device.max_shares),
+            ):
                 if sums.get(f"{device.uuid} {what}", 0) > most:
                     yield f"{device.uuid}: {sums[f'{device.uuid} {what}']} of {most} {what} are held"
 
@@ -154,10 +156,30 @@ def wrongly_held(now: Snapshot) -> Iterator[str]:
             yield f"session {session.id} is {session.state} and holds {session.placement}"
         elif session.placement is not None:
             shares = session.placement.shares
-            if sum(s.fgpu_milli for s in shares) != session.request.fgpu_milli:
-                yield f"session {session.id} asked for {session.request.fgpu_milli} and holds {shares}"
-            if any(min(s.fgpu_milli, s.memory_mib, s.compute_percent) <= 0 for s in shares):
+            asked = session.request
+            if asked.gpu_memory_mib is not None:
+                least = asked.gpu_memory_mib, asked.compute_percent or 0
+                if len(shares) != 1 or any(
+                    (s.memory_mib, s.compute_percent) != least and s.compute_percent < 100 for s in shares
+                ):
+                    yield f"session {session.id} asked for {least} and holds {shares}"
+            elif sum(s.fgpu_milli for s in shares) != asked.fgpu_milli:
+                yield f"session {session.id} asked for {asked.fgpu_milli} and holds {shares}"
+            if any(
+                min(s.fgpu_milli, s.memory_mib) <= 0
+                or (s.compute_percent <= 0) != (s.mode is ShareMode.MEMORY)
+                for s in shares
+            ):
                 yield f"session {session.id} holds a share of nothing: {shares}"
+
+
+def mixed_modes(now: Snapshot) -> Iterator[str]:
+    """The shares of one device are of one mode."""
+    modes: dict[str, ShareMode] = {}
+    for session in now.sessions:
+        for share in session.placement.shares if session.placement else ():
+            if modes.setdefault(share.device_uuid, share.mode) is not share.mode:
+                yield f"session {session.id}: the modes of the shares of {share.device_uuid} differ"
 
 
 def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
+    MAX_SHARES,
     Device,
     Node,
     NodeState,
@@ -14,10 +15,10 @@ from fgpu_scheduler.core.model import (
     Request,
     Session,
     SessionState,
-    Share,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.shares import shares_of
 from fgpu_scheduler.core.units import parse_milli
 
 NOW_S = 1_000_000
@@ -39,12 +40,14 @@ class World(Snapshot):
         node_memory_mib: int = 262144,
         group: str = "default",
         model: str = "Test GPU",
+        max_shares: int = MAX_SHARES,
         state: NodeState = NodeState.READY,
     ) -> World:
         """Add a node whose devices are ``GPU-<node>-<index>``."""
         capacity = parse_milli(str(fgpu_per_gpu), field="fgpu_per_gpu")
         found = tuple(
-            Device(f"GPU-{node_id}-{i}", node_id, i, model, memory_mib, capacity) for i in range(devices)
+            Device(f"GPU-{node_id}-{i}", node_id, i, model, memory_mib, capacity, max_shares=max_shares)
+            for i in range(devices)
         )
         new = Node(node_id, group, parse_milli(str(cpu), field="cpu"), node_memory_mib, found, state)
         return replace(self, nodes=tuple(sorted((*self.nodes, new), key=lambda n: n.id)))
@@ -77,8 +80,19 @@ class World(Snapshot):
         state: SessionState = SessionState.RUNNING,
     ) -> World:
         """Add a session that holds its share: on the device ``on``, else where the planner would put it."""
-        assert state in HOLDING
         asked = request(user, fgpu, cpu=cpu, memory_mib=memory_mib, group=group)
+        return self.holding(asked, on=on, started_ago_s=started_ago_s, state=state)
+
+    def holding(
+        self,
+        asked: Request,
+        *,
+        on: str | None = None,
+        started_ago_s: int = 0,
+        state: SessionState = SessionState.RUNNING,
+    ) -> World:
+        """Add a session of this request that holds its shares: on the device ``on``, else where they fit best."""
+        assert state in HOLDING
         where = self._best(asked) if on is None else self._on(on, asked)
         at_s = self.now_s - started_ago_s
         new = Session(
@@ -147,7 +161,9 @@ class World(Snapshot):
 
     def _on(self, uuid: str, asked: Request) -> Placement:
         device = next(d for n in self.nodes for d in n.devices if d.uuid == uuid)
-        return Placement(device.node_id, (Share.of(device, asked.fgpu_milli),))
+        shares = shares_of(asked, (device,))
+        assert shares is not None, f"{asked} is worth nothing on {device}"
+        return Placement(device.node_id, shares)
 
     def _in_state(self, node_id: str, state: NodeState) -> World:
         assert any(n.id == node_id for n in self.nodes)
@@ -190,8 +206,11 @@ def request(
     group: str = "default",
     server_name: str = "",
     image: str = "image",
+    gpu_memory_mib: int | None = None,
+    compute_percent: int | None = None,
+    gpu_model: str | None = None,
 ) -> Request:
-    """Return a request in the notation of the form."""
+    """Return a request in the notation of the form; one of explicit GPU memory asks for fGPU "0"."""
     return Request(
         user=user,
         server_name=server_name,
@@ -200,6 +219,9 @@ def request(
         fgpu_milli=parse_milli(fgpu, field="fgpu"),
         cpu_milli=parse_milli(str(cpu), field="cpu"),
         memory_mib=memory_mib,
+        gpu_memory_mib=gpu_memory_mib,
+        compute_percent=compute_percent,
+        gpu_model=gpu_model,
     )
 
 

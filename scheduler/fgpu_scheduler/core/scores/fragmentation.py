@@ -10,8 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import cache
 
-from fgpu_scheduler.core.placement import Room, devices_needed
+from fgpu_scheduler.core.placement import Room
 from fgpu_scheduler.core.scores.workload import Workload
+from fgpu_scheduler.core.shares import devices_needed
 
 Potential = Callable[[Room], int]
 """A number for a node's state; a placement's score is by how much it raises it."""

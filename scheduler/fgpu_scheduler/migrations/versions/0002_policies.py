@@ -29,6 +29,7 @@ def upgrade() -> None:
         sa.Column("place_of", sa.BigInteger),
     ):
         op.add_column("fgpu_sessions", column)
+    op.add_column("fgpu_devices", sa.Column("max_shares", sa.Integer, nullable=False, server_default="20"))
     op.create_table(
         "fgpu_usage",
         sa.Column("user_name", sa.Text, primary_key=True),

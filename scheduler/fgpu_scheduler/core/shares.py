@@ -1,0 +1,100 @@
+"""What a request is worth on given devices: the one place where amounts become shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fgpu_scheduler.core.model import Device, Request, Share, ShareMode
+from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
+
+
+class Shape(NamedTuple):
+    """What decides where a request fits: two of one shape fit exactly alike."""
+
+    resource_group: str
+    fgpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+    gpu_memory_mib: int | None
+    compute_percent: int | None
+    gpu_model: str | None
+
+
+def shape(asked: Request) -> Shape:
+    """Return the shape of a request."""
+    return Shape(
+        asked.resource_group,
+        asked.fgpu_milli,
+        asked.cpu_milli,
+        asked.memory_mib,
+        asked.gpu_memory_mib,
+        asked.compute_percent,
+        asked.gpu_model,
+    )
+
+
+def explicit(request: Request | Shape) -> bool:
+    """Return whether a request names GPU memory or compute, and not fGPU."""
+    return request.gpu_memory_mib is not None or request.compute_percent is not None
+
+
+def devices_needed(fgpu_milli: int, *, capacity_milli: int) -> int | None:
+    """Return how many devices of this capacity the amount takes, or None where it would straddle.
+
+    A fraction lies on one device; more than one device is whole devices only.
+    """
+    if fgpu_milli <= capacity_milli:
+        return 1
+    count, rest = divmod(fgpu_milli, capacity_milli)
+    return None if rest else count
+
+
+def shares_of(request: Request | Shape, devices: Sequence[Device]) -> tuple[Share, ...] | None:
+    """Return what ``request`` takes of each of exactly these devices, or None where they cannot make it up.
+
+    A fraction and explicit amounts lie on one device; more is whole devices of one capacity; no fGPU is no
+    device. Where a GPU model is asked for, every device must be of it. A share of no memory is none: no
+    limit can be set to it.
+    """
+    if any(request.gpu_model not in (None, device.model) for device in devices):
+        return None
+    if explicit(request):
+        share = _explicit_share(request, devices[0]) if len(devices) == 1 else None
+        return None if share is None else (share,)
+    if request.fgpu_milli <= 0 or not devices:
+        return () if request.fgpu_milli == 0 and not devices else None
+    capacity = devices[0].capacity_milli
+    needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
+    if needed != len(devices) or any(device.capacity_milli != capacity for device in devices):
+        return None
+    each = request.fgpu_milli if needed == 1 else capacity
+    shares = tuple(Share.of(device, each) for device in devices)
+    return None if any(share.memory_mib <= 0 for share in shares) else shares
+
+
+def _explicit_share(request: Request | Shape, device: Device) -> Share | None:
+    """Return what explicit amounts take of a device (product H2 to H5).
+
+    In fGPU that is the larger of both parts, so that explicit and fractional sessions are counted alike.
+    """
+    memory_mib, compute_percent = request.gpu_memory_mib, request.compute_percent
+    if memory_mib is None or request.fgpu_milli != 0 or not 0 < memory_mib <= device.memory_mib:
+        return None
+    full = memory_mib == device.memory_mib
+    if memory_mib % MEMORY_GRAIN_MIB and not full:
+        return None
+    if compute_percent is not None and (
+        compute_percent % COMPUTE_GRAIN_PERCENT or not 0 < compute_percent <= 100
+    ):
+        return None
+    if full or compute_percent == 100:
+        return Share.of(device, device.capacity_milli)
+    capacity, compute = device.capacity_milli, compute_percent or 0
+    return Share(
+        device.uuid,
+        max(1, capacity * memory_mib // device.memory_mib, capacity * compute // 100),
+        memory_mib,
+        compute,
+        ShareMode.MEMORY if compute_percent is None else ShareMode.MEMORY_COMPUTE,
+    )

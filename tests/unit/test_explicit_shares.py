@@ -1,0 +1,232 @@
+"""Explicit GPU memory and compute (product H1 to H5 and H10), and the choice of a GPU model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
+from fgpu_scheduler.core.placement import after, best_fit, could_ever_fit, free, place, placements, returned
+from fgpu_scheduler.core.shares import shape, shares_of
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
+MEMORY, BOTH = ShareMode.MEMORY, ShareMode.MEMORY_COMPUTE
+
+
+def asks(gpu_memory_mib: int | None, compute_percent: int | None = None, **other: str) -> Request:
+    asked = request("new", other.pop("fgpu", "0"), **other)  # type: ignore[arg-type]
+    return replace(asked, gpu_memory_mib=gpu_memory_mib, compute_percent=compute_percent)
+
+
+def on_one(asked: Request, device: Device = T4) -> Share | None:
+    shares = shares_of(asked, (device,))
+    return shares[0] if shares else None
+
+
+def goes_to(lab: World, asked: Request) -> list[str] | None:
+    """Return the devices that a new request gets now, or None."""
+    found = place(asked, free(lab), score=best_fit)
+    return None if found is None else [share.device_uuid for share in found[0].shares]
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "percent", "share"),
+    [
+        (5120, 30, Share("GPU-0", 633, 5120, 30, BOTH)),  # 5120 of 16160 MiB are more than 30 %
+        (1024, 30, Share("GPU-0", 600, 1024, 30, BOTH)),
+        (5120, None, Share("GPU-0", 633, 5120, 0, MEMORY)),
+        (128, 5, Share("GPU-0", 100, 128, 5, BOTH)),
+        (128, None, Share("GPU-0", 15, 128, 0, MEMORY)),
+        (16128, None, Share("GPU-0", 1996, 16128, 0, MEMORY)),
+        (16128, 95, Share("GPU-0", 1996, 16128, 95, BOTH)),
+    ],
+)
+def test_a_share_is_worth_the_larger_of_its_two_parts(memory_mib: int, percent: int, share: Share) -> None:
+    assert on_one(asks(memory_mib, percent)) == share
+
+
+@pytest.mark.parametrize(("memory_mib", "percent"), [(16160, 5), (16160, None), (16160, 100), (128, 100)])
+def test_full_memory_or_full_compute_takes_the_whole_device(memory_mib: int, percent: int | None) -> None:
+    assert on_one(asks(memory_mib, percent)) == Share("GPU-0", 2000, 16160, 100, BOTH)
+
+
+@pytest.mark.parametrize("memory_mib", [0, -128, 100, 5121, 16159, 16161, 16256, 32768])
+def test_memory_is_a_multiple_of_128_or_all_that_a_device_has(memory_mib: int) -> None:
+    assert on_one(asks(memory_mib)) is None
+    assert on_one(asks(memory_mib, 100)) is None
+
+
+@pytest.mark.parametrize("percent", [0, -5, 1, 33, 101, 105])
+def test_compute_is_a_multiple_of_5_up_to_100(percent: int) -> None:
+    assert on_one(asks(5120, percent)) is None
+
+
+def test_compute_alone_and_fgpu_beside_memory_are_nothing_at_all() -> None:
+    assert on_one(asks(None, 50)) is None
+    assert on_one(asks(5120, 50, fgpu="1")) is None
+
+
+def test_explicit_amounts_lie_on_one_device() -> None:
+    assert shares_of(asks(5120), (T4, T4)) is None
+    assert shares_of(asks(5120), ()) is None
+
+
+def test_the_smallest_share_of_a_small_unit_still_counts() -> None:
+    share = on_one(asks(128, 5), replace(T4, memory_mib=81920, capacity_milli=10))
+    assert share is not None
+    assert share.fgpu_milli == 1
+
+
+def test_the_shares_of_one_device_are_of_one_mode() -> None:
+    lab = world(devices=1, memory_mib=8192).holding(asks(1024))
+    assert lab.device("GPU-n1-0").mode is MEMORY
+    assert goes_to(lab, asks(1024, 10)) is None
+    assert goes_to(lab, request("b", "0.1")) is None
+    assert goes_to(lab, asks(1024)) == ["GPU-n1-0"]
+    other = world(devices=1, memory_mib=8192).running("a", "0.1")
+    assert other.device("GPU-n1-0").mode is BOTH
+    assert goes_to(other, asks(1024)) is None
+    assert goes_to(other, asks(1024, 10)) == goes_to(other, request("b", "0.1")) == ["GPU-n1-0"]
+
+
+def test_the_other_mode_goes_to_another_device() -> None:
+    lab = world(devices=2, memory_mib=8192).holding(asks(1024))
+    assert goes_to(lab, asks(1024, 10)) == ["GPU-n1-1"]
+
+
+def test_a_device_that_everybody_has_left_takes_either_mode() -> None:
+    lab = world(devices=1, memory_mib=8192).holding(asks(1024)).holding(replace(asks(1024), user="b"))
+    (left,) = free(lab)
+    for session in lab.sessions:
+        assert left.devices[0].mode is MEMORY
+        assert session.placement is not None
+        left = returned(left, session.request, session.placement)
+    assert left.devices[0].mode is None
+    assert (left,) == free(world(devices=1, memory_mib=8192))
+
+
+def test_the_fit_check_itself_keeps_to_one_mode() -> None:
+    """Whatever a planner proposes: the store asks only this."""
+    (left,) = free(world(devices=1, memory_mib=8192).running("a", "0.1"))
+    device = left.devices[0].device
+    for asked, fits in ((asks(1024), False), (asks(1024, 10), True)):
+        share = on_one(asked, device)
+        assert share is not None
+        assert (after(left, asked, Placement("n1", (share,))) is not None) is fits
+
+
+def test_the_fit_check_refuses_a_share_that_is_not_what_was_asked() -> None:
+    lab = world(devices=1, memory_mib=8192)
+    (left,) = free(lab)
+    asked = asks(2048, 20)
+    share = on_one(asked, left.devices[0].device)
+    assert share is not None
+    assert after(left, asked, Placement("n1", (share,))) is not None
+    for wrong in (
+        replace(share, memory_mib=1024),
+        replace(share, memory_mib=4096),
+        replace(share, compute_percent=10),
+        replace(share, fgpu_milli=1),
+        replace(share, mode=MEMORY),
+    ):
+        assert after(left, asked, Placement("n1", (wrong,))) is None
+
+
+def test_what_any_part_lacks_does_not_fit() -> None:
+    lab = world(devices=1, memory_mib=10240).holding(asks(1024, 60))
+    assert lab.device("GPU-n1-0").memory_mib == 9216
+    assert goes_to(lab, asks(1024, 45)) is None, "60 + 45 % of compute"
+    assert goes_to(lab, asks(1024, 40)) == ["GPU-n1-0"]
+    assert goes_to(lab, asks(4224, 5)) is None, "0.6 and 0.4125 of the device"
+    assert goes_to(lab, request("b", "0.4")) == ["GPU-n1-0"]
+
+
+def test_a_whole_device_by_memory_needs_an_untouched_one() -> None:
+    lab = world(devices=1, memory_mib=16160)
+    assert goes_to(lab, asks(16160)) == ["GPU-n1-0"]
+    assert goes_to(lab.holding(asks(128)), asks(16160)) is None
+
+
+def test_full_memory_of_one_model_is_a_part_of_another_only_where_it_is_a_multiple() -> None:
+    lab = world(devices=0).node("n1", memory_mib=24564).node("n2", memory_mib=16160)
+    assert goes_to(lab, asks(16160)) == ["GPU-n2-0"]
+    assert goes_to(lab, asks(16128)) == ["GPU-n2-0"], "the fuller fit"
+    assert goes_to(lab.lost("n2"), asks(16160)) is None
+
+
+def test_the_number_of_shares_is_the_administrators() -> None:
+    lab = world(devices=0).node("n1", max_shares=2)
+    for user in ("a", "b"):
+        assert goes_to(lab, asks(128)) == ["GPU-n1-0"]
+        lab = lab.holding(replace(asks(128), user=user))
+    assert goes_to(lab, asks(128)) is None
+    assert goes_to(lab.ended("a"), asks(128)) == ["GPU-n1-0"]
+    assert goes_to(lab.ended("a").ended("b"), request("c", "1")) == ["GPU-n1-0"]
+
+
+def test_a_lowered_number_of_shares_ends_nobody_and_lets_nobody_in() -> None:
+    lab = world().running("a", "0.1").running("b", "0.1")
+    fewer = replace(lab.nodes[0], devices=(replace(lab.nodes[0].devices[0], max_shares=1),))
+    lab = replace(lab, nodes=(fewer,))
+    assert lab.device("GPU-n1-0").shares == -1
+    assert goes_to(lab, request("c", "0.1")) is None
+
+
+def test_twenty_sessions_of_memory_only_share_one_device() -> None:
+    lab = world(devices=1, memory_mib=16160)
+    for n in range(20):
+        lab = lab.holding(replace(asks(128), user=f"u{n}"))
+    assert goes_to(lab, asks(128)) is None
+    assert lab.device("GPU-n1-0").compute_percent == 100
+
+
+@pytest.mark.parametrize("asked", [asks(1024), asks(1024, 10), request("r", "0.5"), request("r", "2")])
+def test_only_the_model_that_was_asked_for(asked: Request) -> None:
+    lab = world(devices=0).node("n1", devices=2, model="T4").node("n2", devices=2, model="T4 16G")
+    found = goes_to(lab, replace(asked, gpu_model="T4 16G"))
+    assert found is not None
+    assert found[0] == "GPU-n2-0"
+    assert goes_to(lab, replace(asked, gpu_model="t4")) is None
+    assert not could_ever_fit(replace(asked, gpu_model="t4"), lab.nodes)
+
+
+def test_the_fit_check_itself_keeps_to_the_model() -> None:
+    (left,) = free(world(devices=1))
+    asked = request("new", "0.5")
+    ((where, _),) = placements(left, asked)
+    assert after(left, replace(asked, gpu_model="Test GPU"), where) is not None
+    assert after(left, replace(asked, gpu_model="A100"), where) is None
+
+
+def test_whole_devices_of_a_model_come_from_a_node_of_several_models() -> None:
+    lab = world(devices=0).node("n1", devices=4)
+    models = ("A", "B", "A", "B")
+    mixed = tuple(replace(d, model=m) for d, m in zip(lab.nodes[0].devices, models, strict=True))
+    lab = replace(lab, nodes=(replace(lab.nodes[0], devices=mixed),))
+    assert goes_to(lab, replace(request("r", "2"), gpu_model="B")) == ["GPU-n1-1", "GPU-n1-3"]
+    assert goes_to(lab, replace(request("r", "3"), gpu_model="B")) is None
+    assert goes_to(lab, request("r", "2")) == ["GPU-n1-0", "GPU-n1-1"]
+
+
+def test_a_session_without_gpu_takes_only_cpu_and_memory() -> None:
+    lab = world(devices=1, cpu=2).running("a", "1")
+    assert goes_to(lab, request("b", "0", cpu=1)) == []
+    assert goes_to(lab, request("b", "0", cpu=2)) is None
+
+
+def test_requests_of_one_shape_differ_only_in_what_does_not_matter_to_fit() -> None:
+    asked = asks(1024, 10)
+    assert shape(asked) == shape(replace(asked, user="b", server_name="s", priority=3, time_limit_s=60))
+    for other in (
+        replace(asked, gpu_memory_mib=2048),
+        replace(asked, compute_percent=None),
+        replace(asked, gpu_model="A100"),
+        replace(asked, cpu_milli=1),
+        replace(asked, memory_mib=1),
+        replace(asked, resource_group="class"),
+        replace(asked, fgpu_milli=1),
+    ):
+        assert shape(asked) != shape(other)
