@@ -75,6 +75,8 @@ class Containers:
         self._left_alone: set[str] = set()
         self._seen: frozenset[str] = frozenset()
         self._ends: dict[str, tuple[EndCause, str]] = {}
+        self._going: dict[str, asyncio.Task[bool]] = {}
+        """Containers that have ended, and are being removed by us: nothing more is to be said of them."""
 
     def name(self, session: Session) -> str:
         """Return the name of the container of the session's current attempt."""
@@ -179,6 +181,8 @@ class Containers:
                 log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
             return None
         alive = entry.get("State") not in ("exited", "dead", "removing")
+        if not alive and name in self._going:
+            return None
         cause, message = EndCause.EXITED, None
         if not alive:
             try:
@@ -316,15 +320,40 @@ class Containers:
             return False
         return False
 
-    async def remove_session(self, session: Session, *, now: bool, stop_timeout_s: int) -> bool:
-        """Remove the containers of every attempt of a session; return whether all are known to be gone."""
+    async def end_session(
+        self, session: Session, *, now: bool, stop_timeout_s: int, removed: Callable[[], None]
+    ) -> bool:
+        """End the containers of every attempt of a session; return whether none of them is known to run any more.
+
+        A container that has ended holds no GPU, no CPU and no memory. Taking it apart takes a while longer: that is
+        done in the background, and ``removed`` is called for each.
+        """
         names = [
             f"fgpu-{self.installation}-{session.id}-{attempt}" for attempt in range(1, session.attempt + 1)
         ]
-        gone = await asyncio.gather(
-            *(self.remove_named(name, now=now, stop_timeout_s=stop_timeout_s) for name in names)
+        ended = await asyncio.gather(
+            *(self._ended(name, now=now, stop_timeout_s=stop_timeout_s, removed=removed) for name in names)
         )
-        return all(gone)
+        return all(ended)
+
+    async def _ended(self, name: str, *, now: bool, stop_timeout_s: int, removed: Callable[[], None]) -> bool:
+        try:
+            await self.call(self.client.stop, name, timeout=0 if now else stop_timeout_s)
+        except (DockerException, *GONE):
+            # There is none, or it must be forced: a paused one, say.
+            gone = await self.remove_named(name, now=True)
+            removed()
+            return gone
+        if name not in self._going:
+            going = self._going[name] = asyncio.create_task(self.remove_named(name, now=True))
+
+            def is_removed(_: object) -> None:
+                # If it could not be removed, it is seen again from now on, and belongs to nobody.
+                del self._going[name]
+                removed()
+
+            going.add_done_callback(is_removed)
+        return True
 
 
 def container_ids(cgroup: str) -> list[str]:

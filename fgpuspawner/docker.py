@@ -463,15 +463,18 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         return next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
 
     async def take_down(self, session: Session, *, now: bool) -> bool:
-        """Stop and remove the session's containers. While its engine does not answer that is left for later."""
+        """End the session's containers. While its engine does not answer that is left for later."""
         if self._answering_engine() is None:
             return False
-        try:
-            return await self._containers.remove_session(session, now=now, stop_timeout_s=self.stop_timeout_s)
-        finally:
+
+        def removed() -> None:
             self._tenants.sweep_soon()
             if self.runtime.warm is not None:
                 self.runtime.warm.wake()
+
+        return await self._containers.end_session(
+            session, now=now, stop_timeout_s=self.stop_timeout_s, removed=removed
+        )
 
 
 def is_root(user: str) -> bool:

@@ -7,9 +7,9 @@ background, and of what it runs nothing is concluded until it answers.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,13 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException
+from docker.errors import DockerException
 from docker.tls import TLSConfig
 
-from fgpu_scheduler import BadSettings, Observed, Session
+from fgpu_scheduler import BadSettings, Observed, Seen, Session
 from fgpuspawner import shipping
-from fgpuspawner.containers import GONE, LABEL, MOST_TOLD, Containers, EngineSilent
+from fgpuspawner.containers import GONE, Containers, EngineSilent
+from fgpuspawner.events import Events, call_soon_and_again
 from fgpuspawner.isolation.backend import Mount
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 from fgpuspawner.network import NETWORK, connect, ensure_network
@@ -37,10 +38,9 @@ log = logging.getLogger("fgpu.docker")
 CALL_TIMEOUT_S = 60
 LOOK_TIMEOUT_S = 8
 """An engine that has not said what it runs by then does not answer."""
-EVENTS = ("die", "oom", "destroy")
-EVENTS_AGAIN_S = 1.0
+LATE_AFTER_S = 1.0
+"""What the other engines say of their containers does not wait longer for one of them."""
 TOLD_WITHIN_S = 1.0
-LISTED_AFTER_S = (0.2, 0.6, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Engine:
         self.changed: Callable[[], None] = lambda: None
         self._shipping = threading.Lock()
         self._asking: asyncio.Task[None] | None = None
-        self._events: _Events | None = None
+        self._events: Events | None = None
 
     def connect(self) -> None:
         """Connect. Blocks.
@@ -243,15 +243,15 @@ class Engine:
         loop = asyncio.get_running_loop()
         if self._events is not None:
             self._events.close()
-        self._events = _Events(
-            self.containers, str(self.address), lambda: _call_soon_and_again(loop, self.changed)
+        self._events = Events(
+            self.containers, str(self.address), lambda: call_soon_and_again(loop, self.changed)
         )
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+    async def observe(self) -> Seen:
         """Return the engine's containers and its nodes; nothing and no nodes while it does not answer."""
         if not self.answers:
             self._ask_again()
-            return (), ()
+            return Seen((), ())
         try:
             found = await self.containers.look()
             left = await self.containers.left_files(found)
@@ -259,16 +259,16 @@ class Engine:
             log.warning("%s does not answer: %s. What it runs keeps its shares", self.address, e)
             self.answers = False
             self._ask_again()
-            return (), ()
+            return Seen((), ())
         events = self._events
         if events is not None:
             untold = events.missed(found)
             if untold:
                 loop = asyncio.get_running_loop()
                 loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
-        return [*found, *left], self.address.node_ids
+        return Seen([*found, *left], self.address.node_ids)
 
-    def _listen_anew_unless_told(self, events: _Events, names: Collection[str]) -> None:
+    def _listen_anew_unless_told(self, events: Events, names: Collection[str]) -> None:
         """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""
         if self._events is events and self.answers and not all(events.has_told(name) for name in names):
             log.warning("%s: the events do not tell what happens; they are asked for anew", self.address)
@@ -299,91 +299,6 @@ class Engine:
             self._tunnel.close()
 
 
-def _call_soon_and_again(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    # The engine tells of a death a little before its list of containers does: on a busy machine, half a second.
-    loop.call_soon_threadsafe(function)
-    for delay_s in LISTED_AFTER_S:
-        loop.call_soon_threadsafe(loop.call_later, delay_s, function)
-
-
-class _Events:
-    """The stream of an engine's events, in a thread of its own, for as long as it is open; then anew."""
-
-    def __init__(self, containers: Containers, name: str, happened: Callable[[], None]) -> None:
-        self._containers = containers
-        self._name = name
-        self._happened = happened
-        self._closed = threading.Event()
-        self._stream: Any = None
-        self._told: dict[str, None] = {}
-        self._ended: frozenset[str] | None = None
-        threading.Thread(target=self._run, name="fgpu-events", daemon=True).start()
-
-    def close(self) -> None:
-        """End it; its thread ends by itself."""
-        self._closed.set()
-        stream = self._stream
-        if stream is not None:
-            # It may be at the other end of a connection that is cut: that takes a while to find out.
-            threading.Thread(target=_closed_quietly, args=(stream,), daemon=True).start()
-
-    def _run(self) -> None:
-        filters = {
-            "type": "container",
-            "event": list(EVENTS),
-            "label": f"{LABEL}.installation={self._containers.installation}",
-        }
-        while not self._closed.is_set():
-            try:
-                self._stream = self._containers.client.events(decode=True, filters=filters)
-                # Whatever happened while nobody listened is seen by looking once.
-                self._tell()
-                for event in self._stream:
-                    if self._closed.is_set():
-                        return
-                    self._note(event)
-                    self._tell()
-            except (DockerException, APIError, *GONE, OSError, ValueError) as e:
-                log.debug("%s: the events end: %s", self._name, e)
-            finally:
-                if self._stream is not None:
-                    _closed_quietly(self._stream)
-            self._tell()
-            time.sleep(EVENTS_AGAIN_S)
-
-    def missed(self, found: Sequence[Observed]) -> frozenset[str]:
-        """Return what has ended between the last look and this one, and was not told of.
-
-        What had ended at the first look may have done so before anybody listened.
-        """
-        before, self._ended = self._ended, frozenset(o.handle for o in found if not o.alive)
-        return frozenset() if before is None else self._ended - before - self._told.keys()
-
-    def has_told(self, name: str) -> bool:
-        """Return whether it was told that this container has ended."""
-        return name in self._told
-
-    def _note(self, event: Mapping[str, Any]) -> None:
-        name = str(((event.get("Actor") or {}).get("Attributes") or {}).get("name", ""))
-        self._told[name] = None
-        if len(self._told) > MOST_TOLD:
-            del self._told[next(iter(self._told))]
-
-    def _tell(self) -> None:
-        try:
-            self._happened()
-        except RuntimeError:
-            # The loop has ended, and with it the Hub.
-            self._closed.set()
-
-
-def _closed_quietly(stream: Any) -> None:
-    try:
-        stream.close()
-    except Exception as e:
-        log.debug("Closing the events: %s", e)
-
-
 class Engines:
     """A `Launcher` for the containers of several engines."""
 
@@ -392,6 +307,8 @@ class Engines:
         self.machines = machines or {}
         """The folders of simulated machines, by nodes on other machines."""
         self._by_node = {node_id: e for e in self.engines for node_id in e.address.node_ids}
+        self._late: dict[Engine, asyncio.Task[Seen]] = {}
+        self._slow: set[Engine] = set()
 
     def connect(self) -> None:
         """Connect to all of them, side by side. Blocks. Those of other machines may stay silent.
@@ -451,10 +368,35 @@ class Engines:
         for engine in self.engines:
             engine.watch(changed)
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
-        """Return all containers, and the nodes whose engines answered."""
-        results = await asyncio.gather(*(engine.observe() for engine in self.engines))
-        return [o for found, _ in results for o in found], [n for _, nodes in results for n in nodes]
+    async def observe(self) -> Seen:
+        """Return all containers, and the nodes whose engines answered or are late."""
+        looks: dict[Engine, asyncio.Task[Seen]] = {}
+        for engine in self.engines:
+            # What began before this call may know less than who asks now: only whether it answers is of use.
+            if engine not in self._late:
+                looks[engine] = asyncio.create_task(engine.observe())
+        patiently = [look for engine, look in looks.items() if engine in self._slow or len(self.engines) == 1]
+        if looks:
+            await asyncio.wait(looks.values(), timeout=None if patiently else LATE_AFTER_S)
+        self._slow = set()
+        for engine, look in looks.items():
+            if not look.done():
+                self._late[engine] = look
+                look.add_done_callback(functools.partial(self._has_answered, engine))
+        seen = [look.result() for look in looks.values() if look.done()]
+        return Seen(
+            [thing for one in seen for thing in one.things],
+            [node_id for one in seen for node_id in one.nodes],
+            [node_id for engine in self._late for node_id in engine.address.node_ids],
+        )
+
+    def _has_answered(self, engine: Engine, look: asyncio.Task[Seen]) -> None:
+        """Have a late engine looked at again, and waited for then: it may always take that long."""
+        del self._late[engine]
+        if look.cancelled() or look.exception() is not None:
+            return
+        self._slow.add(engine)
+        engine.changed()
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove one container, on whichever engine it was seen; return whether it is known to be gone."""

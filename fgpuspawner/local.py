@@ -26,7 +26,7 @@ from jupyterhub.utils import random_port
 from traitlets import Integer, default
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Observed, Session
+from fgpu_scheduler import EndCause, Observed, Seen, Session
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.isolation.sealing import sealed_environment
@@ -176,9 +176,9 @@ class LocalProcesses:
         """Return nothing: every node is this machine."""
         return {}
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+    async def observe(self) -> Seen:
         """Return every marked process group of this installation, one entry per attempt of a session."""
-        return await asyncio.to_thread(self._observe), self._node_ids
+        return Seen(await asyncio.to_thread(self._observe), self._node_ids)
 
     def _observe(self) -> list[Observed]:
         found = []

@@ -38,7 +38,7 @@ from fgpu_scheduler.errors import (
     UnknownSession,
 )
 from fgpu_scheduler.nvml import NvmlProbe
-from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, SystemClock
+from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
 from fgpu_scheduler.simulated import SimulatedProbe
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "Refusal",
     "Request",
     "RequestForecast",
+    "Seen",
     "Session",
     "SessionExists",
     "SessionState",

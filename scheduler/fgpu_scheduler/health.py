@@ -27,14 +27,16 @@ def node_changes(
     reachable: Collection[str],
     launching: Collection[int],
     haunted: Collection[str] = (),
+    late: Collection[str] = (),
 ) -> NodeChanges:
     """Return what follows from which nodes answered. Pure.
 
     A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
     has ended. A cordoned node stays so. ``haunted`` are the nodes that still run what belongs to nobody: one that is
-    back takes nothing before that has ended, because it would use what is promised to others.
+    back takes nothing before that has ended, because it would use what is promised to others. Of one that is ``late``
+    nothing is known yet.
     """
-    silent = {n.id for n in snapshot.nodes if n.id not in reachable}
+    silent = {n.id for n in snapshot.nodes if n.id not in reachable and n.id not in late}
     gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
     launched_on = {
         s.placement.node_id for s in snapshot.sessions if s.placement is not None and s.id in launching
@@ -44,7 +46,7 @@ def node_changes(
         back=tuple(
             n.id
             for n in snapshot.nodes
-            if n.state is NodeState.LOST and n.id not in silent and n.id not in haunted
+            if n.state is NodeState.LOST and n.id in reachable and n.id not in haunted
         ),
         requeued=tuple(
             s.id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fgpu_scheduler.core.reconcile import Observed
 
@@ -49,6 +49,15 @@ class DeviceProbe(Protocol):
         ...
 
 
+class Seen(NamedTuple):
+    """What a launcher sees: everything with this installation's marks on the nodes that answered."""
+
+    things: Sequence[Observed]
+    nodes: Sequence[str]
+    late: Sequence[str] = ()
+    """Nodes that have not answered yet, and may: nothing is concluded of them."""
+
+
 class Launcher(Protocol):
     """Sees and removes what sessions were launched as (containers, processes)."""
 
@@ -56,8 +65,8 @@ class Launcher(Protocol):
         """Have ``changed`` called, in the running event loop, when something has ended. It may be called for nothing."""
         ...
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
-        """Return everything that carries this installation's marks, and the nodes that answered."""
+    async def observe(self) -> Seen:
+        """Look. What is late delays nothing of the others: `watch`'s ``changed`` is called when it has answered."""
         ...
 
     async def remove(self, observed: Observed) -> bool:

@@ -51,7 +51,7 @@ from fgpu_scheduler.errors import (
     UnknownSession,
 )
 from fgpu_scheduler.health import node_changes
-from fgpu_scheduler.ports import Clock, Launcher, SystemClock
+from fgpu_scheduler.ports import Clock, Launcher, Seen, SystemClock
 from fgpu_scheduler.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -560,10 +560,12 @@ class Scheduler:
         """Compare the store with what the launcher sees, and heal what differs."""
         launching, ending = tuple(self._launching), tuple(self._ending)
         before = await self._call(self.store.snapshot, self._clock.now_s())
-        observed, reachable = await self._launcher.observe()
+        seen = await self._launcher.observe()
         after = await self._call(self.store.snapshot, self._clock.now_s())
-        await self._note_nodes(after, reachable, observed)
-        healings = reconcile(before, after, observed, reachable=reachable, launching=(*launching, *ending))
+        await self._note_nodes(after, seen)
+        healings = reconcile(
+            before, after, seen.things, reachable=seen.nodes, launching=(*launching, *ending)
+        )
         # Side by side: one that hangs delays the next round, but not the others of this one.
         results = await asyncio.gather(
             *(self._heal(healing, ending) for healing in healings), return_exceptions=True
@@ -604,13 +606,12 @@ class Scheduler:
         finally:
             del self._stopping[thing.handle]
 
-    async def _note_nodes(
-        self, snapshot: Snapshot, reachable: Sequence[str], observed: Sequence[Observed]
-    ) -> None:
+    async def _note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
         live = {s.id: s for s in snapshot.sessions}
-        haunted = {o.node_id for o in observed if o.alive and ghostly(o, live.get(o.session_id)) is not None}
-        changes = node_changes(snapshot, reachable, tuple(self._launching), haunted)
+        ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
+        haunted = {ghost.node_id for ghost in ghosts}
+        changes = node_changes(snapshot, seen.nodes, tuple(self._launching), haunted, seen.late)
         for node_id in changes.lost:
             log.error(
                 "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id

@@ -91,6 +91,10 @@ class Engine:
         except NotFound:
             return None
 
+    def wait_gone(self, name: str) -> None:
+        """Wait until there is no such container: one that has ended is removed in the background."""
+        until(lambda: self.inspect(name) is None, what=f"container {name} is removed")
+
     def run_in(self, name: str, *cmd: str, user: str = "") -> tuple[int, str]:
         """Run a command in a container as its own user; return status and output."""
         both = (execs.STDOUT, execs.STDERR)
@@ -238,7 +242,7 @@ class DockerHub(HubProcess):
         return until(lambda: self.store.ended(user=user, limit=1), what=f"a session of {user} has ended")[0]
 
     def end(self, user: str, server: str = "") -> None:
-        """End a server, and wait until its container and its share are gone."""
+        """End a server, and wait until its container has ended and its share is free."""
         assert self.stop(user, server).status_code in (202, 204)
         self.wait_state(user, server, None)
 

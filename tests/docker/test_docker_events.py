@@ -105,7 +105,7 @@ async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_ane
     # It is seen by looking, and that nothing was said of it is seen, too.
     until_s = time.monotonic() + 5
     while relay.listeners == 1 and time.monotonic() < until_s:
-        found, nodes = await here.observe()
+        found, nodes, _ = await here.observe()
         assert nodes == ("a",)
         assert {o.session_id: o.alive for o in found} == {1: False, 2: False}
         await asyncio.sleep(0.3)
@@ -131,7 +131,7 @@ async def test_what_ended_before_the_stream_was_open_and_stays_is_no_reason_for_
     while time.monotonic() < until_s:
         await heard(changed, within_s=0.5)
         changed.clear()
-        found, _ = await here.observe()
+        found, _, _ = await here.observe()
         assert {o.session_id: o.alive for o in found}[9] is False
     assert relay.listeners == 1
     here.close()

@@ -94,7 +94,7 @@ def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no
     assert ended.message is not None
     assert ended.message.startswith("the container could not be started: ")
     assert "/no/such/program" in ended.message
-    assert engine.of_installation(hub.installation) == {}
+    until(lambda: engine.of_installation(hub.installation) == {}, what="its container is removed")
 
 
 def test_a_session_over_its_memory_is_ended_with_the_limit_in_words(hub: DockerHub, engine: Engine) -> None:
@@ -105,7 +105,7 @@ def test_a_session_over_its_memory_is_ended_with_the_limit_in_words(hub: DockerH
     ended = hub.last("alice")
     assert (ended.id, ended.end_cause) == (running.session.id, "OOM")
     assert ended.message == "the session used more than its 256 MiB of memory and was ended"
-    assert engine.inspect(running.name) is None
+    engine.wait_gone(running.name)
 
 
 def test_a_server_that_ends_well_after_a_child_used_too_much_memory_was_not_ended_for_it(

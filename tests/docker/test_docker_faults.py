@@ -190,7 +190,7 @@ def test_what_the_engine_refuses(
     freed_once_and_the_next_one_runs(hub, session, waiting)
     left = engine.of_installation(hub.installation)
     assert set(left) == {f"fgpu-{hub.installation}-{waiting.id}-1"}, "the container that was made is removed"
-    assert engine.inspect(holder.name) is None
+    engine.wait_gone(holder.name)
 
 
 def test_stop_then_start_at_once(hub: DockerHub) -> None:

@@ -26,7 +26,7 @@ def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
         assert hub.states() == {"alice/": "TERMINATING", "bob/": "RUNNING"}
         assert stopping.result(30).status_code in (202, 204)
     hub.wait_state("alice", "", None)
-    assert engine.inspect(frozen.id) is None
+    engine.wait_gone(frozen.id)
 
 
 def test_a_paused_container_delays_nobodys_spawn_and_can_be_stopped(hub: DockerHub, engine: Engine) -> None:
@@ -35,7 +35,7 @@ def test_a_paused_container_delays_nobodys_spawn_and_can_be_stopped(hub: DockerH
     hub.running("bob")
     assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
     hub.end("alice")
-    assert engine.inspect(paused.id) is None
+    engine.wait_gone(paused.id)
 
 
 def test_pulls_from_a_registry_that_never_answers_delay_neither_a_spawn_nor_the_hubs_end(

@@ -139,7 +139,7 @@ def test_a_launch_that_the_hubs_death_cut_off_is_begun_anew_under_another_name(
     assert hub.spawn("alice", "hangs").status_code == 202
     second = f"{first.removesuffix('-1')}-2"
     until(lambda: engine.inspect(second), what="the second attempt's container")
-    assert engine.inspect(first) is None
+    engine.wait_gone(first)
     assert hub.sessions()["alice/hangs"].attempt == 2
     hub.end("alice", "hangs")
-    assert engine.inspect(second) is None
+    engine.wait_gone(second)

@@ -308,7 +308,7 @@ def test_a_session_of_an_image_that_is_not_held_is_ended_and_its_owner_learns_wh
         "your session was ended because its GPU limit of 2048 MiB was not in force (CUDA reported 8192 MiB); this is "
         "usually the fault of the image (loader): try another one, or ask an administrator"
     )
-    assert hub.engine.of_installation(hub.installation) == {}
+    until(lambda: hub.engine.of_installation(hub.installation) == {}, what="its container is removed")
 
 
 def test_an_image_whose_preload_file_leads_elsewhere_is_not_trusted(tampered: DockerHub) -> None:

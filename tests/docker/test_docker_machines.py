@@ -118,7 +118,8 @@ def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
     two.end(here_user)
     left = [v["Name"] for v in there.client.volumes()["Volumes"] or [] if v["Name"].startswith(name)]
     assert left == []
-    assert there.client.containers(all=True, filters={"label": f"fgpu.installation={two.installation}"}) == []
+    own = {"label": f"fgpu.installation={two.installation}"}
+    until(lambda: there.client.containers(all=True, filters=own) == [], what="the container is removed")
 
 
 def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
@@ -144,6 +145,23 @@ def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
     assert node_of(two, "carol") == "there"
     ended = two.last(user)
     assert (ended.end_cause, ended.id) == ("EXITED", session.id)
+
+
+def test_an_engine_that_hangs_delays_no_death_elsewhere(
+    two: DockerHub, there: Machine, engine: Engine
+) -> None:
+    user, user_there = both(two, there)
+    session = two.sessions()[f"{user}/"]
+    there.freeze()
+    engine.client.kill(two.container_name(session), "SIGKILL")
+    died = time.monotonic()
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=10)
+    assert time.monotonic() - died < 4, "not as long as the other one may take to be found silent"
+    assert state_of(two, "there") is NodeState.READY, "nothing is known of it yet"
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    there.thaw()
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    assert answers(two, user_there)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +205,7 @@ def test_a_session_that_is_ended_while_its_machine_is_away_keeps_its_share_until
     assert two.states()[f"{user}/"] == "TERMINATING"
     there.mend()
     two.wait_state(user, "", None, within_s=60)
-    assert name not in [c["Names"][0][1:] for c in there.client.containers(all=True)]
+    until(lambda: name not in [c["Names"][0][1:] for c in there.client.containers(all=True)])
 
 
 def test_an_engine_that_hangs_delays_nobody_elsewhere(two: DockerHub, there: Machine) -> None:

@@ -384,7 +384,19 @@ def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub
     code = f"import socket; socket.create_connection(({two.alice.ip!r}, 8888), timeout=20)"
     words = ["ip", "netns", "exec", outside.netns, sys.executable, "-c", code]
     tried = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "ConnectionRefusedError" in tried.stderr, (tried.stderr, firewall.state(shared_hub.installation))
+    print(
+        tried.stderr,
+        subprocess.run(["iptables-save", "-c", "-t", "filter"], capture_output=True, text=True).stdout,
+    )
+    print(
+        subprocess.run(
+            "ip -br a; ip r; ip -n " + outside.netns + " a; ip -n " + outside.netns + " r; ip n",
+            shell=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )
+    assert "ConnectionRefusedError" in tried.stderr
 
 
 @can_be_closed

@@ -120,7 +120,7 @@ async def test_it_is_opened_again_when_it_has_ended(engine: Made, server: Server
     (ssh,) = [p for p in psutil.Process().children() if "docker.sock" in " ".join(p.cmdline())]
     ssh.kill()
     ssh.wait(5)
-    assert await there.observe() == ((), ())
+    assert await there.observe() == ((), (), ())
     async with asyncio.timeout(20):
         while not there.answers:
             await asyncio.sleep(0.1)

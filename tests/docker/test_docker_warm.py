@@ -159,7 +159,7 @@ def test_no_two_users_have_the_same_one_and_all_are_replaced(pool: Pool, engine:
     pool.hub.end("bob")
     after = set(pool.filled(2).values())
     assert not after & before
-    assert engine.inspect(alice.id) is None, "never used again"
+    engine.wait_gone(alice.id)
     again, _ = pool.take("alice")
     assert engine.run_in(again.id, "cat", "kept")[1] == "more\n"
     pool.hub.end("alice")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fgpu_scheduler import (
     Caps,
@@ -14,6 +14,7 @@ from fgpu_scheduler import (
     Observed,
     Policy,
     Request,
+    Seen,
     Session,
     SessionState,
 )
@@ -54,10 +55,10 @@ class Standing:
     def watch(self, changed: Callable[[], None]) -> None:
         return None
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+    async def observe(self) -> Seen:
         async with self.looked:
             self.looked.notify_all()
-        return tuple(self.things), ("a",)
+        return Seen(tuple(self.things), ("a",))
 
     async def remove(self, observed: Observed) -> bool:
         self.things = [o for o in self.things if o.handle != observed.handle]

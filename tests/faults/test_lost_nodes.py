@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import EndCause, NodeState, Observed, SessionState
+from fgpu_scheduler import EndCause, NodeState, Observed, Seen, SessionState
 from fgpu_scheduler.health import known_or_as_it_was
 from fgpu_scheduler.service import Requeued, SessionEnded
 from fgpu_scheduler.store import Store
@@ -25,9 +25,9 @@ class Reached(Standing):
         super().__init__()
         self.is_reached, self.lets_go = True, True
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
-        found, nodes = await super().observe()
-        return (found, nodes) if self.is_reached else ((), ())
+    async def observe(self) -> Seen:
+        seen = await super().observe()
+        return seen if self.is_reached else Seen((), ())
 
     async def remove(self, observed: Observed) -> bool:
         return self.lets_go and await super().remove(observed)
