@@ -116,8 +116,7 @@ def test_sessions_run_on_both_with_their_limits_in_force_and_leave_nothing(
     assert there.client.inspect_volume(volume)
     two.end(there_user)
     two.end(here_user)
-    left = [v["Name"] for v in there.client.volumes()["Volumes"] or [] if v["Name"].startswith(name)]
-    assert left == []
+    until(lambda: not [v for v in there.client.volumes()["Volumes"] or [] if v["Name"].startswith(name)])
     own = {"label": f"fgpu.installation={two.installation}"}
     until(lambda: there.client.containers(all=True, filters=own) == [], what="the container is removed")
 

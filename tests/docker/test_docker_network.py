@@ -376,6 +376,15 @@ def test_with_open_egress_a_session_reaches_what_is_outside_and_not_blocked(
     assert reached(engine, two.alice.id, [outside.server, (METADATA, 8080)]) == [outside.server]
 
 
+def as_it_is(netns: str) -> str:
+    """Return what decides of packets, here and in a network namespace, for who reads why a test failed."""
+    commands = (
+        "iptables-save -c; ip -br addr; ip route; ip neigh",
+        f"ip -n {netns} -s addr; ip -n {netns} neigh",
+    )
+    return subprocess.run(";".join(commands), shell=True, capture_output=True, text=True, check=False).stdout
+
+
 @can_be_closed
 def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub: DockerHub) -> None:
     """Not even with a way there, whatever the host does with packets that it passes on."""
@@ -384,19 +393,7 @@ def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub
     code = f"import socket; socket.create_connection(({two.alice.ip!r}, 8888), timeout=20)"
     words = ["ip", "netns", "exec", outside.netns, sys.executable, "-c", code]
     tried = subprocess.run(words, capture_output=True, text=True, check=False)
-    print(
-        tried.stderr,
-        subprocess.run(["iptables-save", "-c", "-t", "filter"], capture_output=True, text=True).stdout,
-    )
-    print(
-        subprocess.run(
-            "ip -br a; ip r; ip -n " + outside.netns + " a; ip -n " + outside.netns + " r; ip n",
-            shell=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    )
-    assert "ConnectionRefusedError" in tried.stderr
+    assert "ConnectionRefusedError" in tried.stderr, f"{tried.stderr}\n{as_it_is(outside.netns)}"
 
 
 @can_be_closed
