@@ -71,6 +71,10 @@ SERVERS_OF = select(sessions.c.user_name, sessions.c.server_name, sessions.c.sta
     # Follows from the first; it keeps SQLite from reading all that the users ever ran.
     sessions.c.ended_at_s.is_(None),
 )
+WAITING_REQUESTS = select(sessions.c.user_name, sessions.c.resource_group, sessions.c.groups).where(
+    is_live, in_states(lifecycle.WAITING)
+)
+WAITING_REQUESTS_OF = WAITING_REQUESTS.where(sessions.c.user_name.in_(bindparam("users", expanding=True)))
 LENGTHS = (
     _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
     .where(sessions.c.started_at_s.is_not(None))

@@ -28,9 +28,18 @@ NO_GROUPS = "[]"
 class Event:
     """One line of the append-only log.
 
-    ``kind`` is "submitted", "moved", "attempt", "held", "waits", "warned" or "nodes". ``reason`` is the wait
-    reason or the end cause; of "held" it is HELD or None (let go), of "warned" the cause for which the session
-    may be ended or None (not any more), of "nodes" what became of which node.
+    ``reason`` is, by ``kind``:
+
+    - "submitted": None, or which session this one replaces in the queue;
+    - "moved" and "attempt", changes of state: the end cause or None;
+    - "held": HELD, or None once it is let go;
+    - "waits": the wait reason;
+    - "promised": RESERVED, when a start was first promised;
+    - "warned": the cause for which the session may be ended at once, or None (not any more);
+    - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
+    - "idle": IDLE since it is, or None (not any more);
+    - "kept": IDLE, when the owner asked to keep it all the same;
+    - "nodes" and "quotas", of no session: what became of which node or quota.
     """
 
     id: int
@@ -120,7 +129,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
             gpu_model,
             time_limit_s,
             priority,
-            () if groups == NO_GROUPS else tuple(json.loads(groups)),
+            groups_of(groups),
         ),
         SessionState(state),
         submitted_at_s,
@@ -142,6 +151,11 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         kept_until_s,
         place_of,
     )
+
+
+def groups_of(column: str) -> tuple[str, ...]:
+    """Return the Hub groups of a column; those without any are almost all, and are not parsed."""
+    return () if column == NO_GROUPS else tuple(json.loads(column))
 
 
 def request_values(request: Request) -> dict[str, Any]:

@@ -12,18 +12,22 @@ from statistics import median
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from fgpu_scheduler.core import lifecycle, placement
+from fgpu_scheduler import accounts
+from fgpu_scheduler.core import lifecycle, placement, reclaim
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
     NodeState,
     Placement,
+    Quota,
     Request,
     Session,
     SessionState,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.reclaim import End, Reclaim
+from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.database import Database
 from fgpu_scheduler.errors import BadSettings, InvalidTransition, SessionExists, StaleVersion, TooManyPending
 from fgpu_scheduler.inventory import become
@@ -55,13 +59,16 @@ S = SessionState
 class Store:
     """The store of one installation. Thread-safe; other processes may use the same database."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, half_life_s: accounts.HalfLife = lambda _: HALF_LIFE_S) -> None:
         """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
+
+        ``half_life_s`` tells of a resource group how fast what was used there is forgotten.
 
         Raises:
             BadSettings: the URL cannot be read, or names another kind of database. No I/O happens here.
         """
         self._database = Database(url)
+        self._half_life_s = half_life_s
         self._installation_id = ""
 
     def open(self) -> None:
@@ -120,10 +127,26 @@ class Store:
                 write.event("nodes", reason=f"{node_id}: {old} -> {state}")
 
     def snapshot(self, now_s: int) -> Snapshot:
-        """Return nodes and live sessions as they are at one instant."""
+        """Return nodes, live sessions, usage and quotas as they are at one instant."""
         with self._database.reading() as connection:
             version = connection.execute(VERSION).scalar_one()
-            return Snapshot(now_s, version, read_nodes(connection), LIVE_SESSIONS.read(connection))
+            return Snapshot(
+                now_s,
+                version,
+                read_nodes(connection),
+                LIVE_SESSIONS.read(connection),
+                accounts.read_usage(connection, self._half_life_s, now_s=now_s),
+                accounts.read_quotas(connection),
+            )
+
+    def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
+        """Make these the quotas, all together.
+
+        Raises:
+            BadSettings: one is there twice, has no limit or an impossible one, or is for nobody. None is changed.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            accounts.become(quotas, write)
 
     # --- The queue ---
 
@@ -139,7 +162,7 @@ class Store:
 
         Raises:
             SessionExists: a request's server has a session that is not ending.
-            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting, or it is over a quota.
         """
         with writing(self._database, now_s=now_s) as write:
             users = sorted({request.user for request in requests})
@@ -159,7 +182,10 @@ class Store:
                             f"{user} may have {max_pending_per_user} requests waiting: "
                             f"{waiting} wait already, and this would add {more}"
                         )
-            return tuple(_submitted(write, request, held=held) for request in requests)
+            accounts.refuse_over_pending(requests, write.connection)
+            return tuple(
+                _submitted(write, Session(0, request, S.PENDING, now_s, held)) for request in requests
+            )
 
     def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
         """Write a plan's decisions, after checking again that they fit; return who got their shares.
@@ -168,10 +194,7 @@ class Store:
             StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
         """
         with writing(self._database, now_s=now_s) as write:
-            if write.version_before != plan.version:
-                raise StaleVersion(
-                    f"planned on version {plan.version}; the store is at {write.version_before}"
-                )
+            _check_version(write, plan.version)
             waiting = {session.id: session for session in PENDING_SESSIONS.read(write.connection)}
             left = _left_on(write.connection, [place.placement for place in plan.placed])
             placed: list[Session] = []
@@ -237,10 +260,66 @@ class Store:
                 attempt=old.attempt + 1 if to is S.PREPARING else old.attempt,
                 launched=old.launched if launched is None else launched,
             )
-            if new.placement is None and old.placement is not None:
-                write.connection.execute(delete(shares).where(shares.c.session_id == session_id))
+            return _move(write, old, new, self._half_life_s)
+
+    def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
+        """Write who is warned, spared and ended, as decided on the snapshot of ``version``; return who has changed.
+
+        What is queued again is a new session, after the one that it replaces: it has its place, and is held until
+        somebody waits to launch it.
+
+        Raises:
+            StaleVersion: the store has changed since, or a session is ended that was not warned of it, or not yet of
+                that instant. Nothing is written.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            _check_version(write, version)
+            changed: list[Session] = []
+            for decision in decisions:
+                old = write.one(decision.session_id)
+                if isinstance(decision, End):
+                    new = reclaim.ended(old, decision, now_s=now_s)
+                    changed.append(_move(write, old, new, self._half_life_s))
+                    if decision.requeue:
+                        changed.append(_submitted(write, reclaim.again(new)))
+                else:
+                    changed.append(reclaim.told(old, decision))
+                    write.save(changed[-1:])
+                    write.event("ends", changed[-1], reason=_cause(changed[-1].ends_cause))
+            return tuple(changed)
+
+    def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:
+        """Let a session be idle until then, as its owner asks, and take a warning for being idle back.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is not RUNNING.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            old = _expected(write.one(session_id), (S.RUNNING,), None)
+            new = reclaim.kept(old, until_s)
+            if new != old:
+                write.save([new])
+                write.event("kept", new, reason=EndCause.IDLE.value)
+            if new.ends_cause is not old.ends_cause:
+                write.event("ends", new)
+            return new
+
+    def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
+        """Keep since when both the GPU and the kernels of a session are idle; None: they are not.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is not RUNNING.
+        """
+        with writing(self._database, now_s=now_s) as write:
+            old = _expected(write.one(session_id), (S.RUNNING,), None)
+            if old.idle_since_s == since_s:
+                return old
+            new = replace(old, idle_since_s=since_s)
             write.save([new])
-            write.event("moved", new, was=old.state, reason=new.end_cause.value if new.end_cause else None)
+            if (old.idle_since_s is None) is not (since_s is None):
+                write.event("idle", new, reason=None if since_s is None else EndCause.IDLE.value)
             return new
 
     def new_attempt(self, session_id: int, *, now_s: int) -> Session:
@@ -377,12 +456,31 @@ def _left_on(connection: Connection, placements: Collection[Placement]) -> dict[
     return {left.node.id: left for left in placement.free(Snapshot(0, 0, chosen, holding))}
 
 
-def _submitted(write: Write, request: Request, *, held: bool) -> Session:
-    new = Session(0, request, S.PENDING, write.now_s, held)
-    row = {**request_values(request), **life_values(new)}
+def _submitted(write: Write, new: Session) -> Session:
+    row = {**request_values(new.request), **life_values(new)}
     new = replace(new, id=write.connection.execute(SUBMIT, row).scalar_one())
-    write.event("submitted", new)
+    write.event("submitted", new, reason=None if new.replaces is None else f"replaces {new.replaces}")
     return new
+
+
+def _move(write: Write, old: Session, new: Session, half_life_s: accounts.HalfLife) -> Session:
+    """Write what `lifecycle.moved` made, with what follows from it for shares and usage."""
+    if new.placement is None and old.placement is not None:
+        write.connection.execute(delete(shares).where(shares.c.session_id == new.id))
+    if new.state in lifecycle.ENDED:
+        accounts.spend(new, write, half_life_s)
+    write.save([new])
+    write.event("moved", new, was=old.state, reason=new.end_cause.value if new.end_cause else None)
+    return new
+
+
+def _check_version(write: Write, version: int) -> None:
+    if write.version_before != version:
+        raise StaleVersion(f"planned on version {version}; the store is at {write.version_before}")
+
+
+def _cause(cause: EndCause | None) -> str | None:
+    return None if cause is None else cause.value
 
 
 def _expected(session: Session, states: Collection[SessionState] | None, attempt: int | None) -> Session:

@@ -7,6 +7,7 @@ import pytest
 from store_worlds import database, opened
 
 from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
@@ -14,6 +15,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """An open store on an empty database."""
     with database(request.param, tmp_path) as url, opened(url) as store:
         yield store
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "values"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
+    """An empty store: on a database, or of values in memory only, as the simulator has it."""
+    if request.param == "values":
+        yield MemoryStore()
+    else:
+        with database(request.param, tmp_path) as url, opened(url) as store:
+            yield store
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

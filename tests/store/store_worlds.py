@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
@@ -24,6 +25,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
 from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing.memory import SessionStore
 
 S = SessionState
 
@@ -63,8 +65,8 @@ def database(kind: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Store]:
-    store = Store(url)
+def opened(url: str, **options: Any) -> Iterator[Store]:
+    store = Store(url, **options)
     store.open()
     try:
         yield store
@@ -92,11 +94,11 @@ def placing(store: Store, *session_ids: int, on: Sequence[Device], fgpu_milli: i
     return Plan(store.version(), tuple(Place(session_id, where) for session_id in session_ids))
 
 
-def schedule(store: Store, *, now_s: int = 0) -> tuple[Session, ...]:
+def schedule(store: SessionStore, *, now_s: int = 0) -> tuple[Session, ...]:
     return store.commit(plan(store.snapshot(now_s), Policy()), now_s=now_s)
 
 
-def run(store: Store, request: Request, *, now_s: int = 0) -> Session:
+def run(store: SessionStore, request: Request, *, now_s: int = 0) -> Session:
     """Bring a new session to RUNNING; it must fit at once."""
     session = store.submit([request], now_s=now_s)[0]
     assert session.id in [s.id for s in schedule(store, now_s=now_s)]
@@ -104,7 +106,7 @@ def run(store: Store, request: Request, *, now_s: int = 0) -> Session:
     return store.move(session.id, S.RUNNING, now_s=now_s)
 
 
-def end(store: Store, session_id: int, *, now_s: int = 0, cause: EndCause = EndCause.USER) -> Session:
+def end(store: SessionStore, session_id: int, *, now_s: int = 0, cause: EndCause = EndCause.USER) -> Session:
     store.move(session_id, S.TERMINATING, now_s=now_s, cause=cause)
     return store.move(session_id, S.TERMINATED, now_s=now_s)
 

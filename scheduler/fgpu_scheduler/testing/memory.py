@@ -7,9 +7,22 @@ from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
-from fgpu_scheduler.core import lifecycle, placement
-from fgpu_scheduler.core.model import EndCause, Node, NodeState, Request, Session, SessionState, Snapshot
+from fgpu_scheduler import accounts
+from fgpu_scheduler.core import lifecycle, placement, reclaim
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Node,
+    NodeState,
+    Quota,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+    Usage,
+)
 from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.reclaim import End, Reclaim
+from fgpu_scheduler.core.usage import HALF_LIFE_S, decayed, fgpu_seconds
 from fgpu_scheduler.errors import (
     BadSettings,
     InvalidTransition,
@@ -28,6 +41,8 @@ class SessionStore(Protocol):
     def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None: ...
 
     def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None: ...
+
+    def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None: ...
 
     def snapshot(self, now_s: int) -> Snapshot: ...
 
@@ -55,6 +70,12 @@ class SessionStore(Protocol):
         attempt: int | None = None,
     ) -> Session: ...
 
+    def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]: ...
+
+    def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session: ...
+
+    def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session: ...
+
     def new_attempt(self, session_id: int, *, now_s: int) -> Session: ...
 
     def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None: ...
@@ -77,8 +98,12 @@ class SessionStore(Protocol):
 class MemoryStore:
     """A `SessionStore` that forgets everything when the process ends. For tests and the simulator."""
 
-    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+    def __init__(
+        self, nodes: Iterable[Node] = (), *, half_life_s: accounts.HalfLife = lambda _: HALF_LIFE_S
+    ) -> None:
         self._world = Snapshot(0, 1, tuple(sorted(nodes, key=lambda n: n.id)))
+        self._half_life_s = half_life_s
+        self._used: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended: dict[int, Session] = {}
         self._next_id = 1
 
@@ -111,8 +136,22 @@ class MemoryStore:
             self._world = replace(self._world, version=self._world.version + 1, nodes=ordered)
 
     def snapshot(self, now_s: int) -> Snapshot:
-        """Return nodes and live sessions as they are."""
-        return replace(self._world, now_s=now_s)
+        """Return nodes, live sessions, usage and quotas as they are."""
+        usage = (
+            Usage(user, group, int(self._decayed(user, group, now_s=now_s)))
+            for user, group in sorted(self._used)
+        )
+        return replace(self._world, now_s=now_s, usage=tuple(u for u in usage if u.fgpu_milli_s))
+
+    def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
+        """Make these the quotas, all together.
+
+        Raises:
+            BadSettings: one is there twice, has no limit or an impossible one, or is for nobody. None is changed.
+        """
+        found = accounts.checked(quotas)
+        if found != self._world.quotas:
+            self._world = replace(self._world, version=self._world.version + 1, quotas=found)
 
     def version(self) -> int:
         """Return the version: another one after every write."""
@@ -132,7 +171,7 @@ class MemoryStore:
 
         Raises:
             SessionExists: a request's server has a session that is not ending.
-            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting, or it is over a quota.
         """
         servers = {_server(s.request) for s in self._world.sessions if s.state in lifecycle.SERVING}
         for asked in requests:
@@ -141,11 +180,16 @@ class MemoryStore:
             servers.add(_server(asked))
         if max_pending_per_user is not None:
             self._check_pending(requests, max_pending_per_user)
-        first = self._next_id
-        new = tuple(Session(first + n, asked, S.PENDING, now_s, held) for n, asked in enumerate(requests))
-        self._next_id += len(new)
+        waiting = [s.request for s in self._world.sessions if s.state is S.PENDING]
+        accounts.raise_over_pending(self._world.quotas, waiting, requests)
+        new = tuple(self._new(Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
         self._write(new)
         return new
+
+    def _new(self, session: Session) -> Session:
+        numbered = replace(session, id=self._next_id)
+        self._next_id += 1
+        return numbered
 
     def _check_pending(self, requests: Sequence[Request], most: int) -> None:
         waiting = [s.request.user for s in self._world.sessions if s.state is S.PENDING]
@@ -163,7 +207,7 @@ class MemoryStore:
         Raises:
             StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
         """
-        self._check_version(plan)
+        self._check_version(plan.version)
         left = {n.node.id: n for n in placement.free(self._world)}
         sessions = {s.id: s for s in self._world.sessions if s.state is S.PENDING}
         placed, waits = [], []
@@ -184,9 +228,9 @@ class MemoryStore:
         self._write((*placed, *waits))
         return tuple(placed)
 
-    def _check_version(self, plan: Plan) -> None:
-        if plan.version != self._world.version:
-            raise StaleVersion(f"planned on version {plan.version}; the store is at {self._world.version}")
+    def _check_version(self, version: int) -> None:
+        if version != self._world.version:
+            raise StaleVersion(f"planned on version {version}; the store is at {self._world.version}")
 
     # --- A session's life ---
 
@@ -218,6 +262,47 @@ class MemoryStore:
         )
         self._write((new,))
         return new
+
+    def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
+        """Write who is warned, spared and ended, as decided on the snapshot of ``version``; return who has changed.
+
+        Raises:
+            StaleVersion: the store has changed since, or a session is ended that was not warned of it, or not yet of
+                that instant. Nothing is written.
+        """
+        self._check_version(version)
+        changed: list[Session] = []
+        for decision in decisions:
+            old = self._expected(decision.session_id, None, None)
+            if isinstance(decision, End):
+                changed.append(reclaim.ended(old, decision, now_s=now_s))
+                if decision.requeue:
+                    changed.append(reclaim.again(changed[-1]))
+            else:
+                changed.append(reclaim.told(old, decision))
+        written = tuple(session if session.id else self._new(session) for session in changed)
+        self._write(written)
+        return written
+
+    def keep(self, session_id: int, until_s: int, *, now_s: int) -> Session:
+        """Let a session be idle until then, as its owner asks, and take a warning for being idle back.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is not RUNNING.
+        """
+        old = self._expected(session_id, (S.RUNNING,), None)
+        return self._changed(old, reclaim.kept(old, until_s))
+
+    def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
+        """Keep since when both the GPU and the kernels of a session are idle; None: they are not.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is not RUNNING.
+        """
+        old = self._expected(session_id, (S.RUNNING,), None)
+        return self._changed(old, replace(old, idle_since_s=since_s))
 
     def new_attempt(self, session_id: int, *, now_s: int) -> Session:
         """Begin to launch a session anew, its share held throughout.
@@ -255,10 +340,7 @@ class MemoryStore:
             UnknownSession: no session has this id.
         """
         old = self._expected(session_id, None, None)
-        new = replace(old, held=held)
-        if new != old:
-            self._write((new,))
-        return new
+        return self._changed(old, replace(old, held=held))
 
     # --- Reading ---
 
@@ -307,6 +389,23 @@ class MemoryStore:
             raise InvalidTransition(f"session {session_id} is at attempt {found.attempt} and not {attempt}")
         return found
 
+    def _changed(self, old: Session, new: Session) -> Session:
+        if new != old:
+            self._write((new,))
+        return new
+
+    def _spend(self, session: Session) -> None:
+        """Add what a session that has ended has used to what its user has."""
+        amount = fgpu_seconds(session, 0)
+        if amount and session.ended_at_s is not None:
+            user, group = session.request.user, session.request.resource_group
+            before = self._decayed(user, group, now_s=session.ended_at_s)
+            self._used[user, group] = before + amount, session.ended_at_s
+
+    def _decayed(self, user: str, group: str, *, now_s: int) -> float:
+        amount, at_s = self._used.get((user, group), (0.0, now_s))
+        return decayed(amount, age_s=now_s - at_s, half_life_s=self._half_life_s(group))
+
     def _write(self, changed: Sequence[Session]) -> None:
         if not changed:
             return
@@ -314,6 +413,8 @@ class MemoryStore:
         for session in changed:
             if session.state in lifecycle.ENDED:
                 sessions.pop(session.id, None)
+                if session.id not in self._ended:
+                    self._spend(session)
                 self._ended[session.id] = session
             else:
                 sessions[session.id] = session

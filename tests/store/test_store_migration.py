@@ -1,0 +1,151 @@
+"""A database of an earlier release keeps everything, and every field comes back as it was."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from alembic import command
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import IntegrityError
+from store_worlds import S, ask, end, node, opened, run
+
+from fgpu_scheduler import migrations
+from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Share, ShareMode, WaitReason
+from fgpu_scheduler.rows import life_values, request_values, share_values
+from fgpu_scheduler.schema import sessions, shares
+from fgpu_scheduler.store import Store
+
+FIRST = """
+INSERT INTO fgpu_meta (id, version, installation_id) VALUES (1, 41, 'abcdef012345');
+INSERT INTO fgpu_nodes (id, resource_group, cpu_milli, memory_mib, state) VALUES ('n1', 'lab', 16000, 65536, 'CORDONED');
+INSERT INTO fgpu_devices (uuid, node_id, device_index, model, memory_mib, capacity_milli, simulated, retired)
+  VALUES ('GPU-n1-0', 'n1', 0, 'Test GPU', 8192, 1000, true, false),
+         ('GPU-n1-1', 'n1', 1, 'Test GPU', 8192, 1000, true, false);
+INSERT INTO fgpu_sessions (user_name, server_name, image, resource_group, fgpu_milli, cpu_milli, memory_mib, state,
+    submitted_at_s, held, attempt, node_id, wait_reason, scheduled_at_s, started_at_s, ended_at_s, end_cause, message,
+    launched, replaces)
+  VALUES ('alice', '', 'image@sha256:0', 'lab', 2000, 1000, 1024, 'TERMINATED', 1, false, 2, 'n1', NULL, 2, 3, 90,
+          'USER', 'said', 'box', NULL),
+         ('alice', 'work', 'image@sha256:0', 'lab', 500, 1000, 1024, 'RUNNING', 5, false, 1, 'n1', NULL, 6, 7, NULL,
+          NULL, NULL, 'box2', NULL),
+         ('bob', '', 'image@sha256:0', 'lab', 500, 1000, 1024, 'PENDING', 8, true, 0, NULL, 'HELD', NULL, NULL, NULL,
+          NULL, NULL, NULL, NULL);
+INSERT INTO fgpu_shares (session_id, position, device_uuid, fgpu_milli, memory_mib, compute_percent, mode)
+  VALUES (1, 0, 'GPU-n1-0', 1000, 8192, 100, 'memory+compute'),
+         (1, 1, 'GPU-n1-1', 1000, 8192, 100, 'memory+compute'),
+         (2, 0, 'GPU-n1-1', 500, 4096, 50, 'memory+compute');
+INSERT INTO fgpu_events (at_s, session_id, kind, from_state, to_state, reason, user_name)
+  VALUES (1, 1, 'submitted', NULL, 'PENDING', NULL, 'alice'),
+         (90, 1, 'moved', 'TERMINATING', 'TERMINATED', 'USER', 'alice');
+"""
+"""What revision 0001 holds after two sessions and one that waits."""
+
+
+def upgraded(connection: Connection, revision: str) -> None:
+    """Bring an empty database to a revision, as the release that had it did."""
+    config = migrations._config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def test_a_database_of_the_first_revision_keeps_everything(url: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        upgraded(connection, "0001")
+        for statement in FIRST.split(";\n"):
+            if statement.strip():
+                connection.execute(text(statement))
+    engine.dispose()
+    with opened(url) as store:
+        assert store.installation_id == "abcdef012345"
+        found = store.snapshot(100)
+        assert (found.version, found.usage, found.quotas) == (41, (), ())
+        assert [(n.id, n.state.value, len(n.devices)) for n in found.nodes] == [("n1", "CORDONED", 2)]
+        halves = (Share("GPU-n1-1", 500, 4096, 50),)
+        runs = Session(2, ask("alice", "work"), S.RUNNING, 5, attempt=1, placement=Placement("n1", halves))
+        runs = replace(runs, scheduled_at_s=6, started_at_s=7, launched="box2")
+        waits = Session(3, ask("bob"), S.PENDING, 8, True, wait_reason=WaitReason.HELD)
+        assert found.sessions == (runs, waits)
+        wholes = tuple(Share(f"GPU-n1-{i}", 1000, 8192, 100) for i in range(2))
+        first = Session(1, ask("alice", fgpu_milli=2000), S.TERMINATED, 1, False, 2, Placement("n1", wholes))
+        first = replace(first, scheduled_at_s=2, started_at_s=3, ended_at_s=90, launched="box")
+        assert store.ended(user=None, limit=9) == (replace(first, end_cause=EndCause.USER, message="said"),)
+        assert [(e.id, e.kind, e.user) for e in store.events()] == [
+            (1, "submitted", "alice"),
+            (2, "moved", "alice"),
+        ]
+        # It goes on: ids and the log continue, and what ends counts as used.
+        end(store, 2, now_s=106)
+        assert [(u.user, u.fgpu_milli_s) for u in store.snapshot(106).usage] == [("alice", 500 * 100)]
+        assert store.submit([ask("carol")], now_s=107)[0].id == 4
+        assert store.events(after_id=2)[0].id == 3
+
+
+FULL_REQUEST = Request(
+    "alice",
+    "work",
+    "image@sha256:0",
+    "lab",
+    0,
+    1000,
+    1024,
+    gpu_memory_mib=4096,
+    compute_percent=35,
+    gpu_model="Test GPU",
+    time_limit_s=3600,
+    priority=-7,
+    groups=("a,b", "class", 'Zoë "quoted"'),
+)
+FULL_SESSION = Session(
+    1,
+    FULL_REQUEST,
+    S.RUNNING,
+    5,
+    True,
+    3,
+    Placement("n1", (Share("GPU-n1-1", 500, 4096, 0, ShareMode.MEMORY),)),
+    WaitReason.RESERVED,
+    6,
+    7,
+    8,
+    EndCause.OOM,
+    "said",
+    "box",
+    12,
+    2**33,
+    2**33 + 1,
+    EndCause.IDLE,
+    2**33 + 2,
+    2**33 + 3,
+    11,
+)
+
+
+def test_every_field_of_a_session_comes_back(store: Store) -> None:
+    # Each differs from its default, so that a new field is not forgotten here.
+    for value in (FULL_SESSION, FULL_REQUEST):
+        assert [f.name for f in fields(value) if getattr(value, f.name) == f.default] == []
+    with store._database.writing() as connection:
+        row = {"id": 1, **request_values(FULL_REQUEST), **life_values(FULL_SESSION)}
+        connection.execute(sessions.insert().values(row))
+        connection.execute(shares.insert(), share_values(FULL_SESSION))
+    assert store.session(1) == FULL_SESSION
+
+
+def test_a_request_with_every_field_waits_as_it_was_asked(store: Store) -> None:
+    submitted = store.submit([FULL_REQUEST], now_s=1)
+    assert submitted[0].request == FULL_REQUEST
+    assert store.snapshot(1).sessions == submitted
+
+
+@pytest.mark.parametrize("amounts", [(0, 4096, 50), (500, 0, 50), (500, 4096, -1)])
+def test_the_database_refuses_a_share_of_nothing(store: Store, amounts: tuple[int, int, int]) -> None:
+    store.set_nodes([node()], now_s=0)
+    session = run(store, ask())
+    assert session.placement is not None
+    fgpu_milli, memory_mib, compute_percent = amounts
+    row = share_values(session)[0] | {"position": 5}
+    row |= {"fgpu_milli": fgpu_milli, "memory_mib": memory_mib, "compute_percent": compute_percent}
+    with pytest.raises(IntegrityError), store._database.writing() as connection:
+        connection.execute(shares.insert(), [row])

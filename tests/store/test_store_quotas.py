@@ -1,0 +1,157 @@
+"""Quotas, and what ended sessions have used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_worlds import S, ask, end, node, opened, run, schedule
+
+from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usage
+from fgpu_scheduler.core.quota import shown
+from fgpu_scheduler.core.usage import HALF_LIFE_S
+from fgpu_scheduler.errors import BadSettings, TooManyPending
+from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing.memory import SessionStore
+
+USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
+CLASS = Quota(GROUP, "class", "lab", max_fgpu_milli=1000, max_pending=2, max_lifetime_s=3600)
+EACH = Quota(USER, "*", max_sessions=3, max_pending=4)
+
+
+def of(user: str, server: str, *groups: str) -> Request:
+    return replace(ask(user, server), groups=groups)
+
+
+def test_quotas_are_read_back_in_order_and_replaced_all_together(any_store: SessionStore) -> None:
+    everybody = Quota(ALL, "*", max_sessions=0)
+    any_store.set_quotas([EACH, CLASS, everybody], now_s=1)
+    assert any_store.snapshot(1).quotas == (everybody, CLASS, EACH)
+    version = any_store.version()
+    any_store.set_quotas([CLASS, everybody, EACH], now_s=2)
+    assert any_store.version() == version
+    any_store.set_quotas([replace(EACH, max_sessions=5)], now_s=3)
+    assert any_store.snapshot(1).quotas == (replace(EACH, max_sessions=5),)
+    assert any_store.version() > version
+    any_store.set_quotas([], now_s=4)
+    assert any_store.snapshot(1).quotas == ()
+
+
+@pytest.mark.parametrize(
+    ("quotas", "said"),
+    [
+        ([EACH, replace(EACH, max_sessions=1)], "the quota of each user is there twice"),
+        ([Quota(USER, "", max_sessions=1)], "a name is missing"),
+        ([Quota(USER, "a", "", max_sessions=1)], "a name is missing"),
+        ([Quota(USER, "a")], "the quota of user 'a' limits nothing; give one of max_fgpu_milli"),
+        ([Quota(ALL, "a", max_sessions=1)], "the name is 'a', and can only be '*'"),
+        ([Quota(USER, "a", max_fgpu_milli=-1)], "max_fgpu_milli is -1, and may be 0 to 1000000000"),
+        ([Quota(USER, "a", max_sessions=-1)], "max_sessions is -1"),
+        ([Quota(USER, "a", max_pending=10**12)], "max_pending is 1000000000000"),
+        ([Quota(USER, "a", max_lifetime_s=59)], "max_lifetime_s is 59, and may be 60 to"),
+    ],
+)
+def test_quotas_that_cannot_work_are_refused_and_the_old_ones_stay(
+    any_store: SessionStore, quotas: list[Quota], said: str
+) -> None:
+    any_store.set_quotas([CLASS], now_s=1)
+    before = any_store.snapshot(1)
+    with pytest.raises(BadSettings) as refused:
+        any_store.set_quotas([Quota(USER, "b", max_sessions=1), *quotas], now_s=2)
+    assert said in str(refused.value)
+    assert any_store.snapshot(1) == before
+
+
+def test_each_quota_that_changes_is_in_the_log(store: Store) -> None:
+    store.set_quotas([CLASS, EACH], now_s=1)
+    store.set_quotas([replace(EACH, max_sessions=1), Quota(USER, "a", max_fgpu_milli=500)], now_s=2)
+    assert [(e.kind, e.at_s, e.reason) for e in store.events()] == [
+        ("quotas", 1, "group 'class' in resource group 'lab': 1 fGPU, 2 waiting, 3600 s"),
+        ("quotas", 1, "each user: 3 sessions, 4 waiting"),
+        ("quotas", 2, "group 'class' in resource group 'lab': none"),
+        ("quotas", 2, "each user: 1 sessions, 4 waiting"),
+        ("quotas", 2, "user 'a': 0.5 fGPU"),
+    ]
+
+
+def test_quotas_outlive_the_process(url: str) -> None:
+    with opened(url) as store:
+        store.set_quotas([CLASS, EACH], now_s=1)
+    with opened(url) as store:
+        assert store.snapshot(1).quotas == (CLASS, EACH)
+
+
+def test_over_the_pending_quota_nothing_of_a_submission_is_queued(any_store: SessionStore) -> None:
+    any_store.set_quotas([CLASS], now_s=1)
+    any_store.submit([of("alice", "a", "class", "staff"), of("bob", "b")], now_s=1)
+    version = any_store.version()
+    with pytest.raises(TooManyPending) as refused:
+        any_store.submit([of("bob", "c", "class"), of("carol", "d", "class")], now_s=1)
+    assert str(refused.value) == (
+        f"the quota of {shown(CLASS)} is 2 requests waiting: 1 wait already, and this would add 2"
+    )
+    assert any_store.version() == version
+    assert len(any_store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2
+
+
+def test_each_user_s_pending_quota_counts_his_own(any_store: SessionStore) -> None:
+    any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
+    any_store.submit([of("alice", "a"), of("bob", "b")], now_s=1)
+    with pytest.raises(TooManyPending, match="each user is 1 requests waiting: 1 wait already"):
+        any_store.submit([of("carol", "c"), of("alice", "d")], now_s=1)
+
+
+def test_what_has_its_shares_does_not_count_as_waiting(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    any_store.set_quotas([replace(EACH, max_pending=1)], now_s=1)
+    run(any_store, of("alice", "a"))
+    assert len(any_store.submit([of("alice", "b")], now_s=1)) == 1
+
+
+def test_an_ended_session_adds_what_it_has_used_and_half_of_that_is_forgotten(
+    any_store: SessionStore,
+) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    first = run(any_store, ask("alice"), now_s=1000)
+    assert any_store.snapshot(1500).usage == ()
+    end(any_store, first.id, now_s=1600)
+    assert any_store.snapshot(1600).usage == (Usage("alice", "lab", 500 * 600),)
+    later_s = 1600 + HALF_LIFE_S
+    assert any_store.snapshot(later_s).usage == (Usage("alice", "lab", 500 * 300),)
+    end(any_store, run(any_store, ask("alice"), now_s=later_s - 100).id, now_s=later_s)
+    end(any_store, run(any_store, ask("Zoë"), now_s=later_s).id, now_s=later_s + 1)
+    assert any_store.snapshot(later_s).usage == (
+        Usage("Zoë", "lab", 500),
+        Usage("alice", "lab", 500 * 400),
+    )
+    assert any_store.snapshot(later_s + 100 * HALF_LIFE_S).usage == ()
+
+
+def test_what_never_held_a_share_has_used_nothing(any_store: SessionStore) -> None:
+    waiting = any_store.submit([ask("alice")], now_s=1)[0]
+    any_store.move(waiting.id, S.CANCELLED, now_s=500, cause=EndCause.USER)
+    assert any_store.snapshot(500).usage == ()
+
+
+def test_a_share_counts_from_its_placement_though_nothing_ran(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    placed = any_store.submit([ask("alice")], now_s=1)[0]
+    schedule(any_store, now_s=10)
+    any_store.move(placed.id, S.CANCELLED, now_s=14, cause=EndCause.USER)
+    assert any_store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
+    any_store.set_held(placed.id, True, now_s=15)
+    assert any_store.snapshot(14).usage == (Usage("alice", "lab", 500 * 4),)
+
+
+def test_a_clock_that_is_set_back_makes_no_usage_grow(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    end(any_store, run(any_store, ask("alice"), now_s=10**6).id, now_s=10**6 + 10)
+    end(any_store, run(any_store, ask("alice"), now_s=10**6 + 10).id, now_s=5)
+    assert any_store.snapshot(0).usage == (Usage("alice", "lab", 5000),)
+
+
+def test_each_resource_group_forgets_at_its_own_rate(url: str) -> None:
+    with opened(url, half_life_s=lambda group: {"lab": 100}[group]) as store:
+        store.set_nodes([node()], now_s=0)
+        end(store, run(store, ask("alice"), now_s=0).id, now_s=8)
+        assert store.snapshot(208).usage == (Usage("alice", "lab", 1000),)
