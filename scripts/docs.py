@@ -45,7 +45,7 @@ WAIT_REASONS: dict[WaitReason, str] = {
     ),
     WaitReason.QUOTA: f"Its owner holds as much as they may. {NOT_GIVEN}",
     WaitReason.PRIORITY: f"Somebody of higher priority is before it. {NOT_GIVEN}",
-    WaitReason.RESERVED: f"What is free is promised to somebody before it. {NOT_GIVEN}",
+    WaitReason.RESERVED: "What is free is promised to somebody before it, or it is itself the one whose place is kept.",
 }
 
 END_CAUSES: dict[EndCause, str] = {
@@ -59,9 +59,9 @@ END_CAUSES: dict[EndCause, str] = {
     EndCause.PULL_FAILED: "Its image is not there and could not be fetched, or is not in the catalogue any more.",
     EndCause.LAUNCH_FAILED: "Its server ended while it started, or did not answer within `launch_timeout_s`.",
     EndCause.OOM: "It used more memory than it asked for, and the engine killed it. (Memory, not GPU memory.)",
-    EndCause.IDLE: f"It was idle for too long. {NOT_GIVEN}",
-    EndCause.TIME_LIMIT: f"It ran for as long as it may. {NOT_GIVEN}",
-    EndCause.PREEMPTED: f"It made room for a session of higher priority. {NOT_GIVEN}",
+    EndCause.IDLE: "Its GPU and its kernels were idle for too long, and its owner did not ask to keep it when warned.",
+    EndCause.TIME_LIMIT: "It ran for as long as it may: by its own limit, or an administrator's. Its owner was warned.",
+    EndCause.PREEMPTED: "It made room for a session of higher priority. Its owner was warned; it may be queued again.",
     EndCause.NODE_LOST: "Its node did not answer when it was to start there, or an administrator said that it is gone.",
     EndCause.ISOLATION_FAILED: (
         "After its start its GPU limit was not in force; or, later, it held more GPU memory than it may, also after a "

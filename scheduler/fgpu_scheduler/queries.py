@@ -37,7 +37,6 @@ def _live(*states: SessionState) -> Select[Any]:
 
 
 LIVE_SESSIONS = Sessions(select(sessions).where(is_live).order_by(sessions.c.id))
-PENDING_SESSIONS = Sessions(_live(S.PENDING))
 HELD_SESSIONS = Sessions(
     _live(S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
     .where(sessions.c.held)
@@ -45,9 +44,6 @@ HELD_SESSIONS = Sessions(
     .order_by(
         case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
     )
-)
-HOLDING_ON = Sessions(
-    _live(*lifecycle.HOLDING).where(sessions.c.node_id.in_(bindparam("node_ids", expanding=True)))
 )
 ONE_SESSION = Sessions(select(sessions).where(sessions.c.id == bindparam("session_id")))
 SERVING_SESSION = Sessions(

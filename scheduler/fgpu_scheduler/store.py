@@ -13,19 +13,20 @@ from statistics import median
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from fgpu_scheduler import accounts
-from fgpu_scheduler.core import lifecycle, placement, reclaim
+from fgpu_scheduler.core import lifecycle, reclaim
+from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
     NodeState,
-    Placement,
     Quota,
     Request,
     Session,
     SessionState,
     Snapshot,
+    WaitReason,
 )
-from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.database import Database
@@ -35,11 +36,9 @@ from fgpu_scheduler.queries import (
     ENDED_OF,
     ENDED_SESSIONS,
     HELD_SESSIONS,
-    HOLDING_ON,
     LENGTHS,
     LIVE_SESSIONS,
     ONE_SESSION,
-    PENDING_SESSIONS,
     SERVERS_OF,
     SERVING_SESSION,
     SUBMIT,
@@ -129,15 +128,8 @@ class Store:
     def snapshot(self, now_s: int) -> Snapshot:
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
         with self._database.reading() as connection:
-            version = connection.execute(VERSION).scalar_one()
-            return Snapshot(
-                now_s,
-                version,
-                read_nodes(connection),
-                LIVE_SESSIONS.read(connection),
-                accounts.read_usage(connection, self._half_life_s, now_s=now_s),
-                accounts.read_quotas(connection),
-            )
+            found = _read(connection, now_s=now_s)
+            return replace(found, usage=accounts.read_usage(connection, self._half_life_s, now_s=now_s))
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         """Make these the quotas, all together.
@@ -195,35 +187,20 @@ class Store:
         """
         with writing(self._database, now_s=now_s) as write:
             _check_version(write, plan.version)
-            waiting = {session.id: session for session in PENDING_SESSIONS.read(write.connection)}
-            left = _left_on(write.connection, [place.placement for place in plan.placed])
-            placed: list[Session] = []
-            waits: list[Session] = []
-            for decision in plan.decisions:
-                session = waiting.get(decision.session_id)
-                if session is None:
-                    raise StaleVersion(f"session {decision.session_id} does not wait")
-                if isinstance(decision, Place):
-                    node_id = decision.placement.node_id
-                    leaves = (
-                        placement.after(left[node_id], session.request, decision.placement)
-                        if node_id in left and not session.held
-                        else None
-                    )
-                    if leaves is None:
-                        raise StaleVersion(f"session {session.id} does not fit where it was placed")
-                    left[node_id] = leaves
-                    del waiting[session.id]
-                    scheduled = lifecycle.moved(session, S.SCHEDULED, now_s=now_s)
-                    placed.append(replace(scheduled, placement=decision.placement))
-                    write.event("moved", placed[-1], was=S.PENDING)
-                elif session.wait_reason is not decision.reason:
-                    waits.append(replace(session, wait_reason=decision.reason))
-                    write.event("waits", session, reason=decision.reason.value)
-            write.save([*placed, *waits])
+            changes = committed(plan, _read(write.connection, now_s=now_s), now_s=now_s)
+            placed = [new for _, new in changes if new.state is S.SCHEDULED]
+            write.save([new for _, new in changes])
             rows = [row for session in placed for row in share_values(session)]
             if rows:
                 write.connection.execute(insert(shares), rows)
+            for old, new in changes:
+                if new.state is S.SCHEDULED:
+                    write.event("moved", new, was=old.state)
+                    continue
+                if new.wait_reason is not old.wait_reason:
+                    write.event("waits", new, reason=new.wait_reason.value if new.wait_reason else None)
+                if new.promised_at_s != old.promised_at_s:
+                    write.event("promised", new, reason=WaitReason.RESERVED.value)
             return tuple(placed)
 
     # --- A session's life ---
@@ -438,22 +415,15 @@ class Store:
             return connection.execute(select(func.max(events.c.id))).scalar_one() or 0
 
 
-def _left_on(connection: Connection, placements: Collection[Placement]) -> dict[str, placement.NodeFree]:
-    """Return what is free on the nodes of these placements, as far as they exist.
-
-    Only of the devices that these take: the rest of a large node would be counted for nothing.
-    """
-    if not placements:
-        return {}
-    node_ids = {place.node_id for place in placements}
-    uuids = {share.device_uuid for place in placements for share in place.shares}
-    chosen = tuple(
-        replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
-        for node in read_nodes(connection)
-        if node.id in node_ids
+def _read(connection: Connection, *, now_s: int) -> Snapshot:
+    version = connection.execute(VERSION).scalar_one()
+    return Snapshot(
+        now_s,
+        version,
+        read_nodes(connection),
+        LIVE_SESSIONS.read(connection),
+        quotas=accounts.read_quotas(connection),
     )
-    holding = HOLDING_ON.read(connection, node_ids=sorted(node_ids))
-    return {left.node.id: left for left in placement.free(Snapshot(0, 0, chosen, holding))}
 
 
 def _submitted(write: Write, new: Session) -> Session:

@@ -88,7 +88,7 @@ def ask(user: str = "alice", server_name: str = "", *, fgpu_milli: int = 500, gr
     return Request(user, server_name, "image@sha256:0", group, fgpu_milli, 1000, 1024)
 
 
-def placing(store: Store, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
+def placing(store: SessionStore, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:
     """Make a plan by hand, right in version, that may be wrong in all else."""
     where = Placement(on[0].node_id, tuple(Share.of(d, fgpu_milli) for d in on))
     return Plan(store.version(), tuple(Place(session_id, where) for session_id in session_ids))

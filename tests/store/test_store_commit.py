@@ -7,10 +7,20 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, opened, placing, run, schedule
 
-from fgpu_scheduler.core.model import EndCause, NodeState, Placement, Share, WaitReason
-from fgpu_scheduler.core.planner import Place, Plan, Policy, Wait, plan
+from fgpu_scheduler.core.model import (
+    EndCause,
+    NodeState,
+    Placement,
+    Quota,
+    QuotaScope,
+    Session,
+    Share,
+    WaitReason,
+)
+from fgpu_scheduler.core.planner import Place, Plan, Policy, Reserve, Wait, plan
 from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing.memory import SessionStore
 
 
 def assert_refused(store: Store, decided: Plan) -> None:
@@ -174,3 +184,60 @@ def test_a_freed_share_is_given_again(store: Store) -> None:
     for number in range(3):
         end(store, run(store, ask(fgpu_milli=1000), now_s=number).id, now_s=number)
     assert_nothing_is_oversold(store)
+
+
+def test_a_reservation_is_a_reason_to_wait_and_its_first_instant_is_the_promise(
+    any_store: SessionStore,
+) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    session = any_store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
+
+    def reserve(starts_at_s: int | None) -> Session:
+        decision = Reserve(session.id, starts_at_s, "n1", ("GPU-n1-0", "GPU-n1-1"))
+        assert any_store.commit(Plan(any_store.version(), (decision,)), now_s=2) == ()
+        found = any_store.session(session.id)
+        assert found is not None
+        return found
+
+    assert reserve(None) == replace(session, wait_reason=WaitReason.RESERVED)
+    assert reserve(500) == replace(session, wait_reason=WaitReason.RESERVED, promised_at_s=500)
+    version = any_store.version()
+    assert reserve(400).promised_at_s == reserve(900).promised_at_s == 500
+    assert any_store.version() == version
+    # It stays with the session until it starts, and after.
+    (placed,) = schedule(any_store, now_s=300)
+    assert placed.promised_at_s == 500
+
+
+def test_a_promise_is_in_the_log_once(store: Store) -> None:
+    session = store.submit([ask(fgpu_milli=2000)], now_s=1)[0]
+    for at_s in (500, 600):
+        decision = Reserve(session.id, at_s, "n1", ())
+        store.commit(Plan(store.version(), (decision,)), now_s=2)
+    assert [(e.kind, e.reason) for e in store.events()] == [
+        ("submitted", None),
+        ("waits", "RESERVED"),
+        ("promised", "RESERVED"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        Quota(QuotaScope.USER, "alice", max_fgpu_milli=999),
+        Quota(QuotaScope.USER, "*", max_sessions=1),
+        Quota(QuotaScope.GROUP, "class", "lab", max_fgpu_milli=700),
+    ],
+)
+def test_a_plan_that_goes_over_a_quota_is_refused_whole(any_store: SessionStore, quota: Quota) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    any_store.set_quotas([quota], now_s=0)
+    asked = [replace(ask("alice", name), groups=("class",)) for name in ("a", "b")]
+    one, other = any_store.submit(asked, now_s=1)
+    version = any_store.version()
+    with pytest.raises(StaleVersion, match="over a quota"):
+        any_store.commit(placing(any_store, one.id, other.id, on=[device(0)]), now_s=2)
+    assert any_store.version() == version
+    assert len(any_store.commit(placing(any_store, one.id, on=[device(0)]), now_s=2)) == 1
+    with pytest.raises(StaleVersion, match="over a quota"):
+        any_store.commit(placing(any_store, other.id, on=[device(1)]), now_s=3)

@@ -61,7 +61,11 @@ def test_a_database_of_the_first_revision_keeps_everything(url: str) -> None:
         assert store.installation_id == "abcdef012345"
         found = store.snapshot(100)
         assert (found.version, found.usage, found.quotas) == (41, (), ())
-        assert [(n.id, n.state.value, len(n.devices)) for n in found.nodes] == [("n1", "CORDONED", 2)]
+        assert [(n.id, n.state.value) for n in found.nodes] == [("n1", "CORDONED")]
+        assert [(d.uuid, d.max_shares) for d in found.nodes[0].devices] == [
+            ("GPU-n1-0", 20),
+            ("GPU-n1-1", 20),
+        ]
         halves = (Share("GPU-n1-1", 500, 4096, 50),)
         runs = Session(2, ask("alice", "work"), S.RUNNING, 5, attempt=1, placement=Placement("n1", halves))
         runs = replace(runs, scheduled_at_s=6, started_at_s=7, launched="box2")

@@ -145,7 +145,7 @@ MIXED = (
         (explicit(4096, 75), 750),
         (explicit(12288), 3000),
         (explicit(4096, model="Large"), 1000),
-        (explicit(128), 16),
+        (explicit(128), 15),
         (explicit(32768), 0),
         (asked("a", "0.7"), 700),
     ],

@@ -15,6 +15,7 @@ from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Ses
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.shares import Shape, shape
 
 TRIES = 500
 """On each node so many sets of victims are tried for the fewest; beyond that the largest are taken first."""
@@ -47,12 +48,12 @@ def victims(
     ]
     chosen: list[int] = []
     served = 0
-    misfits: list[tuple[Request, int]] = []
+    misfits: list[tuple[Shape, int]] = []
     for session in _blocked(snapshot, plan, groups):
         if served == SERVED:
             break
         asked = session.request
-        alike = replace_who(asked), asked.priority
+        alike = shape(asked), asked.priority
         if alike in misfits or not ledger.allows(session):
             continue
         lower = [s for s in could if s.request.priority < asked.priority and s.id not in chosen]
@@ -68,22 +69,6 @@ def victims(
         ledger.take(session, where)
         served += 1
     return tuple(sorted(chosen))
-
-
-def replace_who(asked: Request) -> Request:
-    """Return the request without what does not matter to where it fits."""
-    return Request(
-        "",
-        "",
-        "",
-        asked.resource_group,
-        asked.fgpu_milli,
-        asked.cpu_milli,
-        asked.memory_mib,
-        asked.gpu_memory_mib,
-        asked.compute_percent,
-        asked.gpu_model,
-    )
 
 
 def _blocked(snapshot: Snapshot, plan: Plan, groups: Sequence[str]) -> Iterable[Session]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import Device, Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
+from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
+from fgpu_scheduler.core.shares import Shape, explicit, shape, shares_of
 
 ANY = "*"
 """The name of a quota for each user, or for each Hub group, or for everybody."""
@@ -27,7 +28,7 @@ class Ledger:
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
         self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Line, ...]] = {}
-        self._least: dict[tuple[str, int | None, int | None, str | None], int] = {}
+        self._least: dict[Shape, int] = {}
         if self._quotas:
             for session in snapshot.sessions:
                 if session.state in HOLDING:
@@ -94,12 +95,12 @@ class Ledger:
         if placement is not None:
             return sum(share.fgpu_milli for share in placement.shares)
         asked = session.request
-        if asked.gpu_memory_mib is None:
+        if not explicit(asked):
             return asked.fgpu_milli
-        shape = asked.resource_group, asked.gpu_memory_mib, asked.compute_percent, asked.gpu_model
-        if shape not in self._least:
-            self._least[shape] = least_milli(asked, self._nodes)
-        return self._least[shape]
+        own = shape(asked)
+        if own not in self._least:
+            self._least[own] = least_milli(asked, self._nodes)
+        return self._least[own]
 
 
 @dataclass(slots=True)
@@ -196,23 +197,12 @@ def least_milli(request: Request, nodes: Iterable[Node]) -> int:
 
     0 where no device there could hold it.
     """
-    if request.gpu_memory_mib is None:
+    if not explicit(request):
         return request.fgpu_milli
-    found = [
-        milli
+    found = (
+        shares_of(request, (device,))
         for node in nodes
         if node.resource_group == request.resource_group
         for device in node.devices
-        if request.gpu_model in (None, device.model)
-        and (milli := _worth_milli(request.gpu_memory_mib, request.compute_percent, device)) is not None
-    ]
-    return min(found, default=0)
-
-
-def _worth_milli(memory_mib: int, compute_percent: int | None, device: Device) -> int | None:
-    """Return the fGPU x 1000 of explicit memory and compute on a device, rounded up; None where it is too small."""
-    if memory_mib > device.memory_mib:
-        return None
-    by_memory = -(-memory_mib * device.capacity_milli // device.memory_mib)
-    by_compute = -(-(compute_percent or 0) * device.capacity_milli // 100)
-    return max(by_memory, by_compute)
+    )
+    return min((sum(share.fgpu_milli for share in shares) for shares in found if shares), default=0)

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Protocol
 
 from fgpu_scheduler import accounts
-from fgpu_scheduler.core import lifecycle, placement, reclaim
+from fgpu_scheduler.core import lifecycle, reclaim
+from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
@@ -20,7 +21,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     Usage,
 )
-from fgpu_scheduler.core.planner import Place, Plan
+from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.usage import HALF_LIFE_S, decayed, fgpu_seconds
 from fgpu_scheduler.errors import (
@@ -208,25 +209,9 @@ class MemoryStore:
             StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
         """
         self._check_version(plan.version)
-        left = {n.node.id: n for n in placement.free(self._world)}
-        sessions = {s.id: s for s in self._world.sessions if s.state is S.PENDING}
-        placed, waits = [], []
-        for decision in plan.decisions:
-            session = sessions.get(decision.session_id)
-            if session is None:
-                raise StaleVersion(f"session {decision.session_id} does not wait")
-            if isinstance(decision, Place):
-                node = left.get(decision.placement.node_id)
-                leaves = placement.after(node, session.request, decision.placement) if node else None
-                if leaves is None or session.held:
-                    raise StaleVersion(f"session {session.id} does not fit where it was placed")
-                left[decision.placement.node_id] = leaves
-                scheduled = lifecycle.moved(session, S.SCHEDULED, now_s=now_s)
-                placed.append(replace(scheduled, placement=decision.placement))
-            elif session.wait_reason is not decision.reason:
-                waits.append(replace(session, wait_reason=decision.reason))
-        self._write((*placed, *waits))
-        return tuple(placed)
+        changed = [new for _, new in committed(plan, self._world, now_s=now_s)]
+        self._write(changed)
+        return tuple(new for new in changed if new.state is S.SCHEDULED)
 
     def _check_version(self, version: int) -> None:
         if version != self._world.version:

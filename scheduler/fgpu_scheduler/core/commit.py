@@ -1,0 +1,85 @@
+"""What a plan makes of the sessions that wait, once it is checked again that it holds.
+
+The one check of every store, with the fit and the quotas of the planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core import lifecycle, placement
+from fgpu_scheduler.core.model import Session, SessionState, Snapshot
+from fgpu_scheduler.core.planner import Decision, Place, Plan, Reserve
+from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.errors import StaleVersion
+
+
+def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session, Session], ...]:
+    """Return each session that the plan changes, as it is in ``world`` and as it is then, in the plan's order.
+
+    That the world is the one of the plan's version is the store's to know.
+
+    Raises:
+        StaleVersion: a decision does not hold.
+    """
+    waiting = {s.id: s for s in world.sessions if s.state is SessionState.PENDING}
+    left = _left_on(world, plan)
+    ledger = Ledger(world)
+    found = []
+    for decision in plan.decisions:
+        session = waiting.pop(decision.session_id, None)
+        if session is None:
+            raise StaleVersion(f"session {decision.session_id} does not wait")
+        if isinstance(decision, Place):
+            new = _placed(session, decision, left, ledger, now_s=now_s)
+        else:
+            new = _waits(session, decision)
+        if new is not session:
+            found.append((session, new))
+    return tuple(found)
+
+
+def _placed(
+    session: Session, place: Place, left: dict[str, placement.NodeFree], ledger: Ledger, *, now_s: int
+) -> Session:
+    node_id = place.placement.node_id
+    leaves = (
+        placement.after(left[node_id], session.request, place.placement)
+        if node_id in left and not session.held
+        else None
+    )
+    if leaves is None:
+        raise StaleVersion(f"session {session.id} does not fit where it was placed")
+    if not ledger.allows(session, place.placement):
+        raise StaleVersion(f"session {session.id} was placed over a quota")
+    left[node_id] = leaves
+    ledger.take(session, place.placement)
+    scheduled = lifecycle.moved(session, SessionState.SCHEDULED, now_s=now_s)
+    return replace(scheduled, placement=place.placement)
+
+
+def _waits(session: Session, decision: Decision) -> Session:
+    assert not isinstance(decision, Place)
+    promised_at_s = session.promised_at_s
+    if promised_at_s is None and isinstance(decision, Reserve):
+        # What was promised first is what is held against the scheduler.
+        promised_at_s = decision.starts_at_s
+    if (session.wait_reason, session.promised_at_s) == (decision.reason, promised_at_s):
+        return session
+    return replace(session, wait_reason=decision.reason, promised_at_s=promised_at_s)
+
+
+def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
+    """Return what is free on the nodes where the plan places, as far as they exist.
+
+    Only of the devices that it takes: the rest of a large node would be counted for nothing.
+    """
+    node_ids = {place.placement.node_id for place in plan.placed}
+    uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
+    nodes = tuple(
+        replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
+        for node in world.nodes
+        if node.id in node_ids
+    )
+    chosen = replace(world, nodes=nodes, sessions=tuple(s for s in world.sessions if s.placement is not None))
+    return {left.node.id: left for left in placement.free(chosen)}
