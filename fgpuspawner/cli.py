@@ -12,17 +12,14 @@ import json
 import re
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from traitlets import TraitError
 from traitlets.config import Config
-from traitlets.config.loader import ConfigError, PyFileConfigLoader
 
 from fgpu_scheduler import (
     HOLDING,
@@ -44,14 +41,15 @@ from fgpu_scheduler import (
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
 from fgpuspawner.catalogue import load_catalogue
+from fgpuspawner.hubfile import CONFIG, UsageError, load_config
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
+from fgpuspawner.replay import command as replay
 from fgpuspawner.settings import FGPU
 
 if TYPE_CHECKING:
     from fgpuspawner.queued import QueuedSpawner
 
-CONFIG = "jupyterhub_config.py"
 NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 """How the store ends its words on a database that no Hub has used so far."""
 
@@ -63,12 +61,6 @@ NODE_ACTIONS = {
 """What may be done: to a node of which state, which state it then has, and what follows."""
 
 Json = dict[str, Any]
-
-
-class UsageError(FGPUError):
-    """The command was used wrongly."""
-
-    code = "usage"
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     node.add_argument("action", choices=sorted(NODE_ACTIONS), help="what becomes of it")
     node.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
     node.set_defaults(run=run_node)
+    replay.add_to(commands)
     return parser
 
 
@@ -157,40 +150,6 @@ def _fail(message: str, status: int) -> int:
     line = re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split()))
     print(f"fgpu: {line}", file=sys.stderr)
     return status
-
-
-# --- The Hub's configuration ---
-
-
-def load_config(path: str) -> Config:
-    """Return what a Hub's configuration file sets.
-
-    Raises:
-        UsageError: there is no such file.
-        BadSettings: it ends the process, or fails; one line that says where.
-    """
-    file = Path(path).absolute()
-    if not file.is_file():
-        raise UsageError(f"there is no file {path}; --config names the Hub's configuration")
-    try:
-        return PyFileConfigLoader(file.name, path=str(file.parent)).load_config()
-    except SystemExit as e:
-        # `configure` ends the Hub with its one line.
-        said = e.code if isinstance(e.code, str) else f"{path} ends the process with status {e.code}"
-        raise BadSettings(said.removeprefix("fgpuspawner: ")) from None
-    except (FGPUError, TraitError, ConfigError) as e:
-        raise BadSettings(f"{path}: {e}") from None
-    except Exception as e:
-        # The file is a program: it can raise anything.
-        raise BadSettings(f"{_place(e, file)}: {type(e).__name__}: {e}") from None
-
-
-def _place(error: Exception, file: Path) -> str:
-    """Return ``file:line`` of what raised, as far as it is in the file."""
-    if isinstance(error, SyntaxError):
-        return f"{file.name}:{error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-    return f"{file.name}:{lines[-1]}" if lines else file.name
 
 
 def shown_url(url: str) -> str:

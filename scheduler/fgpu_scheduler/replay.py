@@ -23,8 +23,11 @@ from fgpu_scheduler.core.model import (
     Session,
     SessionState,
     Snapshot,
+    Usage,
 )
-from fgpu_scheduler.core.planner import Place, Policy, plan
+from fgpu_scheduler.core.planner import Place, Policy, Reserve, plan
+from fgpu_scheduler.core.quota import Ledger, over_pending
+from fgpu_scheduler.core.usage import decayed, fgpu_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def replay(
     """Run the jobs through the planner, and return what becomes of each, in order of submission.
 
     Every node takes sessions, whatever its state. Jobs of one instant come in the order given. A job that no node could
-    ever hold is refused.
+    ever hold is refused, and so is one over a pending quota; a quota's lifetime ends a session.
     """
     return _Run(jobs, nodes, policy, quotas).outcomes()
 
@@ -90,7 +93,10 @@ class _Run:
         self._waiting = 0
         self._due: list[tuple[int, int, int]] = []
         self._outcomes: dict[int, Outcome] = {}
+        self._used: dict[tuple[str, str], tuple[float, int]] = {}
+        """What the ended sessions of each user have used of each resource group, and at which instant it was so."""
         self._fits: dict[Request, bool] = {}
+        self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
 
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -120,7 +126,7 @@ class _Run:
 
     def _comes(self, session_id: int, now_s: int) -> None:
         job = self._job(session_id)
-        if not self._could_ever_fit(job.request):
+        if not self._could_ever_fit(job.request) or self._over_pending(job.request):
             self._outcomes[session_id] = Outcome(job, None, now_s, refused=True)
             return
         self._live[session_id] = Session(session_id, job.request, SessionState.PENDING, now_s)
@@ -135,6 +141,12 @@ class _Run:
             self._fits[shape] = placement.could_ever_fit(shape, self._nodes)
         return self._fits[shape]
 
+    def _over_pending(self, asked: Request) -> bool:
+        if all(quota.max_pending is None for quota in self._quotas):
+            return False
+        waiting = [s.request for s in self._live.values() if s.state is SessionState.PENDING]
+        return over_pending(self._quotas, waiting, [asked]) is not None
+
     def _leaves(self, session_id: int, kind: int, now_s: int) -> None:
         session = self._live.get(session_id)
         waits = session is not None and session.state is SessionState.PENDING
@@ -144,18 +156,40 @@ class _Run:
         self._waiting -= waits
         if waits:
             self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
+        else:
+            own = session.request.user, session.request.resource_group
+            self._used[own] = self._left_of(own, now_s) + fgpu_seconds(session, now_s), now_s
+
+    def _left_of(self, own: tuple[str, str], now_s: int) -> float:
+        amount, at_s = self._used.get(own, (0.0, now_s))
+        half_life_s = self._policy.of(own[1]).half_life_s
+        return decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s)
+
+    def _usage(self, now_s: int) -> tuple[Usage, ...]:
+        return tuple(Usage(*own, round(self._left_of(own, now_s))) for own in sorted(self._used))
 
     def _plan(self, now_s: int) -> None:
         self._version += 1
         snapshot = Snapshot(
-            now_s, self._version, self._nodes, tuple(self._live.values()), quotas=self._quotas
+            now_s,
+            self._version,
+            self._nodes,
+            tuple(self._live.values()),
+            self._usage(now_s),
+            self._quotas,
         )
         for decision in plan(snapshot, self._policy).decisions:
             session = self._live[decision.session_id]
             if isinstance(decision, Place):
                 self._starts(session, decision.placement, now_s)
-            elif session.wait_reason is not decision.reason:
-                self._live[session.id] = replace(session, wait_reason=decision.reason)
+                continue
+            promised_at_s = session.promised_at_s
+            if isinstance(decision, Reserve) and promised_at_s is None:
+                promised_at_s = decision.starts_at_s
+            if (session.wait_reason, session.promised_at_s) != (decision.reason, promised_at_s):
+                self._live[session.id] = replace(
+                    session, wait_reason=decision.reason, promised_at_s=promised_at_s
+                )
 
     def _starts(self, session: Session, where: Placement, now_s: int) -> None:
         job = self._job(session.id)
@@ -169,7 +203,8 @@ class _Run:
             started_at_s=now_s,
         )
         self._waiting -= 1
-        ends_at_s = now_s + job.length_s
+        limit_s = self._lifetimes.limit_s(job.request)
+        ends_at_s = now_s + (job.length_s if limit_s is None else min(job.length_s, limit_s))
         heappush(self._due, (ends_at_s, _END, session.id))
         held_milli = sum(share.fgpu_milli for share in where.shares)
         self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, held_milli)

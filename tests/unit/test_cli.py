@@ -435,7 +435,7 @@ def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.Ca
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node'); "
+            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', 'replay'); "
             "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),

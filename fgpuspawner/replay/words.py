@@ -1,0 +1,121 @@
+"""Policies, quotas and GPUs in the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fgpu_scheduler import BadAmount, BadSettings, Device, Node, parse_milli
+from fgpu_scheduler.core.model import Quota, QuotaScope
+from fgpu_scheduler.core.policies import Policy, group_policy
+
+NO_QUOTA = "none"
+QUOTA_FORM = "SCOPE:NAME[@GROUP]:LIMIT=AMOUNT[,...]"
+LIMITS = {
+    "fgpu": "max_fgpu_milli",
+    "sessions": "max_sessions",
+    "pending": "max_pending",
+    "lifetime": "max_lifetime_s",
+}
+MOST_GPUS = 10_000
+PLENTY = 10**9
+"""CPU and memory of a node that is only thought of: they never bind."""
+GPU_MEMORY_MIB = 81920
+
+
+POLICY_NAMES = ("order", "placement", "backfill")
+POLICY_TIMES = ("longest_wait_s", "half_life_s")
+
+
+def policy_of(words: str) -> Policy:
+    """Read a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``.
+
+    Raises:
+        BadSettings: what is wrong, and what would work.
+    """
+    names: dict[str, str] = {}
+    times: dict[str, int] = {}
+    for part in words.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            key, value = "order", part
+        if key in names or key in times:
+            raise BadSettings(f"policy: {words!r}: {key} is there twice")
+        if key in POLICY_NAMES:
+            names[key] = value
+        elif key in POLICY_TIMES:
+            times[key] = _count(value, f"policy: {key}")
+        else:
+            known = ", ".join((*POLICY_NAMES, *POLICY_TIMES))
+            raise BadSettings(f"policy: {words!r}: there is no {key!r}; there are {known}")
+    try:
+        return Policy(group_policy(**names, **times))  # type: ignore[arg-type]
+    except BadSettings as e:
+        raise BadSettings(f"policy: {e}") from None
+
+
+def quota_of(words: str) -> Quota:
+    """Read one quota, such as ``user:*:fgpu=2,sessions=3``; the lifetime is in seconds.
+
+    Raises:
+        BadSettings: what is wrong, and what would work.
+    """
+    scope, _, rest = words.partition(":")
+    who, _, limits = rest.rpartition(":")
+    name, _, group = who.partition("@")
+    scopes = [one.value for one in QuotaScope]
+    if scope not in scopes or not name:
+        raise BadSettings(
+            f"quota: {words!r} is not {QUOTA_FORM} with a scope of {', '.join(scopes)}, as in user:*:fgpu=2"
+        )
+    found: dict[str, int] = {}
+    for limit in limits.split(","):
+        key, _, amount = limit.partition("=")
+        if key not in LIMITS:
+            raise BadSettings(
+                f"quota: {words!r}: there is no limit {key!r}; the limits are {', '.join(LIMITS)}"
+            )
+        found[LIMITS[key]] = (
+            _fgpu(amount, "quota: fgpu") if key == "fgpu" else _count(amount, f"quota: {key}")
+        )
+    return _quota(QuotaScope(scope), name, group or None, found)
+
+
+def _quota(scope: QuotaScope, name: str, group: str | None, limits: Mapping[str, int]) -> Quota:
+    return Quota(
+        scope,
+        name,
+        group,
+        limits.get("max_fgpu_milli"),
+        limits.get("max_sessions"),
+        limits.get("max_pending"),
+        limits.get("max_lifetime_s"),
+    )
+
+
+def _fgpu(amount: str, field: str) -> int:
+    try:
+        return parse_milli(amount, field=field)
+    except BadAmount as e:
+        raise BadSettings(str(e)) from None
+
+
+def _count(amount: str, field: str) -> int:
+    if not (amount.isascii() and amount.isdigit() and len(amount) < 10):
+        raise BadSettings(f"{field}: {amount!r} is not a whole number such as 3")
+    return int(amount)
+
+
+def gpus_of(words: str, resource_group: str) -> Node:
+    """Read ``8`` or ``8x2``: a node of that many GPUs, each worth 1 or so many fGPU.
+
+    Raises:
+        BadSettings: what is wrong, and what would work.
+    """
+    number, times, unit = words.partition("x")
+    count, capacity = _count(number, "gpus"), _fgpu(unit if times else "1", "gpus")
+    if not 1 <= count <= MOST_GPUS or capacity < 1:
+        raise BadSettings(f"gpus: {words!r} is not 1 to {MOST_GPUS} GPUs of some fGPU each, such as 8 or 8x2")
+    devices = tuple(
+        Device(f"GPU-{i:05d}", "replay", i, "any", GPU_MEMORY_MIB, capacity, True) for i in range(count)
+    )
+    return Node("replay", resource_group, PLENTY, PLENTY, devices)

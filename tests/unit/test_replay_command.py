@@ -1,0 +1,373 @@
+"""``fgpu replay``: this installation's own log, trace files, its table, its JSON and its picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
+from fgpu_scheduler.core.model import Quota, QuotaScope
+from fgpu_scheduler.core.policies import group_policy
+from fgpu_scheduler.replay import Job, Outcome, replay
+from fgpu_scheduler.store import Store
+from fgpuspawner import cli
+from fgpuspawner.replay import history, plot
+from fgpuspawner.replay.report import duration
+
+S = SessionState
+AT_S = 1_790_000_000
+TRACE = """\
+submitted_at_s,user,fgpu,length_s,waited_s
+0,ann,1,100,0
+10,bob,1,100,90
+20,cy,1,,30
+"""
+
+
+def request(user: str, fgpu_milli: int = 1000) -> Request:
+    return Request(user, "", "python", "lab", fgpu_milli, 1000, 1024)
+
+
+def lab(gpus: int = 1) -> Node:
+    devices = tuple(Device(f"GPU-{n}", "n1", n, "Tesla T4", 8192, 1000, True) for n in range(gpus))
+    return Node("n1", "lab", 8000, 16384, devices)
+
+
+class Lab:
+    """A store that lives through a history, one second-precise step after another."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        store.set_nodes([lab()], now_s=AT_S)
+
+    def asks(self, user: str, at_s: int) -> int:
+        (session,) = self.store.submit([request(user)], now_s=AT_S + at_s)
+        self.plans(at_s)
+        return session.id
+
+    def plans(self, at_s: int) -> None:
+        now_s = AT_S + at_s
+        for session in self.store.commit(plan(self.store.snapshot(now_s), Policy()), now_s=now_s):
+            self.store.move(session.id, S.PREPARING, now_s=now_s)
+            self.store.move(session.id, S.RUNNING, now_s=now_s + 1)
+
+    def ends(self, session_id: int, at_s: int) -> None:
+        self.store.move(session_id, S.TERMINATING, now_s=AT_S + at_s, cause=EndCause.USER)
+        self.store.move(session_id, S.TERMINATED, now_s=AT_S + at_s)
+        self.plans(at_s)
+
+    def leaves_the_queue(self, session_id: int, at_s: int) -> None:
+        self.store.move(session_id, S.CANCELLED, now_s=AT_S + at_s, cause=EndCause.USER)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The database of an installation in which ann, bob and cy asked for the one GPU, and cy gave up."""
+    url = f"sqlite:///{tmp_path / 'fgpu.sqlite'}"
+    store = Store(url)
+    store.open()
+    past = Lab(store)
+    ann = past.asks("ann", 0)
+    bob = past.asks("bob", 10)
+    cy = past.asks("cy", 20)
+    past.leaves_the_queue(cy, 50)
+    past.ends(ann, 100)
+    past.ends(bob, 200)
+    store.close()
+    return url
+
+
+def fgpu(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    status = cli.main(["replay", *arguments])
+    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
+    return out.splitlines()
+
+
+def runs(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    found = json.loads("\n".join(fgpu(capsys, *arguments, "--json")))
+    return {run["policy"]: run for run in found["runs"]}
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = cli.main(["replay", *arguments])
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return status, err.removeprefix("fgpu: ").rstrip("\n")
+
+
+def trace(folder: Path, text: str) -> str:
+    path = folder / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# --- An installation's own log ---
+
+
+def test_the_log_tells_what_happened(url: str) -> None:
+    store = Store(url)
+    store.connect_readonly()
+    found = history.read_history(store, now_s=AT_S + 1000)
+    store.close()
+    ann, bob, cy = (
+        Job(request("ann"), AT_S, 100),
+        Job(request("bob"), AT_S + 10, 100),
+        # As long as the others did, had it ever started.
+        Job(request("cy"), AT_S + 20, 100, patience_s=30),
+    )
+    assert found.jobs == (ann, bob, cy)
+    assert found.happened == (
+        Outcome(ann, AT_S, AT_S + 100, 1000),
+        Outcome(bob, AT_S + 100, AT_S + 200, 1000),
+        Outcome(cy, None, AT_S + 50),
+    )
+    assert found.nodes == (lab(),)
+
+
+def test_a_replay_of_the_same_policy_is_what_happened(url: str) -> None:
+    store = Store(url)
+    store.connect_readonly()
+    found = history.read_history(store, now_s=AT_S + 1000)
+    store.close()
+    assert replay(found.jobs, found.nodes, Policy(group_policy(order="fifo-skip"))) == found.happened
+
+
+def test_what_still_runs_and_waits_is_replayed_up_to_now(url: str) -> None:
+    store = Store(url)
+    store.open()
+    past = Lab(store)
+    past.asks("dee", 300)
+    past.asks("eve", 310)
+    found = history.read_history(store, now_s=AT_S + 400)
+    store.close()
+    assert found.happened is not None
+    dee, eve = found.happened[-2:]
+    assert (dee.placed_at_s, dee.left_at_s, dee.job.length_s) == (AT_S + 300, AT_S + 400, 100)
+    assert (eve.placed_at_s, eve.left_at_s, eve.job.patience_s) == (None, AT_S + 400, None)
+
+
+def test_one_that_lost_its_place_before_its_launch_waited_on(url: str) -> None:
+    store = Store(url)
+    store.open()
+    (session,) = store.submit([request("dee")], now_s=AT_S + 300)
+    store.commit(plan(store.snapshot(AT_S + 300), Policy()), now_s=AT_S + 300)
+    store.move(session.id, S.PENDING, now_s=AT_S + 310)
+    store.commit(plan(store.snapshot(AT_S + 350), Policy()), now_s=AT_S + 350)
+    found = history.read_history(store, now_s=AT_S + 400)
+    store.close()
+    assert found.happened is not None
+    assert found.happened[-1].placed_at_s == AT_S + 350
+
+
+def test_long_logs_are_read_in_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PAGE", 3)
+    store = Store(url)
+    store.connect_readonly()
+    found = history.read_history(store, now_s=AT_S + 1000)
+    store.close()
+    assert [job.request.user for job in found.jobs] == ["ann", "bob", "cy"]
+
+
+def test_the_table_has_what_happened_and_each_policy(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = fgpu(capsys, "--db", url, "--policy", "fifo-skip", "--policy", "lifo", "--gpus", "2")
+    assert lines[0] == ("3 sessions of 3 users, submitted 2026-09-21 14:13Z to 2026-09-21 14:13Z, on 2 fGPU")
+    assert [line[:13].strip() for line in lines[2:]] == ["policy", "what happened", "fifo-skip", "lifo"]
+    assert lines[3].split() == (
+        ["what", "happened", "2", "1", "0", "0:00:40", "0:00:30", "0:01:30", "0:01:30", "50.0", "%", "0.608"]
+    )
+
+
+def test_another_gpu_would_have_spared_the_wait(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = runs(capsys, "--db", url, "--gpus", "2", "--policy", "fifo-skip")
+    assert found["what happened"]["longest_wait_s"] == 90
+    assert found["fifo-skip"]["longest_wait_s"] == 30
+    assert found["fifo-skip"]["never_started"] == 1
+    more = runs(capsys, "--db", url, "--gpus", "3", "--policy", "fifo-skip")
+    assert (more["fifo-skip"]["longest_wait_s"], more["fifo-skip"]["started"]) == (0, 3)
+
+
+def test_the_installations_quotas_hold_unless_others_are_given(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Store.snapshot
+
+    def with_quota(self: Store, now_s: int) -> Any:
+        from dataclasses import replace
+
+        return replace(real(self, now_s), quotas=(Quota(QuotaScope.USER, "*", max_pending=0),))
+
+    monkeypatch.setattr(Store, "snapshot", with_quota)
+    own = runs(capsys, "--db", url, "--policy", "fifo")["fifo"]
+    assert (own["refused"], own["started"]) == (3, 0)
+    other = runs(capsys, "--db", url, "--policy", "fifo", "--quota", "user:ann:pending=0")["fifo"]
+    assert (other["refused"], other["started"]) == (1, 1)
+    assert runs(capsys, "--db", url, "--policy", "fifo", "--quota", "none")["fifo"]["refused"] == 0
+
+
+def test_a_lifetime_quota_ends_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path, TRACE)
+    words = ("--trace", path, "--gpus", "1", "--policy", "fifo-skip", "--quota", "user:*:lifetime=10")
+    found = runs(capsys, *words)["fifo-skip"]
+    # bob comes when ann is ended, and cy when he is.
+    assert (found["longest_wait_s"], found["started"]) == (0, 3)
+
+
+def test_days_choose_what_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path, TRACE + f"{10 * 86400},dee,1,50,0\n")
+    found = runs(capsys, "--trace", path, "--gpus", "1", "--days", "2", "--policy", "fifo")
+    assert [run["sessions"] for run in found.values()] == [1, 1]
+    status, said = failure(capsys, "--trace", path, "--gpus", "1", "--days", "0")
+    assert (status, said) == (2, "argument --days: 0 is not 1 or more")
+
+
+def test_without_a_policy_it_is_the_configured_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(runs(capsys, "--db", url)) == ["what happened", "as configured"]
+
+
+def test_nothing_ever_submitted_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path / 'empty.sqlite'}"
+    store = Store(url)
+    store.open()
+    store.close()
+    status, said = failure(capsys, "--db", url)
+    assert status == 2
+    assert said.startswith("no session was ever submitted here; --trace FILE.csv")
+
+
+# --- Trace files ---
+
+
+def test_a_trace_with_waits_tells_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = runs(capsys, "--trace", trace(tmp_path, TRACE), "--gpus", "1", "--policy", "fifo-skip")
+    same = {key: value for key, value in found["what happened"].items() if key != "policy"}
+    assert same == {key: value for key, value in found["fifo-skip"].items() if key != "policy"}
+    assert same["longest_wait_s"] == 90
+
+
+def test_a_trace_without_waits_tells_not_what_happened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trace(tmp_path, "user,submitted_at_s,length_s,fgpu\nann,5,10,0.5\n")
+    assert list(runs(capsys, "--trace", path, "--gpus", "1", "--policy", "lifo")) == ["lifo"]
+
+
+def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
+    from fgpuspawner.replay.trace import COLUMNS, read_trace
+
+    cells = {
+        "submitted_at_s": "7",
+        "user": "ann",
+        "length_s": "60",
+        "fgpu": "",
+        "gpu_memory_mib": "4096",
+        "compute_percent": "25",
+        "gpu_model": "Tesla T4",
+        "resource_group": "lab",
+        "cpu": "1.5",
+        "memory_mib": "2048",
+        "time_limit_s": "90",
+        "priority": "-2",
+        "groups": "ml101;staff",
+        "waited_s": "3",
+    }
+    path = trace(tmp_path, f"{','.join(COLUMNS)}\n{','.join(cells[name] for name in COLUMNS)}\n\n")
+    (job,) = read_trace(path).jobs
+    asked = Request("ann", "", "", "lab", 0, 1500, 2048, 4096, 25, "Tesla T4", 90, -2, ("ml101", "staff"))
+    assert job == Job(asked, 7, 60)
+
+
+HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "line 1: the columns submitted_at_s, user, length_s are missing; "),
+        ("submitted_at_s,user,length_s\n", "line 1: the columns fgpu or gpu_memory_mib are missing; "),
+        ("submitted_at_s,user,fgpu,length\n", "line 1: there is no column 'length'; the columns are subm"),
+        (HEAD.replace("fgpu", "user"), "line 1: the column 'user' is there twice"),
+        (HEAD, "has no session; a row is one session"),
+        (HEAD + "0,ann,1,60,0\n5,bob,1,60\n", "line 3: has 4 fields, and 5 columns are named"),
+        (HEAD + "soon,ann,1,60,0\n", "line 2: submitted_at_s: 'soon' is not a whole number such as 3600"),
+        (HEAD + "0,ann,1,60,0\n\n0,bob,half,60,0\n", "line 4: fgpu: 'half' is not a number such as 0.5"),
+        (HEAD + "0,ann,0,60,0\n", "line 2: fgpu: 0 must be above 0"),
+        (HEAD + "0,ann,1,-5,0\n", "line 2: length_s: -5 is not between 0 and "),
+        (HEAD + "0,,1,5,0\n", "line 2: user: is empty"),
+        (HEAD + "0,ann,,5,0\n", "line 2: fgpu: give either fgpu or gpu_memory_mib"),
+        (HEAD + '0,"ann,1,5,0\n', "is not CSV: "),
+    ],
+)
+def test_a_bad_trace_is_named_by_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = trace(tmp_path, text)
+    status, line = failure(capsys, "--trace", path, "--gpus", "1")
+    assert status == 1
+    assert line.startswith(f"{path}: {said}")
+
+
+def test_a_trace_that_is_no_text_or_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert failure(capsys, "--trace", str(path), "--gpus", "1") == (1, f"{path}: is not a text in UTF-8")
+    path.unlink()
+    assert "No such file" in failure(capsys, "--trace", str(path), "--gpus", "1")[1]
+
+
+def test_a_trace_needs_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    path = trace(tmp_path, TRACE.replace("waited_s", "waited_s,resource_group").replace("\n", ",lab\n", 0))
+    status, said = failure(capsys, "--trace", trace(tmp_path, TRACE))
+    assert (status, said.startswith("a trace tells no GPUs: give --gpus 8")) == (2, True)
+    lines = "submitted_at_s,user,fgpu,length_s,resource_group\n0,ann,1,60,lab\n0,bob,1,60,lab\n"
+    path = trace(tmp_path, lines)
+    # The nodes of an installation will do.
+    assert runs(capsys, "--trace", path, "--db", url, "--policy", "fifo")["fifo"]["longest_wait_s"] == 60
+    path = trace(tmp_path, lines + "0,cy,1,60,class\n")
+    status, said = failure(capsys, "--trace", path, "--gpus", "1")
+    assert (status, "several resource groups (class, lab)" in said) == (2, True)
+
+
+# --- The picture ---
+
+
+def test_without_matplotlib_the_command_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ("--trace", trace(tmp_path, TRACE), "--gpus", "1", "--plot", str(tmp_path / "out.png"))
+    assert failure(capsys, *words) == (
+        1,
+        "plot: matplotlib is not installed: pip install 'fgpuspawner[plot]'",
+    )
+
+
+def test_a_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--trace", trace(tmp_path, TRACE), "--gpus", "1", "--plot")
+    assert failure(capsys, *words, "out.svg")[1] == (
+        "plot: 'out.svg' does not end in .png, the only format there is"
+    )
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'fgpuspawner[plot]'")
+    path = tmp_path / "out.png"
+    fgpu(capsys, *words, str(path))
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_curves_of_a_picture() -> None:
+    jobs = [Job(request("ann"), 0, 86400), Job(request("bob"), 0, 86400)]
+    outcomes = replay(jobs, [lab()], Policy())
+    assert plot.waits_curve(outcomes, from_s=0) == ([0, 0, 24], [0, 50, 100])
+    assert plot.held_curve(outcomes, from_s=0, until_s=10**6) == ([0, 0, 1, 2], [0, 1, 1, 0])
+    # What began before the window is held from its beginning on.
+    assert plot.held_curve(outcomes, from_s=43200, until_s=90000) == ([0, 0, 0.5], [0, 1, 1])
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00:00"), (59.6, "0:01:00"), (90_061, "25:01:01")])
+def test_durations_are_hours_minutes_and_seconds(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
