@@ -120,11 +120,31 @@ def _fewest(asked: Request, node: NodeFree, there: Sequence[Session]) -> list[Se
     for number in range(1, len(there)):
         tries -= comb(len(there), number)
         if tries < 0:
-            return _without_the_needless(asked, node, sorted(there, key=_size, reverse=True))
+            return _device_after_device(asked, node, there)
         for some in combinations(there, number):
             if _fits(asked, node, some) is not None:
                 return list(some)
     return list(there)
+
+
+def _device_after_device(asked: Request, node: NodeFree, there: Sequence[Session]) -> list[Session]:
+    """Return few sessions whose ends let the request start: one device is cleared, then the one with the fewest."""
+    on: dict[str, list[Session]] = {device.device.uuid: [] for device in node.devices}
+    for session in sorted(there, key=_size, reverse=True):
+        for share in session.placement.shares if session.placement else ():
+            on.setdefault(share.device_uuid, []).append(session)
+    fewest = sorted(on, key=lambda uuid: (len(on[uuid]), uuid))
+    best = list(there)
+    for first in fewest:
+        others = [uuid for uuid in fewest if uuid != first]
+        ended: dict[int, Session] = {}
+        for session in (*(s for uuid in (first, *others) for s in on[uuid]), *there):
+            ended[session.id] = session
+            if len(ended) >= len(best) or _fits(asked, node, ended.values()) is not None:
+                break
+        if len(ended) < len(best):
+            best = _without_the_needless(asked, node, list(ended.values()))
+    return best
 
 
 def _size(session: Session) -> tuple[int, ...]:
@@ -132,10 +152,10 @@ def _size(session: Session) -> tuple[int, ...]:
     return (sum(share.fgpu_milli for share in shares), session.started_at_s or 0, session.id)
 
 
-def _without_the_needless(asked: Request, node: NodeFree, there: Sequence[Session]) -> list[Session]:
-    """Return a set of which none can be left out: small sessions and old ones are let go first."""
-    found = list(there)
-    for session in reversed(there):
+def _without_the_needless(asked: Request, node: NodeFree, ended: Sequence[Session]) -> list[Session]:
+    """Return a set of which none can be left out: who was added last is let go first."""
+    found = list(ended)
+    for session in reversed(ended):
         rest = [s for s in found if s is not session]
         if _fits(asked, node, rest) is not None:
             found = rest
