@@ -89,7 +89,7 @@ def pending(**changes: Any) -> dict[str, Any]:
             "position": 1,
             "ahead": 0,
             "expected_start_at_s": int(time.time()) + 1200,
-            "forecast_basis": "typical length of sessions here",
+            "forecast_basis": "typical length of your group's sessions",
             "started_at_s": None,
             "url": "/user/alice/gpu-2/",
             "pending_url": "/hub/spawn-pending/alice/gpu-2",

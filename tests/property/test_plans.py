@@ -83,9 +83,17 @@ def test_what_ends_gives_back_what_it_took(lab: World, asked: Request) -> None:
 
 def run_forward(lab: Snapshot, typical_length_s: int) -> dict[int, int]:
     """Return when each starts if the whole plan is made anew whenever sessions end: slow and plain."""
-    world = lab.with_sessions(replace(s, held=False) for s in lab.sessions)
-    starts = {p.session_id: lab.now_s for p in plan(lab, POLICY).placed}
-    ends = {s.id: expected_end(s, lab.now_s, typical_length_s) for s in lab.sessions if s.state in HOLDING}
+    where = {p.session_id: p.placement for p in plan(lab, POLICY).placed}
+    starts = dict.fromkeys(where, lab.now_s)
+    world = lab.with_sessions(
+        replace(s, state=SessionState.RUNNING, placement=where[s.id])
+        if s.id in where
+        else replace(s, held=False)
+        for s in lab.sessions
+    )
+    ends = dict.fromkeys(where, lab.now_s + typical_length_s) | {
+        s.id: expected_end(s, lab.now_s, typical_length_s) for s in lab.sessions if s.state in HOLDING
+    }
     while True:
         where = {p.session_id: p.placement for p in plan(world, POLICY).placed}
         for session_id in where:

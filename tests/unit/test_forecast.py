@@ -14,6 +14,7 @@ from fgpu_scheduler.core.forecast import (
     BASIS_TYPICAL,
     BASIS_UNKNOWN,
     SOON_S,
+    Ahead,
     Forecast,
     RequestForecast,
     forecast,
@@ -81,6 +82,7 @@ def test_a_whole_forecast_in_words() -> None:
             "0.5 fGPU is not free: nothing is free now",
             NOW_S + HOUR - 600,
             BASIS_TYPICAL,
+            ahead=Ahead(1, 1000, (lab.of("a").id,)),
         ),
     )
 

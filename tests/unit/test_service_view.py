@@ -309,7 +309,7 @@ def test_positions_count_from_one_in_each_group() -> None:
     found = {s.id: view.session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions}
     assert [(found[i]["position"], found[i]["ahead"]) for i in (3, 4, 5)] == [(1, 0), (1, 0), (2, 1)]
     assert found[3]["expected_start_at_s"] is not None
-    assert found[3]["forecast_basis"] == "typical length of sessions here"
+    assert found[3]["forecast_basis"] == "typical length of your group's sessions"
     assert view.queue_object("class", world, ADMIN)["length"] == 1
 
 

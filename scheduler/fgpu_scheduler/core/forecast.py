@@ -1,39 +1,57 @@
-"""Position, expected start and reason: the same `plan`, run forward on a snapshot.
+"""Position, expected start and reason: the same passes as the planner's, run forward from a snapshot.
 
-No second implementation of the policy: a session is expected to start when, in a world where running
-sessions end after their typical length, the planner would place it.
+No second implementation of the policy: a session is expected to start when, in a world where those who run end by
+their time limits or after their typical length, a pass would start it. Later passes go on in the order of the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import assert_never
 
 from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
+from fgpu_scheduler.core.backfill import SURE_ENDS
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import (
-    MAX_SHARES,
-    NodeState,
-    Request,
-    Session,
-    SessionState,
-    Snapshot,
-    WaitReason,
-)
-from fgpu_scheduler.core.planner import Plan, Policy, place_in_order, plan
-from fgpu_scheduler.core.shares import Shape, devices_needed, shape
-from fgpu_scheduler.core.units import format_milli
+from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.passes import Floor, Queue
+from fgpu_scheduler.core.planner import Place, Plan, Reserve, plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.quota import Ledger, shown
+from fgpu_scheduler.core.shares import Shape, shape
+from fgpu_scheduler.core.shortage import shortage
+from fgpu_scheduler.core.usage import held_milli
 
 BASIS_NOW = "free now"
-BASIS_TYPICAL = "typical length of sessions here"
+BASIS_LIMITS = "time limits"
+BASIS_TYPICAL = "typical length of your group's sessions"
 BASIS_UNKNOWN = "unknown: too few sessions have ended to tell"
 BASIS_NO_NODE = "unknown: no node that takes sessions now could hold it"
+BASIS_QUOTA = "unknown: its quota leaves no room for it"
+BASIS_FAR = "unknown: too many are before it to tell"
 
 STARTS_NOW = "starts now"
+HELD = "the Hub restarted; it resumes this request by itself"
+KEPT = "next in the queue: a place is kept for it"
+BEHIND = "it would fit, but what is free is kept for somebody before it in the queue"
 
 SOON_S = 60
-"""A session that has outlived the typical length is expected to end about this much later."""
+"""A session that has outlived what was expected of it is expected to end about this much later."""
+
+MOST_PASSES = 3000
+"""Bound of the passes that a forecast makes; who would start later is told nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Who holds what would have to end first: sessions, what they hold in fGPU x 1000, and, for administrators
+    only, their ids."""
+
+    sessions: int
+    fgpu_milli: int
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,7 @@ class Forecast:
     """What is known of one waiting session.
 
     ``position`` 0 means that it starts now; 1 is the first of those of its resource group that wait on.
+    ``promised_at_s`` is the latest start where a place is kept for it.
     """
 
     session_id: int
@@ -49,6 +68,8 @@ class Forecast:
     text: str
     expected_start_at_s: int | None
     basis: str
+    promised_at_s: int | None = None
+    ahead: Ahead | None = None
 
 
 def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None) -> tuple[Forecast, ...]:
@@ -59,87 +80,176 @@ def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None
     """
     now = plan(snapshot, policy)
     # What starts in this very pass is not free for those who wait on.
-    left = placement.free(_applied(snapshot, now))
+    world = _applied(snapshot, now)
+    starts = _starts(world, policy, typical_length_s)
+    return _told(snapshot, world, now, starts)
+
+
+def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tuple[Forecast, ...]:
+    left = placement.free(world)
+    ledger = Ledger(world)
     sessions = {s.id: s for s in snapshot.sessions}
+    placed_now = {p.session_id for p in now.placed}
     length: dict[str, int] = {}
     shortages: dict[Shape, str] = {}
-    starts = _starts(snapshot, policy, now, typical_length_s)
-    placed_now = {p.session_id for p in now.placed}
     found = []
     for decision in now.decisions:
         session = sessions[decision.session_id]
-        start = starts.get(session.id)
         if session.id in placed_now:
-            found.append(Forecast(session.id, 0, WaitReason.RESOURCES, STARTS_NOW, start, BASIS_NOW))
+            found.append(Forecast(session.id, 0, WaitReason.RESOURCES, STARTS_NOW, snapshot.now_s, BASIS_NOW))
             continue
-        group, asked = session.request.resource_group, shape(session.request)
+        assert not isinstance(decision, Place)
+        group = session.request.resource_group
         length[group] = length.get(group, 0) + 1
-        if session.held:
-            reason, text = WaitReason.HELD, "the Hub restarted; it resumes this request by itself"
-        else:
-            if asked not in shortages:
-                shortages[asked] = shortage(session.request, left)
-            reason, text = WaitReason.RESOURCES, shortages[asked]
-        basis = _basis(start, typical_length_s)
-        found.append(Forecast(session.id, length[group], reason, text, start, basis))
+        match decision.reason:
+            case WaitReason.HELD:
+                text = HELD
+            case WaitReason.RESERVED:
+                text = KEPT
+            case WaitReason.PRIORITY:
+                text = BEHIND
+            case WaitReason.QUOTA:
+                text = _over_quota(ledger, session)
+            case WaitReason.RESOURCES:
+                asked = shape(session.request)
+                if asked not in shortages:
+                    shortages[asked] = shortage(session.request, left)
+                text = shortages[asked]
+            case _:
+                assert_never(decision.reason)
+        start = starts.found.get(session.id)
+        found.append(
+            Forecast(
+                session.id,
+                length[group],
+                decision.reason,
+                text,
+                None if start is None else start.at_s,
+                starts.why_not(session, decision.reason) if start is None else start.basis,
+                decision.starts_at_s if isinstance(decision, Reserve) else None,
+                None if start is None else start.ahead,
+            )
+        )
     return tuple(found)
 
 
-def _basis(start: int | None, typical_length_s: int | None) -> str:
-    if start is not None:
-        return BASIS_TYPICAL
-    return BASIS_UNKNOWN if typical_length_s is None else BASIS_NO_NODE
+def _over_quota(ledger: Ledger, session: Session) -> str:
+    quota = ledger.stops(session)
+    of = "its quota" if quota is None else f"the quota of {shown(quota)}"
+    return f"{of} is used up: it waits until a session that counts there ends"
 
 
-def _starts(snapshot: Snapshot, policy: Policy, now: Plan, typical_length_s: int | None) -> dict[int, int]:
-    """Return the expected start of each waiting session for which one can be told."""
-    starts = {p.session_id: snapshot.now_s for p in now.placed}
-    if typical_length_s is None:
-        return starts
-    now_s = snapshot.now_s
-    left = {n.node.id: n for n in placement.free(snapshot)}
-    holding = {
-        s.id: (s.request, s.placement) for s in snapshot.sessions if s.state in HOLDING and s.placement
-    }
-    ends = [
-        (_expected_end_at_s(s, now_s, typical_length_s), s.id) for s in snapshot.sessions if s.id in holding
-    ]
-    heapify(ends)
-    waiting = list(order.queue(snapshot.sessions))
-    # What did not fit can fit only where something has ended since: the other nodes need no second try.
-    changed = tuple(left)
-    # Each turn ends at least one session, and each session ends once: this comes to an end.
-    while waiting:
-        placed, leaves = place_in_order(waiting, tuple(left[i] for i in changed), policy.default)
-        left.update((n.node.id, n) for n in leaves)
-        if placed:
-            for s in waiting:
-                if s.id in placed:
-                    starts.setdefault(s.id, now_s)
-                    holding[s.id] = s.request, placed[s.id]
-                    heappush(ends, (now_s + typical_length_s, s.id))
-            waiting = [s for s in waiting if s.id not in placed]
-        if not ends:
-            break
-        instant = ends[0][0]
-        now_s = max(now_s, instant)
-        gone: dict[str, None] = {}
-        while ends and ends[0][0] == instant:
-            request, where = holding[heappop(ends)[1]]
-            if where.node_id in left:
-                left[where.node_id] = placement.returned(left[where.node_id], request, where)
-                gone[where.node_id] = None
-        changed = tuple(sorted(gone))
+@dataclass(frozen=True, slots=True)
+class _Start:
+    at_s: int
+    basis: str
+    ahead: Ahead
+
+
+@dataclass(slots=True)
+class _Starts:
+    """When each who waits is expected to start."""
+
+    found: dict[int, _Start]
+    typical: bool
+    far: dict[str, None]
+    """The resource groups in which the passes did not come to their end."""
+
+    def why_not(self, session: Session, reason: WaitReason) -> str:
+        """Return why no start is expected."""
+        if session.request.resource_group in self.far:
+            return BASIS_FAR
+        if reason is WaitReason.QUOTA:
+            return BASIS_QUOTA
+        return BASIS_NO_NODE if self.typical else BASIS_UNKNOWN
+
+
+def _starts(
+    world: Snapshot, policy: Policy, typical_length_s: int | None, only: Collection[int] | None = None
+) -> _Starts:
+    """Run the passes forward until all who wait have started, or only those.
+
+    What starts now is placed in ``world`` already.
+    """
+    starts = _Starts({}, typical_length_s is not None, {})
+    for group, line in order.lines(world).items():
+        run = _Run(world, group, policy, typical_length_s)
+        run.forward(line, starts, only)
     return starts
 
 
-def _expected_end_at_s(session: Session, now_s: int, typical_length_s: int) -> int:
-    if session.state is SessionState.TERMINATING:
-        return now_s + 1
-    # The clock may have been set back since.
-    started = min(now_s, session.started_at_s) if session.started_at_s is not None else now_s
-    end = started + typical_length_s
-    return end if end > now_s else now_s + SOON_S
+class _Run:
+    """The passes over the queue of one resource group, one after the other."""
+
+    def __init__(self, world: Snapshot, group: str, policy: Policy, typical_length_s: int | None) -> None:
+        self._typical_s = typical_length_s
+        self._ledger = Ledger(world)
+        self._by_user = bool(world.quotas)
+        self._floor = Floor(world, group, placement.free(world), policy.of(group), self._ledger)
+        self._holding: dict[int, tuple[Session, Placement]] = {}
+        self._ends: list[tuple[int, int, bool]] = []
+        """Instant, session, and whether that is known by its typical length only."""
+        self._on: dict[str, list[int]] = {}
+        """Those who hold shares now, by device."""
+        for s in world.sessions:
+            # With quotas the others of a user, in other groups too, may have to end first.
+            matters = self._by_user or s.request.resource_group == group
+            if matters and s.state in HOLDING and s.placement is not None:
+                self._hold(s, s.placement, world.now_s)
+                for share in s.placement.shares:
+                    self._on.setdefault(share.device_uuid, []).append(s.id)
+        self._at_first = dict(self._holding)
+        heapify(self._ends)
+
+    def forward(self, line: order.Line, starts: _Starts, only: Collection[int] | None) -> None:
+        """Make passes, and end sessions in between, until all have started or nothing changes any more."""
+        floor = self._floor
+        queue = Queue(floor.in_order(line), by_user=self._by_user, held=True)
+        wanted = len(queue.sessions) if only is None else sum(1 for s in queue.sessions if s.id in only)
+        by_typical = False
+        for _ in range(MOST_PASSES):
+            for session, where in floor.fill(queue):
+                basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
+                starts.found[session.id] = _Start(floor.now_s, basis, self._ahead(where))
+                self._hold(session, where, floor.now_s)
+                wanted -= only is None or session.id in only
+            if not wanted or not self._ends:
+                return
+            instant = self._ends[0][0]
+            floor.now_s = max(floor.now_s, instant)
+            while self._ends and self._ends[0][0] == instant:
+                _, session_id, typical = heappop(self._ends)
+                by_typical = by_typical or typical
+                floor.end(*self._holding.pop(session_id))
+        starts.far[line.resource_group] = None
+
+    def _hold(self, session: Session, where: Placement, now_s: int) -> None:
+        self._holding[session.id] = session, where
+        end = self._expected_end(session, now_s)
+        if end is not None:
+            heappush(self._ends, (end[0], session.id, end[1]))
+
+    def _expected_end(self, session: Session, now_s: int) -> tuple[int, bool] | None:
+        """Return when a session is expected to end, and whether only its typical length tells."""
+        if session.state is SessionState.TERMINATING:
+            return now_s + 1, False
+        if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
+            return max(session.ends_at_s, now_s + 1), False
+        # The clock may have been set back since.
+        started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
+        limits = session.request.time_limit_s, self._ledger.limit_s(session.request)
+        limit_s = min((limit for limit in limits if limit is not None), default=None)
+        length_s = self._typical_s if limit_s is None else limit_s
+        if length_s is None:
+            return None
+        end_s = started_s + length_s
+        return end_s if end_s > now_s else now_s + SOON_S, limit_s is None
+
+    def _ahead(self, where: Placement) -> Ahead:
+        """Return who of those that hold shares now has ended on these devices."""
+        ids = sorted({i for share in where.shares for i in self._on.get(share.device_uuid, ())})
+        gone = tuple(i for i in ids if i not in self._holding)
+        return Ahead(len(gone), sum(held_milli(self._at_first[i][0]) for i in gone), gone)
 
 
 def _applied(snapshot: Snapshot, step: Plan) -> Snapshot:
@@ -147,77 +257,17 @@ def _applied(snapshot: Snapshot, step: Plan) -> Snapshot:
     if not where:
         return snapshot
     return snapshot.with_sessions(
-        replace(s, state=SessionState.RUNNING, placement=where[s.id], started_at_s=snapshot.now_s)
+        replace(
+            s,
+            state=SessionState.RUNNING,
+            placement=where[s.id],
+            scheduled_at_s=snapshot.now_s,
+            started_at_s=snapshot.now_s,
+        )
         if s.id in where
         else s
         for s in snapshot.sessions
     )
-
-
-def shortage(request: Request, left: placement.Free) -> str:
-    """Say in plain words why ``request`` does not fit now, or that it would."""
-    if placement.place(request, left, score=placement.best_fit) is not None:
-        return "waits for its turn"
-    own = [
-        n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
-    ]
-    if not own:
-        return f"no node of resource group {request.resource_group!r} takes sessions now"
-    enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]
-    if not enough:
-        return _fgpu_shortage(request.fgpu_milli, own)
-    asked = format_milli(request.fgpu_milli)
-    roomy = [n for n in enough if n.cpu_milli >= request.cpu_milli and n.memory_mib >= request.memory_mib]
-    if not roomy:
-        return (
-            f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
-            f"{request.memory_mib} MiB memory on the same node"
-        )
-    free_there = [d for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli]
-    if all(d.shares < 1 for d in free_there):
-        most = max((d.device.max_shares for d in free_there), default=MAX_SHARES)
-        return f"{asked} fGPU is free, but {most} sessions already share that GPU"
-    return f"{asked} fGPU is free, but its GPU memory or compute is still held by earlier sessions"
-
-
-def _has_fgpu(left: placement.NodeFree, asked: int) -> bool:
-    if any(asked <= d.fgpu_milli for d in left.devices):
-        return True
-    untouched, needed = _whole(left, asked)
-    return 0 < needed <= untouched
-
-
-def _whole(left: placement.NodeFree, asked: int) -> tuple[int, int]:
-    """Return how many untouched devices a node has of those it would give whole, and how many it takes.
-
-    (0, 0) where the amount is not a number of whole devices there. Fewest missing where models differ.
-    """
-    found = []
-    for capacity in sorted({d.device.capacity_milli for d in left.devices}):
-        needed = devices_needed(asked, capacity_milli=capacity)
-        alike = [d for d in left.devices if d.device.capacity_milli == capacity]
-        if needed is not None and 1 < needed <= len(alike):
-            found.append((sum(1 for d in alike if d.untouched), needed))
-    return max(found, key=lambda f: (f[0] - f[1], f[1]), default=(0, 0))
-
-
-def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
-    asked = format_milli(asked_milli)
-    per_device = [d.fgpu_milli for n in own for d in n.devices]
-    most, total = max(0, max(per_device, default=0)), sum(m for m in per_device if m > 0)
-    if asked_milli > max((d.device.capacity_milli for n in own for d in n.devices), default=0):
-        wholes = [w for n in own if (w := _whole(n, asked_milli))[1]]
-        if not wholes:
-            return f"{asked} fGPU is more than any node that takes sessions now has"
-        untouched, needed = max(wholes, key=lambda w: w[0] - w[1])
-        return f"{asked} fGPU needs {needed} whole GPUs on one node: at most {untouched} are free on one now"
-    if asked_milli <= total:
-        return (
-            f"{asked} fGPU does not fit on one GPU: {format_milli(total)} fGPU is free in all, "
-            f"but at most {format_milli(most)} on one GPU"
-        )
-    free = f"{format_milli(most)} fGPU" if most else "nothing"
-    return f"{asked} fGPU is not free: {free} is free now"
 
 
 @dataclass(frozen=True, slots=True)

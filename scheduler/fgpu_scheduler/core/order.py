@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from fgpu_scheduler.core.lifecycle import WAITING
 from fgpu_scheduler.core.model import Session, Snapshot
+
+ANYBODY = "*"
+"""The name under which a limit by user has that of everybody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +24,94 @@ class Line:
     resource_group: str
     waiting: Sequence[Session]
     waited_s: Sequence[int]
-    half_life_s: int
 
 
 Order = Callable[[Line], Sequence[float]]
 """A rank for each in the line; lower comes first, and who has the earlier place where ranks are equal."""
 
 
-def line(snapshot: Snapshot, resource_group: str, *, half_life_s: int) -> Line:
-    """Return the line of a resource group."""
-    waiting = sorted(
-        (s for s in snapshot.sessions if s.state in WAITING and s.request.resource_group == resource_group),
-        key=_place,
-    )
-    return Line(snapshot, resource_group, waiting, waited_s(waiting, snapshot.now_s), half_life_s)
+@dataclass(frozen=True, slots=True)
+class First:
+    """Who comes before the others, whatever the order: higher priority first; of one priority who has a promise
+    (where ``promises`` are kept), then who has waited for ``longest_wait_s``, each by their places.
+
+    ``most_priority`` is the highest priority that counts, by user, and of everybody else under "*".
+    """
+
+    promises: bool = False
+    longest_wait_s: int | None = None
+    most_priority: Mapping[str, int] | None = None
 
 
-def _place(session: Session) -> tuple[int, int]:
-    return session.place, session.id
+def lines(snapshot: Snapshot) -> dict[str, Line]:
+    """Return the line of each resource group in which somebody waits, by name."""
+    waiting: dict[str, list[Session]] = {}
+    (only,) = WAITING
+    for session in snapshot.sessions:
+        if session.state is only:
+            waiting.setdefault(session.request.resource_group, []).append(session)
+    return {group: line(snapshot, group, waiting[group]) for group in sorted(waiting)}
+
+
+def line(snapshot: Snapshot, resource_group: str, waiting: Iterable[Session]) -> Line:
+    """Return the line of these sessions of a resource group."""
+    own = by_place(waiting)
+    return Line(snapshot, resource_group, own, waited_s(own, snapshot.now_s))
+
+
+def by_place(waiting: Iterable[Session]) -> list[Session]:
+    """Return sessions in the order of their places: first come first, by ids where two have one place."""
+    own = sorted(waiting, key=attrgetter("id"))
+    if any([s.place_of is not None for s in own]):
+        own.sort(key=attrgetter("place"))
+    return own
 
 
 def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
-    """Return how long each has waited, in the order of their places.
+    """Return how long each has waited, given in the order of their places.
 
     Places tell who came first. Instants do not: after the clock was set back those who come later seem to
     have waited longer. So nobody has waited less than somebody behind.
     """
-    longest = 0
+    first = now_s
     found = []
     for session in reversed(waiting):
-        longest = max(longest, now_s - session.submitted_at_s)
-        found.append(longest)
+        if session.submitted_at_s < first:
+            first = session.submitted_at_s
+        found.append(now_s - first)
     found.reverse()
     return found
 
 
-def in_order(own: Line, order: Order) -> list[int]:
-    """Return the places in the line, next one first."""
-    ranks = order(own)
-    return sorted(range(len(ranks)), key=ranks.__getitem__)
+def in_order(line: Line, order: Order, first: First | None = None) -> list[int]:
+    """Return the numbers of those in the line, next one first."""
+    ranks = order(line)
+    found = sorted(range(len(ranks)), key=ranks.__getitem__)
+    if first is None:
+        return found
+    if first.longest_wait_s is not None:
+        aged = _up_to(line.waited_s, first.longest_wait_s)
+        if aged:
+            found = [*range(aged), *(n for n in found if n >= aged)]
+    waiting = line.waiting
+    if first.promises:
+        promised = [n for n, s in enumerate(waiting) if s.promised_at_s is not None]
+        if promised:
+            others = dict.fromkeys(promised)
+            found = [*promised, *(n for n in found if n not in others)]
+    if any([s.request.priority for s in waiting]):
+        most = first.most_priority or {}
+        highest = [-_priority(s, most) for s in waiting]
+        found.sort(key=highest.__getitem__)
+    return found
 
 
-def queue(sessions: Iterable[Session]) -> tuple[Session, ...]:
-    """Return the waiting sessions in the order of their places: first come first."""
-    return tuple(sorted((s for s in sessions if s.state in WAITING), key=_place))
+def _up_to(waited: Sequence[int], longest_s: int) -> int:
+    """Return how many of the first have waited so long."""
+    return next((n for n, s in enumerate(waited) if s < longest_s), len(waited))
+
+
+def _priority(session: Session, most: Mapping[str, int]) -> int:
+    asked = session.request
+    limit = most.get(asked.user, most.get(ANYBODY))
+    return asked.priority if limit is None else min(asked.priority, limit)

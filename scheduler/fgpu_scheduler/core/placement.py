@@ -76,6 +76,11 @@ def _taken(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
     return _changed(left, request, placement, -1)
 
 
+def claimed(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
+    """Return what ``placement`` would leave of a node, below zero where others still hold what it needs."""
+    return _taken(left, request, placement)
+
+
 def returned(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
     """Return what is left of a node once a session that `free` or `after` counted has ended."""
     return _changed(left, request, placement, 1)

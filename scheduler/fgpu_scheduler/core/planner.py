@@ -1,15 +1,15 @@
-"""One decision for every waiting session: placed where, or waiting why."""
+"""One decision for every waiting session: placed where, kept a place, or waiting why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fgpu_scheduler.core import order, placement
-from fgpu_scheduler.core.model import Placement, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Placement, Snapshot, WaitReason
+from fgpu_scheduler.core.passes import Floor, Queue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
-from fgpu_scheduler.core.shares import Shape, shape
+from fgpu_scheduler.core.quota import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +64,35 @@ class Plan:
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide for every waiting session: in the order of its group's policy, skipping what does not fit.
+    """Decide for every waiting session: in the order of its group's policy, with its kind of backfill.
 
-    A held session keeps its place and is not placed. Once an amount does not fit, no later session
-    that asks for exactly the same is tried again in this pass.
+    A held session keeps its place and is not placed. Who is over a quota waits, and blocks nobody. Of those
+    who ask for exactly the same nobody overtakes, and nobody is tried again once the first does not fit.
     """
     decisions: list[Decision] = []
-    left = placement.free(snapshot)
-    for group in sorted({s.request.resource_group for s in order.queue(snapshot.sessions)}):
-        own = policy.of(group)
-        line = order.line(snapshot, group, half_life_s=own.half_life_s)
-        waiting = [line.waiting[at] for at in order.in_order(line, own.order)]
-        where, left = place_in_order([s for s in waiting if not s.held], left, own)
-        decisions += (_decision(s, where.get(s.id)) for s in waiting)
+    waiting = order.lines(snapshot)
+    left = placement.free(snapshot) if waiting else ()
+    ledger = Ledger(snapshot)
+    for group, line in waiting.items():
+        floor = Floor(snapshot, group, left, policy.of(group), ledger)
+        decisions += _decided(line, floor, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions))
 
 
-def _decision(session: Session, where: Placement | None) -> Decision:
-    if where is not None:
-        return Place(session.id, where)
-    return Wait(session.id, WaitReason.HELD if session.held else WaitReason.RESOURCES)
-
-
-def place_in_order(
-    queue: Iterable[Session], left: placement.Free, policy: GroupPolicy
-) -> tuple[dict[int, Placement], placement.Free]:
-    """Place what fits, in the order given, and return where each goes and what they all leave."""
-    misfits: dict[Shape, None] = {}
-    where: dict[int, Placement] = {}
-    for session in queue:
-        asked = shape(session.request)
-        if asked in misfits:
-            continue
-        found = placement.place(session.request, left, score=policy.score)
-        if found is None:
-            misfits[asked] = None
+def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
+    """Return the decisions for one resource group, in the order of its queue."""
+    queue = Queue(floor.in_order(line), by_user=by_user)
+    placed = {session.id: where for session, where in floor.fill(queue)}
+    kept = floor.kept
+    decisions: list[Decision] = []
+    for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
+        if lane is None:
+            decisions.append(Wait(session.id, WaitReason.HELD))
+        elif session.id in placed:
+            decisions.append(Place(session.id, placed[session.id]))
+        elif kept is not None and kept.session_id == session.id:
+            uuids = tuple(share.device_uuid for share in kept.placement.shares)
+            decisions.append(Reserve(session.id, kept.starts_at_s, kept.placement.node_id, uuids))
         else:
-            where[session.id], left = found
-    return where, left
+            decisions.append(Wait(session.id, lane.reason))
+    return decisions

@@ -16,8 +16,14 @@ def fgpu_seconds(session: Session, now_s: int) -> int:
     if session.placement is None or session.scheduled_at_s is None:
         return 0
     until_s = now_s if session.ended_at_s is None else session.ended_at_s
-    held_milli = sum(share.fgpu_milli for share in session.placement.shares)
-    return held_milli * max(0, until_s - session.scheduled_at_s)
+    return held_milli(session) * max(0, until_s - session.scheduled_at_s)
+
+
+def held_milli(session: Session) -> int:
+    """Return the fGPU x 1000 that a session holds, or would hold as far as its request tells."""
+    if session.placement is None:
+        return session.request.fgpu_milli
+    return sum(share.fgpu_milli for share in session.placement.shares)
 
 
 def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:

@@ -1,0 +1,259 @@
+"""One pass over the queue of a resource group: who starts now where, for whom a place is kept, why others wait.
+
+The planner makes one pass over a snapshot. The forecast makes one after the other on the same floor, ends sessions in
+between, and so decides what the planner would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
+from typing import assert_never
+
+from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.order import First, Line, in_order
+from fgpu_scheduler.core.placement import Free, NodeFree, claimed, returned
+from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy
+from fgpu_scheduler.core.quota import Ledger
+
+_ASKED = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model")
+_ASKED_FOR = attrgetter(
+    "fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model", "time_limit_s"
+)
+_ASKED_BY = attrgetter(
+    "fgpu_milli",
+    "cpu_milli",
+    "memory_mib",
+    "gpu_memory_mib",
+    "compute_percent",
+    "gpu_model",
+    "time_limit_s",
+    "user",
+    "groups",
+)
+
+
+class Lane:
+    """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
+
+    __slots__ = ("at", "numbers", "reason", "sessions")
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.numbers: list[int] = []
+        """Where each stands in the queue."""
+        self.at = 0
+        self.reason = WaitReason.RESOURCES
+        """Why those wait who are left."""
+
+    @property
+    def left(self) -> bool:
+        """Whether anybody is left."""
+        return self.at < len(self.sessions)
+
+
+class Queue:
+    """The queue of a resource group in its order, in lanes. Held sessions are in no lane: they are not placed.
+
+    Two are in one lane if the same decides about both: with quotas, that is also who they are.
+    """
+
+    __slots__ = ("lane_of", "lanes", "sessions")
+
+    def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
+        self.sessions = sessions
+        key_of = _ASKED_BY if by_user else _ASKED_FOR
+        found: dict[object, Lane] = {}
+        self.lane_of: list[Lane | None] = []
+        for number, session in enumerate(sessions):
+            if session.held and not held:
+                self.lane_of.append(None)
+                continue
+            key = key_of(session.request)
+            lane = found.get(key)
+            if lane is None:
+                lane = found[key] = Lane()
+            lane.sessions.append(session)
+            lane.numbers.append(number)
+            self.lane_of.append(lane)
+        self.lanes = list(found.values())
+
+
+class Floor:
+    """What is free of a resource group, who holds the rest, and the place that is kept for the first of its queue."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        resource_group: str,
+        left: Free,
+        policy: GroupPolicy,
+        ledger: Ledger,
+    ) -> None:
+        self.now_s = snapshot.now_s
+        self.kept: Kept | None = None
+        self._policy = policy
+        self._reserves = policy.backfill in (Backfill.EASY, Backfill.BOUNDED)
+        self._ledger = ledger
+        self._quotas = bool(snapshot.quotas)
+        self.left: dict[str, NodeFree] = {
+            n.node.id: n for n in left if n.node.resource_group == resource_group
+        }
+        self._placer = Placer(tuple(self.left.values()), score=policy.score)
+        self._others: Placer | None = None
+        """Of all nodes but that of the kept place."""
+        self.holders: dict[int, Holder] = {}
+        if self._reserves:
+            for s in snapshot.sessions:
+                if s.state in HOLDING and s.placement is not None and s.placement.node_id in self.left:
+                    self.holders[s.id] = Holder(s, s.placement, self._free_at_s(s))
+        self._line: Line | None = None
+        self._waits_for: Session | None = None
+        self._looked = self._strict = False
+        self._misfits: dict[object, None] = {}
+
+    def in_order(self, line: Line) -> list[Session]:
+        """Return those of the line, next one first."""
+        self._line = line
+        first = First(
+            promises=self._reserves,
+            longest_wait_s=self._policy.longest_wait_s if self._reserves else None,
+            most_priority=self._policy.most_priority,
+        )
+        return [line.waiting[n] for n in in_order(line, self._policy.order, first)]
+
+    def fill(self, queue: Queue) -> list[tuple[Session, Placement]]:
+        """Start whom the policy starts now, in the order of the queue, and note why the others wait."""
+        if self._waits_for is not None:
+            self._ledger.give_back(self._waits_for)
+        self.kept = self._others = self._waits_for = None
+        self._looked = self._strict = False
+        self._misfits = {}
+        placed: list[tuple[Session, Placement]] = []
+        lanes = queue.lanes
+        heads = [(lane.numbers[lane.at], n) for n, lane in enumerate(lanes) if lane.left]
+        heapify(heads)
+        while heads:
+            n = heads[0][1]
+            lane = lanes[n]
+            session = lane.sessions[lane.at]
+            where = self._start(session, lane)
+            if where is not None:
+                placed.append((session, where))
+                lane.at += 1
+                if lane.left:
+                    heapreplace(heads, (lane.numbers[lane.at], n))
+                    continue
+            heappop(heads)
+        return placed
+
+    def end(self, session: Session, where: Placement) -> None:
+        """Take back what a session held that ends now: one of the snapshot, or one that was started here."""
+        left = self.left.get(where.node_id)
+        if left is not None:
+            left = self.left[where.node_id] = returned(left, session.request, where)
+            self._placer.update(left)
+        self._ledger.give_back(session, where)
+        self.holders.pop(session.id, None)
+
+    def _start(self, session: Session, lane: Lane) -> Placement | None:
+        """Start a session, or say in its lane why it waits."""
+        asked = session.request
+        lane.reason = WaitReason.RESOURCES
+        if self._quotas and not self._ledger.allows(session):
+            lane.reason = WaitReason.QUOTA
+            return None
+        shape = _ASKED(asked)
+        if shape in self._misfits:
+            return None
+        if not self._placer.fits(asked):
+            self._misfits[shape] = None
+            self._blocked(session)
+            return None
+        if self._strict:
+            lane.reason = WaitReason.PRIORITY
+            return None
+        free_again_s = self._free_at_s(session) if self._reserves else None
+        kept = self.kept
+        in_time = kept is None or kept.ends_before(free_again_s)
+        where = self._placer.place(asked) if in_time else self._beside(asked)
+        if where is None:
+            lane.reason = WaitReason.PRIORITY
+            return None
+        if self._quotas and not self._ledger.allows(session, where):
+            # It is worth more on these devices than it could have been.
+            self._changed(where.node_id)
+            lane.reason = WaitReason.QUOTA
+            return None
+        self.left[where.node_id] = claimed(self.left[where.node_id], asked, where)
+        if kept is not None:
+            self._changed(where.node_id)
+            if not in_time and where.node_id == kept.placement.node_id:
+                self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
+        self._ledger.take(session, where)
+        if self._reserves:
+            self.holders[session.id] = Holder(session, where, free_again_s)
+        return where
+
+    def _beside(self, asked: Request) -> Placement | None:
+        """Propose a placement that the kept place does not need, on its own node only if there is no other."""
+        kept = self.kept
+        assert kept is not None
+        own = kept.placement.node_id
+        if self._others is None:
+            others = tuple(left for node_id, left in self.left.items() if node_id != own)
+            self._others = Placer(others, score=self._policy.score)
+        where = self._others.place(asked)
+        if where is None:
+            found = best_on(self.left[own], asked, score=self._policy.score, beside=kept.beside)
+            where = None if found is None else found[0]
+        return where
+
+    def _changed(self, node_id: str) -> None:
+        """Let the placers know what is left of a node now."""
+        self._placer.update(self.left[node_id])
+        if self._others is not None and self.kept is not None and node_id != self.kept.placement.node_id:
+            self._others.update(self.left[node_id])
+
+    def _blocked(self, session: Session) -> None:
+        """Keep a place for a session that does not fit, if it is the first and the policy does so."""
+        match self._policy.backfill:
+            case Backfill.STRICT:
+                self._strict = True
+            case Backfill.SKIP:
+                pass
+            case Backfill.EASY | Backfill.BOUNDED:
+                aged = self._aged(session)
+                looks = not self._looked and self._policy.backfill is Backfill.EASY
+                self._looked = True
+                if self.kept is None and (aged or looks or session.promised_at_s is not None):
+                    self._keep(session, aged=aged)
+            case _:
+                assert_never(self._policy.backfill)
+
+    def _keep(self, session: Session, *, aged: bool) -> None:
+        self.kept = keep(session, self.left, self.holders.values(), score=self._policy.score) or (
+            gather(session, self.left) if aged else None
+        )
+        if self.kept is not None:
+            # What its owner starts meanwhile must not use up the quota that it needs.
+            self._waits_for = session
+            self._ledger.take(session)
+
+    def _aged(self, session: Session) -> bool:
+        longest_s, line = self._policy.longest_wait_s, self._line
+        if longest_s is None or line is None:
+            return False
+        number = bisect_left(line.waiting, session.place, key=attrgetter("place"))
+        return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s
+
+    def _free_at_s(self, session: Session) -> int | None:
+        limits = session.request.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
+        found = [limit for limit in limits if limit is not None]
+        return free_at_s(session, self.now_s, limit_s=min(found, default=None))

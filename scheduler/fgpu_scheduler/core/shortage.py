@@ -1,0 +1,102 @@
+"""Why a request does not fit now, in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.model import NodeState, Request, ShareMode
+from fgpu_scheduler.core.shares import devices_needed, explicit
+from fgpu_scheduler.core.units import format_milli
+
+
+def shortage(request: Request, left: placement.Free) -> str:
+    """Say in plain words why ``request`` does not fit now, or that it would."""
+    if placement.place(request, left, score=placement.best_fit) is not None:
+        return "waits for its turn"
+    own = [
+        n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
+    ]
+    if not own:
+        return f"no node of resource group {request.resource_group!r} takes sessions now"
+    if request.gpu_model is not None:
+        own = [_of_model(n, request.gpu_model) for n in own]
+        if not any(n.devices for n in own):
+            return f"no node that takes sessions now has a GPU of model {request.gpu_model!r}"
+    if explicit(request):
+        return _explicit_shortage(request, own)
+    enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]
+    if not enough:
+        return _fgpu_shortage(request.fgpu_milli, own)
+    asked = format_milli(request.fgpu_milli)
+    roomy = [n for n in enough if n.cpu_milli >= request.cpu_milli and n.memory_mib >= request.memory_mib]
+    if not roomy:
+        return (
+            f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
+            f"{request.memory_mib} MiB memory on the same node"
+        )
+    free_there = [d for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli]
+    if all(d.shares < 1 for d in free_there):
+        most = max((d.device.max_shares for d in free_there), default=0)
+        return f"{asked} fGPU is free, but {most} sessions already share that GPU"
+    return f"{asked} fGPU is free, but its GPU memory or compute is still held by earlier sessions"
+
+
+def _of_model(left: placement.NodeFree, model: str) -> placement.NodeFree:
+    return replace(left, devices=tuple(d for d in left.devices if d.device.model == model))
+
+
+def _explicit_shortage(request: Request, own: list[placement.NodeFree]) -> str:
+    percent = request.compute_percent
+    asked = f"{request.gpu_memory_mib} MiB of GPU memory" + (
+        "" if percent is None else f" with {percent} % compute"
+    )
+    devices = [d for n in own for d in n.devices]
+    mode = ShareMode.MEMORY if percent is None else ShareMode.MEMORY_COMPUTE
+    usable = [d for d in devices if d.mode in (None, mode) and d.shares > 0]
+    if not usable:
+        return f"{asked} is not free: every GPU is full, or shared by sessions whose compute is limited otherwise"
+    most = max(max(0, d.memory_mib) for d in usable)
+    if most < (request.gpu_memory_mib or 0):
+        return f"{asked} is not free: at most {most} MiB is free on one GPU now"
+    return f"{asked} is not free: the compute, CPU or memory beside it is held by other sessions"
+
+
+def _has_fgpu(left: placement.NodeFree, asked: int) -> bool:
+    if any(asked <= d.fgpu_milli for d in left.devices):
+        return True
+    untouched, needed = _whole(left, asked)
+    return 0 < needed <= untouched
+
+
+def _whole(left: placement.NodeFree, asked: int) -> tuple[int, int]:
+    """Return how many untouched devices a node has of those it would give whole, and how many it takes.
+
+    (0, 0) where the amount is not a number of whole devices there. Fewest missing where models differ.
+    """
+    found = []
+    for capacity in sorted({d.device.capacity_milli for d in left.devices}):
+        needed = devices_needed(asked, capacity_milli=capacity)
+        alike = [d for d in left.devices if d.device.capacity_milli == capacity]
+        if needed is not None and 1 < needed <= len(alike):
+            found.append((sum(1 for d in alike if d.untouched), needed))
+    return max(found, key=lambda f: (f[0] - f[1], f[1]), default=(0, 0))
+
+
+def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
+    asked = format_milli(asked_milli)
+    per_device = [d.fgpu_milli for n in own for d in n.devices]
+    most, total = max(0, max(per_device, default=0)), sum(m for m in per_device if m > 0)
+    if asked_milli > max((d.device.capacity_milli for n in own for d in n.devices), default=0):
+        wholes = [w for n in own if (w := _whole(n, asked_milli))[1]]
+        if not wholes:
+            return f"{asked} fGPU is more than any node that takes sessions now has"
+        untouched, needed = max(wholes, key=lambda w: w[0] - w[1])
+        return f"{asked} fGPU needs {needed} whole GPUs on one node: at most {untouched} are free on one now"
+    if asked_milli <= total:
+        return (
+            f"{asked} fGPU does not fit on one GPU: {format_milli(total)} fGPU is free in all, "
+            f"but at most {format_milli(most)} on one GPU"
+        )
+    free = f"{format_milli(most)} fGPU" if most else "nothing"
+    return f"{asked} fGPU is not free: {free} is free now"
