@@ -46,6 +46,7 @@ from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
 from fgpuspawner.replay import command as replay
 from fgpuspawner.settings import FGPU
+from fgpuspawner.words import amount_words, fgpu_of
 
 if TYPE_CHECKING:
     from fgpuspawner.queued import QueuedSpawner
@@ -417,7 +418,8 @@ def _session(session: Session, simulated: set[str]) -> Json:
         "user": asked.user,
         "server_name": asked.server_name,
         "state": session.state.value,
-        "fgpu": format_milli(asked.fgpu_milli),
+        "amount": amount_words(asked),
+        "fgpu": fgpu_of(session),
         "resource_group": asked.resource_group,
         "node": where.node_id if where else None,
         "gpus": uuids,
@@ -433,7 +435,8 @@ def _waiting(found: Forecast, session: Session) -> Json:
         "id": session.id,
         "user": asked.user,
         "server_name": asked.server_name,
-        "fgpu": format_milli(asked.fgpu_milli),
+        "amount": amount_words(asked),
+        "fgpu": fgpu_of(session),
         "resource_group": asked.resource_group,
         "wait_reason": found.reason.value,
         "wait_text": found.text,
@@ -469,7 +472,7 @@ def status_lines(found: Json) -> list[str]:
             str(s["id"]),
             _server(s),
             s["state"],
-            f"{s['fgpu']} fGPU" + (" (simulated)" if s["simulated"] else ""),
+            s["amount"] + (" (simulated)" if s["simulated"] else ""),
             s["node"] or "",
             _instant(s["since_s"]),
         )
@@ -482,7 +485,7 @@ def status_lines(found: Json) -> list[str]:
             "now" if w["position"] == 0 else str(w["position"]),
             str(w["id"]),
             _server(w),
-            f"{w['fgpu']} fGPU",
+            w["amount"],
             w["resource_group"],
             _instant(w["since_s"]),
             w["wait_text"],

@@ -24,6 +24,7 @@ log = logging.getLogger("fgpu")
 
 SERVICE = "fgpu"
 QUEUE_READ = "custom:fgpu:queue:read"
+KEEP = "custom:fgpu:sessions:keep"
 ADMIN = "custom:fgpu:admin"
 ACCESS = f"access:services!service={SERVICE}"
 SLACK_S = 60
@@ -119,6 +120,7 @@ def _use_hub(c: Any, settings: FGPU) -> None:
         "read:servers!server",
         ACCESS,
         QUEUE_READ,
+        KEEP,
     ]
     if settings.sessions_may_end_sessions:
         scopes.append("delete:servers!user")
@@ -130,9 +132,10 @@ def _use_service(c: Any, settings: FGPU) -> None:
     hub.custom_scopes = {
         **_given(hub, "custom_scopes", {}),
         QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
-        ADMIN: {"description": "See and manage everybody's GPU sessions", "subscopes": [QUEUE_READ]},
+        KEEP: {"description": "Keep one's own idle GPU sessions from being ended"},
+        ADMIN: {"description": "See and manage everybody's GPU sessions", "subscopes": [QUEUE_READ, KEEP]},
     }
-    hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ]
+    hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ, KEEP]
     hub.services = [
         *_given(hub, "services", []),
         {
@@ -146,7 +149,14 @@ def _use_service(c: Any, settings: FGPU) -> None:
             },
             "oauth_no_confirm": True,
             # A caller's token gets of these what the caller may do anyway.
-            "oauth_client_allowed_scopes": ["delete:servers", "read:servers", QUEUE_READ, ADMIN, ACCESS],
+            "oauth_client_allowed_scopes": [
+                "delete:servers",
+                "read:servers",
+                QUEUE_READ,
+                KEEP,
+                ADMIN,
+                ACCESS,
+            ],
             "display": True,
         },
     ]

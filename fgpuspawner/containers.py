@@ -21,9 +21,10 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.utils import parse_repository_tag
 
-from fgpu_scheduler import EndCause, FGPUError, Observed, Session, format_milli
+from fgpu_scheduler import EndCause, FGPUError, Observed, Session
 from fgpuspawner import shipping
 from fgpuspawner.waiting import to_the_end
+from fgpuspawner.words import fgpu_of
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class Containers:
             f"{LABEL}.user": session.request.user,
             f"{LABEL}.server": session.request.server_name,
             f"{LABEL}.image": session.request.image,
-            f"{LABEL}.amount": format_milli(session.request.fgpu_milli),
+            f"{LABEL}.amount": fgpu_of(session) or "",
         }
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -1,4 +1,4 @@
-"""What the Hub's own pages show: the launch form, refusals, and the events of the waiting page."""
+"""What the Hub's own pages show: the launch form, and refusals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fgpu_scheduler import Forecast, Session, SessionState, amounts_that_fit, format_milli
-from fgpuspawner.options import FIELDS, Offer, Refused
+from fgpu_scheduler import Refusal, amounts_that_fit, format_milli
+from fgpuspawner.options import FIELDS, GPU_BY, Offer, Refused
+from fgpuspawner.words import hours_minutes
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -19,48 +20,80 @@ _jinja = Environment(
 )
 
 
-def render(offer: Offer, *, hub_prefix: str, ticket: str, given: dict[str, str]) -> str:
+def render(
+    offer: Offer,
+    *,
+    hub_prefix: str,
+    ticket: str,
+    given: Mapping[str, str],
+    refusals: Sequence[Refusal] = (),
+) -> str:
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
     ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and refused, to be
-    shown again; it is only ever shown as text.
+    shown again, with why it was (``refusals``) at its fields; it is only ever shown as text.
     """
-    values = {name: str(value) for name, value in offer.default.as_options().items()} | given
-    groups: list[dict[str, Any]] = []
-    for group in offer.groups:
-        own = [n for n in offer.nodes if n.resource_group == group]
-        amounts = amounts_that_fit(own, offer.caps)
-        models: dict[str, int] = {}
-        for device in (d for n in own for d in n.devices):
-            label = f"{device.model} = {format_milli(device.capacity_milli)} fGPU"
-            models[label] = models.get(label, 0) + 1
-        groups.append(
-            {
-                "name": group,
-                "amounts": [format_milli(a) for a in amounts],
-                "max_cpu": format_milli(
-                    min(max(n.cpu_milli for n in own), offer.caps.max_cpu_milli or 10**9) if own else 0
-                ),
-                "max_memory_mib": min(max(n.memory_mib for n in own), offer.caps.max_memory_mib or 10**9)
-                if own
-                else 0,
-                "gpus": [f"{count} x {label}" for label, count in models.items()],
-            }
-        )
+    groups = [_group(offer, name) for name in offer.groups]
     template = _jinja.get_template("fgpu_options_form.html")
     return template.render(
         images=offer.images,
         groups=groups,
-        values=values,
+        models=list(dict.fromkeys(model for group in groups for model in group["models"])),
+        values=_values(offer, given),
+        refused=_at_fields(refusals),
         step=format_milli(offer.caps.fgpu_step_milli),
         most_fgpu=max((g["amounts"][-1] for g in groups if g["amounts"]), key=float, default="0"),
         most_cpu=max((g["max_cpu"] for g in groups), key=float, default="0"),
         most_memory_mib=max((g["max_memory_mib"] for g in groups), default=0),
+        most_gpu_memory_mib=max((g["max_gpu_memory_mib"] for g in groups), default=0),
+        longest=None if offer.max_time_limit_s is None else hours_minutes(offer.max_time_limit_s),
+        highest=offer.max_priority,
         max_count=offer.caps.max_count,
         simulated=offer.simulated,
         ticket=ticket,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
+
+
+def _group(offer: Offer, name: str) -> dict[str, Any]:
+    """Return what the form says of a resource group, and its script knows of it."""
+    own = [n for n in offer.nodes if n.resource_group == name]
+    counts: dict[str, int] = {}
+    for device in (d for n in own for d in n.devices):
+        label = f"{device.model} = {format_milli(device.capacity_milli)} fGPU"
+        counts[label] = counts.get(label, 0) + 1
+    caps = offer.caps
+    return {
+        "name": name,
+        "amounts": [format_milli(a) for a in amounts_that_fit(own, caps)],
+        "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
+        "max_memory_mib": min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9),
+        "max_gpu_memory_mib": max((d.memory_mib for n in own for d in n.devices), default=0),
+        "gpus": [f"{count} x {label}" for label, count in counts.items()],
+        "models": offer.models(name),
+    }
+
+
+def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of every field: what was given, else what is preselected."""
+    preselected = {name: str(value) for name, value in offer.default.as_options().items()}
+    values: dict[str, str] = {**dict.fromkeys((*FIELDS, GPU_BY), ""), **preselected, **given}
+    # The form asks for the time in hours and minutes; a link may have given it in seconds.
+    seconds = values["time_limit_s"]
+    if not values["time_limit"] and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
+        values["time_limit"] = hours_minutes(int(seconds)) if int(seconds) else ""
+    if values[GPU_BY] not in ("fgpu", "memory"):
+        values[GPU_BY] = "memory" if given.get("gpu_memory_mib") and not given.get("fgpu") else "fgpu"
+    return values
+
+
+def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
+    """Return what to say at each of the form's fields; of several things at one, all."""
+    found: dict[str, list[str]] = {}
+    for refusal in refusals:
+        field = "time_limit" if refusal.field == "time_limit_s" else refusal.field
+        found.setdefault(field, []).append(refusal.message)
+    return {field: "; ".join(messages) for field, messages in found.items()}
 
 
 def render_refusal(refused: Refused) -> str:
@@ -83,62 +116,4 @@ def given(handler: Any) -> dict[str, str]:
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the first value of each field that the form has, cut to what a field can hold."""
-    return {name: str(fields[name][0])[:200] for name in FIELDS if fields.get(name)}
-
-
-def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) -> dict[str, Any]:
-    """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence."""
-    facts: dict[str, Any] = {
-        "session_id": session.id,
-        "state": session.state.value,
-        "amount": format_milli(session.request.fgpu_milli),
-        "simulated": simulated,
-        "position": found.position if found else None,
-        "reason": found.reason.value if found else None,
-        "text": found.text if found else None,
-        "expected_start_at_s": found.expected_start_at_s if found else None,
-        "basis": found.basis if found else None,
-        "submitted_at_s": session.submitted_at_s,
-    }
-    if found is not None and found.position == 0:
-        return {"progress": 30, "message": "Starting", "fgpu": facts}
-    if found is None:
-        return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
-    ahead = found.position - 1
-    place = "You are next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
-    return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
-
-
-def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
-    message = "The queue's database does not answer; nothing is lost, and this goes on by itself"
-    return {"progress": last["progress"] if last else 0, "message": message}
-
-
-_STARTING = {
-    SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
-    SessionState.PREPARING: (60, "Starting your session"),
-    SessionState.PULLING: (50, "Fetching the image"),
-}
-
-
-def starting_event(session: Session, *, simulated: bool) -> dict[str, Any]:
-    """Return the progress event of a session that has its share and is being launched."""
-    progress, message = _STARTING[session.state]
-    amount = format_milli(session.request.fgpu_milli)
-    return {
-        "progress": progress,
-        "message": f"{message} ({amount} fGPU)",
-        "fgpu": {
-            "session_id": session.id,
-            "state": session.state.value,
-            "amount": amount,
-            "simulated": simulated,
-            "position": None,
-            "reason": None,
-            "text": message,
-            "expected_start_at_s": None,
-            "basis": None,
-            "submitted_at_s": session.submitted_at_s,
-        },
-    }
+    return {name: str(fields[name][0])[:200] for name in (*FIELDS, GPU_BY) if fields.get(name)}

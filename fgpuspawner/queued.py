@@ -21,11 +21,11 @@ import secrets
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
+from datetime import UTC
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner, SpawnException
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
-from traitlets import default
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -40,7 +40,8 @@ from fgpu_scheduler import (
     TooManyPending,
 )
 from fgpu_scheduler.service import Requeued, SessionEnded
-from fgpuspawner import form, ticket
+from fgpuspawner import idle, progress
+from fgpuspawner.asking import AskingSpawner, refusal
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
@@ -54,14 +55,15 @@ from fgpuspawner.isolation.report import (
     static_command,
 )
 from fgpuspawner.isolation.sealing import without_knobs
-from fgpuspawner.options import Offer, Refused, Wanted, parse, read_fields
-from fgpuspawner.runtime import Runtime, SessionLauncher
+from fgpuspawner.options import Refused, Wanted, asks_the_same, parse
+from fgpuspawner.runtime import SessionLauncher
 from fgpuspawner.settings import FGPU
 
 PROBE_EVERY_S = 0.03
 LOOK_EVERY_S = 0.5
 STOP_AGAIN_S = 2.0
 LONGEST_LOOK_S = 2.0
+OWN_TOKEN_S = 3600
 TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
 
@@ -76,7 +78,7 @@ class LaunchFailed(FGPUError):
         self.cause = cause
 
 
-class QueuedSpawner(Spawner):
+class QueuedSpawner(AskingSpawner, Spawner):
     """Mixin: waits in the scheduler's queue, then launches with the shares that it got.
 
     A class that mixes it in gives `launch`, `exit_status`, `take_down` and `make_launcher`.
@@ -100,7 +102,7 @@ class QueuedSpawner(Spawner):
         self._session: Session | None = None
         self._prepared: Prepared | None = None
         self._failure: tuple[EndCause, str] | None = None
-        self._refused: dict[str, str] = {}
+        self._own_token = "", 0.0
 
     # -- for the classes that mix this in -------------------------------------------------------------
 
@@ -148,11 +150,6 @@ class QueuedSpawner(Spawner):
     # -- what the session is asked and told -----------------------------------------------------------
 
     @property
-    def runtime(self) -> Runtime:
-        """The Hub's one runtime."""
-        return Runtime.current()
-
-    @property
     def session(self) -> Session:
         """The session that this spawner launches, or launched."""
         assert self._session is not None, "no session was placed yet"
@@ -163,46 +160,6 @@ class QueuedSpawner(Spawner):
         """What was written for the session's launch, and what it is given of it."""
         assert self._prepared is not None, "nothing was prepared yet"
         return self._prepared
-
-    def offer(self) -> Offer:
-        """Return what this user may choose."""
-        return self.runtime.offer(self.user.name, [g.name for g in self.user.groups])
-
-    @default("options_form")
-    def _queued_options_form(self) -> Any:
-        return self._render_form
-
-    async def _render_form(self, spawner: Spawner) -> str:
-        await self.runtime.ready()
-        try:
-            offer = self.offer()
-        except Refused as e:
-            return form.render_refusal(e)
-        refused, self._refused = self._refused, {}
-        user, groups = self.user.name, [g.name for g in self.user.groups]
-        return form.render(
-            offer,
-            hub_prefix=self.hub.base_url,
-            ticket=ticket.make(ticket.KEY, user, groups, now_s=int(time.time())),
-            given=refused or form.given(self.handler),
-        )
-
-    @default("options_from_form")
-    def _queued_options_from_form(self) -> Any:
-        return self._read_form
-
-    def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
-        try:
-            return parse(read_fields(fields), self.offer()).as_options()
-        except Refused as e:
-            # The Hub shows the form again through the default server's spawner, whichever this one is.
-            self.user.spawner._refused = form.first_of(fields)
-            raise self._refusal(e) from None
-
-    @default("apply_user_options")
-    def _queued_apply_user_options(self) -> Any:
-        # They are applied by asking the scheduler for them, in `start`.
-        return lambda spawner, options: None
 
     @property
     def ready(self) -> bool:
@@ -254,7 +211,7 @@ class QueuedSpawner(Spawner):
         except Refused as e:
             why = str(e)
             await self.runtime.scheduler.patiently(lambda: self._drop_ticket(why))
-            raise self._refusal(e) from None
+            raise refusal(e) from None
         except (TooManyPending, SessionExists) as e:
             raise SpawnException(str(e), reason=e.code, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
@@ -305,9 +262,14 @@ class QueuedSpawner(Spawner):
     async def _enqueue(self, wanted: Wanted) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
         scheduler = self.runtime.scheduler
-        request = wanted.request(self.user.name, self.name)
+        groups = self.hub_groups
+        request = wanted.request(self.user.name, self.name, groups)
         current = await scheduler.serving(self.user.name, self.name)
-        if current is not None and current.request == request and current.state is not SessionState.RUNNING:
+        if (
+            current is not None
+            and asks_the_same(current.request, request)
+            and current.state is not SessionState.RUNNING
+        ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
             return current
         # First what can refuse: a request that is refused costs nobody their place.
@@ -315,7 +277,7 @@ class QueuedSpawner(Spawner):
         if current is not None:
             await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
         names = [self.name, *further]
-        sessions = await scheduler.submit([wanted.request(self.user.name, name) for name in names])
+        sessions = await scheduler.submit([wanted.request(self.user.name, name, groups) for name in names])
         if further:
             self._spawn_further(wanted, sessions[1:])
         return sessions[0]
@@ -578,6 +540,32 @@ class QueuedSpawner(Spawner):
         if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
             _in_background(spawner.poll_and_notify())
 
+    @classmethod
+    def last_activity_s(cls, session: Session) -> int | None:
+        """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
+        spawner = cls._by_session.get(session.id)
+        heard = spawner.orm_spawner.last_activity if spawner is not None else None
+        return None if heard is None else int(heard.replace(tzinfo=UTC).timestamp())
+
+    @classmethod
+    async def kernels_idle_since_s(cls, session: Session) -> int | None:
+        """Ask the session's server since when its kernels are idle; None where they are not, or that is not known."""
+        spawner = cls._by_session.get(session.id)
+        if spawner is None or spawner._phase != cls.UP or spawner._stop_pending:
+            return None
+        return await idle.ask_kernels(await spawner.get_url(), spawner._token_for_itself())
+
+    def _token_for_itself(self) -> str:
+        """Return a token that opens this server and nothing else, of this process and for a while."""
+        token, until = self._own_token
+        now = time.monotonic()
+        if now >= until:
+            scopes = [f"access:servers!server={self.user.name}/{self.name}"]
+            note = "Asks this server whether its kernels are idle"
+            token = self.user.new_api_token(note=note, expires_in=OWN_TOKEN_S, scopes=scopes)
+            self._own_token = token, now + OWN_TOKEN_S / 2
+        return token
+
     async def get_url(self) -> str:
         """Return where the server listens, as it was noted when it first answered."""
         await self.runtime.ready()
@@ -660,7 +648,7 @@ class QueuedSpawner(Spawner):
                 async with asyncio.timeout(TELL_WITHIN_S):
                     event = await self._progress_event()
             except (StoreUnavailable, TimeoutError):
-                event = form.away_event(last)
+                event = progress.away_event(last)
             if event is None:
                 return
             if event != last:
@@ -675,15 +663,10 @@ class QueuedSpawner(Spawner):
         session = await self.runtime.scheduler.session(self._session.id)
         if session.state is SessionState.PENDING:
             found = (await self.runtime.scheduler.forecasts()).get(session.id)
-            return form.waiting_event(session, found, simulated=self.runtime.simulated)
+            return progress.waiting_event(session, found, simulated=self.runtime.simulated)
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
-            return form.starting_event(session, simulated=self.runtime.simulated)
+            return progress.starting_event(session, simulated=self.runtime.simulated)
         return None
-
-    def _refusal(self, refused: Refused) -> SpawnException:
-        return SpawnException(
-            str(refused), reason=refused.refusals[0].code, message_html=form.refusal_html(refused)
-        )
 
 
 _BACKGROUND: set[asyncio.Task[Any]] = set()

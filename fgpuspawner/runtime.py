@@ -22,13 +22,16 @@ from fgpu_scheduler import (
     Node,
     Session,
     SessionState,
+    SystemClock,
 )
 from fgpu_scheduler.health import known_or_as_it_was
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
 from fgpuspawner.catalogue import Catalogue, load_catalogue
 from fgpuspawner.engines import Engines
+from fgpuspawner.idle import Servers, SessionActivity
 from fgpuspawner.isolation.backend import Prepared
+from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
 from fgpuspawner.nodes import Machine, as_far_as_known
@@ -52,7 +55,7 @@ class SessionLauncher(Launcher, Owners, Protocol):
         ...
 
 
-class LaunchingSpawner(Protocol):
+class LaunchingSpawner(Servers, Protocol):
     """The spawner class of the Hub, as far as the runtime needs it."""
 
     containers: ClassVar[bool]
@@ -107,7 +110,10 @@ class Runtime:
         """
         self._lock = _locked(self.settings.data_path() / "hub.lock")
         self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
-        self.store = Store(self.settings.database_url())
+        policy = self.settings.policy()
+        self.store = Store(
+            self.settings.database_url(), half_life_s=lambda group: policy.of(group).half_life_s
+        )
         self.store.open()
         self.launcher = self._spawner_class.make_launcher(
             config=self._config, settings=self.settings, installation=self.store.installation_id
@@ -123,7 +129,9 @@ class Runtime:
         )
         self.scheduler = Scheduler(
             self.store,
-            policy=self.settings.policy(),
+            policy=policy,
+            rules=self.settings.rules(),
+            activity=self._activity(),
             caps=self.settings.caps(),
             launcher=self.launcher,
             deadlines=Deadlines(
@@ -137,6 +145,19 @@ class Runtime:
         atexit.register(self.store.close)
         Runtime._current = self
 
+    def _activity(self) -> SessionActivity | None:
+        """Return what knows who is idle, where anybody is ended for it."""
+        rules = self.settings.rules()
+        if not any(own.idle_after_s for own in (rules.default, *rules.groups.values())):
+            return None
+        elsewhere = self.launcher if isinstance(self.launcher, Engines) else None
+        return SessionActivity(
+            self._spawner_class,
+            GpuUse(self.isolation, self.launcher, elsewhere=elsewhere),
+            SystemClock(),
+            idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
+        )
+
     def start(self, served: Collection[tuple[str, str]]) -> None:
         """Begin to schedule, in the running event loop. `ready` waits until that is done.
 
@@ -149,7 +170,7 @@ class Runtime:
         # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone.
         while True:
             try:
-                live = await self.scheduler.start(self.nodes)
+                live = await self.scheduler.start(self.nodes, self.settings.quotas_given())
                 break
             except FGPUError as e:
                 log.error("The scheduler cannot start yet, trying on: %s", e)
@@ -241,6 +262,7 @@ class Runtime:
             self.nodes,
             self.catalogue.visible_to(user, hub_groups),
             self.settings.groups_of(user, hub_groups),
+            hub_groups,
         )
 
 

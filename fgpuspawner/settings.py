@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traitlets import Bool, Dict, Float, Integer, List, TraitError, Unicode, Union
-from traitlets.config import Config, Configurable
+from traitlets.config import Config
 
 from fgpu_scheduler import (
     BadAmount,
@@ -22,7 +22,6 @@ from fgpu_scheduler import (
     Node,
     NodeState,
     NvmlProbe,
-    Policy,
     SimulatedProbe,
     format_milli,
     parse_milli,
@@ -41,6 +40,7 @@ from fgpuspawner.nodes import (
     named,
     this_machine,
 )
+from fgpuspawner.queue_settings import QueueSettings
 
 DEFAULT_GROUP = "default"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -49,7 +49,7 @@ EGRESS = ("open", "closed")
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 
 
-class FGPU(Configurable):
+class FGPU(QueueSettings):
     """What the administrator sets. `checked` refuses what cannot work, with one line that names it."""
 
     data_dir = Unicode(
@@ -437,6 +437,7 @@ class FGPU(Configurable):
         self._check_simulated()
         self._check_groups()
         self._check_nodes()
+        self._check_queue(list(self.groups or {DEFAULT_GROUP: {}}))
         self._check_isolation()
         self._check_network()
         for slug, size in self.warm_pool.items():
@@ -460,10 +461,6 @@ class FGPU(Configurable):
         return self
 
     # -- what the scheduler is given ------------------------------------------------------------------
-
-    def policy(self) -> Policy:
-        """Return the queue's rules."""
-        return Policy()
 
     def caps(self) -> Caps:
         """Return the limits on one request."""

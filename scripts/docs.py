@@ -165,9 +165,10 @@ def settings() -> str:
 
 
 def own_traits(owner: type[HasTraits]) -> dict[str, TraitType[object, object]]:
-    """Return the settings that a class itself declares, in the order in which it does."""
-    found = owner.class_own_traits(config=True)
-    return {name: found[name] for name in vars(owner) if name in found}
+    """Return the settings that a class of this package declares, in the order in which it and its parts do."""
+    found = owner.class_traits(config=True)
+    own = [cls for cls in owner.__mro__ if cls.__module__.startswith("fgpuspawner.")]
+    return {name: found[name] for cls in own for name in vars(cls) if name in found}
 
 
 def shown_default(owner: type[HasTraits], name: str) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpu_scheduler import Device, FGPUError, Session, ShareMode, format_milli
+from fgpu_scheduler import Device, FGPUError, Session, ShareMode
 from fgpuspawner.isolation import slots
 from fgpuspawner.isolation.files import read_bounded, write_whole
 from fgpuspawner.isolation.slots import Slots
+from fgpuspawner.words import fgpu_of
 
 VERSION = 1
 NAME = "limits"
@@ -185,7 +186,7 @@ def environment(session: Session, *, limits_path: str, simulated: bool) -> dict[
     uuids = ",".join(s.device_uuid for s in shares)
     return {
         "FGPU_SESSION_ID": str(session.id),
-        "FGPU_AMOUNT": format_milli(session.request.fgpu_milli),
+        "FGPU_AMOUNT": fgpu_of(session) or "",
         "FGPU_MEMORY_MIB": str(sum(s.memory_mib for s in shares)),
         "FGPU_COMPUTE_PERCENT": str(sum(s.compute_percent for s in shares)),
         "FGPU_LIMITS_FILE": limits_path,

@@ -5,6 +5,7 @@
 ``{"do": "facts"}``                              -> ``{"driver": "580.1", "memory_limits": false}``
 ``{"do": "devices"}``                            -> ``{"devices": [{"uuid": ..., "model": ..., "memory_mib": 40960}]}``
 ``{"do": "look", "uuids": [...]}``               -> ``{"devices": {uuid: {"processes": [[pid, bytes or null], ...]}}}``
+``{"do": "use", "uuids": [...]}``                -> ``{"devices": {uuid: {"processes": [[pid, percent or null], ...]}}}``
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
 What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
@@ -17,6 +18,7 @@ import json
 import sys
 from typing import Any
 
+NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 NOT_AVAILABLE = 2**64 - 1
 LISTS = ("Compute", "Graphics", "MPSCompute")
@@ -47,6 +49,19 @@ ENTRIES: dict[str, type[ctypes.Structure]] = {"_v3": Process, "_v2": Process, ""
 """What each version of the lists' functions fills in, newest first."""
 
 
+class Utilization(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("at_us", ctypes.c_ulonglong),
+        ("sm", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    ]
+
+
 class Memory(ctypes.Structure):
     """nvmlMemory_t."""
 
@@ -73,6 +88,7 @@ class Nvml:
         except OSError as e:
             raise NvmlFailed(f"{path} cannot be loaded: {e}") from None
         self.begun = False
+        self.sampled_us: dict[str, int] = {}
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
         """Call a function and return its status; raise for one that is not to be accepted."""
@@ -155,6 +171,46 @@ class Nvml:
                 found[entry.pid] = None if used is None or before is None else max(used, before)
         return found
 
+    def use(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return how much each process has used each device since this was last asked, or why it cannot be told."""
+        found: dict[str, Any] = {}
+        for uuid in question["uuids"]:
+            try:
+                handle = self.handle(uuid)
+                busy = self.sampled(uuid, handle)
+                there = self.processes(handle)
+                told = {pid: None if busy is None else busy.get(pid, 0) for pid in {**there, **(busy or {})}}
+                found[uuid] = {"processes": sorted(told.items())}
+            except NvmlFailed as e:
+                found[uuid] = {"error": str(e)}
+        if any("error" in device for device in found.values()):
+            self.end()
+        return {"devices": found}
+
+    def sampled(self, uuid: str, handle: ctypes.c_void_p) -> dict[int, int] | None:
+        """Return the most that each process used of a device since the last samples, in percent; None if unknown."""
+        name, size = "nvmlDeviceGetProcessUtilization", 256
+        if not hasattr(self.library, name):
+            return None
+        while True:
+            count, samples = ctypes.c_uint(size), (Utilization * size)()
+            since_us = ctypes.c_ulonglong(self.sampled_us.get(uuid, 0))
+            status = int(getattr(self.library, name)(handle, samples, ctypes.byref(count), since_us))
+            if status == NOT_FOUND:
+                return {}  # Nobody has used it.
+            if status == INSUFFICIENT_SIZE and size < 1 << 16:
+                size = max(2 * size, count.value + 16)
+                continue
+            if status != 0:
+                return None
+            break
+        found: dict[int, int] = {}
+        for sample in samples[: count.value]:
+            most = max(sample.sm, sample.memory, sample.encoder, sample.decoder)
+            found[sample.pid] = max(most, found.get(sample.pid, 0))
+            self.sampled_us[uuid] = max(sample.at_us, self.sampled_us.get(uuid, 0))
+        return found
+
     def listed(self, kind: str, handle: ctypes.c_void_p) -> list[Any]:
         """Return one of NVML's lists of processes."""
         known = ((f"nvmlDeviceGet{kind}RunningProcesses{v}", e) for v, e in ENTRIES.items())
@@ -188,7 +244,13 @@ def main() -> None:
             nvml = nvml or Nvml(sys.argv[1])
             nvml.begin()
             question = json.loads(line)
-            tasks = {"facts": nvml.facts, "devices": nvml.devices, "look": nvml.look, "cgroup": nvml.cgroup}
+            tasks = {
+                "facts": nvml.facts,
+                "devices": nvml.devices,
+                "look": nvml.look,
+                "use": nvml.use,
+                "cgroup": nvml.cgroup,
+            }
             answer = tasks[question["do"]](question)
         except NvmlFailed as e:
             answer = {"error": str(e)}

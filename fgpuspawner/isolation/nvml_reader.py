@@ -58,6 +58,20 @@ class NvmlReader:
         except (KeyError, TypeError, ValueError) as e:
             raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
 
+    async def use(self, uuids: Collection[str]) -> Mapping[str, Mapping[int, int | None] | NvmlUnknown]:
+        """Return how much each process has used each device since this was last asked, in percent, or why not.
+
+        A process of which NVML does not tell it has None.
+
+        Raises:
+            NvmlUnknown: nothing can be told of any.
+        """
+        answer = await self.ask({"do": "use", "uuids": sorted(uuids)})
+        try:
+            return {uuid: _used(answer["devices"][uuid]) for uuid in uuids}
+        except (KeyError, TypeError, ValueError) as e:
+            raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
+
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the child's answer.
 
@@ -138,3 +152,9 @@ def _held(device: Mapping[str, Any]) -> tuple[Held, ...] | NvmlUnknown:
     if "error" in device:
         return NvmlUnknown(str(device["error"])[:500])
     return tuple(Held(int(pid), None if used is None else int(used)) for pid, used in device["processes"])
+
+
+def _used(device: Mapping[str, Any]) -> Mapping[int, int | None] | NvmlUnknown:
+    if "error" in device:
+        return NvmlUnknown(str(device["error"])[:500])
+    return {int(pid): None if percent is None else int(percent) for pid, percent in device["processes"]}

@@ -60,6 +60,7 @@ class Place:
 
     library: str
     node_id: str | None = None
+    simulated: bool = False
 
     def __str__(self) -> str:
         return self.library if self.node_id is None else f"node {self.node_id}"
@@ -167,6 +168,39 @@ def ended_words(above: Above) -> str:
     )
 
 
+def machines_of(isolation: Isolation) -> dict[Place, list[str]]:
+    """Return the devices by the NVML library that knows them."""
+    found: dict[Place, list[str]] = {}
+    for node in isolation.nodes:
+        elsewhere = isolation.is_elsewhere(node.id)
+        for device in node.devices:
+            folder = machine.folder_of(isolation.host.data, node.id)
+            library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
+            place = Place(library, node.id if elsewhere else None, device.simulated)
+            found.setdefault(place, []).append(device.uuid)
+    return found
+
+
+def reader_at(
+    place: Place, make_reader: Callable[[str], NvmlReader], elsewhere: Elsewhere | None
+) -> NvmlReader:
+    """Return what reads the GPUs at a place."""
+    if place.node_id is None:
+        return make_reader(place.library)
+    assert elsewhere is not None, "sessions run on this machine only"
+    return elsewhere.reader(place.node_id)
+
+
+def owners_at(
+    place: Place, pids: Sequence[int], owners: Owners, elsewhere: Elsewhere | None
+) -> Mapping[int, int]:
+    """Return the session of each of these processes of a place, as far as it is one of ours. Blocks."""
+    if place.node_id is None:
+        return owners.sessions_of(pids)
+    assert elsewhere is not None, "sessions run on this machine only"
+    return elsewhere.sessions_there(place.node_id, pids)
+
+
 class Sessions(Protocol):
     """The scheduler, as far as the watchdog needs it."""
 
@@ -232,7 +266,7 @@ class Watchdog:
         self._warnings = Counter({s.id: self._warnings[s.id] for s in live if s.id in self._warnings})
         self._strangers = frozenset(s for s in self._strangers if s[0] in self._uuids())
         looks: dict[asyncio.Task[None], Place] = {}
-        for place, uuids in self._machines().items():
+        for place, uuids in machines_of(self._isolation).items():
             watched = [s for s in live if self._is_watched(s) and _uses(s, uuids)]
             if watched:
                 look = self._looking.get(place)
@@ -248,30 +282,6 @@ class Watchdog:
             for look in late:
                 self._trouble(str(looks[look]), f"{looks[look]}: no answer within {LONGEST_LOOK_S:.0f} s")
         await asyncio.to_thread(self._isolation.trim_logs)
-
-    def _machines(self) -> dict[Place, list[str]]:
-        """Return the devices by the NVML library that knows them."""
-        found: dict[Place, list[str]] = {}
-        for node in self._isolation.nodes:
-            elsewhere = self._isolation.is_elsewhere(node.id)
-            for device in node.devices:
-                folder = machine.folder_of(self._isolation.host.data, node.id)
-                library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
-                place = Place(library, node.id if elsewhere else None)
-                found.setdefault(place, []).append(device.uuid)
-        return found
-
-    def _reader(self, place: Place) -> NvmlReader:
-        if place.node_id is None:
-            return self._make_reader(place.library)
-        assert self._elsewhere is not None, "sessions run on this machine only"
-        return self._elsewhere.reader(place.node_id)
-
-    def _sessions_of(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
-        if place.node_id is None:
-            return self._owners.sessions_of(pids)
-        assert self._elsewhere is not None, "sessions run on this machine only"
-        return self._elsewhere.sessions_there(place.node_id, pids)
 
     def _uuids(self) -> set[str]:
         return {d.uuid for node in self._isolation.nodes for d in node.devices}
@@ -301,7 +311,7 @@ class Watchdog:
     ) -> None:
         reader = self._readers.get(place)
         if reader is None:
-            reader = self._readers[place] = self._reader(place)
+            reader = self._readers[place] = reader_at(place, self._make_reader, self._elsewhere)
         try:
             looked = await reader.look(uuids)
         except NvmlUnknown as e:
@@ -319,7 +329,7 @@ class Watchdog:
                 else:
                     self._fine(f"amounts of {uuid}")
         pids = sorted({h.pid for held in looked.values() if not isinstance(held, NvmlUnknown) for h in held})
-        owners = await asyncio.to_thread(self._sessions_of, place, pids)
+        owners = await asyncio.to_thread(owners_at, place, pids, self._owners, self._elsewhere)
         self._fine(str(place))
         verdict = judge(
             looked,

@@ -58,11 +58,13 @@ def make_app(service: Service) -> Application:
         [
             url(f"{prefix}", pages.Front, own),
             url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
+            url(f"{prefix}keep/([0-9]{{1,15}})", pages.Keep, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
             url(f"{api}me", handlers.Me, own),
             url(f"{api}sessions", handlers.Sessions, own),
             url(f"{api}sessions/([0-9]{{1,15}})", handlers.OneSession, own),
+            url(f"{api}sessions/([0-9]{{1,15}})/keep", handlers.Keep, own),
             url(f"{api}queue", handlers.Queue, own),
             url(f"{api}capacity", handlers.Capacity, own),
             url(f"{api}forecast", handlers.Forecast, own),

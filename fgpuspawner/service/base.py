@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 ADMIN_SCOPE = "custom:fgpu:admin"
 QUEUE_SCOPE = "custom:fgpu:queue:read"
+KEEP_SCOPE = "custom:fgpu:sessions:keep"
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (

@@ -9,11 +9,11 @@ from typing import Any
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
-from fgpu_scheduler import ENDED, Session, SessionState, StoreUnavailable, SystemClock
+from fgpu_scheduler import ENDED, EndCause, Session, SessionState, StoreUnavailable, SystemClock
 from fgpuspawner import ticket as tickets
 from fgpuspawner.options import Refused, parse, read_fields
 from fgpuspawner.service import view
-from fgpuspawner.service.base import Handler, Service, viewer_of
+from fgpuspawner.service.base import KEEP_SCOPE, Handler, Service, viewer_of
 from fgpuspawner.service.hub import HubUnreachable
 from fgpuspawner.service.problems import Problem, hub_unavailable
 from fgpuspawner.service.reader import Changes
@@ -124,6 +124,29 @@ async def end_session(handler: Handler, session_id: str) -> Session:
     return await reader.session(session.id) or session
 
 
+class Keep(Api):
+    """Answers the warning to the owner of an idle session: keep it."""
+
+    needs_scope = KEEP_SCOPE
+
+    async def post(self, session_id: str) -> None:
+        session = await keep_session(self, session_id)
+        shown = self.object_of(session, await self.service.reader.world())
+        self.answer({"session": shown, "simulated": shown["simulated"]})
+
+
+async def keep_session(handler: Handler, session_id: str) -> Session:
+    """Put off the end of an idle session for as long as the administrator allows, and return it as it is then."""
+    reader = handler.service.reader
+    session = await reader.session(int(session_id))
+    if session is None or not view.is_visible(session, handler.viewer):
+        raise no_such_session(session_id)
+    if session.ends_cause is not EndCause.IDLE:
+        raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
+    keep_s = handler.service.settings.keep_s(session.request.resource_group)
+    return await reader.keep(session.id, keep_s)
+
+
 class Queue(Api):
     async def get(self) -> None:
         world = await self.service.reader.world()
@@ -173,7 +196,7 @@ class Forecast(Api):
         except Refused as e:
             self.answer(view.refused_object(e.refusals, count=_count(fields), simulated=simulated))
             return
-        found = await reader.forecast(wanted, viewer.user)
+        found = await reader.forecast(wanted, viewer.user, viewer.hub_groups)
         simulated = world.simulated([wanted.group])
         self.answer(view.forecast_object(found, count=wanted.count, simulated=simulated))
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from fgpu_scheduler import format_milli, parse_milli
 from fgpuspawner.service.view import Json, Viewer
+from fgpuspawner.words import hours_minutes
 
 STATE_WORDS = {
     "PENDING": "waiting in the queue",
@@ -64,6 +65,10 @@ class Row:
     unexpected: str
     submitted: Instant | None
     started: Instant | None
+    warning: str
+    ends: Instant | None
+    can_keep: bool
+    time_limit: str
     open_url: str | None
     wait_url: str | None
     power: str | None
@@ -219,6 +224,7 @@ def _row(session: Json, hub_host: str) -> Row:
     running = state == "RUNNING"
     waits = state == "PENDING"
     expected, started = session["expected_start_at_s"], session["started_at_s"]
+    limit_s = session["time_limit_s"]
     words = STATE_WORDS[state]
     return Row(
         id=session["id"],
@@ -226,7 +232,7 @@ def _row(session: Json, hub_host: str) -> Row:
         user=session["user"],
         mine=session["mine"],
         image=session["image_name"],
-        amount=f"{session['fgpu']} fGPU",
+        amount=session["amount"],
         gpu_memory="" if session["gpu_memory_mib"] is None else mib(session["gpu_memory_mib"]),
         state=state,
         state_words=words,
@@ -237,6 +243,10 @@ def _row(session: Json, hub_host: str) -> Row:
         unexpected=(session["forecast_basis"] or "") if waits and expected is None else "",
         submitted=instant(session["submitted_at_s"]),
         started=instant(started) if started is not None else None,
+        warning=session["warning"] or "",
+        ends=instant(session["ends_at_s"]) if session["ends_at_s"] is not None else None,
+        can_keep=session["can_keep"],
+        time_limit="" if limit_s is None else hours_minutes(limit_s),
         # Others' servers are not for an administrator to walk into from here.
         open_url=hub_host + session["url"] if running and session["mine"] else None,
         wait_url=hub_host + session["pending_url"]
@@ -254,7 +264,7 @@ def _past(session: Json) -> Past:
         id=session["id"],
         name=session["display_name"],
         user=session["user"],
-        amount=f"{session['fgpu']} fGPU",
+        amount=session["amount"],
         image=session["image_name"],
         state=session["state"],
         why=f"{why}: {message}" if why and message else (why or message),

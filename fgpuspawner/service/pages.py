@@ -7,8 +7,8 @@ from urllib.parse import urlencode, urlparse
 
 from fgpu_scheduler import Session, StoreUnavailable, SystemClock
 from fgpuspawner.service import view
-from fgpuspawner.service.base import Handler
-from fgpuspawner.service.handlers import end_session, no_such_session
+from fgpuspawner.service.base import KEEP_SCOPE, Handler
+from fgpuspawner.service.handlers import end_session, keep_session, no_such_session
 from fgpuspawner.service.page import Page, instant, page
 from fgpuspawner.service.problems import Problem
 
@@ -134,6 +134,16 @@ class End(PageHandler):
 
     async def post(self, session_id: str) -> None:
         await end_session(self, session_id)
+        self.redirect(self.service.prefix, status=303)
+
+
+class Keep(PageHandler):
+    """Keeps an idle session, without scripts."""
+
+    needs_scope = KEEP_SCOPE
+
+    async def post(self, session_id: str) -> None:
+        await keep_session(self, session_id)
         self.redirect(self.service.prefix, status=303)
 
 

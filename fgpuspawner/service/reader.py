@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
@@ -16,6 +16,7 @@ from fgpu_scheduler import (
     Caps,
     Clock,
     Forecast,
+    Request,
     RequestForecast,
     Session,
     Snapshot,
@@ -146,15 +147,25 @@ class Reader:
         """Return what happened after an event; None where that is too much to tell."""
         return await self._read(self._changes, after_id)
 
-    async def forecast(self, wanted: Wanted, user: str) -> RequestForecast:
+    async def forecast(self, wanted: Wanted, user: str, hub_groups: Sequence[str]) -> RequestForecast:
         """Return what would become of a request that may queue."""
         world = await self.world()
-        return await self._read(self._forecast, wanted, user, world)
+        # Its name is none that a server can have: the request is only thought of.
+        return await self._read(self._forecast, wanted.request(user, "/", hub_groups), wanted.count, world)
+
+    async def keep(self, session_id: int, keep_s: int) -> Session:
+        """Write that a session's owner keeps it for so long from now, though it is idle; return it as it is then.
+
+        Raises:
+            InvalidTransition: it does not run any more.
+            UnknownSession: there is none with this id.
+        """
+        return await self._read(self._keep, session_id, keep_s)
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.visible_to(user, hub_groups)
-        return make_offer(self.settings, world.snapshot.nodes, images, groups)
+        return make_offer(self.settings, world.snapshot.nodes, images, groups, hub_groups)
 
     # --- In the worker threads ---
 
@@ -197,16 +208,25 @@ class Reader:
         found = forecast_request(asked, 1, own, self._policy, self._caps, typical_length_s=None)
         return found.largest_now_milli
 
-    def _forecast(self, wanted: Wanted, user: str, world: World) -> RequestForecast:
+    def _forecast(self, asked: Request, count: int, world: World) -> RequestForecast:
         return forecast_request(
-            # Its name is none that a server can have: the request is only thought of.
-            wanted.request(user, "/"),
-            wanted.count,
-            of_group(world.snapshot, wanted.group),
+            asked,
+            count,
+            of_group(world.snapshot, asked.resource_group),
             self._policy,
             self._caps,
-            typical_length_s=world.typical_length_s.get(wanted.group),
+            typical_length_s=world.typical_length_s.get(asked.resource_group),
         )
+
+    def _keep(self, session_id: int, keep_s: int) -> Session:
+        # By a connection of its own: all others of this process can only read.
+        store = Store(self.settings.database_url())
+        store.connect()
+        try:
+            now_s = self._clock.now_s()
+            return store.keep(session_id, now_s + keep_s, now_s=now_s)
+        finally:
+            store.close()
 
     def _changes(self, after_id: int) -> Changes | None:
         events = self._store.events(after_id=after_id, limit=MAX_EVENTS + 1)

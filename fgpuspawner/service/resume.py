@@ -77,9 +77,7 @@ class Resumer:
     async def _try(self, session: Session) -> None:
         asked = session.request
         # From the store and not from the Hub, which may have been killed before it had noted them.
-        wanted = Wanted(
-            asked.image, asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
-        )
+        wanted = Wanted.of(asked)
         task = asyncio.create_task(
             self._hub.start_server(
                 asked.user, asked.server_name, options=wanted.as_options(), token=self._token

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from fgpu_scheduler import (
     HOLDING,
     Device,
+    EndCause,
     Forecast,
     NodeState,
     Refusal,
@@ -28,6 +29,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.choice import Chosen
+from fgpuspawner.words import amount_words, fgpu_of, warning_words
 
 Json = dict[str, Any]
 
@@ -178,7 +180,9 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "image": asked.image,
         "image_name": site.image_names.get(asked.image, asked.image),
         "resource_group": asked.resource_group,
-        "fgpu": format_milli(asked.fgpu_milli),
+        "amount": amount_words(asked),
+        "fgpu": fgpu_of(session),
+        "gpu_model": asked.gpu_model,
         "cpu": format_milli(asked.cpu_milli),
         "memory_mib": asked.memory_mib,
         "gpu_memory_mib": sum(s.memory_mib for s in shares) if shares else None,
@@ -193,6 +197,9 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "forecast_basis": found.basis if found else None,
         "submitted_at_s": session.submitted_at_s,
         "started_at_s": session.started_at_s,
+        "time_limit_s": asked.time_limit_s,
+        "priority": asked.priority,
+        **_end_object(session),
         "ended_at_s": session.ended_at_s,
         "end_cause": session.end_cause.value if session.end_cause else None,
         "message": session.message,
@@ -200,6 +207,22 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
+    }
+
+
+def _end_object(session: Session) -> Json:
+    """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
+    if session.state is not SessionState.RUNNING:
+        return {"ends_at_s": None, "ends_cause": None, "warning": None, "can_keep": False}
+    at_s, cause = session.ends_at_s, session.ends_cause
+    limit_s = session.request.time_limit_s
+    if at_s is None and limit_s is not None and session.started_at_s is not None:
+        at_s, cause = session.started_at_s + limit_s, EndCause.TIME_LIMIT
+    return {
+        "ends_at_s": at_s,
+        "ends_cause": cause.value if cause else None,
+        "warning": warning_words(session),
+        "can_keep": cause is EndCause.IDLE,
     }
 
 
@@ -253,7 +276,8 @@ def queue_object(group: str, world: World, viewer: Viewer) -> Json:
                 "mine": is_mine(session, viewer),
                 "id": session.id if is_visible(session, viewer) else None,
                 "user": session.request.user if is_visible(session, viewer) else None,
-                "fgpu": format_milli(session.request.fgpu_milli),
+                "amount": amount_words(session.request),
+                "fgpu": fgpu_of(session),
                 "state": session.state.value,
                 "wait_reason": found.reason.value,
                 "expected_start_at_s": found.expected_start_at_s,
@@ -292,12 +316,15 @@ def used_of(world: World, group: str) -> Amounts:
 def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
     """Return what the viewer's own sessions hold in a group. What still waits holds nothing."""
     own = [
-        s.request
+        s
         for s in world.snapshot.sessions
         if s.state in HOLDING and is_mine(s, viewer) and s.request.resource_group == group
     ]
     return Amounts(
-        sum(r.fgpu_milli for r in own), sum(r.cpu_milli for r in own), sum(r.memory_mib for r in own)
+        # Of the shares, because an exact amount was not asked for in fGPU.
+        sum(share.fgpu_milli for s in own if s.placement for share in s.placement.shares),
+        sum(s.request.cpu_milli for s in own),
+        sum(s.request.memory_mib for s in own),
     )
 
 

@@ -1,4 +1,4 @@
-"""The server extension: two handlers over one shared reading."""
+"""The server extension: its handlers, over one shared reading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traitlets.config import LoggingConfigurable
 
 from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
-from .service_client import ServiceError
+from .service_client import ServiceError, Session
 from .shared_read import SharedRead
 from .status import StatusReader
 
@@ -84,17 +84,23 @@ class StatusHandler(_Handler):
         self.finish(json.dumps(self.status.reader.payload(reading)))
 
 
-class StopHandler(_Handler):
-    """`POST fgpu/api/sessions/{id}/stop`: end or cancel another of the user's sessions.
+class _Wish(_Handler):
+    """Passes on what the user wants of a session.
 
-    202 and the session, or the service's own status and error object.
+    The answer is the session, or the service's own status and error object.
     """
+
+    done_status = 200
+
+    async def wish(self, session_id: int) -> Session:
+        """Ask the service for it; raises ServiceError."""
+        raise NotImplementedError
 
     @web.authenticated
     @authorized
     async def post(self, session_id: str) -> None:
         try:
-            session = await self.status.reader.stop(int(session_id))
+            session = await self.wish(int(session_id))
         except ServiceError as error:
             self.set_status(error.status)
             body = {"code": error.code, "field": error.field, "message": error.message}
@@ -102,8 +108,24 @@ class StopHandler(_Handler):
             return
         finally:
             self.status.shared.forget()
-        self.set_status(202)
+        self.set_status(self.done_status)
         self.finish(json.dumps({"session": session}))
+
+
+class StopHandler(_Wish):
+    """`POST fgpu/api/sessions/{id}/stop`: end or cancel another of the user's sessions."""
+
+    done_status = 202
+
+    async def wish(self, session_id: int) -> Session:
+        return await self.status.reader.stop(session_id)
+
+
+class KeepHandler(_Wish):
+    """`POST fgpu/api/sessions/{id}/keep`: keep an idle session that is about to be ended."""
+
+    async def wish(self, session_id: int) -> Session:
+        return await self.status.reader.keep(session_id)
 
 
 def hub_token(server_app: Any) -> str:
@@ -125,10 +147,13 @@ def load(server_app: Any) -> None:
         [
             (url_path_join(base, "status"), StatusHandler, {"status": status}),
             # At most 18 digits: what the service's database can hold as an id.
-            (
-                url_path_join(base, "sessions", r"([0-9]{1,18})", "stop"),
-                StopHandler,
-                {"status": status},
+            *(
+                (
+                    url_path_join(base, "sessions", r"([0-9]{1,18})", name),
+                    handler,
+                    {"status": status},
+                )
+                for name, handler in (("stop", StopHandler), ("keep", KeepHandler))
             ),
         ],
     )

@@ -62,6 +62,7 @@ class Session(TypedDict):
     state: str
     image_name: str | None
     resource_group: str | None
+    amount: str | None
     fgpu: str | None
     gpu_memory_mib: int | None
     compute_percent: int | None
@@ -73,6 +74,9 @@ class Session(TypedDict):
     expected_start_at_s: int | None
     forecast_basis: str | None
     message: str | None
+    warning: str | None
+    ends_at_s: int | None
+    can_keep: bool
     url: str | None
     pending_url: str | None
     simulated: bool
@@ -114,6 +118,11 @@ class ServiceClient:
         answer = await self._call("DELETE", f"sessions/{session_id}")
         return parse_session(answer.get("session"))
 
+    async def keep(self, session_id: int) -> Session:
+        """Keep an idle session that is about to be ended, and return it as it then stands."""
+        answer = await self._call("POST", f"sessions/{session_id}/keep")
+        return parse_session(answer.get("session"))
+
     def _client(self) -> AsyncHTTPClient:
         if self._http is None:
             # Made at the first call, when the event loop that it belongs to runs; an instance of
@@ -125,6 +134,7 @@ class ServiceClient:
         request = HTTPRequest(
             self._service.url + API + path,
             method=method,
+            body=b"" if method == "POST" else None,
             headers={
                 "Accept": "application/json",
                 "Authorization": f"token {self._service.token}",
@@ -166,6 +176,7 @@ def parse_session(raw: Any) -> Session:
         state=_required(raw, "state", str),
         image_name=_optional(raw, "image_name", str),
         resource_group=_optional(raw, "resource_group", str),
+        amount=_optional(raw, "amount", str),
         fgpu=_optional(raw, "fgpu", str),
         gpu_memory_mib=_optional(raw, "gpu_memory_mib", int),
         compute_percent=_optional(raw, "compute_percent", int),
@@ -177,6 +188,9 @@ def parse_session(raw: Any) -> Session:
         expected_start_at_s=_optional(raw, "expected_start_at_s", int),
         forecast_basis=_optional(raw, "forecast_basis", str),
         message=_optional(raw, "message", str),
+        warning=_optional(raw, "warning", str),
+        ends_at_s=_optional(raw, "ends_at_s", int),
+        can_keep=bool(_optional(raw, "can_keep", bool)),
         url=_optional(raw, "url", str),
         pending_url=_optional(raw, "pending_url", str),
         simulated=_required(raw, "simulated", bool),

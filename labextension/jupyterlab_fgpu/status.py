@@ -101,6 +101,12 @@ class StatusReader:
             )
         return await self._client.stop(session_id)
 
+    async def keep(self, session_id: int) -> Session:
+        """Keep an idle session that is about to be ended; raises ServiceError."""
+        if self._client is None:
+            raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
+        return await self._client.keep(session_id)
+
     def payload(self, reading: Reading) -> dict[str, Any]:
         """Return what the browser gets; `as_of_s` is the age at this moment."""
         view = reading.view
@@ -181,6 +187,7 @@ def session_from_environment(slice_: Slice) -> Session:
         state="RUNNING",
         image_name=None,
         resource_group=None,
+        amount=None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
         fgpu=slice_.fgpu,
         gpu_memory_mib=slice_.memory_mib,
         compute_percent=slice_.compute_percent,
@@ -202,6 +209,9 @@ def session_from_environment(slice_: Slice) -> Session:
         expected_start_at_s=None,
         forecast_basis=None,
         message=None,
+        warning=None,
+        ends_at_s=None,
+        can_keep=False,
         url=None,
         pending_url=None,
         simulated=slice_.simulated,

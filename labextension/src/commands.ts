@@ -13,6 +13,7 @@ export namespace CommandIDs {
   export const refresh = 'fgpu:refresh';
   export const openServicePage = 'fgpu:open-service-page';
   export const stopSession = 'fgpu:stop-session';
+  export const keepSession = 'fgpu:keep-session';
 }
 
 const NO_ARGS = { args: { type: 'object', properties: {} } };
@@ -69,6 +70,39 @@ export function addCommands(
     },
     execute: args => stopSession(model, args, trans)
   });
+
+  app.commands.addCommand(CommandIDs.keepSession, {
+    label: trans.__('Keep an Idle GPU Session'),
+    describedBy: {
+      args: {
+        type: 'object',
+        required: ['id'],
+        properties: {
+          id: {
+            type: 'integer',
+            description: trans.__('The id of one of my sessions')
+          }
+        }
+      }
+    },
+    execute: args => keepSession(model, args, trans)
+  });
+}
+
+/** Keep the session; a refusal is shown as the service worded it. */
+async function keepSession(
+  model: IFGPUModel,
+  args: ReadonlyPartialJSONObject,
+  trans: TranslationBundle
+): Promise<void> {
+  try {
+    await model.keep(args['id'] as number);
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    Notification.error(trans.__('The session was not kept: %1', why), {
+      autoClose: false
+    });
+  }
 }
 
 /** Ask the user, then end or cancel the session; a refusal is shown as the service worded it. */

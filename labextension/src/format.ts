@@ -19,12 +19,34 @@ export function memoryText(
     : trans.__('%1 / %2 MiB', usedMib, limitMib);
 }
 
-/** Return "0.5 fGPU", or null where the amount is not known. */
+/** Return "0.5 fGPU" or "5120 MiB + 25 %", or null where the amount is not known. */
 export function amountText(
   session: ISession,
   trans: TranslationBundle
 ): string | null {
+  if (session.amount !== null) {
+    return session.amount;
+  }
   return session.fgpu === null ? null : trans.__('%1 fGPU', session.fgpu);
+}
+
+/** Return "Idle: ..., ends at 14:20", or when it ends anyway, or null where no end is settled. */
+export function endText(
+  session: ISession,
+  now: number,
+  trans: TranslationBundle,
+  locale?: string
+): string | null {
+  const at =
+    session.ends_at_s === null
+      ? null
+      : instantText(session.ends_at_s, now, locale);
+  if (session.warning === null) {
+    return at === null ? null : trans.__('Ends at %1', at);
+  }
+  const warning =
+    session.warning.charAt(0).toUpperCase() + session.warning.slice(1);
+  return at === null ? warning : trans.__('%1; it ends at %2', warning, at);
 }
 
 /** Return the few words of the status bar, or null where there is nothing to say. */

@@ -63,7 +63,9 @@ const panel: JupyterFrontEndPlugin<void> = {
       actions: {
         refresh: () => void app.commands.execute(CommandIDs.refresh),
         stop: session =>
-          void app.commands.execute(CommandIDs.stopSession, { id: session.id })
+          void app.commands.execute(CommandIDs.stopSession, { id: session.id }),
+        keep: session =>
+          void app.commands.execute(CommandIDs.keepSession, { id: session.id })
       }
     });
     widget.id = PANEL_ID;

@@ -49,9 +49,17 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   }
 
   async stop(id: number): Promise<void> {
+    await this._wish(id, 'stop');
+  }
+
+  async keep(id: number): Promise<void> {
+    await this._wish(id, 'keep');
+  }
+
+  private async _wish(id: number, what: 'stop' | 'keep'): Promise<void> {
     try {
       await requestAPI(
-        `sessions/${id}/stop`,
+        `sessions/${id}/${what}`,
         { method: 'POST' },
         this._settings
       );

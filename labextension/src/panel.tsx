@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import {
   amountText,
+  endText,
   hubHref,
   type IHubLocation,
   memoryText,
@@ -24,6 +25,7 @@ import type {
 export interface IPanelActions {
   refresh(): void;
   stop(session: ISession): void;
+  keep(session: ISession): void;
 }
 
 interface IContext {
@@ -89,7 +91,10 @@ function StatusView(props: {
         {status.session === null ? (
           <p>{trans.__('This server has no share of a GPU.')}</p>
         ) : (
-          <ThisSession session={status.session} trans={trans} />
+          <>
+            <Ending session={status.session} context={context} />
+            <ThisSession session={status.session} trans={trans} />
+          </>
         )}
       </Section>
       {known && (
@@ -135,6 +140,37 @@ function ServiceLink(props: { context: IContext }): JSX.Element | null {
     <a href={href} target="_blank" rel="noopener">
       {props.context.trans.__('All my sessions and the GPUs')}
     </a>
+  );
+}
+
+/** When the session ends, as a warning where its owner is warned; with a way to keep it where there is one. */
+function Ending(props: {
+  session: ISession;
+  context: IContext;
+}): JSX.Element | null {
+  const { session, context } = props;
+  const { trans, actions } = context;
+  const text = endText(session, Date.now(), trans);
+  if (text === null) {
+    return null;
+  }
+  if (session.warning === null) {
+    return <div className="jp-fgpu-Minor">{text}</div>;
+  }
+  const name = session.display_name || trans.__('(default server)');
+  return (
+    <div className="jp-fgpu-Warning" role="alert">
+      <div>{text}.</div>
+      {session.can_keep && session.id !== null && (
+        <button
+          type="button"
+          aria-label={trans.__('Keep %1', name)}
+          onClick={() => actions.keep(session)}
+        >
+          {trans.__('Keep')}
+        </button>
+      )}
+    </div>
   );
 }
 
@@ -259,6 +295,7 @@ function OtherSession(props: {
       {session.message !== null && (
         <div className="jp-fgpu-Minor">{session.message}</div>
       )}
+      <Ending session={session} context={context} />
       <div className="jp-fgpu-Actions">
         {href !== null && session.state !== 'TERMINATING' && (
           <a

@@ -22,6 +22,8 @@ export interface ISession {
   state: string;
   image_name: string | null;
   resource_group: string | null;
+  /** What was asked for of a GPU, in words: "0.5 fGPU", "5120 MiB + 25 %". */
+  amount: string | null;
   fgpu: string | null;
   gpu_memory_mib: number | null;
   compute_percent: number | null;
@@ -33,6 +35,10 @@ export interface ISession {
   expected_start_at_s: number | null;
   forecast_basis: string | null;
   message: string | null;
+  /** Why it is about to be ended, in words; `ends_at_s` is when. */
+  warning: string | null;
+  ends_at_s: number | null;
+  can_keep: boolean;
   url: string | null;
   pending_url: string | null;
   simulated: boolean;
@@ -84,6 +90,8 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   refresh(): Promise<void>;
   /** End or cancel another session of the user; rejects with a message to show. */
   stop(id: number): Promise<void>;
+  /** Keep an idle session that is about to be ended; rejects with a message to show. */
+  keep(id: number): Promise<void>;
 }
 
 export const IFGPUModel = new Token<IFGPUModel>(

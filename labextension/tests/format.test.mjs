@@ -4,7 +4,9 @@ import { test } from 'node:test';
 
 import {
   ageText,
+  amountText,
   becameReady,
+  endText,
   hubHref,
   memoryText,
   problemText,
@@ -24,12 +26,16 @@ const session = changes => ({
   id: 12,
   display_name: 'gpu-1',
   state: 'RUNNING',
+  amount: '0.5 fGPU',
   fgpu: '0.5',
   gpu_memory_mib: 2048,
   gpu_memory_used_mib: null,
   simulated: false,
   position: null,
   expected_start_at_s: null,
+  warning: null,
+  ends_at_s: null,
+  can_keep: false,
   ...changes
 });
 
@@ -53,7 +59,25 @@ test('the status bar shows the slice and, where known, its use', () => {
   assert.equal(bar({}), '0.5 fGPU · 2048 MiB');
   assert.equal(bar({ gpu_memory_used_mib: 0 }), '0.5 fGPU · 0 / 2048 MiB');
   assert.equal(bar({ simulated: true }), '0.5 fGPU · 2048 MiB · simulated');
-  assert.equal(bar({ fgpu: null, gpu_memory_mib: null }), 'fGPU');
+  assert.equal(bar({ amount: null, fgpu: null, gpu_memory_mib: null }), 'fGPU');
+});
+
+test('an exact amount is shown as it was asked for', () => {
+  const text = changes => amountText(session(changes), trans);
+  assert.equal(text({ amount: '5120 MiB + 25 %', fgpu: '1.25' }), '5120 MiB + 25 %');
+  assert.equal(text({ amount: null }), '0.5 fGPU');
+  assert.equal(text({ amount: null, fgpu: null }), null);
+});
+
+test('the end of a session is a warning only where its owner is warned', () => {
+  const now = Date.UTC(2026, 0, 2, 12, 0);
+  const text = changes => endText(session(changes), now, trans, 'en-GB');
+  assert.equal(text({}), null);
+  assert.equal(text({ ends_at_s: now / 1000 + 1200 }), 'Ends at 12:20');
+  assert.equal(
+    text({ ends_at_s: now / 1000 + 600, warning: 'idle: keep it' }),
+    'Idle: keep it; it ends at 12:10'
+  );
 });
 
 test('the status bar names each problem and is silent without a Hub', () => {

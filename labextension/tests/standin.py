@@ -45,6 +45,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "image": "python",
         "image_name": "Python 3.11",
         "resource_group": "default",
+        "amount": "0.5 fGPU",
         "fgpu": "0.5",
         "cpu": "1",
         "memory_mib": 2048,
@@ -63,6 +64,9 @@ def running(**changes: Any) -> dict[str, Any]:
         "ended_at_s": None,
         "end_cause": None,
         "message": None,
+        "warning": None,
+        "ends_at_s": None,
+        "can_keep": False,
         "url": "/user/alice/gpu-1/",
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
         "mine": True,
@@ -79,6 +83,7 @@ def pending(**changes: Any) -> dict[str, Any]:
             "server_name": "gpu-2",
             "display_name": "gpu-2",
             "state": "PENDING",
+            "amount": "1 fGPU",
             "fgpu": "1",
             "gpu_memory_mib": None,
             "compute_percent": None,
@@ -165,10 +170,13 @@ class StandIn:
                 return self.instead[key]
         if path == "me":
             return _ok(user="alice", admin=False, server_name=self.server_name, groups=["default"])
-        if path == "sessions":
-            return _ok(sessions=deepcopy(self.sessions))
-        if path == "queue":
-            return _ok(group=group, length=self.queue_length, entries=[])
+        if path in ("sessions", "queue"):
+            queue = {"group": group, "length": self.queue_length, "entries": []}
+            return _ok(**({"sessions": deepcopy(self.sessions)} if path == "sessions" else queue))
+        kept = [s for s in self.sessions if (method, path) == ("POST", f"sessions/{s['id']}/keep")]
+        if kept:
+            kept[0].update(warning=None, ends_at_s=None, can_keep=False)
+            return _ok(session=kept[0])
         if method == "DELETE" and path.startswith("sessions/"):
             for session in self.sessions:
                 if path == f"sessions/{session['id']}":
@@ -197,6 +205,9 @@ class _Api(RequestHandler):
         await self._serve(path)
 
     async def delete(self, path: str) -> None:
+        await self._serve(path)
+
+    async def post(self, path: str) -> None:
         await self._serve(path)
 
     async def _serve(self, path: str) -> None:

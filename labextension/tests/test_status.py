@@ -269,3 +269,29 @@ class TestWithoutAService:
         status = await caller.status()
         assert status["hub"] == "absent"
         assert status["session"]["fgpu"] == "0.5"
+
+
+async def test_an_idle_session_is_kept_through_the_service(
+    caller: Caller, standin: StandIn
+) -> None:
+    warned = {"warning": "idle", "ends_at_s": 1790000600, "can_keep": True}
+    standin.sessions = [running(**warned), pending()]
+    session = (await caller.status())["session"]
+    assert {name: session[name] for name in warned} == warned
+    _, answer = await caller.call("sessions", "12", "keep", method="POST")
+    assert answer["session"]["can_keep"] is False
+    # What every tab sees next is not what was read before.
+    assert (await caller.status())["session"]["warning"] is None
+    assert "POST sessions/12/keep" in standin.calls
+
+
+async def test_what_the_service_says_against_keeping_a_session_is_passed_on(
+    caller: Caller, standin: StandIn
+) -> None:
+    standin.refuse("POST sessions/12/keep", 409, "It is not idle.", code="nothing_to_keep")
+    status, body = await caller.call("sessions", "12", "keep", method="POST")
+    assert (status, body["error"]["code"], body["error"]["message"]) == (
+        409,
+        "nothing_to_keep",
+        "It is not idle.",
+    )

@@ -68,8 +68,10 @@ class Database:
     def _in_memory(self) -> bool:
         return self._is_sqlite and self._url.database in (None, "", ":memory:")
 
-    def open(self, *, migrate: bool) -> str:
+    def open(self, *, migrate: bool, write: bool = False) -> str:
         """Connect, migrate or else only check the schema, and return the installation's id.
+
+        What was not migrated here is for reading, unless ``write``.
 
         Raises:
             StoreUnavailable: unreachable, or of another version; one line, without the password.
@@ -78,7 +80,7 @@ class Database:
         self.close()
         try:
             with self._one_line(DBAPIError):
-                return self._prepared() if migrate else self._checked()
+                return self._prepared() if migrate else self._checked(write=write)
         except BaseException:
             self.close()
             raise
@@ -127,11 +129,11 @@ class Database:
                 connection.execute(insert(meta).values(id=1, version=1, installation_id=found))
         return str(found)
 
-    def _checked(self) -> str:
+    def _checked(self, *, write: bool) -> str:
         # To connect would create it, empty.
         if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
             raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
-        self._connected()
+        engine = self._connected()
         with self.reading() as connection:
             try:
                 at_head = migrations.is_at_head(connection)
@@ -139,7 +141,10 @@ class Database:
                 raise self._newer(e) from None
             if not at_head:
                 raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
-            return str(connection.execute(select(meta.c.installation_id)).scalar_one())
+            found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
+        if write:
+            self._writer = engine.execution_options(**self._options(write=True))
+        return found
 
     def _connected(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from fgpu_scheduler.core.model import Session
 from fgpu_scheduler.core.reconcile import Observed
 
 
@@ -71,4 +72,15 @@ class Launcher(Protocol):
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove it; return whether it is known to be gone. Idempotent."""
+        ...
+
+
+class Activity(Protocol):
+    """Knows who works in which session."""
+
+    async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
+        """Return since when (UTC seconds) the GPU and the kernels of each are both idle, by the session's id.
+
+        None, or no entry, where one of them is not, or where that is not known.
+        """
         ...

@@ -27,12 +27,14 @@ from fgpu_scheduler.core.model import (
     EndCause,
     Node,
     NodeState,
+    Quota,
     Request,
     Session,
     SessionState,
     Snapshot,
 )
 from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.reconcile import (
     Ended,
     Finish,
@@ -51,7 +53,8 @@ from fgpu_scheduler.errors import (
     UnknownSession,
 )
 from fgpu_scheduler.health import node_changes
-from fgpu_scheduler.ports import Clock, Launcher, Seen, SystemClock
+from fgpu_scheduler.ports import Activity, Clock, Launcher, Seen, SystemClock
+from fgpu_scheduler.reclaiming import Reclaiming
 from fgpu_scheduler.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -132,10 +135,14 @@ class Scheduler:
         launcher: Launcher,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
+        rules: AllRules | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.store = store
         self.policy = policy
         self.caps = caps
+        self._reclaiming = Reclaiming(store, policy, rules or AllRules())
+        self._activity = activity
         self._launcher = launcher
         self._deadlines = deadlines or Deadlines()
         self._clock: Clock = clock or SystemClock()
@@ -166,14 +173,15 @@ class Scheduler:
 
     # -- life of the loop -----------------------------------------------------------------------------
 
-    async def start(self, nodes: Sequence[Node]) -> tuple[Session, ...]:
-        """Take up the nodes and what the last run left, begin to schedule, and return the live sessions.
+    async def start(self, nodes: Sequence[Node], quotas: Sequence[Quota] = ()) -> tuple[Session, ...]:
+        """Take up the nodes, the quotas and what the last run left, begin to schedule, and return the live sessions.
 
         Raises:
             StoreUnavailable: and nothing has begun; try again.
         """
         now_s = self._clock.now_s()
         await self._call(self.store.set_nodes, nodes, now_s=now_s)
+        await self._call(self.store.set_quotas, quotas, now_s=now_s)
         held = await self._call(self.store.hold_waiting, now_s=now_s)
         if held:
             log.info("%d requests of the last run wait to be resumed", held)
@@ -186,7 +194,8 @@ class Scheduler:
         for session in live:
             self._since[session.id] = self._started - max(0, now_s - session.submitted_at_s)
         self._launcher.watch(self.look)
-        self._tasks = [asyncio.create_task(self._schedule()), asyncio.create_task(self._watch())]
+        loops = (self._schedule(), self._watch(), self._reclaim())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
 
     async def stop(self) -> None:
@@ -499,6 +508,47 @@ class Scheduler:
                 async with asyncio.timeout(self._deadlines.reconcile_every_s):
                     await self._look.wait()
             self._look.clear()
+
+    async def _reclaim(self) -> None:
+        while True:
+            try:
+                await self.reclaim()
+            except Exception as e:
+                self._failed("Reclaiming", e)
+            else:
+                self._away.has("Reclaiming")
+            await asyncio.sleep(self._deadlines.reconcile_every_s)
+
+    async def reclaim(self) -> None:
+        """Note who is idle; warn, spare and end running sessions as the rules say."""
+        watched = await self._call(self._reclaiming.watched_for_idleness, self._clock.now_s())
+        if watched and self._activity is not None:
+            since_s = await self._activity.idle_since(watched)
+            await self._call(self._reclaiming.note_idle, watched, since_s, self._clock.now_s())
+        steady_s = asyncio.get_running_loop().time()
+        changed = await self._call(self._reclaiming.round, self._clock.now_s(), steady_s)
+        for session in changed:
+            if session.state is S.TERMINATING:
+                self._say(session, S.RUNNING, None)
+                self.on_end(session)
+            elif session.state is S.PENDING:
+                self._since[session.id] = asyncio.get_running_loop().time()
+                self._say(session, None, f"queued again for session {session.replaces}")
+            else:
+                self._say_warned(session)
+        if changed:
+            self._announce()
+            self.look()
+
+    def _say_warned(self, session: Session) -> None:
+        asked, cause = session.request, session.ends_cause
+        log.info(
+            "Session %d (%s/%s): %s",
+            session.id,
+            asked.user,
+            asked.server_name,
+            "its warning is taken back" if cause is None else f"warned, it ends for {cause}",
+        )
 
     def _failed(self, what: str, error: Exception) -> None:
         """Log why a round of one of the loops failed. Of an outage of the database the first time only."""

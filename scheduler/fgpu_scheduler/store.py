@@ -86,6 +86,14 @@ class Store:
         """
         self._installation_id = self._database.open(migrate=False)
 
+    def connect(self) -> None:
+        """Connect for reading and writing, without migrating: for others than the process that schedules.
+
+        Raises:
+            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=False, write=True)
+
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._database.close()

@@ -97,7 +97,12 @@ def test_what_is_said_never_to_be_given_is_what_the_code_never_gives() -> None:
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
 def test_every_setting_is_documented_with_its_help_and_default(owner: type[HasTraits]) -> None:
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
-    assert generator.own_traits(owner).keys() == owner.class_own_traits(config=True).keys()
+    ours = {
+        n
+        for n, t in owner.class_traits(config=True).items()
+        if t.this_class.__module__.startswith("fgpuspawner.")
+    }
+    assert generator.own_traits(owner).keys() == ours
     for name in generator.own_traits(owner):
         section = text.partition(f"### {owner.__name__}.{name}\n")[2].partition("\n### ")[0]
         default, _, said = section.strip().partition("\n")

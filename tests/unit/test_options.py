@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from traitlets.config import Config
 
 from fgpu_scheduler import Node, Refusal
 from fgpuspawner import form
 from fgpuspawner.catalogue import Image
-from fgpuspawner.options import Offer, Refused, Wanted, make_offer, parse, read_fields
+from fgpuspawner.options import Offer, Refused, Wanted, asks_the_same, make_offer, parse, read_fields
 from fgpuspawner.settings import FGPU
 
 PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)
@@ -66,7 +67,10 @@ JSON = ("API",)
 NUMBER = "is not a number such as 0.5"
 LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
-OPTIONS = "the options are image, group, fgpu, cpu, memory_mib, count"
+OPTIONS = (
+    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_model, cpu, memory_mib, count, time_limit, "
+    "time_limit_s, priority"
+)
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     # Edges, input, and of the one refusal: field, code, message.
@@ -122,6 +126,32 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"group": "staff"}, "group", "unknown_choice",
      "group: there is no 'staff'; choose one of default, class, none"),
     (TEXTS, {"group": "none"}, "group", "no_devices", "group: resource group 'none' has no GPU"),
+    (TEXTS, {"gpu_model": "T4"}, "gpu_model", "unknown_choice",
+     "gpu_model: there is no 'T4'; choose one of Simulated GPU 8192 MiB"),
+    (TEXTS, {"gpu_memory_mib": "4 GiB"}, "gpu_memory_mib", "not_a_number",
+     "gpu_memory_mib: '4 GiB' is not a whole number such as 4096"),
+    (TEXTS, {"gpu_memory_mib": "4096", "compute_percent": "2.5"}, "compute_percent", "not_a_number",
+     "compute_percent: '2.5' is not a whole number such as 25"),
+    (TEXTS, {"gpu_memory_mib": "4096", "fgpu": "1"}, "gpu_memory_mib", "two_ways",
+     "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways"),
+    (TEXTS, {"compute_percent": "25"}, "compute_percent", "compute_alone",
+     "compute_percent: needs gpu_memory_mib beside it; compute is not given alone"),
+    (TEXTS, {"time_limit": "2h"}, "time_limit", "bad_time", "time_limit: '2h' is not hours:minutes such as 2:30"),
+    (TEXTS, {"time_limit": "90"}, "time_limit", "bad_time", "time_limit: '90' is not hours:minutes such as 2:30"),
+    (TEXTS, {"time_limit": "1:60"}, "time_limit", "bad_time", "time_limit: '1:60' is not hours:minutes such as 2:30"),
+    (TEXTS, {"time_limit": LONG}, "time_limit", "bad_time",
+     f"time_limit: '{'9' * 56}... is not hours:minutes such as 2:30"),
+    (TEXTS, {"time_limit": "10000:01"}, "time_limit", "above_cap",
+     "time_limit: 10000:01 is above the longest of 10000:00"),
+    (TEXTS, {"time_limit_s": "59"}, "time_limit_s", "too_small", "time_limit_s: 59 is below the shortest of 60"),
+    (TEXTS, {"time_limit_s": "1:00"}, "time_limit_s", "not_a_number",
+     "time_limit_s: '1:00' is not a whole number such as 3600"),
+    (TEXTS, {"time_limit_s": "3600", "time_limit": "1:00"}, "time_limit_s", "given_twice",
+     "time_limit_s: given in seconds, and in hours and minutes as time_limit; give one of them"),
+    (TEXTS, {"priority": "1"}, "priority", "above_cap",
+     "priority: 1 is not possible, because you may ask for none; leave it out"),
+    (TEXTS, {"priority": "-1"}, "priority", "not_a_number", "priority: '-1' is not a whole number such as 0"),
+    (JSON, {"time_limit": 7200}, "time_limit", "bad_time", "time_limit: 7200 is not hours:minutes such as 2:30"),
     (TEXTS, {"gpu": "1"}, "options", "unknown_option", f"'gpu': no such option; {OPTIONS}"),
     (TEXTS, {MARKUP: "1"}, "options", "unknown_option", f"'{MARKUP}': no such option; {OPTIONS}"),
     (TEXTS, {"FGPU": "1"}, "options", "unknown_option", f"'FGPU': no such option; {OPTIONS}"),
@@ -197,6 +227,27 @@ def test_bad_input_is_refused_in_the_same_words_at_every_edge(
             {"max_sessions": 2},
             {"count": "3"},
             Refusal("count", "out_of_range", "count: 3 is not between 1 and 2 sessions", "2", "2"),
+        ),
+        (
+            {"max_time_limit_s": 8 * 3600},
+            {"time_limit": "8:01"},
+            Refusal(
+                "time_limit", "above_cap", "time_limit: 8:01 is above the longest of 8:00", "8:00", "8:00"
+            ),
+        ),
+        (
+            {"max_time_limit_s": 3600},
+            {"time_limit_s": "3601"},
+            Refusal(
+                "time_limit_s", "above_cap", "time_limit_s: 3601 is above the longest of 3600", "3600", "3600"
+            ),
+        ),
+        (
+            {"max_priority": {"*": 3}},
+            {"priority": "4"},
+            Refusal(
+                "priority", "above_cap", "priority: 4 is above the highest that you may ask for, 3", "3", "3"
+            ),
         ),
         (
             {"fgpu_per_gpu": "0.5", "fgpu_step": "0.25"},
@@ -293,6 +344,11 @@ DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mi
         ({"image": "torch", "group": "class", "cpu": 0.25, "memory_mib": 128, "count": 8},
          {"image": "torch", "group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
         ({"count": "02"}, {"count": 2}),
+        ({"gpu_model": "Simulated GPU 8192 MiB"}, {"gpu_model": "Simulated GPU 8192 MiB"}),
+        ({"time_limit": "2:30"}, {"time_limit_s": 9000}),
+        ({"time_limit_s": 9000}, {"time_limit_s": 9000}),
+        ({"time_limit": "0:00"}, {}),
+        ({"priority": 0}, {}),
     ],
     ids=str,
 )  # fmt: skip
@@ -321,8 +377,158 @@ def test_options_are_read_again_as_what_they_were_written_from() -> None:
         "cpu": "1.25",
         "memory_mib": 4096,
         "count": 3,
+        "time_limit_s": 0,
     }
     assert parse(wanted.as_options(), offer()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({}, {"time_limit_s": 7200}),
+        # No limit is no limit also where another is preselected.
+        ({"default_time_limit_s": 3600}, {"time_limit_s": None}),
+        ({"default_time_limit_s": 3600}, {"time_limit_s": 7200}),
+        ({"max_priority": {"*": 5}}, {"priority": 4}),
+    ],
+    ids=str,
+)
+def test_every_kind_of_request_survives_the_way_through_its_options(
+    given: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    wanted = replace(DEFAULT, **changes)
+    assert parse(wanted.as_options(), offer(**given)) == wanted
+    assert Wanted.of(wanted.request("alice", "")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "expected_s"),
+    [
+        ({}, None),
+        ({"default_time_limit_s": 3600}, 3600),
+        ({"max_time_limit_s": 7200}, 7200),
+        ({"default_time_limit_s": 3600, "max_time_limit_s": 7200}, 3600),
+    ],
+)
+def test_a_request_without_a_time_limit_gets_the_usual_one(
+    given: dict[str, int], expected_s: int | None
+) -> None:
+    assert parse({}, offer(**given)).time_limit_s == expected_s
+
+
+@pytest.mark.parametrize(
+    ("by", "left"),
+    [("fgpu", {"fgpu": "1"}), ("memory", {"gpu_memory_mib": "4096", "compute_percent": "25"})],
+)
+def test_of_the_forms_two_ways_to_ask_for_a_gpu_the_other_is_not_meant(by: str, left: dict[str, str]) -> None:
+    typed = {"gpu_by": by, "fgpu": "1", "gpu_memory_mib": "4096", "compute_percent": "25"}
+    assert by_form(typed) == left
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"groups": ("staff",)}, True),
+        ({"time_limit_s": 3600}, True),
+        ({"priority": 1}, False),
+        ({"compute_percent": 5}, False),
+    ],
+)
+def test_a_request_that_is_made_again_is_known_by_what_it_asks_for(
+    changes: dict[str, Any], same: bool
+) -> None:
+    before = DEFAULT.request("alice", "", ["ml101"])
+    assert asks_the_same(before, replace(before, **changes)) is same
+
+
+def test_another_time_limit_than_before_is_another_request() -> None:
+    before = replace(DEFAULT, time_limit_s=3600).request("alice", "")
+    assert not asks_the_same(before, replace(before, time_limit_s=7200))
+
+
+def test_only_members_of_a_group_may_ask_for_its_priority() -> None:
+    own = settings(max_priority={"staff": 10, "*": 1})
+    nodes = own.discover_nodes()
+    assert make_offer(own, nodes, (PYTHON,), ("default",)).max_priority == 1
+    assert make_offer(own, nodes, (PYTHON,), ("default",), ["ml101", "staff"]).max_priority == 10
+
+
+def shown(page: str) -> BeautifulSoup:
+    return BeautifulSoup(page, "html.parser")
+
+
+def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
+    typed = {
+        "gpu_by": "memory",
+        "gpu_memory_mib": "4 GiB",
+        "compute_percent": "25",
+        "fgpu": "0.7",
+        "cpu": "many",
+        "time_limit": "8:01",
+    }
+    with pytest.raises(Refused) as caught:
+        parse(by_form(typed), offer(max_time_limit_s=8 * 3600))
+    page = shown(
+        form.render(
+            offer(max_time_limit_s=8 * 3600),
+            hub_prefix="/hub/",
+            ticket="t",
+            given=form.first_of({name: [value] for name, value in typed.items()}),
+            refusals=caught.value.refusals,
+        )
+    )
+    told = {e["data-refused"]: e.text for e in page.select("[data-refused]") if not e.has_attr("hidden")}
+    assert told == {
+        "gpu_memory_mib": "gpu_memory_mib: '4 GiB' is not a whole number such as 4096",
+        "cpu": f"cpu: 'many' {NUMBER}",
+        "time_limit": "time_limit: 8:01 is above the longest of 8:00",
+    }
+    for name in told:
+        field = page.select_one(f"[name={name}]")
+        assert field is not None
+        assert field["aria-invalid"] == "true"
+        assert f"fgpu-{name}-refused" in str(field["aria-describedby"]).split()
+    chosen = page.select("[name=gpu_by][checked]")
+    assert [radio["value"] for radio in chosen] == ["memory"]
+    kept = {str(i["name"]): i.get("value") for i in page.select("input[name]") if i["name"] != "gpu_by"}
+    assert {name: kept[name] for name in typed if name != "gpu_by"} == {
+        k: v for k, v in typed.items() if k != "gpu_by"
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "by", "time_limit"),
+    [
+        ({}, "fgpu", ""),
+        ({"time_limit_s": "5400"}, "fgpu", "1:30"),
+        ({"time_limit_s": "soon"}, "fgpu", ""),
+        ({"gpu_memory_mib": "4096"}, "memory", ""),
+        ({"gpu_memory_mib": "4096", "fgpu": "1"}, "fgpu", ""),
+    ],
+)
+def test_the_form_shows_what_a_link_asked_for(given: dict[str, str], by: str, time_limit: str) -> None:
+    page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given=given))
+    assert [radio["value"] for radio in page.select("[name=gpu_by][checked]")] == [by]
+    (field,) = page.select("[name=time_limit]")
+    assert field["value"] == time_limit
+
+
+def test_the_form_asks_for_priority_and_model_only_where_there_is_a_choice() -> None:
+    plain = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={}))
+    assert not plain.select("[name=priority], [name=gpu_model]")
+    some = offer(max_priority={"*": 3})
+    node = replace(
+        some.nodes[0], devices=(replace(some.nodes[0].devices[0], model="Tesla T4"), *some.nodes[0].devices)
+    )
+    rich = shown(form.render(replace(some, nodes=(node,)), hub_prefix="/hub/", ticket="t", given={}))
+    (priority,) = rich.select("[name=priority]")
+    assert (priority["max"], priority["value"]) == ("3", "0")
+    assert [o["value"] for o in rich.select("[name=gpu_model] option")] == [
+        "",
+        "Tesla T4",
+        "Simulated GPU 8192 MiB",
+    ]
 
 
 def test_a_request_names_the_server_it_is_for() -> None:

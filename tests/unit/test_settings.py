@@ -12,8 +12,20 @@ from typing import Any
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings, Caps, Node, ProbeFailed, StoreUnavailable, format_milli
+from fgpu_scheduler import (
+    BadSettings,
+    Caps,
+    Node,
+    Policy,
+    ProbeFailed,
+    Quota,
+    QuotaScope,
+    StoreUnavailable,
+    format_milli,
+    group_policy,
+)
 from fgpu_scheduler.core import admission
+from fgpu_scheduler.core.reclaim import Rules
 from fgpu_scheduler.store import Store
 from fgpuspawner import settings as module
 from fgpuspawner.catalogue import CatalogueError, load_catalogue
@@ -130,6 +142,107 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.max_sessions is 0; it must be at least 1",
         ),
         ({"groups": {"class": {}}}, "c.FGPU.groups: no node is in group 'class'; add one to c.FGPU.nodes"),
+        # The queue.
+        (
+            {"policies": {"class": {}}},
+            "c.FGPU.policies: there is no resource group 'class'; there are 'default'",
+        ),
+        ({"policies": {"*": ["fifo"]}}, "c.FGPU.policies['*'] must be a dict, got ['fifo']"),
+        (
+            {"policies": {"*": {"ordre": "fifo"}}},
+            "c.FGPU.policies['*'] has an unknown key 'ordre'; known are order, placement, backfill, longest_wait_s, "
+            "half_life_s",
+        ),
+        (
+            {"policies": {"*": {"order": 7}}},
+            "c.FGPU.policies['*']['order'] is 7; use one of the words for it",
+        ),
+        (
+            {"policies": {"*": {"backfill": "none"}}},
+            "c.FGPU.policies['*']: backfill: 'none' is not one of bounded, easy, skip, strict",
+        ),
+        (
+            {"policies": {"*": {"longest_wait_s": 0}}},
+            "c.FGPU.policies['*']['longest_wait_s'] is 0; use seconds, from 1 to 36000000",
+        ),
+        (
+            {"policies": {"*": {"half_life_s": True}}},
+            "c.FGPU.policies['*']['half_life_s'] is True; use seconds, from 1 to 36000000",
+        ),
+        (
+            {"quotas": [{"user": "*", "max_gpus": 2}]},
+            "c.FGPU.quotas: {'user': '*', 'max_gpus': 2} has an unknown key 'max_gpus'; known are user, hub_group, "
+            "resource_group, max_fgpu, max_sessions, max_pending, max_lifetime_s",
+        ),
+        (
+            {"quotas": [{"user": "zoe", "hub_group": "ml101", "max_sessions": 2}]},
+            "c.FGPU.quotas: {'user': 'zoe', 'hub_group': 'ml101', 'max_sessions': 2} has a user and a hub_group; write "
+            "two quotas",
+        ),
+        (
+            {"quotas": [{"max_sessions": 2}]},
+            "c.FGPU.quotas: {'max_sessions': 2} says not for whom; add user, hub_group or resource_group",
+        ),
+        (
+            {"quotas": [{"user": ["zoe"], "max_sessions": 2}]},
+            "c.FGPU.quotas: {'user': ['zoe'], 'max_sessions': 2}: user must be a name",
+        ),
+        (
+            {"quotas": [{"user": "*"}]},
+            "c.FGPU.quotas: {'user': '*'} limits nothing; add one of max_fgpu, max_sessions, max_pending, "
+            "max_lifetime_s",
+        ),
+        (
+            {"quotas": [{"user": "*", "max_fgpu": "0.0001"}]},
+            "c.FGPU.quotas: {'user': '*', 'max_fgpu': '0.0001'}: max_fgpu: 0.0001 has more than three decimals",
+        ),
+        (
+            {"quotas": [{"user": "*", "max_sessions": -1}]},
+            "c.FGPU.quotas: {'user': '*', 'max_sessions': -1}: max_sessions must be a whole number from 0 to 36000000",
+        ),
+        (
+            {"quotas": [{"user": "*", "max_lifetime_s": 5}]},
+            "c.FGPU.quotas: {'user': '*', 'max_lifetime_s': 5}: max_lifetime_s must be a whole number from 60 to "
+            "36000000",
+        ),
+        (
+            {"quotas": [{"user": "*", "resource_group": "class", "max_sessions": 2}]},
+            "c.FGPU.quotas: there is no resource group 'class'; there are 'default'",
+        ),
+        (
+            {"quotas": [{"user": "*", "max_sessions": 2}, {"user": "*", "max_fgpu": 1}]},
+            "c.FGPU.quotas has two for each user; write them as one",
+        ),
+        (
+            {"default_time_limit_s": 30},
+            "c.FGPU.default_time_limit_s is 30; it must be between 60 and 36000000 seconds, or 0 for none",
+        ),
+        (
+            {"default_time_limit_s": 7200, "max_time_limit_s": 3600},
+            "c.FGPU.default_time_limit_s is 7200, above c.FGPU.max_time_limit_s of 3600; make it at most that",
+        ),
+        (
+            {"max_priority": {"staff": 5000}},
+            "c.FGPU.max_priority['staff'] is 5000; use the name of a Hub group, or '*', and a whole number from 0 to "
+            "1000",
+        ),
+        (
+            {"reclaim": {"class": {}}},
+            "c.FGPU.reclaim: there is no resource group 'class'; there are 'default'",
+        ),
+        (
+            {"reclaim": {"*": {"idle_minutes": 60}}},
+            "c.FGPU.reclaim['*'] has an unknown key 'idle_minutes'; known are max_lifetime_s, idle_after_s, grace_s, "
+            "keep_s, preempt, requeue",
+        ),
+        (
+            {"reclaim": {"*": {"idle_after_s": 10}}},
+            "c.FGPU.reclaim['*']['idle_after_s'] is 10; use seconds, from 60 to 36000000, or leave it out",
+        ),
+        (
+            {"reclaim": {"*": {"preempt": "yes"}}},
+            "c.FGPU.reclaim['*']['preempt'] is 'yes'; use True or False",
+        ),
         # Engines.
         (
             node(engine="http://x:1"),
@@ -493,3 +606,61 @@ def test_a_data_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> N
         folder.rmdir()
     line = f"fgpuspawner: c.FGPU.data_dir: {folder} cannot be written to by the Hub's user\n"
     assert (ended.returncode, ended.stderr) == (1, line)
+
+
+def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one() -> None:
+    own = made(
+        nodes=TWO_NODES,
+        groups=TWO_GROUPS,
+        policies={"*": {"order": "lifo"}, "class": {"backfill": "bounded", "longest_wait_s": 3600}},
+        reclaim={
+            "*": {"idle_after_s": 900},
+            "class": {"max_lifetime_s": 7200, "preempt": True, "keep_s": 60},
+        },
+    )
+    policy, rules = own.policy(), own.rules()
+    assert policy.of("default") == group_policy(order="lifo")
+    assert policy.of("class") == group_policy(backfill="bounded", longest_wait_s=3600)
+    assert rules.of("default") == Rules(idle_after_s=900)
+    assert rules.of("class") == Rules(max_lifetime_s=7200, preempt=True)
+    assert (own.keep_s("default"), own.keep_s("class")) == (1800, 60)
+
+
+def test_without_settings_of_the_queue_nothing_is_limited_and_nobody_is_ended() -> None:
+    own = made()
+    assert own.policy() == Policy()
+    assert own.rules().of("default") == Rules(max_lifetime_s=None, idle_after_s=None, preempt=False)
+    assert own.quotas_given() == ()
+    assert own.priority_of(["staff"]) == 0
+
+
+def test_quotas_become_the_schedulers() -> None:
+    own = made(
+        nodes=TWO_NODES,
+        groups=TWO_GROUPS,
+        quotas=[
+            {"user": "*", "max_fgpu": "2.5", "max_sessions": 4, "max_pending": 8},
+            {"hub_group": "ml101", "resource_group": "class", "max_lifetime_s": 7200},
+            {"resource_group": "class", "max_sessions": 0},
+        ],
+    )
+    assert own.quotas_given() == (
+        Quota(QuotaScope.USER, "*", None, 2500, 4, 8, None),
+        Quota(QuotaScope.GROUP, "ml101", "class", max_lifetime_s=7200),
+        Quota(QuotaScope.ALL, "*", "class", max_sessions=0),
+    )
+
+
+def test_the_highest_of_ones_hub_groups_decides_what_priority_one_may_ask_for() -> None:
+    own = made(max_priority={"staff": 10, "ml101": 2, "*": 1})
+    assert [own.priority_of(groups) for groups in ([], ["ml101"], ["ml101", "staff"], ["x"])] == [1, 2, 10, 1]
+
+
+def test_the_settings_of_the_queue_reach_the_service() -> None:
+    own = made(
+        policies={"*": {"order": "lifo"}}, quotas=[{"user": "*", "max_fgpu": 1}], max_priority={"staff": 3}
+    )
+    passed = FGPU.from_json(own.to_json()).checked()
+    assert passed.policy() == own.policy()
+    assert passed.quotas_given() == own.quotas_given()
+    assert passed.priority_of(["staff"]) == 3

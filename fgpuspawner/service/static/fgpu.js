@@ -206,7 +206,39 @@
       }
     });
     listen();
+    keepInPlace(live, prefix, headers, say, soon);
     askBeforeEnding(live, prefix, headers, say, soon);
+  }
+
+  /** Keep an idle session without leaving the page. */
+  function keepInPlace(live, prefix, headers, say, changed) {
+    live.addEventListener("submit", async function (event) {
+      const form = event.target.closest("form.keep");
+      if (!form) {
+        return;
+      }
+      event.preventDefault();
+      const button = form.querySelector("button");
+      button.disabled = true;
+      let why = "the service cannot be reached";
+      try {
+        const answer = await fetch(prefix + "api/v1/sessions/" + form.dataset.id + "/keep", { method: "POST", headers: headers });
+        if (answer.ok) {
+          say(form.dataset.name + " is kept");
+          changed();
+          return;
+        }
+        const body = await answer.json().catch(() => null);
+        why = body && body.error ? body.error.message : "the service answered " + answer.status;
+      } catch (error) {
+        // Said below.
+      }
+      button.disabled = false;
+      const said = form.querySelector(".warning") || form.appendChild(document.createElement("span"));
+      said.className = "warning";
+      said.textContent = "Not kept: " + why;
+      say(form.dataset.name + " could not be kept: " + why);
+    });
   }
 
   function askBeforeEnding(live, prefix, headers, say, changed) {

@@ -1,0 +1,67 @@
+"""What the Hub's waiting page is told while a session waits and starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fgpu_scheduler import Forecast, Session, SessionState
+from fgpuspawner.words import amount_words
+
+
+def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) -> dict[str, Any]:
+    """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence."""
+    facts: dict[str, Any] = {
+        "session_id": session.id,
+        "state": session.state.value,
+        "amount": amount_words(session.request),
+        "simulated": simulated,
+        "position": found.position if found else None,
+        "reason": found.reason.value if found else None,
+        "text": found.text if found else None,
+        "expected_start_at_s": found.expected_start_at_s if found else None,
+        "basis": found.basis if found else None,
+        "submitted_at_s": session.submitted_at_s,
+    }
+    if found is not None and found.position == 0:
+        return {"progress": 30, "message": "Starting", "fgpu": facts}
+    if found is None:
+        return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
+    ahead = found.position - 1
+    place = "You are next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
+    return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
+
+
+def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
+    message = "The queue's database does not answer; nothing is lost, and this goes on by itself"
+    return {"progress": last["progress"] if last else 0, "message": message}
+
+
+_STARTING = {
+    SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
+    SessionState.PREPARING: (60, "Starting your session"),
+    SessionState.PULLING: (50, "Fetching the image"),
+}
+
+
+def starting_event(session: Session, *, simulated: bool) -> dict[str, Any]:
+    """Return the progress event of a session that has its share and is being launched."""
+    progress, message = _STARTING[session.state]
+    amount = amount_words(session.request)
+    return {
+        "progress": progress,
+        "message": f"{message} ({amount})",
+        "fgpu": {
+            "session_id": session.id,
+            "state": session.state.value,
+            "amount": amount,
+            "simulated": simulated,
+            "position": None,
+            "reason": None,
+            "text": message,
+            "expected_start_at_s": None,
+            "basis": None,
+            "submitted_at_s": session.submitted_at_s,
+        },
+    }
