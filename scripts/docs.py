@@ -23,9 +23,6 @@ from fgpuspawner.settings import FGPU
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEADER = "<!-- Written by scripts/docs.py from the code. Do not edit: change the code, then run it again. -->"
 
-NOT_GIVEN = "Not given in this version."
-"""Ends the sentence of a reason or cause that the code knows and never gives so far; a test holds it."""
-
 STATES: dict[SessionState, str] = {
     SessionState.PENDING: "It waits in the queue. There is no container.",
     SessionState.SCHEDULED: "It has its shares; nothing has been started.",
@@ -43,8 +40,8 @@ WAIT_REASONS: dict[WaitReason, str] = {
     WaitReason.HELD: (
         "Nobody waits to launch it: the Hub restarted, and has not taken it up again yet. It keeps its place."
     ),
-    WaitReason.QUOTA: f"Its owner holds as much as they may. {NOT_GIVEN}",
-    WaitReason.PRIORITY: f"Somebody of higher priority is before it. {NOT_GIVEN}",
+    WaitReason.QUOTA: "A quota is used up: its owner, their Hub group or everybody holds as much as they may.",
+    WaitReason.PRIORITY: "It would fit, but what is free is kept for somebody before it in the queue.",
     WaitReason.RESERVED: "What is free is promised to somebody before it, or it is itself the one whose place is kept.",
 }
 
@@ -113,8 +110,6 @@ def lifecycle() -> str:
         "",
         f"In {_list(LAUNCHING)} a launch is under way. A launch that is taken up again, after a restart of the Hub, is "
         "a new attempt of the same session: the attempt's number is in the container's name.",
-        "",
-        "Nothing in this version moves a session from SCHEDULED back to PENDING.",
         "",
         "PREPARING is written before the first effect. After it every end passes TERMINATING, because only a container "
         "that its engine reports exited or absent frees the GPU.",
