@@ -32,11 +32,11 @@ from fgpu_scheduler import (
     Policy,
     Session,
     SessionState,
-    Snapshot,
     StoreUnavailable,
     forecast,
     format_milli,
     free,
+    of_group,
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
@@ -338,14 +338,14 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
         BadSettings: the URL cannot be read.
         StoreUnavailable: the database cannot be.
     """
-    store = Store(url)
+    store = Store(url, half_life_s=lambda group: policy.of(group).half_life_s)
     try:
         store.connect_readonly()
         snapshot = store.snapshot(now_s)
         groups = sorted({node.resource_group for node in snapshot.nodes})
         found: dict[int, Forecast] = {}
         for group in groups:
-            own = _of_group(snapshot, group)
+            own = of_group(snapshot, group)
             typical = store.typical_length_s(group)
             found |= {f.session_id: f for f in forecast(own, policy, typical_length_s=typical)}
     finally:
@@ -364,12 +364,6 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
             _waiting(f, s) for f in found.values() if (s := snapshot.session(f.session_id)) is not None
         ],
     }
-
-
-def _of_group(snapshot: Snapshot, group: str) -> Snapshot:
-    nodes = tuple(n for n in snapshot.nodes if n.resource_group == group)
-    own = tuple(s for s in snapshot.sessions if s.request.resource_group == group)
-    return Snapshot(snapshot.now_s, snapshot.version, nodes, own)
 
 
 def _group(group: str, left: Free) -> Json:

@@ -30,7 +30,7 @@ ANYBODY = "*"
 HIGHEST_PRIORITY = 1000
 POLICY_WORDS = ("order", "placement", "backfill")
 POLICY_TIMES = ("longest_wait_s", "half_life_s")
-RECLAIM_TIMES = {"max_lifetime_s": 60, "idle_after_s": 60, "grace_s": 1, "keep_s": 60}
+RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "grace_s": 1, "keep_s": 10}
 """Each with the least that it can be."""
 RECLAIM_FLAGS = ("preempt", "requeue")
 KEEP_S = 1800
@@ -119,6 +119,10 @@ class QueueSettings(Configurable):
         own = {group: _group_policy(group, words) for group, words in self.policies.items()}
         default = own.pop(ANYBODY, None)
         return Policy(groups=own) if default is None else Policy(default, own)
+
+    def half_life_s(self, resource_group: str) -> int:
+        """Return in how many seconds half of what was used of this resource group is forgotten."""
+        return self.policy().of(resource_group).half_life_s
 
     def rules(self) -> AllRules:
         """Return what ends the running sessions of each resource group.

@@ -110,10 +110,7 @@ class Runtime:
         """
         self._lock = _locked(self.settings.data_path() / "hub.lock")
         self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
-        policy = self.settings.policy()
-        self.store = Store(
-            self.settings.database_url(), half_life_s=lambda group: policy.of(group).half_life_s
-        )
+        self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
         self.store.open()
         self.launcher = self._spawner_class.make_launcher(
             config=self._config, settings=self.settings, installation=self.store.installation_id
@@ -129,7 +126,7 @@ class Runtime:
         )
         self.scheduler = Scheduler(
             self.store,
-            policy=policy,
+            policy=self.settings.policy(),
             rules=self.settings.rules(),
             activity=self._activity(),
             caps=self.settings.caps(),

@@ -228,7 +228,7 @@ def main() -> int:
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
         catalogue = load_catalogue(settings.catalogue_path())
-        store = Store(settings.database_url())
+        store = Store(settings.database_url(), half_life_s=settings.half_life_s)
         asyncio.run(serve(environment, settings, catalogue, store))
     except FGPUError as e:
         print(f"fgpuspawner.service: {' '.join(str(e).split())}", file=sys.stderr)

@@ -23,6 +23,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
     forecast,
     forecast_request,
+    of_group,
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner.catalogue import Catalogue
@@ -240,13 +241,3 @@ class Reader:
             if session is not None:
                 changed.append((event_id, session))
         return Changes(events[-1].id if events else after_id, tuple(changed))
-
-
-def of_group(snapshot: Snapshot, group: str) -> Snapshot:
-    """Return the part of a snapshot that a resource group is. Groups share nothing, so each is forecast alone."""
-    return Snapshot(
-        snapshot.now_s,
-        snapshot.version,
-        tuple(n for n in snapshot.nodes if n.resource_group == group),
-        tuple(s for s in snapshot.sessions if s.request.resource_group == group),
-    )

@@ -5,6 +5,7 @@ These are the public names; everything else may change.
 
 from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit
 from fgpu_scheduler.core.forecast import Forecast, RequestForecast, forecast, forecast_request
+from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LIVE, SERVING
 from fgpu_scheduler.core.model import (
     Device,
@@ -97,6 +98,7 @@ __all__ = [
     "format_milli",
     "free",
     "group_policy",
+    "of_group",
     "parse_milli",
     "plan",
 ]

@@ -22,6 +22,7 @@ from typing import ParamSpec, TypeVar, assert_never
 from fgpu_scheduler.away import Away
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import Forecast, forecast
+from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -409,12 +410,7 @@ class Scheduler:
         found: dict[int, Forecast] = {}
         for group in sorted({n.resource_group for n in snapshot.nodes}):
             typical = self.store.typical_length_s(group)
-            own = Snapshot(
-                snapshot.now_s,
-                snapshot.version,
-                tuple(n for n in snapshot.nodes if n.resource_group == group),
-                tuple(s for s in snapshot.sessions if s.request.resource_group == group),
-            )
+            own = of_group(snapshot, group)
             for f in forecast(own, self.policy, typical_length_s=typical):
                 found[f.session_id] = f
         return _Forecasts(snapshot.version, snapshot.now_s, found)

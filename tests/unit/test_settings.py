@@ -236,8 +236,8 @@ def node(**keys: Any) -> dict[str, Any]:
             "keep_s, preempt, requeue",
         ),
         (
-            {"reclaim": {"*": {"idle_after_s": 10}}},
-            "c.FGPU.reclaim['*']['idle_after_s'] is 10; use seconds, from 60 to 36000000, or leave it out",
+            {"reclaim": {"*": {"idle_after_s": 9}}},
+            "c.FGPU.reclaim['*']['idle_after_s'] is 9; use seconds, from 10 to 36000000, or leave it out",
         ),
         (
             {"reclaim": {"*": {"preempt": "yes"}}},
