@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import delete, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
-from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, Usage
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session
 from fgpu_scheduler.core.quota import ANY, over_pending, shown
 from fgpu_scheduler.core.units import LARGEST_MILLI, format_milli
-from fgpu_scheduler.core.usage import decayed, fgpu_seconds
+from fgpu_scheduler.core.usage import HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import BadSettings, TooManyPending
-from fgpu_scheduler.queries import WAITING_REQUESTS, WAITING_REQUESTS_OF
-from fgpu_scheduler.rows import groups_of
+from fgpu_scheduler.rows import quota_key
 from fgpu_scheduler.schema import quotas, usage
 from fgpu_scheduler.writing import Write
-
-HalfLife = Callable[[str], int]
-"""The half-life of usage in a resource group, in seconds."""
 
 LARGEST = {
     "max_fgpu_milli": LARGEST_MILLI,
@@ -31,26 +27,6 @@ LARGEST = {
 
 LEAST = {"max_fgpu_milli": 0, "max_sessions": 0, "max_pending": 0, "max_lifetime_s": 60}
 
-_QUOTAS = select(quotas).order_by(quotas.c.scope, quotas.c.name, quotas.c.resource_group)
-_USAGE = select(usage)
-
-
-def read_quotas(connection: Connection) -> tuple[Quota, ...]:
-    """Return the quotas in order of whom and what they are for."""
-    found = (_quota(row) for row in connection.execute(_QUOTAS))
-    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
-    return tuple(sorted(found, key=key))
-
-
-def key(quota: Quota) -> tuple[str, str, str]:
-    """Return what only one quota is for: whom, and which resource group; "" is all of them."""
-    return quota.scope.value, quota.name, quota.resource_group or ""
-
-
-def _quota(row: Sequence[Any]) -> Quota:
-    scope, name, resource_group, *limits = row
-    return Quota(QuotaScope(scope), name, resource_group or None, *limits)
-
 
 def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     """Return quotas in order of whom and what they are for.
@@ -58,10 +34,10 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     Raises:
         BadSettings: one is there twice, has no limit or an impossible one, or is for nobody.
     """
-    found = tuple(sorted(wanted, key=key))
+    found = tuple(sorted(wanted, key=quota_key))
     for before, quota in zip((None, *found), found, strict=False):
         said = f"the quota of {shown(quota)}"
-        if before is not None and key(before) == key(quota):
+        if before is not None and quota_key(before) == quota_key(quota):
             raise BadSettings(f"{said} is there twice")
         if not quota.name or quota.resource_group == "":
             raise BadSettings(f"{said}: a name is missing; {ANY!r} stands for each")
@@ -82,20 +58,20 @@ def become(wanted: Iterable[Quota], write: Write) -> None:
     Raises:
         BadSettings: as of `checked`.
     """
-    new, old = checked(wanted), read_quotas(write.connection)
+    new, old = checked(wanted), write.world.quotas
     if new == old:
         return
     write.connection.execute(delete(quotas))
     if new:
         write.connection.execute(insert(quotas), [_values(quota) for quota in new])
-    for quota in (q for q in old if key(q) not in [key(one) for one in new]):
+    for quota in (q for q in old if quota_key(q) not in [quota_key(one) for one in new]):
         write.event("quotas", reason=f"{shown(quota)}: none")
     for quota in (q for q in new if q not in old):
         write.event("quotas", reason=f"{shown(quota)}: {_limits(quota)}")
 
 
 def _values(quota: Quota) -> dict[str, Any]:
-    scope, name, resource_group = key(quota)
+    scope, name, resource_group = quota_key(quota)
     limits = {name: getattr(quota, name) for name in LARGEST}
     return {"scope": scope, "name": name, "resource_group": resource_group, **limits}
 
@@ -111,41 +87,17 @@ def _limits(quota: Quota) -> str:
     return ", ".join(one for one in said if one is not None)
 
 
-def refuse_over_pending(requests: Sequence[Request], connection: Connection) -> None:
-    """Refuse a submission that would go over a pending quota.
+def refuse_over_pending(
+    quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]
+) -> None:
+    """Refuse a submission that would go over a pending quota beside what is waiting.
 
     Raises:
         TooManyPending: naming the quota, its limit, and how many wait already.
     """
-    limited = [quota for quota in read_quotas(connection) if quota.max_pending is not None]
-    if limited:
-        of_users = all(quota.scope is QuotaScope.USER for quota in limited)
-        users = sorted({request.user for request in requests}) if of_users else None
-        raise_over_pending(limited, _waiting(connection, users), requests)
-
-
-def raise_over_pending(quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]) -> None:
-    """Raise `TooManyPending` where ``asked`` would go over a pending quota beside what is waiting."""
     over = over_pending(quotas, waiting, asked)
     if over is not None:
         raise TooManyPending(over.message)
-
-
-def _waiting(connection: Connection, users: Sequence[str] | None) -> list[Request]:
-    if users is None:
-        found = connection.execute(WAITING_REQUESTS)
-    else:
-        found = connection.execute(WAITING_REQUESTS_OF, {"users": users})
-    return [Request(user, "", "", group, 0, 0, 0, groups=groups_of(groups)) for user, group, groups in found]
-
-
-def read_usage(connection: Connection, half_life_s: HalfLife, *, now_s: int) -> tuple[Usage, ...]:
-    """Return what is left by now of what ended sessions have used, in order of user and resource group."""
-    found = (
-        Usage(user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))))
-        for user, group, amount, at_s in connection.execute(_USAGE)
-    )
-    return tuple(sorted((one for one in found if one.fgpu_milli_s), key=lambda u: (u.user, u.resource_group)))
 
 
 def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:
@@ -154,11 +106,9 @@ def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:
     if not amount:
         return
     user, group = session.request.user, session.request.resource_group
-    at = (usage.c.user_name == user) & (usage.c.resource_group == group)
-    before = write.connection.execute(select(usage.c.fgpu_milli_s, usage.c.at_s).where(at)).one_or_none()
-    if before is not None:
-        age_s = write.now_s - before.at_s
-        amount += decayed(before.fgpu_milli_s, age_s=age_s, half_life_s=half_life_s(group))
+    before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
+    amount += decayed(before, age_s=write.now_s - at_s, half_life_s=half_life_s(group))
+    write.used[user, group] = amount, write.now_s
     make = postgresql.insert if write.connection.dialect.name == "postgresql" else sqlite.insert
     new = make(usage).values(user_name=user, resource_group=group, fgpu_milli_s=amount, at_s=write.now_s)
     write.connection.execute(

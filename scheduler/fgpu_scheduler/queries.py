@@ -7,9 +7,20 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, case, insert, select, update
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.model import Node, Session, SessionState
-from fgpu_scheduler.rows import nodes_of, sessions_of
-from fgpu_scheduler.schema import devices, in_states, is_live, is_serving, meta, nodes, sessions, shares
+from fgpu_scheduler.core.model import Node, Quota, Session, SessionState
+from fgpu_scheduler.rows import Used, nodes_of, quotas_of, sessions_of
+from fgpu_scheduler.schema import (
+    devices,
+    in_states,
+    is_live,
+    is_serving,
+    meta,
+    nodes,
+    quotas,
+    sessions,
+    shares,
+    usage,
+)
 
 S = SessionState
 
@@ -61,16 +72,6 @@ _newest_ended = (
 )
 ENDED_SESSIONS = Sessions(_newest_ended)
 ENDED_OF = Sessions(_newest_ended.where(sessions.c.user_name == bindparam("user")))
-SERVERS_OF = select(sessions.c.user_name, sessions.c.server_name, sessions.c.state).where(
-    is_serving,
-    sessions.c.user_name.in_(bindparam("users", expanding=True)),
-    # Follows from the first; it keeps SQLite from reading all that the users ever ran.
-    sessions.c.ended_at_s.is_(None),
-)
-WAITING_REQUESTS = select(sessions.c.user_name, sessions.c.resource_group, sessions.c.groups).where(
-    is_live, in_states(lifecycle.WAITING)
-)
-WAITING_REQUESTS_OF = WAITING_REQUESTS.where(sessions.c.user_name.in_(bindparam("users", expanding=True)))
 LENGTHS = (
     _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
     .where(sessions.c.started_at_s.is_not(None))
@@ -84,6 +85,8 @@ HELD_DEVICES = (
 VERSION = select(meta.c.version)
 NEXT_VERSION = update(meta).values(version=meta.c.version + 1).returning(meta.c.version)
 NODES = select(nodes)
+QUOTAS = select(quotas)
+USED = select(usage)
 OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
 SUBMIT = insert(sessions).returning(sessions.c.id)
 SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
@@ -92,3 +95,13 @@ SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
 def read_nodes(connection: Connection) -> tuple[Node, ...]:
     """Return the nodes by id, with the devices that are offered."""
     return nodes_of(connection.execute(NODES), connection.execute(OFFERED_DEVICES))
+
+
+def read_quotas(connection: Connection) -> tuple[Quota, ...]:
+    """Return the quotas by whom and what they are for."""
+    return quotas_of(connection.execute(QUOTAS))
+
+
+def read_used(connection: Connection) -> Used:
+    """Return what ended sessions have used."""
+    return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}

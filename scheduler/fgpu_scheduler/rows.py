@@ -13,6 +13,8 @@ from fgpu_scheduler.core.model import (
     Node,
     NodeState,
     Placement,
+    Quota,
+    QuotaScope,
     Request,
     Session,
     SessionState,
@@ -22,6 +24,9 @@ from fgpu_scheduler.core.model import (
 )
 
 NO_GROUPS = "[]"
+
+Used = Mapping[tuple[str, str], tuple[float, int]]
+"""Of each user and resource group what ended sessions have used, in fGPU x 1000 x seconds, decayed to an instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,21 @@ def share_values(session: Session) -> list[dict[str, Any]]:
         }
         for position, share in enumerate(found)
     ]
+
+
+def quotas_of(quota_rows: Iterable[Sequence[Any]]) -> tuple[Quota, ...]:
+    """Return the quotas of rows in the table's column order, by whom and what they are for."""
+    found = (
+        Quota(QuotaScope(scope), name, resource_group or None, *limits)
+        for scope, name, resource_group, *limits in quota_rows
+    )
+    # Sorted here: each PostgreSQL database has its own idea of the order of texts.
+    return tuple(sorted(found, key=quota_key))
+
+
+def quota_key(quota: Quota) -> tuple[str, str, str]:
+    """Return what only one quota is for: whom, and which resource group; "" is all of them."""
+    return quota.scope.value, quota.name, quota.resource_group or ""
 
 
 def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]) -> tuple[Node, ...]:

@@ -7,10 +7,11 @@ for each change it makes; one that turns out to change nothing is rolled back, v
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from fgpu_scheduler import accounts
 from fgpu_scheduler.core import lifecycle, reclaim
@@ -28,7 +29,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
-from fgpu_scheduler.core.usage import HALF_LIFE_S
+from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.database import Database
 from fgpu_scheduler.errors import BadSettings, InvalidTransition, SessionExists, StaleVersion, TooManyPending
 from fgpu_scheduler.inventory import become
@@ -37,18 +38,15 @@ from fgpu_scheduler.queries import (
     ENDED_SESSIONS,
     HELD_SESSIONS,
     LENGTHS,
-    LIVE_SESSIONS,
     ONE_SESSION,
-    SERVERS_OF,
     SERVING_SESSION,
     SUBMIT,
     VERSION,
-    read_nodes,
 )
 from fgpu_scheduler.rows import Event, event_of, life_values, request_values, share_values
 from fgpu_scheduler.schema import events, shares
 from fgpu_scheduler.schema import nodes as node_rows
-from fgpu_scheduler.writing import Write, writing
+from fgpu_scheduler.writing import Kept, Write, writing
 
 __all__ = ["Event", "Store"]
 
@@ -58,7 +56,7 @@ S = SessionState
 class Store:
     """The store of one installation. Thread-safe; other processes may use the same database."""
 
-    def __init__(self, url: str, *, half_life_s: accounts.HalfLife = lambda _: HALF_LIFE_S) -> None:
+    def __init__(self, url: str, *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
         ``half_life_s`` tells of a resource group how fast what was used there is forgotten.
@@ -68,6 +66,7 @@ class Store:
         """
         self._database = Database(url)
         self._half_life_s = half_life_s
+        self._kept = Kept()
         self._installation_id = ""
 
     def open(self) -> None:
@@ -97,11 +96,15 @@ class Store:
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._database.close()
+        self._kept = Kept()
 
     @property
     def installation_id(self) -> str:
         """Twelve random hex digits, made with the database: they mark what this installation launches."""
         return self._installation_id
+
+    def _writing(self, *, now_s: int) -> AbstractContextManager[Write]:
+        return writing(self._database, self._kept, now_s=now_s)
 
     # --- Nodes ---
 
@@ -115,7 +118,7 @@ class Store:
         Raises:
             BadSettings: a node or a device is configured twice.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             become(nodes, write)
 
     def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None:
@@ -124,7 +127,7 @@ class Store:
         Raises:
             BadSettings: there is no such node.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             at = node_rows.c.id == node_id
             old = write.connection.execute(select(node_rows.c.state).where(at)).scalar_one_or_none()
             if old is None:
@@ -136,8 +139,8 @@ class Store:
     def snapshot(self, now_s: int) -> Snapshot:
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
         with self._database.reading() as connection:
-            found = _read(connection, now_s=now_s)
-            return replace(found, usage=accounts.read_usage(connection, self._half_life_s, now_s=now_s))
+            seen = self._kept.at(connection, connection.execute(VERSION).scalar_one())
+            return seen.snapshot(now_s, self._half_life_s)
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         """Make these the quotas, all together.
@@ -145,7 +148,7 @@ class Store:
         Raises:
             BadSettings: one is there twice, has no limit or an impossible one, or is for nobody. None is changed.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             accounts.become(quotas, write)
 
     # --- The queue ---
@@ -164,25 +167,23 @@ class Store:
             SessionExists: a request's server has a session that is not ending.
             TooManyPending: a user would have more than ``max_pending_per_user`` waiting, or it is over a quota.
         """
-        with writing(self._database, now_s=now_s) as write:
-            users = sorted({request.user for request in requests})
-            found = write.connection.execute(SERVERS_OF, {"users": users}).all()
-            servers = {(user, server_name) for user, server_name, _ in found}
+        with self._writing(now_s=now_s) as write:
+            live = write.world.sessions.values()
+            servers = {_server(session.request) for session in live if session.state in lifecycle.SERVING}
             for request in requests:
-                server = request.user, request.server_name
-                if server in servers:
+                if _server(request) in servers:
                     raise SessionExists(f"the server {request.server_name!r} of {request.user} has a session")
-                servers.add(server)
+                servers.add(_server(request))
+            waiting = [session.request for session in live if session.state is S.PENDING]
             if max_pending_per_user is not None:
-                for user in users:
-                    waiting = sum(1 for u, _, state in found if u == user and state == S.PENDING)
-                    more = sum(1 for request in requests if request.user == user)
-                    if waiting + more > max_pending_per_user:
+                for user in sorted({request.user for request in requests}):
+                    already, more = (sum(1 for r in found if r.user == user) for found in (waiting, requests))
+                    if already + more > max_pending_per_user:
                         raise TooManyPending(
                             f"{user} may have {max_pending_per_user} requests waiting: "
-                            f"{waiting} wait already, and this would add {more}"
+                            f"{already} wait already, and this would add {more}"
                         )
-            accounts.refuse_over_pending(requests, write.connection)
+            accounts.refuse_over_pending(write.world.quotas, waiting, requests)
             return tuple(
                 _submitted(write, Session(0, request, S.PENDING, now_s, held)) for request in requests
             )
@@ -193,9 +194,9 @@ class Store:
         Raises:
             StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             _check_version(write, plan.version)
-            changes = committed(plan, _read(write.connection, now_s=now_s), now_s=now_s)
+            changes = committed(plan, write.world.snapshot(now_s, self._half_life_s), now_s=now_s)
             placed = [new for _, new in changes if new.state is S.SCHEDULED]
             write.save([new for _, new in changes])
             rows = [row for session in placed for row in share_values(session)]
@@ -235,7 +236,7 @@ class Store:
             InvalidTransition: the life cycle has no such change, the session is elsewhere than expected,
                 or ``to`` is SCHEDULED, which only `commit` gives.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             old = _expected(write.one(session_id), expect, attempt)
             if to is S.SCHEDULED:
                 raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
@@ -257,7 +258,7 @@ class Store:
             StaleVersion: the store has changed since, or a session is ended that was not warned of it, or not yet of
                 that instant. Nothing is written.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             _check_version(write, version)
             changed: list[Session] = []
             for decision in decisions:
@@ -280,7 +281,7 @@ class Store:
             UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             old = _expected(write.one(session_id), (S.RUNNING,), None)
             new = reclaim.kept(old, until_s)
             if new != old:
@@ -297,7 +298,7 @@ class Store:
             UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             old = _expected(write.one(session_id), (S.RUNNING,), None)
             if old.idle_since_s == since_s:
                 return old
@@ -314,7 +315,7 @@ class Store:
             UnknownSession: no session has this id.
             InvalidTransition: it is neither PREPARING nor PULLING.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             old = _expected(write.one(session_id), lifecycle.LAUNCHING, None)
             new = replace(old, state=S.PREPARING, attempt=old.attempt + 1, launched=None)
             write.save([new])
@@ -328,7 +329,7 @@ class Store:
             UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             old = _expected(write.one(session_id), (S.RUNNING,), None)
             if old.message == message:
                 return old
@@ -344,7 +345,7 @@ class Store:
             UnknownSession: no session has this id.
             InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
         """
-        with writing(self._database, now_s=0) as write:
+        with self._writing(now_s=0) as write:
             old = _expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
             write.save([replace(old, launched=launched)])
 
@@ -353,10 +354,10 @@ class Store:
 
         Return how many are held then, with those that were before.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             found = [
                 session
-                for session in LIVE_SESSIONS.read(write.connection)
+                for session in write.world.sessions.values()
                 if session.state in (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
             ]
             _hold(write, [session for session in found if not session.held], True)
@@ -368,7 +369,7 @@ class Store:
         Raises:
             UnknownSession: no session has this id.
         """
-        with writing(self._database, now_s=now_s) as write:
+        with self._writing(now_s=now_s) as write:
             session = write.one(session_id)
             return session if session.held is held else _hold(write, [session], held)[0]
 
@@ -423,25 +424,19 @@ class Store:
             return connection.execute(select(func.max(events.c.id))).scalar_one() or 0
 
 
-def _read(connection: Connection, *, now_s: int) -> Snapshot:
-    version = connection.execute(VERSION).scalar_one()
-    return Snapshot(
-        now_s,
-        version,
-        read_nodes(connection),
-        LIVE_SESSIONS.read(connection),
-        quotas=accounts.read_quotas(connection),
-    )
+def _server(request: Request) -> tuple[str, str]:
+    return request.user, request.server_name
 
 
 def _submitted(write: Write, new: Session) -> Session:
     row = {**request_values(new.request), **life_values(new)}
     new = replace(new, id=write.connection.execute(SUBMIT, row).scalar_one())
+    write.changed[new.id] = new
     write.event("submitted", new, reason=None if new.replaces is None else f"replaces {new.replaces}")
     return new
 
 
-def _move(write: Write, old: Session, new: Session, half_life_s: accounts.HalfLife) -> Session:
+def _move(write: Write, old: Session, new: Session, half_life_s: HalfLife) -> Session:
     """Write what `lifecycle.moved` made, with what follows from it for shares and usage."""
     if new.placement is None and old.placement is not None:
         write.connection.execute(delete(shares).where(shares.c.session_id == new.id))

@@ -14,29 +14,62 @@ from fgpu_scheduler.errors import UnknownSession
 from fgpu_scheduler.queries import NEXT_VERSION, ONE_SESSION, SAVE_SESSION
 from fgpu_scheduler.rows import life_values
 from fgpu_scheduler.schema import events
+from fgpu_scheduler.seen import Seen
+
+
+class Kept:
+    """The newest version that this process has seen."""
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None
+
+    def put(self, seen: Seen) -> None:
+        """Keep this unless a newer one is kept; of two threads either may come last."""
+        if self.seen is None or self.seen.version < seen.version:
+            self.seen = seen
+
+    def at(self, connection: Connection, version: int) -> Seen:
+        """Return what is there at a version, which the transaction sees."""
+        seen = self.seen
+        if seen is None or seen.version != version:
+            seen = Seen.read(connection, version)
+            self.put(seen)
+        return seen
 
 
 @contextmanager
-def writing(database: Database, *, now_s: int) -> Iterator[Write]:
+def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[Write]:
     """Run a write transaction; one that changed nothing is rolled back, its version too."""
     with database.writing() as connection:
-        write = Write(connection, now_s)
+        write = Write(connection, kept, now_s)
         yield write
         if write.log:
             connection.execute(insert(events), write.log)
-        if not (write.log or write.saved):
+        if not (write.log or write.changed):
             connection.rollback()
+            return
+        then = write.then()
+    if then is not None:
+        kept.put(then)
 
 
 class Write:
-    """A write transaction: what is to be logged, and the version that the store had before."""
+    """A write transaction: what the store held before, what has changed since, and what is to be logged."""
 
-    def __init__(self, connection: Connection, now_s: int) -> None:
+    def __init__(self, connection: Connection, kept: Kept, now_s: int) -> None:
         self.connection = connection
         self.now_s = now_s
         self.version_before = connection.execute(NEXT_VERSION).scalar_one() - 1
+        # Before anything else is written.
+        self.world = kept.at(connection, self.version_before)
         self.log: list[dict[str, Any]] = []
-        self.saved = False
+        self.changed: dict[int, Session] = {}
+        self.used: dict[tuple[str, str], tuple[float, int]] = {}
+        self._only_sessions = True
+
+    def then(self) -> Seen | None:
+        """Return what the store holds once this is committed, or None where it has to be read."""
+        return self.world.then(self.changed, self.used) if self._only_sessions else None
 
     def one(self, session_id: int) -> Session:
         """Return the session with this id.
@@ -44,6 +77,9 @@ class Write:
         Raises:
             UnknownSession: there is none.
         """
+        live = self.world.sessions.get(session_id)
+        if live is not None:
+            return live
         found = ONE_SESSION.read(self.connection, session_id=session_id)
         if not found:
             raise UnknownSession(f"there is no session {session_id}")
@@ -58,6 +94,9 @@ class Write:
         reason: str | None = None,
     ) -> None:
         """Log a change; with ``was`` it is one of the session's state, to the one it has now."""
+        if session is None:
+            # Nodes, or quotas.
+            self._only_sessions = False
         self.log.append(
             {
                 "at_s": self.now_s,
@@ -75,4 +114,4 @@ class Write:
         rows = [{"session_id": session.id, **life_values(session)} for session in changed]
         if rows:
             self.connection.execute(SAVE_SESSION, rows)
-            self.saved = True
+        self.changed.update((session.id, session) for session in changed)

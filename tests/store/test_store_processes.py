@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import event, text
 from store_worlds import (
@@ -20,6 +21,7 @@ from store_worlds import (
 )
 
 import fgpu_scheduler
+from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.errors import SessionExists
 from fgpu_scheduler.store import Store
 
@@ -127,16 +129,34 @@ def test_what_one_process_commits_another_reads(url: str) -> None:
             service.close()
 
 
-def test_a_snapshot_takes_no_query_per_session(store: Store) -> None:
-    store.set_nodes([node(devices=8)], now_s=0)
-    store.submit([ask(f"user{number}") for number in range(30)], now_s=0)
-    assert len(schedule(store)) == 16
+def test_a_snapshot_takes_no_query_per_session_and_one_of_what_is_known(url: str) -> None:
+    with opened(url) as hub, opened(url) as service:
+        hub.set_nodes([node(devices=8)], now_s=0)
+        hub.submit([ask(f"user{number}") for number in range(30)], now_s=0)
+        assert len(schedule(hub)) == 16
+        tables = ["meta", "nodes", "devices", "sessions", "shares", "usage", "quotas"]
+        assert read_by(service) == tables
+        assert read_by(service) == read_by(hub) == ["meta"]
+        hub.set_held(1, True, now_s=2)
+        assert read_by(hub) == ["meta"]
+        assert read_by(service) == tables
+        service.set_quotas([Quota(QuotaScope.ALL, "*", max_sessions=50)], now_s=3)
+        assert read_by(hub) == tables
+        assert service.snapshot(1) == hub.snapshot(1)
+
+
+def read_by(store: Store) -> list[str]:
+    """Return which tables are read for a snapshot."""
     reader = store._database._reader
     assert reader is not None
     statements: list[str] = []
-    event.listen(reader, "before_cursor_execute", lambda *given: statements.append(given[2]))
+
+    def seen(*given: Any) -> None:
+        statements.append(given[2])
+
+    event.listen(reader, "before_cursor_execute", seen)
     assert len(store.snapshot(1).sessions) == 30
+    event.remove(reader, "before_cursor_execute", seen)
     selects = [statement for statement in statements if statement.startswith("SELECT")]
     read = [" ".join(select.split()).partition("FROM ")[2].split()[0] for select in selects]
-    tables = ["meta", "nodes", "devices", "sessions", "shares", "quotas", "usage"]
-    assert read == [f"fgpu_{table}" for table in tables]
+    return [table.removeprefix("fgpu_") for table in read]

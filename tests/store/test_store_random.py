@@ -22,9 +22,12 @@ from store_worlds import (
 )
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL, SERVING
-from fgpu_scheduler.core.model import EndCause, Placement, Session, Share
+from fgpu_scheduler.core.model import EndCause, Placement, Quota, QuotaScope, Session, Share
 from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
+from fgpu_scheduler.core.reclaim import End, Reclaim, Spare, Warn
+from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, UnknownSession
+from fgpu_scheduler.seen import Seen
 from fgpu_scheduler.store import Store
 
 STEPS = st.lists(
@@ -36,6 +39,12 @@ STEPS = st.lists(
         st.tuples(st.just("move"), st.integers(1, 12), st.sampled_from(list(S))),
         st.tuples(st.just("attempt"), st.integers(1, 12), st.just(0)),
         st.tuples(st.just("hold"), st.integers(1, 12), st.booleans()),
+        st.tuples(st.just("warn"), st.integers(1, 12), st.sampled_from((EndCause.IDLE, EndCause.PREEMPTED))),
+        st.tuples(st.just("spare"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("reclaim"), st.integers(1, 12), st.booleans()),
+        st.tuples(st.just("keep"), st.integers(1, 12), st.integers(0, 99)),
+        st.tuples(st.just("idle"), st.integers(1, 12), st.sampled_from((None, 3, 5))),
+        st.tuples(st.just("quota"), st.integers(0, 2), st.just(0)),
         st.tuples(st.just("nodes"), st.integers(0, 3), st.just(0)),
     ),
     max_size=40,
@@ -97,6 +106,45 @@ class World:
         with raising(None if session_id in self.model else UnknownSession):
             self.put(self.store.set_held(session_id, held, now_s=self.now_s))
 
+    def warn(self, session_id: int, cause: EndCause) -> None:
+        self.reclaimed(session_id, Warn(session_id, cause, self.now_s + 1))
+
+    def spare(self, session_id: int, _: int) -> None:
+        self.reclaimed(session_id, Spare(session_id))
+
+    def reclaim(self, session_id: int, requeue: bool) -> None:
+        session = self.model.get(session_id)
+        cause = session.ends_cause if session else None
+        self.reclaimed(session_id, End(session_id, cause or EndCause.IDLE, "why", requeue))
+
+    def reclaimed(self, session_id: int, decision: Reclaim) -> None:
+        """Commit what nobody decided: it is refused of what does not run, and an end without its warning."""
+        session = self.model.get(session_id)
+        runs = session is not None and session.state is S.RUNNING
+        if runs and isinstance(decision, End):
+            runs = session is not None and session.ends_at_s is not None and session.ends_at_s <= self.now_s
+        with raising(UnknownSession if session is None else None if runs else StaleVersion):
+            self.put(*self.store.reclaim([decision], self.store.version(), now_s=self.now_s))
+
+    def keep(self, session_id: int, more_s: int) -> None:
+        with raising(self.unless_it_runs(session_id)):
+            self.put(self.store.keep(session_id, self.now_s + more_s, now_s=self.now_s))
+
+    def idle(self, session_id: int, since_s: int | None) -> None:
+        with raising(self.unless_it_runs(session_id)):
+            self.put(self.store.note_idle(session_id, since_s, now_s=self.now_s))
+
+    def unless_it_runs(self, session_id: int) -> type[Exception] | None:
+        session = self.model.get(session_id)
+        return (
+            UnknownSession if session is None else None if session.state is S.RUNNING else InvalidTransition
+        )
+
+    def quota(self, sessions: int, _: int) -> None:
+        self.store.set_quotas([Quota(QuotaScope.USER, "*", max_sessions=sessions)], now_s=self.now_s)
+        # What waits may be planned over it, and is then refused: the planner's part is tested elsewhere.
+        self.store.set_quotas([], now_s=self.now_s)
+
     def nodes(self, devices: int, _: int) -> None:
         self.store.set_nodes([node(devices=devices)], now_s=self.now_s)
 
@@ -111,6 +159,13 @@ class World:
         newest = sorted(ended, key=lambda s: (s.ended_at_s, s.id), reverse=True)
         assert self.store.ended(user=None, limit=1000) == tuple(newest)
         assert_nothing_is_oversold(self.store)
+        with self.store._database.reading() as connection:
+            # What is kept in memory is what another process would read.
+            assert Seen.read(connection, snapshot.version).snapshot(self.now_s, half_life_s) == snapshot
+
+
+def half_life_s(_: str) -> int:
+    return HALF_LIFE_S
 
 
 @contextmanager
@@ -132,7 +187,7 @@ def live_through(kind: str, folder: Path, steps: list[tuple[str, int, object]]) 
             getattr(world, name)(first, second)
             after = store.version(), store.last_event_id()
             # A change has a version and an event, and what has neither is no change.
-            assert (after[0] > before[0]) == (after[1] > before[1])
+            assert (after[0] > before[0]) == (after[1] > before[1]) or name == "idle"
             world.check()
         assert_the_log_tells_every_state(store)
 

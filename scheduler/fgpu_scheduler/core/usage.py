@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fgpu_scheduler.core.model import Session, Snapshot
 
 HALF_LIFE_S = 7 * 24 * 3600
 """After so many seconds what was used counts half, unless the policy says otherwise."""
+
+
+HalfLife = Callable[[str], int]
+"""The half-life of usage in a resource group, in seconds."""
 
 
 def fgpu_seconds(session: Session, now_s: int) -> int:

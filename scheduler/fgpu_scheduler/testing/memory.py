@@ -23,7 +23,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
-from fgpu_scheduler.core.usage import HALF_LIFE_S, decayed, fgpu_seconds
+from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import (
     BadSettings,
     InvalidTransition,
@@ -99,9 +99,7 @@ class SessionStore(Protocol):
 class MemoryStore:
     """A `SessionStore` that forgets everything when the process ends. For tests and the simulator."""
 
-    def __init__(
-        self, nodes: Iterable[Node] = (), *, half_life_s: accounts.HalfLife = lambda _: HALF_LIFE_S
-    ) -> None:
+    def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         self._world = Snapshot(0, 1, tuple(sorted(nodes, key=lambda n: n.id)))
         self._half_life_s = half_life_s
         self._used: dict[tuple[str, str], tuple[float, int]] = {}
@@ -182,7 +180,7 @@ class MemoryStore:
         if max_pending_per_user is not None:
             self._check_pending(requests, max_pending_per_user)
         waiting = [s.request for s in self._world.sessions if s.state is S.PENDING]
-        accounts.raise_over_pending(self._world.quotas, waiting, requests)
+        accounts.refuse_over_pending(self._world.quotas, waiting, requests)
         new = tuple(self._new(Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
         self._write(new)
         return new
