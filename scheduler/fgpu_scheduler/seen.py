@@ -36,20 +36,17 @@ class Seen:
             version, nodes, {s.id: s for s in sessions}, read_used(connection), read_quotas(connection)
         )
 
-    def snapshot(self, now_s: int, half_life_s: HalfLife) -> Snapshot:
-        """Return it as the scheduler's value, what was used decayed to this instant."""
-        usage = (
+    def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
+        """Return it as the scheduler's value, with what was used as it has decayed by now."""
+        return Snapshot(now_s, self.version, self.nodes, tuple(self.sessions.values()), usage, self.quotas)
+
+    def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
+        """Return what is left by now of what was used, by user and resource group."""
+        found = (
             Usage(user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))))
             for (user, group), (amount, at_s) in sorted(self.used.items())
         )
-        return Snapshot(
-            now_s,
-            self.version,
-            self.nodes,
-            tuple(self.sessions.values()),
-            tuple(one for one in usage if one.fgpu_milli_s),
-            self.quotas,
-        )
+        return tuple(one for one in found if one.fgpu_milli_s)
 
     def then(self, changed: Mapping[int, Session], used: Used) -> Seen:
         """Return what is there one version later, when these sessions and this usage were written."""
@@ -57,4 +54,10 @@ class Seen:
         for session in changed.values():
             if session.state in ENDED:
                 del sessions[session.id]
-        return replace(self, version=self.version + 1, sessions=sessions, used={**self.used, **used})
+        # What stays the same is the same object: it need not be counted again.
+        return replace(
+            self,
+            version=self.version + 1,
+            sessions=sessions,
+            used={**self.used, **used} if used else self.used,
+        )

@@ -140,7 +140,7 @@ class Store:
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
         with self._database.reading() as connection:
             seen = self._kept.at(connection, connection.execute(VERSION).scalar_one())
-            return seen.snapshot(now_s, self._half_life_s)
+            return seen.snapshot(now_s, self._kept.usage(seen, now_s, self._half_life_s))
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         """Make these the quotas, all together.
@@ -196,7 +196,7 @@ class Store:
         """
         with self._writing(now_s=now_s) as write:
             _check_version(write, plan.version)
-            changes = committed(plan, write.world.snapshot(now_s, self._half_life_s), now_s=now_s)
+            changes = committed(plan, write.world.snapshot(now_s), now_s=now_s)
             placed = [new for _, new in changes if new.state is S.SCHEDULED]
             write.save([new for _, new in changes])
             rows = [row for session in placed for row in share_values(session)]

@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
-from fgpu_scheduler.core.model import Session, SessionState
+from fgpu_scheduler.core.model import Session, SessionState, Usage
+from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.database import Database
 from fgpu_scheduler.errors import UnknownSession
 from fgpu_scheduler.queries import NEXT_VERSION, ONE_SESSION, SAVE_SESSION
-from fgpu_scheduler.rows import life_values
+from fgpu_scheduler.rows import Used, life_values
 from fgpu_scheduler.schema import events
 from fgpu_scheduler.seen import Seen
 
@@ -22,6 +23,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.seen: Seen | None = None
+        self._usage: tuple[Used, int, tuple[Usage, ...]] = ({}, 0, ())
 
     def put(self, seen: Seen) -> None:
         """Keep this unless a newer one is kept; of two threads either may come last."""
@@ -35,6 +37,14 @@ class Kept:
             seen = Seen.read(connection, version)
             self.put(seen)
         return seen
+
+    def usage(self, seen: Seen, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
+        """Return what was used as it has decayed by now; within one second it is counted once."""
+        used, at_s, usage = self._usage
+        if used is not seen.used or at_s != now_s:
+            usage = seen.usage(now_s, half_life_s)
+            self._usage = seen.used, now_s, usage
+        return usage
 
 
 @contextmanager

@@ -161,7 +161,8 @@ class World:
         assert_nothing_is_oversold(self.store)
         with self.store._database.reading() as connection:
             # What is kept in memory is what another process would read.
-            assert Seen.read(connection, snapshot.version).snapshot(self.now_s, half_life_s) == snapshot
+            read = Seen.read(connection, snapshot.version)
+        assert read.snapshot(self.now_s, read.usage(self.now_s, half_life_s)) == snapshot
 
 
 def half_life_s(_: str) -> int:
