@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import delete, insert
-from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session
 from fgpu_scheduler.core.quota import ANY, over_pending, shown
 from fgpu_scheduler.core.units import LARGEST_MILLI, format_milli
 from fgpu_scheduler.core.usage import HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import BadSettings, TooManyPending
+from fgpu_scheduler.queries import SPEND
 from fgpu_scheduler.rows import quota_key
-from fgpu_scheduler.schema import quotas, usage
+from fgpu_scheduler.schema import quotas
 from fgpu_scheduler.writing import Write
 
 LARGEST = {
@@ -109,11 +109,5 @@ def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:
     before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
     amount += decayed(before, age_s=write.now_s - at_s, half_life_s=half_life_s(group))
     write.used[user, group] = amount, write.now_s
-    make = postgresql.insert if write.connection.dialect.name == "postgresql" else sqlite.insert
-    new = make(usage).values(user_name=user, resource_group=group, fgpu_milli_s=amount, at_s=write.now_s)
-    write.connection.execute(
-        new.on_conflict_do_update(
-            index_elements=[usage.c.user_name, usage.c.resource_group],
-            set_={"fgpu_milli_s": new.excluded.fgpu_milli_s, "at_s": new.excluded.at_s},
-        )
-    )
+    row = {"user_name": user, "resource_group": group, "fgpu_milli_s": amount, "at_s": write.now_s}
+    write.connection.execute(SPEND[write.connection.dialect.name], row)

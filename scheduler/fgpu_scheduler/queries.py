@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import Node, Quota, Session, SessionState
 from fgpu_scheduler.rows import Used, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.schema import (
     devices,
+    events,
     in_states,
     is_live,
     is_serving,
@@ -89,6 +91,19 @@ QUOTAS = select(quotas)
 USED = select(usage)
 OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
 SUBMIT = insert(sessions).returning(sessions.c.id)
+LOG = insert(events)
+HOLD = insert(shares)
+RELEASE = delete(shares).where(shares.c.session_id == bindparam("session_id"))
+
+
+def _spend(new: postgresql.Insert | sqlite.Insert) -> Any:
+    return new.on_conflict_do_update(
+        index_elements=[usage.c.user_name, usage.c.resource_group],
+        set_={"fgpu_milli_s": new.excluded.fgpu_milli_s, "at_s": new.excluded.at_s},
+    )
+
+
+SPEND = {"sqlite": _spend(sqlite.insert(usage)), "postgresql": _spend(postgresql.insert(usage))}
 SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
 
 

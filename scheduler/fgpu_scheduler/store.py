@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import func, select, update
 
 from fgpu_scheduler import accounts
 from fgpu_scheduler.core import lifecycle, reclaim
@@ -37,14 +37,16 @@ from fgpu_scheduler.queries import (
     ENDED_OF,
     ENDED_SESSIONS,
     HELD_SESSIONS,
+    HOLD,
     LENGTHS,
     ONE_SESSION,
+    RELEASE,
     SERVING_SESSION,
     SUBMIT,
     VERSION,
 )
 from fgpu_scheduler.rows import Event, event_of, life_values, request_values, share_values
-from fgpu_scheduler.schema import events, shares
+from fgpu_scheduler.schema import events
 from fgpu_scheduler.schema import nodes as node_rows
 from fgpu_scheduler.writing import Kept, Write, writing
 
@@ -201,7 +203,7 @@ class Store:
             write.save([new for _, new in changes])
             rows = [row for session in placed for row in share_values(session)]
             if rows:
-                write.connection.execute(insert(shares), rows)
+                write.connection.execute(HOLD, rows)
             for old, new in changes:
                 if new.state is S.SCHEDULED:
                     write.event("moved", new, was=old.state)
@@ -439,7 +441,7 @@ def _submitted(write: Write, new: Session) -> Session:
 def _move(write: Write, old: Session, new: Session, half_life_s: HalfLife) -> Session:
     """Write what `lifecycle.moved` made, with what follows from it for shares and usage."""
     if new.placement is None and old.placement is not None:
-        write.connection.execute(delete(shares).where(shares.c.session_id == new.id))
+        write.connection.execute(RELEASE, {"session_id": new.id})
     if new.state in lifecycle.ENDED:
         accounts.spend(new, write, half_life_s)
     write.save([new])

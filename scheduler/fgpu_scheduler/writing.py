@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.database import Database
 from fgpu_scheduler.errors import UnknownSession
-from fgpu_scheduler.queries import NEXT_VERSION, ONE_SESSION, SAVE_SESSION
+from fgpu_scheduler.queries import LOG, NEXT_VERSION, ONE_SESSION, SAVE_SESSION
 from fgpu_scheduler.rows import Used, life_values
-from fgpu_scheduler.schema import events
 from fgpu_scheduler.seen import Seen
 
 
@@ -54,7 +53,7 @@ def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[Write]:
         write = Write(connection, kept, now_s)
         yield write
         if write.log:
-            connection.execute(insert(events), write.log)
+            connection.execute(LOG, write.log)
         if not (write.log or write.changed):
             connection.rollback()
             return
