@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import requests, worlds
 
-from fgpu_scheduler.core.model import Request
-from fgpu_scheduler.core.placement import Score, after, free, place, placements
-from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core import placer
+from fgpu_scheduler.core.model import NodeState, Request
+from fgpu_scheduler.core.placement import Score, after, free, place, placements, untouched
 from fgpu_scheduler.core.scores import Workload, best_fit, fgd, first_fit, spread, worth
 from fgpu_scheduler.testing import World
 
@@ -27,34 +31,83 @@ def made(name: str, typical: list[Request], lab: World) -> Score:
 @exact
 @given(worlds(), st.lists(requests(), min_size=1, max_size=20), st.sampled_from(NAMES))
 def test_no_score_ever_proposes_what_does_not_fit(lab: World, asked: list[Request], name: str) -> None:
-    placer = Placer(free(lab), score=made(name, asked, lab))
+    own = placer.Placer(free(lab), score=made(name, asked, lab))
     left = {node.node.id: node for node in free(lab)}
     for request in asked:
-        where = placer.place(request)
+        where = own.place(request)
         if where is None:
             assert not any(True for node in left.values() for _ in placements(node, request))
         else:
             leaves = after(left[where.node_id], request, where)
             assert leaves is not None
             left[where.node_id] = leaves
-    assert placer.left == tuple(left.values())
+    assert own.left == tuple(left.values())
+
+
+def repeated(lab: World, times: int) -> World:
+    """Return a world with each node several times; what is held is held on the first."""
+    nodes = [
+        replace(
+            n,
+            id=f"{n.id}.{copy}",
+            devices=tuple(replace(d, uuid=f"{d.uuid}.{copy}", node_id=f"{n.id}.{copy}") for d in n.devices),
+        )
+        for n in lab.nodes
+        for copy in range(times)
+    ]
+    return replace(lab, nodes=tuple(sorted((*lab.nodes, *nodes), key=lambda n: n.id)))
 
 
 @exact
-@given(worlds(), st.lists(requests(), min_size=1, max_size=20), st.sampled_from(NAMES))
+@given(
+    worlds(),
+    st.integers(0, 5),
+    st.lists(requests(), min_size=1, max_size=20),
+    st.sampled_from(NAMES),
+    st.sampled_from(((0, 1), (0, 1), (2, 1), (12, 128))),
+    st.randoms(use_true_random=False),
+)
 def test_a_placer_decides_as_one_placement_after_the_other(
-    lab: World, asked: list[Request], name: str
+    lab: World, times: int, asked: list[Request], name: str, bounds: tuple[int, int], rng: Random
 ) -> None:
+    """Also where it looks at many nodes at once, which in so small worlds it would not."""
+    lab = repeated(lab, times)
     score = made(name, asked, lab)
     left = free(lab)
-    placer = Placer(left, score=score)
-    for at, request in enumerate(asked):
-        found = place(request, left, score=score)
-        assert placer.place(request) == (found[0] if found else None)
-        if found:
-            left = found[1]
-        if at % 5 == 4:
-            # As when everything on one node was released, or somebody else took it.
-            left = (free(lab)[0], *left[1:]) if left else left
-            for node in left[:1]:
-                placer.update(node)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placer, "FEW", bounds[0])
+        patch.setattr(placer, "RANKED", bounds[1])
+        own = placer.Placer(left, score=score)
+        for request in asked * 2:
+            found = place(request, left, score=score)
+            assert own.fits(request) == (found is not None)
+            assert own.place(request) == (found[0] if found else None)
+            if found:
+                left = found[1]
+            if left and rng.random() < 0.3:
+                # As when everything on one node was released, or somebody else took it, or it was cordoned.
+                at = rng.randrange(len(left))
+                node = rng.choice(
+                    (
+                        free(lab)[at],
+                        untouched(left[at].node),
+                        replace(left[at], node=replace(left[at].node, state=NodeState.CORDONED)),
+                        replace(left[at], node=replace(left[at].node, state=NodeState.READY)),
+                    )
+                )
+                left = (*left[:at], node, *left[at + 1 :])
+                own.update(node)
+        assert own.left == left
+
+
+def test_the_worlds_above_are_looked_at_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    real = placer.Columns.takes
+
+    def counted(self: placer.Columns, *of: object) -> object:
+        looks.append(1)
+        return real(self, *of)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(placer.Columns, "takes", counted)
+    test_a_placer_decides_as_one_placement_after_the_other()
+    assert len(looks) > 500

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from placing import goes_to
 
 from fgpu_scheduler.core.model import Device, Placement, Request, Share, ShareMode
-from fgpu_scheduler.core.placement import after, best_fit, could_ever_fit, free, place, placements, returned
+from fgpu_scheduler.core.placement import after, could_ever_fit, free, placements, returned
 from fgpu_scheduler.core.shares import shape, shares_of
-from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing import world
 from fgpu_scheduler.testing.world import request
 
 T4 = Device("GPU-0", "n1", 0, "T4", 16160, 2000)
@@ -24,12 +25,6 @@ def asks(gpu_memory_mib: int | None, compute_percent: int | None = None, **other
 def on_one(asked: Request, device: Device = T4) -> Share | None:
     shares = shares_of(asked, (device,))
     return shares[0] if shares else None
-
-
-def goes_to(lab: World, asked: Request) -> list[str] | None:
-    """Return the devices that a new request gets now, or None."""
-    found = place(asked, free(lab), score=best_fit)
-    return None if found is None else [share.device_uuid for share in found[0].shares]
 
 
 @pytest.mark.parametrize(

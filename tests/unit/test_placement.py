@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import placing
 import pytest
 
 from fgpu_scheduler.core.model import MAX_SHARES, Placement, SessionState, Share
 from fgpu_scheduler.core.placement import (
     after,
-    best_fit,
     could_ever_fit,
     free,
-    place,
     placements,
     returned,
     untouched,
@@ -25,8 +24,7 @@ from fgpu_scheduler.testing.world import request
 
 def goes_to(lab: World, fgpu: str, **asked: int | str) -> list[str] | None:
     """Return the devices that a new request gets now, or None."""
-    found = place(request("new", fgpu, **asked), free(lab), score=best_fit)  # type: ignore[arg-type]
-    return None if found is None else [share.device_uuid for share in found[0].shares]
+    return placing.goes_to(lab, request("new", fgpu, **asked))  # type: ignore[arg-type]
 
 
 def test_a_share_gets_memory_and_compute_in_its_proportion() -> None:

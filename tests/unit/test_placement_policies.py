@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import placing
 import pytest
 
 from fgpu_scheduler.core.model import Request
-from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
+from fgpu_scheduler.core.placement import Room, Score, place, untouched
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.scores import Shape, Workload, best_fit, fgd, first_fit, spread, worth
 from fgpu_scheduler.core.scores.cutting import residual_values
-from fgpu_scheduler.core.scores.fragmentation import fragmentation
+from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
 
 
 def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str] | None:
     """Return the devices that a new request gets now, or None."""
-    found = place(request("new", fgpu, **asked), free(lab), score=score)  # type: ignore[arg-type]
-    return None if found is None else [share.device_uuid for share in found[0].shares]
+    return placing.goes_to(lab, request("new", fgpu, **asked), score)  # type: ignore[arg-type]
 
 
 def asks(**counts: int) -> Workload:
@@ -42,8 +42,8 @@ def test_spread_takes_the_emptiest_device_then_the_emptiest_node() -> None:
 def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
     """Worked by hand from the paper: half of the requests are of 0.5, a quarter of 1, a quarter of none."""
     counts = [(Shape(500, 1000, 0), 2), (Shape(1000, 4000, 0), 1), (Shape(0, 1000, 0), 1)]
-    potential, scale = fragmentation(Workload.counted(counts), percent=100)
-    assert scale == 4
+    potential = Fragmentation(Workload.counted(counts), percent=100)
+    assert potential.scale == 4
     # 1.3 free: 0.5 can use the whole device and none of 0.3; 1 the whole one; without GPU, all is lost.
     assert potential(Room(8000, 9999, (1000, 300), (1000, 1000))) == 2 * 300 + 1 * 300 + 1 * 1300
     # With 3 cores, 1 cannot run: all of it is lost to that.
@@ -52,7 +52,7 @@ def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
 
 
 def test_several_devices_are_fragments_to_a_shape_that_needs_more_of_them() -> None:
-    potential, _ = fragmentation(asks(f2000=1), percent=100)
+    potential = Fragmentation(asks(f2000=1), percent=100)
     assert potential(Room(8000, 9999, (1000, 1000, 400), (1000,) * 3)) == 400
     assert potential(Room(8000, 9999, (1000, 900, 400), (1000,) * 3)) == 2300
     assert potential(Room(500, 9999, (1000, 1000, 400), (1000,) * 3)) == 2400, "without CPU it cannot run"
@@ -189,6 +189,6 @@ def test_a_placer_places_what_needs_no_gpu() -> None:
 
 
 def test_a_placer_that_forgets_still_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_STATES", 3)
+    monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_CHANGES", 3)
     monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_SHAPES", 2)
     test_equal_worlds_give_equal_placements_and_the_placer_the_same("worth")

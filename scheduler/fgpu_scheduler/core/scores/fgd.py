@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fgpu_scheduler.core.columns import Ints, Takes
 from fgpu_scheduler.core.placement import Room, Score
-from fgpu_scheduler.core.scores.fragmentation import fragmentation
+from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.workload import Workload
 
 TYPICAL_PERCENT = 95
@@ -21,10 +22,17 @@ without them more is packed onto the node that is already fullest, and 0.8 point
 
 def fgd(workload: Workload) -> Score:
     """Return the score by growth of the expected fragments, in steps of `STEP`; equal ones go by id."""
-    fragments, scale = fragmentation(workload, percent=TYPICAL_PERCENT)
-    potential = lru_cache(maxsize=1 << 16)(fragments)
+    return _Fgd(Fragmentation(workload, percent=TYPICAL_PERCENT))
 
-    def score(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
-        return ((potential(after) - potential(before)) // (STEP * scale),)
 
-    return score
+class _Fgd:
+    def __init__(self, fragments: Fragmentation) -> None:
+        self._fragments = fragments
+        self._potential = lru_cache(maxsize=1 << 16)(fragments)
+        self._step = STEP * fragments.scale
+
+    def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+        return ((self._potential(after) - self._potential(before)) // self._step,)
+
+    def many(self, takes: Takes) -> tuple[Ints, ...]:
+        return (self._fragments.growth(takes) // self._step,)

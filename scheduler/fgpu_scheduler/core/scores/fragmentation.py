@@ -7,62 +7,112 @@ Descent", USENIX ATC 2023.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from functools import cache
 
+import numpy as np
+
+from fgpu_scheduler.core.columns import Ints, Takes
 from fgpu_scheduler.core.placement import Room
 from fgpu_scheduler.core.scores.workload import Workload
 from fgpu_scheduler.core.shares import devices_needed
 
-Potential = Callable[[Room], int]
-"""A number for a node's state; a placement's score is by how much it raises it."""
 
+class Fragmentation:
+    """F_n(M) for the popular shapes that make ``percent`` of a workload: called with a `Room`.
 
-def fragmentation(workload: Workload, *, percent: int) -> tuple[Potential, int]:
-    """Return F_n(M) for the popular shapes that make ``percent`` of the workload, and its scale.
-
-    The potential is in thousandths of a GPU times the scale (the number of requests it rests on).
-    A shape that cannot run on the node makes all of its free GPU a fragment; so does one without GPU,
-    as in the paper. A shape that can run makes those devices fragments that are too full for it.
+    It is in thousandths of a GPU times ``scale``, the number of requests that it rests on. A shape that
+    cannot run on the node makes all of its free GPU a fragment; so does one without GPU, as in the paper.
+    A shape that can run makes those devices fragments that are too full for it.
     """
-    shapes = sorted(workload.popular(percent), key=lambda item: (item[0].cpu_milli, item[0]))
-    needs_cpu = [shape.cpu_milli for shape, _ in shapes]
-    scale = sum(count for _, count in shapes)
 
-    @cache
-    def fragment(runnable: int, free: int, capacity: int) -> int:
-        # Of one device, while the node's CPU is enough for this many of the shapes.
-        usable = sum(
-            count
-            for shape, count in shapes[:runnable]
-            if 0 < shape.fgpu_milli <= free and devices_needed(shape.fgpu_milli, capacity_milli=capacity) == 1
-        )
-        return (scale - usable) * (1000 * free // capacity)
+    def __init__(self, workload: Workload, *, percent: int) -> None:
+        shapes = sorted(workload.popular(percent), key=lambda item: (item[0].cpu_milli, item[0]))
+        self._shapes = tuple((shape.fgpu_milli, count) for shape, count in shapes)
+        self._needs_cpu = [shape.cpu_milli for shape, _ in shapes]
+        self._cpu_steps = np.array(self._needs_cpu, dtype=np.int64)
+        self._tables: dict[int, Ints] = {}
+        self._span_tables: dict[tuple[int, int], Ints] = {}
+        self._fragments: dict[tuple[int, int, int], int] = {}
+        self._spans: dict[int, tuple[tuple[int, int, int], ...]] = {}
+        self.scale = max(1, sum(count for _, count in shapes))
 
-    several = [
-        (at, shape.fgpu_milli, count) for at, (shape, count) in enumerate(shapes) if shape.fgpu_milli > 0
-    ]
-
-    @cache
-    def spanning(capacity: int) -> tuple[tuple[int, int, int], ...]:
-        needed = ((at, devices_needed(fgpu, capacity_milli=capacity), n) for at, fgpu, n in several)
-        return tuple((at, devices, n) for at, devices, n in needed if devices is not None and devices > 1)
-
-    def potential(room: Room) -> int:
-        runnable = bisect_right(needs_cpu, room.cpu_milli)
+    def __call__(self, room: Room) -> int:
+        """Return the fragments of one node."""
+        runnable = bisect_right(self._needs_cpu, room.cpu_milli)
         total = 0
         for free, capacity in zip(room.free_milli, room.capacity_milli, strict=True):
             if free > 0:
-                total += fragment(runnable, free, capacity)
+                total += self._fragment(runnable, free, capacity)
         for capacity in dict.fromkeys(room.capacity_milli):
-            for at, devices, count in spanning(capacity):
-                whole = sum(
-                    1
-                    for free, own in zip(room.free_milli, room.capacity_milli, strict=True)
-                    if free == own == capacity
-                )
-                if at < runnable and whole >= devices:
-                    total -= count * 1000 * whole
+            spanning = self._spanning(capacity)
+            if spanning:
+                own = zip(room.free_milli, room.capacity_milli, strict=True)
+                whole = sum(1 for free, full in own if free == full == capacity)
+                for at, devices, count in spanning:
+                    if at < runnable and whole >= devices:
+                        total -= count * 1000 * whole
         return total
 
-    return potential, max(1, scale)
+    def growth(self, takes: Takes) -> Ints:
+        """Return by how much each way to place raises the fragments of its node."""
+        table = self._table(takes.capacity_milli)
+        runs = np.searchsorted(self._cpu_steps, takes.cpu_milli, side="right")
+        runs_after = np.searchsorted(self._cpu_steps, takes.cpu_after, side="right")
+        free = np.maximum(takes.free_milli, 0)
+        others = (table[runs_after[:, None], free] - table[runs[:, None], free]).sum(axis=1)
+        last, row = runs_after[takes.row], takes.row
+        own = table[last, takes.after] - table[last, np.maximum(takes.before, 0)]
+        grown = others[row] + takes.devices_taken * own
+        if self._spanning(takes.capacity_milli):
+            whole = np.count_nonzero(takes.free_milli == takes.capacity_milli, axis=1)
+            lost = self._span_table(takes.capacity_milli, takes.free_milli.shape[1])
+            grown += lost[runs, whole][row] - lost[last, takes.whole_after()]
+        return np.asarray(grown)
+
+    def _fragment(self, runnable: int, free: int, capacity: int) -> int:
+        """Return the fragment that a device is while the node's CPU is enough for this many of the shapes."""
+        known = self._fragments.get((runnable, free, capacity))
+        if known is None:
+            usable = sum(
+                count
+                for fgpu, count in self._shapes[:runnable]
+                if 0 < fgpu <= free and devices_needed(fgpu, capacity_milli=capacity) == 1
+            )
+            known = (self.scale - usable) * (1000 * free // capacity)
+            self._fragments[runnable, free, capacity] = known
+        return known
+
+    def _table(self, capacity: int) -> Ints:
+        """Return `_fragment` of every free amount, a row for each number of shapes."""
+        table = self._tables.get(capacity)
+        if table is None:
+            amounts = np.arange(capacity + 1, dtype=np.int64)
+            usable = np.zeros((len(self._shapes) + 1, capacity + 1), dtype=np.int64)
+            for at, (fgpu, count) in enumerate(self._shapes):
+                usable[at + 1] = usable[at]
+                if fgpu > 0 and devices_needed(fgpu, capacity_milli=capacity) == 1:
+                    usable[at + 1, fgpu:] += count
+            table = self._tables[capacity] = (self.scale - usable) * (1000 * amounts // capacity)
+        return table
+
+    def _spanning(self, capacity: int) -> tuple[tuple[int, int, int], ...]:
+        """Return the place, the devices and the count of each shape of several devices."""
+        spanning = self._spans.get(capacity)
+        if spanning is None:
+            needed = (
+                (at, devices_needed(fgpu, capacity_milli=capacity) or 0, count)
+                for at, (fgpu, count) in enumerate(self._shapes)
+            )
+            spanning = self._spans[capacity] = tuple((at, d, n) for at, d, n in needed if d > 1)
+        return spanning
+
+    def _span_table(self, capacity: int, width: int) -> Ints:
+        """Return what the shapes of several devices can use, by number of shapes and of whole devices."""
+        table = self._span_tables.get((capacity, width))
+        if table is None:
+            table = self._span_tables[capacity, width] = np.zeros(
+                (len(self._shapes) + 1, width + 1), dtype=np.int64
+            )
+            whole = np.arange(width + 1, dtype=np.int64)
+            for at, devices, count in self._spanning(capacity):
+                table[at + 1 :, devices:] += count * 1000 * whole[devices:]
+        return table

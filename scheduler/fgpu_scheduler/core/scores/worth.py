@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
+from math import gcd
 
+import numpy as np
+
+from fgpu_scheduler.core.columns import Ints, Takes
 from fgpu_scheduler.core.model import Node
 from fgpu_scheduler.core.placement import Room, Score, best_fit
 from fgpu_scheduler.core.scores.cutting import residual_values
-from fgpu_scheduler.core.scores.fragmentation import fragmentation
+from fgpu_scheduler.core.scores.fragmentation import Fragmentation
+from fgpu_scheduler.core.scores.many import many_best_fit
 from fgpu_scheduler.core.scores.workload import Workload
 
 # Set on seeds 42 to 46 of bench/scheduler/openb.py; half and double of each change little.
@@ -37,43 +42,78 @@ def worth(workload: Workload, nodes: Sequence[Node]) -> Score:
     """
     if len(nodes) < 2 or not any(shape.fgpu_milli > 0 for shape, _ in workload.counts):
         return best_fit
-    fragments, scale = fragmentation(workload, percent=TYPICAL_PERCENT)
-    fgpu = sum(s.fgpu_milli * n for s, n in workload.counts)
-    cpu = sum(s.cpu_milli * n for s, n in workload.counts if s.fgpu_milli > 0) * SERVED_PERCENT
-    memory = sum(s.memory_mib * n for s, n in workload.counts if s.fgpu_milli > 0) * SERVED_PERCENT
+    return _Worth(workload, devices=sum(len(node.devices) for node in nodes))
 
-    opened = min(OPENED_AT_MOST, OPENED // max(1, sum(len(node.devices) for node in nodes)))
 
-    @cache
-    def values(capacity: int) -> tuple[int, ...]:
-        demand: dict[int, int] = {}
+class _Worth:
+    def __init__(self, workload: Workload, *, devices: int) -> None:
+        self._fragments = Fragmentation(workload, percent=TYPICAL_PERCENT)
+        self._scale = self._fragments.scale
+        self._opened = min(OPENED_AT_MOST, OPENED // max(1, devices))
+        self._demand: dict[int, int] = {}
         for shape, count in workload.counts:
-            demand[shape.fgpu_milli] = demand.get(shape.fgpu_milli, 0) + count
-        return residual_values(demand, capacity_milli=capacity)
+            self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
+        own = [(shape, count) for shape, count in workload.counts if shape.fgpu_milli > 0]
+        fgpu = 100 * sum(s.fgpu_milli * n for s, n in own)
+        self._per_cpu = _ratio(fgpu, SERVED_PERCENT * sum(s.cpu_milli * n for s, n in own))
+        self._per_memory = _ratio(fgpu, SERVED_PERCENT * sum(s.memory_mib * n for s, n in own))
+        self._lost: dict[int, tuple[int, ...]] = {}
+        self._tables: dict[int, Ints] = {}
+        self._potential = lru_cache(maxsize=1 << 16)(self._worth)
 
-    @cache
-    def lost(free: int, capacity: int) -> int:
-        if free >= capacity:
-            return -opened
-        return 1000 * (free - values(capacity)[free]) // capacity if free > 0 else 0
+    def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
+        return (self._potential(after) - self._potential(before), *best_fit(before, after, taken))
 
-    @lru_cache(maxsize=1 << 16)
-    def potential(room: Room) -> int:
+    def many(self, takes: Takes) -> tuple[Ints, ...]:
+        capacity = takes.capacity_milli
+        table = self._tables.get(capacity)
+        if table is None:
+            table = self._tables[capacity] = np.array(self._losses(capacity), dtype=np.int64)
+        devices, row = takes.devices, takes.row
+        stranded = self._stranded_many(
+            takes.sum_after(), takes.cpu_after[row], takes.memory_after[row], devices[row], capacity
+        )
+        before = takes.free_milli.sum(axis=1), takes.cpu_milli, takes.memory_mib
+        stranded -= self._stranded_many(*before, devices, capacity)[row]
+        lost = RESIDUAL * takes.changed(table) + STRANDED * stranded
+        return self._scale * lost + FRAGMENT * self._fragments.growth(takes), *many_best_fit(takes)
+
+    def _losses(self, capacity: int) -> tuple[int, ...]:
+        """Return what each free amount of a device has lost, in thousandths of a GPU."""
+        losses = self._lost.get(capacity)
+        if losses is None:
+            values = residual_values(self._demand, capacity_milli=capacity)
+            parts = (1000 * (free - value) // capacity for free, value in enumerate(values[:-1]))
+            losses = self._lost[capacity] = (*parts, -self._opened)
+        return losses
+
+    def _worth(self, room: Room) -> int:
         residual = free_milli = 0
         for free, capacity in zip(room.free_milli, room.capacity_milli, strict=True):
-            residual += lost(free, capacity)
+            if free > 0:
+                residual += self._losses(capacity)[min(free, capacity)]
             free_milli += free
         served = free_milli
-        if cpu:
-            served = min(served, 100 * room.cpu_milli * fgpu // cpu)
-        if memory:
-            served = min(served, 100 * room.memory_mib * fgpu // memory)
+        for host, (fgpu, each) in ((room.cpu_milli, self._per_cpu), (room.memory_mib, self._per_memory)):
+            if each:
+                served = min(served, host * fgpu // each)
         stranded = 0
         if served < free_milli:
             stranded = 1000 * (free_milli - served) * len(room.capacity_milli) // sum(room.capacity_milli)
-        return scale * (RESIDUAL * residual + STRANDED * stranded) + FRAGMENT * fragments(room)
+        return self._scale * (RESIDUAL * residual + STRANDED * stranded) + FRAGMENT * self._fragments(room)
 
-    def score(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
-        return (potential(after) - potential(before), *best_fit(before, after, taken))
+    def _stranded_many(self, free_milli: Ints, cpu: Ints, memory: Ints, devices: Ints, capacity: int) -> Ints:
+        served = free_milli
+        for host, (fgpu, each) in ((cpu, self._per_cpu), (memory, self._per_memory)):
+            if each:
+                served = np.minimum(served, host * fgpu // each)
+        return np.asarray(1000 * (free_milli - served) * devices // (devices * capacity))
 
-    return score
+
+def _ratio(fgpu: int, host: int) -> tuple[int, int]:
+    """Return both without their common factor, and small enough that products stay inside 64 bits."""
+    factor = max(1, gcd(fgpu, host))
+    fgpu, host = fgpu // factor, host // factor
+    while fgpu >= 1 << 31:
+        fgpu, host = fgpu >> 1, -(-host // 2)
+    return fgpu, host

@@ -1,0 +1,215 @@
+"""What is left of many nodes as columns of numbers, so that a request is looked for on all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fgpu_scheduler.core.model import Device, Share, ShareMode
+from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shares_of
+
+Ints = NDArray[np.int64]
+
+KEPT_SHAPES = 2000
+"""For how many shapes it is kept what they take; beyond that all is dropped, and found again when needed."""
+
+MODES = {None: 0, ShareMode.MEMORY: 1, ShareMode.MEMORY_COMPUTE: 2}
+
+DeviceState = tuple[int, int, int, int, ShareMode | None]
+"""fGPU, memory, compute and shares that are free of a device, and the mode of those that are not."""
+
+
+class Takes(NamedTuple):
+    """The ways to place one request on some nodes.
+
+    The first columns have a number for each node, the last ones for each way: the ``row`` of its node, and
+    from what to what it brings each of the ``devices_taken`` devices (they are alike).
+    """
+
+    capacity_milli: int
+    devices_taken: int
+    cpu_milli: Ints
+    memory_mib: Ints
+    cpu_after: Ints
+    memory_after: Ints
+    free_milli: Ints
+    """Of each device of each node; 0 where a node has fewer than others."""
+    devices: Ints
+    row: Ints
+    place: Ints
+    """Of the first device taken, among the node's devices."""
+    before: Ints
+    after: Ints
+
+    def changed(self, table: Ints) -> Ints:
+        """Return by how much the sum of ``table[free]`` over a node's devices changes."""
+        return self.devices_taken * (table[self.after] - table[np.maximum(self.before, 0)])
+
+    def sum_after(self) -> Ints:
+        """Return how much of all its devices is free on a node, afterwards."""
+        free = self.free_milli.sum(axis=1)[self.row]
+        return np.asarray(free - self.devices_taken * (self.before - self.after))
+
+    def whole_after(self) -> Ints:
+        """Return how many devices of a node nobody has a part of, afterwards."""
+        full = self.capacity_milli
+        whole = np.count_nonzero(self.free_milli == full, axis=1)[self.row]
+        return np.asarray(whole - self.devices_taken * ((self.before == full) & (self.after != full)))
+
+
+Many = Callable[[Takes], tuple[Ints, ...]]
+"""A `placement.Score` of all ways at once: the same numbers, one of each way."""
+
+
+class Columns:
+    """Nodes of one resource group, all of whose devices have one capacity."""
+
+    def __init__(self, nodes: Sequence[int], devices: Sequence[Sequence[Device]]) -> None:
+        """Take the numbers of the nodes and the devices of each, by uuid; `put` puts in what is free."""
+        self.capacity_milli = devices[0][0].capacity_milli
+        self.nodes = np.array(nodes, dtype=np.int64)
+        self._row = {node: row for row, node in enumerate(nodes)}
+        rows, width = len(nodes), max(len(own) for own in devices)
+        self._devices = np.array([len(own) for own in devices], dtype=np.int64)
+        self._cpu = np.zeros(rows, dtype=np.int64)
+        self._memory = np.zeros(rows, dtype=np.int64)
+        # What is not there is never free.
+        self._fgpu, self._gpu_memory, self._compute, self._shares, self._mode = (
+            np.zeros((rows, width), dtype=np.int64) for _ in range(5)
+        )
+        self._full = np.array([[d.max_shares for d in own] + [-1] * (width - len(own)) for own in devices])
+        self._stands = np.ones(rows, dtype=np.bool_)
+        self._known: dict[Shape, Ints] = {}
+        kinds: dict[tuple[int, str], int] = {}
+        self._kinds: list[Device] = []
+        self._kind = np.zeros((rows, width), dtype=np.int64)
+        for row, own in enumerate(devices):
+            for column, device in enumerate(own):
+                key = device.memory_mib, device.model
+                if key not in kinds:
+                    kinds[key] = len(kinds)
+                    self._kinds.append(device)
+                self._kind[row, column] = kinds[key]
+
+    def put(self, node: int, cpu_milli: int, memory_mib: int, devices: Sequence[DeviceState]) -> None:
+        """Put in all that is free of a node."""
+        for column, free in enumerate(devices):
+            self.put_device(node, column, free)
+        self.put_host(node, cpu_milli, memory_mib)
+
+    def put_host(self, node: int, cpu_milli: int, memory_mib: int) -> None:
+        """Put in the CPU and memory that are free of a node."""
+        row = self._row[node]
+        self._cpu[row] = cpu_milli
+        self._memory[row] = memory_mib
+
+    def put_device(self, node: int, column: int, free: DeviceState) -> None:
+        """Put in what is free of one device of a node."""
+        row = self._row[node]
+        self._fgpu[row, column], self._gpu_memory[row, column] = free[0], free[1]
+        self._compute[row, column], self._shares[row, column] = free[2], free[3]
+        self._mode[row, column] = MODES[free[4]]
+
+    def takes(self, asked: Shape, nodes: Sequence[int] | None = None) -> tuple[Ints, Takes] | None:
+        """Return the ways to place ``asked`` on all nodes, or on these, and the node of each; None if none.
+
+        Of ways that no score can tell apart only the first need be there.
+        """
+        rows = self._with_room(asked, nodes)
+        if not rows.size:
+            return None
+        if asked.fgpu_milli == 0 and not explicit(asked):
+            count, own, place = 0, np.arange(rows.size), np.zeros(rows.size, dtype=np.int64)
+            before = after = place
+        else:
+            needed = devices_needed(asked.fgpu_milli, capacity_milli=self.capacity_milli)
+            if needed is None:
+                return None
+            count = needed
+            own, place, before, after = (
+                self._parts(asked, rows) if count == 1 else self._wholes(asked, rows, count)
+            )
+        if not own.size:
+            return None
+        # Nodes without a way need no look.
+        starts = np.ones(own.size, dtype=np.bool_)
+        starts[1:] = own[1:] != own[:-1]
+        rows, row = rows[own[starts]], np.cumsum(starts) - 1
+        ways = Takes(
+            self.capacity_milli,
+            count,
+            self._cpu[rows],
+            self._memory[rows],
+            self._cpu[rows] - asked.cpu_milli,
+            self._memory[rows] - asked.memory_mib,
+            self._fgpu[rows],
+            self._devices[rows],
+            row,
+            place,
+            before,
+            after,
+        )
+        return self.nodes[rows[row]], ways
+
+    def stand(self, node: int, *, stands: bool = True) -> None:
+        """Say whether a node is looked at when all are: of alike nodes one can stand for the others."""
+        self._stands[self._row[node]] = stands
+
+    def _with_room(self, asked: Shape, nodes: Sequence[int] | None) -> Ints:
+        """Return the rows with enough CPU and memory."""
+        if nodes is None:
+            enough = (self._cpu >= asked.cpu_milli) & (self._memory >= asked.memory_mib) & self._stands
+            return np.flatnonzero(enough)
+        rows = np.array([self._row[node] for node in nodes], dtype=np.int64)
+        enough = (self._cpu[rows] >= asked.cpu_milli) & (self._memory[rows] >= asked.memory_mib)
+        return np.asarray(rows[enough])
+
+    def _parts(self, asked: Shape, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        width = self._fgpu.shape[1]
+        fgpu, memory, compute, mode = self._amounts(asked)
+        alike = fgpu.size == 1
+        free = self._fgpu[rows].ravel()
+        where = np.flatnonzero(free >= (fgpu if alike else fgpu[self._kind[rows].ravel()]))
+        own, place = where // width, where % width
+        # Plain places in the flat arrays are read faster than pairs.
+        at, before = rows[own] * width + place, free[where]
+        kind = 0 if alike else self._kind.ravel()[at]
+        after = before - fgpu[kind]
+        fits = self._shares.ravel()[at] >= 1
+        fits &= self._gpu_memory.ravel()[at] >= memory[kind]
+        fits &= self._compute.ravel()[at] >= compute[kind]
+        modes = self._mode.ravel()[at]
+        fits &= (modes == 0) | (modes == mode[kind])
+        # Of a node's devices that are equally free and next to each other the first will do.
+        if own.size > 1:
+            same = (own[1:] == own[:-1]) & (before[1:] == before[:-1]) & (after[1:] == after[:-1])
+            fits[1:] &= ~(same & fits[:-1])
+        return own[fits], place[fits], before[fits], after[fits]
+
+    def _amounts(self, asked: Shape) -> Ints:
+        """Return what a part takes of each kind of device: fGPU, memory, compute and mode; one where all are alike."""
+        found = self._known.get(asked)
+        if found is None:
+            amounts = []
+            for device in self._kinds:
+                shares = shares_of(asked, (device,))
+                # Where it is worth nothing, more than any device has.
+                share = shares[0] if shares else Share("", self.capacity_milli + 1, 0, 0)
+                amounts.append((share.fgpu_milli, share.memory_mib, share.compute_percent, MODES[share.mode]))
+            if len(set(amounts)) == 1:
+                del amounts[1:]
+            if len(self._known) >= KEPT_SHAPES:
+                self._known = {}
+            found = self._known[asked] = np.array(amounts, dtype=np.int64).T
+        return found
+
+    def _wholes(self, asked: Shape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
+        untouched = self._shares[rows] == self._full[rows]
+        if asked.gpu_model is not None:
+            untouched &= np.array([d.model == asked.gpu_model for d in self._kinds])[self._kind[rows]]
+        own = np.flatnonzero(np.count_nonzero(untouched, axis=1) >= count)
+        before = np.full(own.size, self.capacity_milli, dtype=np.int64)
+        return own, untouched[own].argmax(axis=1), before, np.zeros_like(before)
