@@ -57,7 +57,13 @@ SIZES: dict[str, tuple[tuple[int, int], ...]] = {
 
 POLICIES: dict[str, GroupPolicy] = {
     "fifo-skip": group_policy(order="fifo-skip"),
+    "fifo": group_policy(order="fifo"),
+    "fifo, easy": group_policy(order="fifo", backfill="easy"),
     "lifo": group_policy(order="lifo"),
+    "fair-share": group_policy(order="fair-share"),
+    "drf": group_policy(order="drf"),
+    "default": group_policy(),
+    "default, bounded": group_policy(backfill="bounded"),
 }
 
 

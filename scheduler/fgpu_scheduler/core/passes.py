@@ -42,10 +42,9 @@ _ASKED_BY = attrgetter(
 class Lane:
     """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
 
-    __slots__ = ("at", "numbers", "reason", "sessions")
+    __slots__ = ("at", "numbers", "reason")
 
     def __init__(self) -> None:
-        self.sessions: list[Session] = []
         self.numbers: list[int] = []
         """Where each stands in the queue."""
         self.at = 0
@@ -55,7 +54,7 @@ class Lane:
     @property
     def left(self) -> bool:
         """Whether anybody is left."""
-        return self.at < len(self.sessions)
+        return self.at < len(self.numbers)
 
 
 class Queue:
@@ -70,18 +69,17 @@ class Queue:
         self.sessions = sessions
         key_of = _ASKED_BY if by_user else _ASKED_FOR
         found: dict[object, Lane] = {}
-        self.lane_of: list[Lane | None] = []
+        self.lane_of = lane_of = list[Lane | None]()
         for number, session in enumerate(sessions):
             if session.held and not held:
-                self.lane_of.append(None)
+                lane_of.append(None)
                 continue
             key = key_of(session.request)
             lane = found.get(key)
             if lane is None:
                 lane = found[key] = Lane()
-            lane.sessions.append(session)
             lane.numbers.append(number)
-            self.lane_of.append(lane)
+            lane_of.append(lane)
         self.lanes = list(found.values())
 
 
@@ -142,7 +140,7 @@ class Floor:
         while heads:
             n = heads[0][1]
             lane = lanes[n]
-            session = lane.sessions[lane.at]
+            session = queue.sessions[heads[0][0]]
             where = self._start(session, lane)
             if where is not None:
                 placed.append((session, where))

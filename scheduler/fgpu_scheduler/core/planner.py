@@ -82,17 +82,15 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
 def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
     queue = Queue(floor.in_order(line), by_user=by_user)
-    placed = {session.id: where for session, where in floor.fill(queue)}
+    special: dict[int, Decision] = {
+        session.id: Place(session.id, where) for session, where in floor.fill(queue)
+    }
     kept = floor.kept
-    decisions: list[Decision] = []
-    for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
-        if lane is None:
-            decisions.append(Wait(session.id, WaitReason.HELD))
-        elif session.id in placed:
-            decisions.append(Place(session.id, placed[session.id]))
-        elif kept is not None and kept.session_id == session.id:
-            uuids = tuple(share.device_uuid for share in kept.placement.shares)
-            decisions.append(Reserve(session.id, kept.starts_at_s, kept.placement.node_id, uuids))
-        else:
-            decisions.append(Wait(session.id, lane.reason))
-    return decisions
+    if kept is not None:
+        uuids = tuple(share.device_uuid for share in kept.placement.shares)
+        special[kept.session_id] = Reserve(kept.session_id, kept.starts_at_s, kept.placement.node_id, uuids)
+    # Of a long queue almost everybody waits: this is most of the work of a pass.
+    return [
+        special[s.id] if s.id in special else Wait(s.id, WaitReason.HELD if lane is None else lane.reason)
+        for s, lane in zip(queue.sessions, queue.lane_of, strict=True)
+    ]

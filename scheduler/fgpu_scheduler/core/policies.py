@@ -63,7 +63,9 @@ ORDERS: Mapping[str, tuple[Order, Backfill]] = {
     "fifo": (orders.fifo, Backfill.STRICT),
     "fifo-skip": (orders.fifo, Backfill.SKIP),
     "lifo": (orders.lifo, Backfill.SKIP),
-    "default": (orders.fifo, Backfill.SKIP),
+    "fair-share": (orders.fair_share, Backfill.EASY),
+    "drf": (orders.drf, Backfill.EASY),
+    "default": (orders.usage_size_age, Backfill.EASY),
 }
 """Each order by its name in a configuration, with the backfill that it has unless another is chosen."""
 
@@ -75,7 +77,11 @@ PLACEMENTS: Mapping[str, Score] = {
 }
 """Each placement by its name in a configuration."""
 
-LONGEST_WAIT_S = DAY_S
+LONGEST_WAIT_S = {Backfill.EASY: 7 * DAY_S, Backfill.BOUNDED: 2 * DAY_S}
+"""How long the oldest may wait where nothing else is configured.
+
+Without time limits a place is kept by leaving it empty, so short bounds cost much there.
+"""
 
 
 def group_policy(
@@ -99,8 +105,8 @@ def group_policy(
     for name, value in (("longest_wait_s", longest_wait_s), ("half_life_s", half_life_s)):
         if value is not None and value < 1:
             raise BadSettings(f"{name}: {value} is not a number of seconds of at least 1")
-    if longest_wait_s is None and mode in (Backfill.EASY, Backfill.BOUNDED):
-        longest_wait_s = LONGEST_WAIT_S
+    if longest_wait_s is None:
+        longest_wait_s = LONGEST_WAIT_S.get(mode)
     return GroupPolicy(chosen, score, mode, longest_wait_s, half_life_s, dict(most_priority or {}))
 
 
