@@ -240,7 +240,24 @@ def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
     lab = world().running("a", "0.1", started_ago_s=600)
     found = asks(lab, "0.4", 3)
     text = "0.4 fGPU is not free: 0.1 fGPU is free now"
-    assert found == RequestForecast(2, 1, NOW_S + HOUR, BASIS_TYPICAL, text, 900)
+    assert (found.startable_now, found.position) == (2, 1)
+    assert (found.expected_start_at_s, found.basis, found.text) == (NOW_S + HOUR, BASIS_TYPICAL, text)
+    assert (found.reason, found.largest_now_milli) == (WaitReason.RESOURCES, 900)
+    assert (found.soonest_milli, found.soonest_at_s) == (None, None), "what starts now is told instead"
+
+
+def test_where_nothing_starts_now_the_amount_that_would_start_soonest_is_told() -> None:
+    lab = world().running("a", "0.3", started_ago_s=1800).running("b", "0.7", started_ago_s=600)
+    found = asks(lab, "1")
+    assert (found.largest_now_milli, found.expected_start_at_s) == (None, NOW_S + HOUR - 600)
+    assert (found.soonest_milli, found.soonest_at_s) == (100, NOW_S + HOUR - 1800)
+    assert found.ahead is not None
+    assert (found.ahead.sessions, found.ahead.fgpu_milli) == (2, 1000)
+
+
+def test_an_amount_that_would_start_no_sooner_is_not_told() -> None:
+    found = asks(world().running("a", "1", started_ago_s=600), "0.5")
+    assert (found.soonest_milli, found.soonest_at_s) == (None, None)
 
 
 def test_a_request_behind_others_stands_behind_them() -> None:

@@ -78,11 +78,17 @@ def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None
     ``typical_length_s`` is the median length of sessions that ended here, or None while too few have.
     A held session is forecast as if somebody waited for it again.
     """
+    return _forecast(snapshot, policy, typical_length_s, None)
+
+
+def _forecast(
+    snapshot: Snapshot, policy: Policy, typical_length_s: int | None, only: Collection[int] | None
+) -> tuple[Forecast, ...]:
+    """Forecast; once those of ``only`` have started the rest is told without a start."""
     now = plan(snapshot, policy)
     # What starts in this very pass is not free for those who wait on.
     world = _applied(snapshot, now)
-    starts = _starts(world, policy, typical_length_s)
-    return _told(snapshot, world, now, starts)
+    return _told(snapshot, world, now, _starts(world, policy, typical_length_s, only))
 
 
 def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tuple[Forecast, ...]:
@@ -272,7 +278,12 @@ def _applied(snapshot: Snapshot, step: Plan) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RequestForecast:
-    """What would become of ``count`` sessions submitted now, and the largest amount that starts now."""
+    """What would become of ``count`` sessions submitted now, and what would start now or sooner.
+
+    ``largest_now_milli`` is the largest amount that would start at once. Where there is none, ``soonest_milli`` is the
+    amount that would start soonest, at ``soonest_at_s``, if that is sooner than what was asked for. ``reason`` and
+    ``ahead`` are those of the first that waits.
+    """
 
     startable_now: int
     position: int | None
@@ -280,6 +291,10 @@ class RequestForecast:
     basis: str
     text: str
     largest_now_milli: int | None
+    reason: WaitReason | None = None
+    ahead: Ahead | None = None
+    soonest_milli: int | None = None
+    soonest_at_s: int | None = None
 
 
 def forecast_request(
@@ -295,34 +310,73 @@ def forecast_request(
 
     ``position`` and the expected start are those of the last of the sessions, when all have started.
     """
-    next_id = max((s.id for s in snapshot.sessions), default=0) + 1
-    new = [Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)]
-    world = snapshot.with_sessions((*snapshot.sessions, *new))
-    found = {f.session_id: f for f in forecast(world, policy, typical_length_s=typical_length_s)}
-    own = [found[s.id] for s in new]
+    submitted, ids = _submitted(snapshot, request, count)
+    found = {f.session_id: f for f in _forecast(submitted, policy, typical_length_s, ids)}
+    own = [found[i] for i in ids]
     waiting = [f for f in own if f.basis != BASIS_NOW]
     largest = largest_now_milli(request, snapshot, policy, caps)
     if not waiting:
         return RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, largest)
-    last = waiting[-1]
-    return RequestForecast(
+    first = min(waiting, key=lambda f: f.position)
+    last = max(waiting, key=lambda f: f.position)
+    told = RequestForecast(
         startable_now=count - len(waiting),
         position=last.position,
         expected_start_at_s=last.expected_start_at_s,
         basis=last.basis,
-        text=waiting[0].text,
+        text=first.text,
         largest_now_milli=largest,
+        reason=first.reason,
+        ahead=first.ahead,
     )
+    if largest is not None:
+        return told
+    sooner = _soonest(request, snapshot, policy, caps, typical_length_s)
+    start = first.expected_start_at_s
+    if sooner is None or (start is not None and sooner[1] >= start):
+        return told
+    return replace(told, soonest_milli=sooner[0], soonest_at_s=sooner[1])
+
+
+def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapshot, tuple[int, ...]]:
+    """Return the world in which a request was submitted now, and the ids of its sessions."""
+    next_id = max((s.id for s in snapshot.sessions), default=0) + 1
+    new = [Session(next_id + n, request, SessionState.PENDING, snapshot.now_s) for n in range(count)]
+    return snapshot.with_sessions((*snapshot.sessions, *new)), tuple(s.id for s in new)
+
+
+def _amounts(request: Request, snapshot: Snapshot, caps: Caps) -> list[Request]:
+    """Return the request with each other amount that could be asked for, smallest first."""
+    own = [n for n in snapshot.nodes if n.resource_group == request.resource_group]
+    plain = replace(request, gpu_memory_mib=None, compute_percent=None)
+    return [replace(plain, fgpu_milli=amount) for amount in amounts_that_fit(own, caps)]
 
 
 def largest_now_milli(request: Request, snapshot: Snapshot, policy: Policy, caps: Caps) -> int | None:
-    """Return the largest amount that would start at once beside the same CPU and memory, or None."""
-    # What is placed from the queue in this very pass is ahead of a newcomer.
-    world = _applied(snapshot, plan(snapshot, policy))
-    left = placement.free(world)
-    own = [n for n in snapshot.nodes if n.resource_group == request.resource_group]
+    """Return the largest amount that would start at once beside the same CPU and memory, or None.
+
+    Each amount that is free is submitted to a copy of the world, and planned there.
+    """
     score = policy.of(request.resource_group).score
-    for amount in reversed(amounts_that_fit(own, caps)):
-        if placement.place(replace(request, fgpu_milli=amount), left, score=score) is not None:
-            return amount
+    left = placement.free(snapshot)
+    for asked in reversed(_amounts(request, snapshot, caps)):
+        if placement.place(asked, left, score=score) is None:
+            continue
+        submitted, ids = _submitted(snapshot, asked, 1)
+        if any(p.session_id in ids for p in plan(submitted, policy).placed):
+            return asked.fgpu_milli
     return None
+
+
+def _soonest(
+    request: Request, snapshot: Snapshot, policy: Policy, caps: Caps, typical_length_s: int | None
+) -> tuple[int, int] | None:
+    """Return the smallest amount and when it would start. Nothing larger starts sooner: it fits wherever that does."""
+    amounts = _amounts(request, snapshot, caps)
+    if not amounts or (amounts[0].fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None):
+        return None
+    submitted, ids = _submitted(snapshot, amounts[0], 1)
+    start = _starts(_applied(submitted, plan(submitted, policy)), policy, typical_length_s, ids).found.get(
+        ids[0]
+    )
+    return None if start is None else (amounts[0].fgpu_milli, start.at_s)

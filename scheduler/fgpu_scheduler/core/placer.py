@@ -98,6 +98,8 @@ class Placer:
     """
 
     def __init__(self, left: Free, *, score: Score) -> None:
+        # Between nodes that the score finds equal, the first by id is taken: the order handed in decides nothing.
+        left = sorted(left, key=lambda each: each.node.id)
         self._score = score
         self._many = many_of(score)
         self._nodes = list(left)
@@ -160,7 +162,7 @@ class Placer:
 
     @property
     def left(self) -> Free:
-        """What is left of every node, in the order handed in."""
+        """What is left of every node, by id."""
         return tuple(_node_of(*each) for each in zip(self._nodes, self._devices, self._states, strict=True))
 
     def _numbered(self, devices: tuple[Device, ...]) -> tuple[int, ...]:
