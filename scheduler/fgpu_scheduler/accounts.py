@@ -7,11 +7,13 @@ from typing import Any
 
 from sqlalchemy import delete, insert
 
-from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session
+from fgpu_scheduler.core.admission import Caps, quota_refusals
+from fgpu_scheduler.core.lifecycle import WAITING
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, Snapshot
 from fgpu_scheduler.core.quota import ANY, over_pending, shown
-from fgpu_scheduler.core.units import LARGEST_MILLI, format_milli
+from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, format_milli
 from fgpu_scheduler.core.usage import HalfLife, decayed, fgpu_seconds
-from fgpu_scheduler.errors import BadSettings, TooManyPending
+from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.queries import SPEND
 from fgpu_scheduler.rows import quota_key
 from fgpu_scheduler.schema import quotas
@@ -87,17 +89,22 @@ def _limits(quota: Quota) -> str:
     return ", ".join(one for one in said if one is not None)
 
 
-def refuse_over_pending(
-    quotas: Iterable[Quota], waiting: Iterable[Request], asked: Sequence[Request]
-) -> None:
-    """Refuse a submission that would go over a pending quota beside what is waiting.
+def refuse_over_quota(world: Snapshot, asked: Sequence[Request]) -> None:
+    """Refuse a submission that would go over a pending quota beside what waits, or could never be inside a quota.
 
     Raises:
-        TooManyPending: naming the quota, its limit, and how many wait already.
+        OverQuota: naming the quota, its limit, and how many wait already or what was asked for.
     """
-    over = over_pending(quotas, waiting, asked)
+    if not world.quotas:
+        return
+    waiting = [session.request for session in world.sessions if session.state in WAITING]
+    over = over_pending(world.quotas, waiting, asked)
     if over is not None:
-        raise TooManyPending(over.message)
+        raise OverQuota(over.message)
+    for one in asked:
+        never = quota_refusals(one, 0, world.nodes, Caps(fgpu_step_milli=MILLI), world.quotas)
+        if never:
+            raise OverQuota(never[0].message)
 
 
 def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:

@@ -51,6 +51,12 @@ class TooManyPending(FGPUError):
     code = "too_many_pending"
 
 
+class OverQuota(TooManyPending):
+    """A request goes over a quota: of what may wait, or it is so large that it could never start."""
+
+    code = "over_quota"
+
+
 class StoreUnavailable(FGPUError):
     """The database cannot be reached or is of another version."""
 

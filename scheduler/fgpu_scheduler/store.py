@@ -167,7 +167,8 @@ class Store:
 
         Raises:
             SessionExists: a request's server has a session that is not ending.
-            TooManyPending: a user would have more than ``max_pending_per_user`` waiting, or it is over a quota.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+            OverQuota: it is over a pending quota, or could never be inside a quota.
         """
         with self._writing(now_s=now_s) as write:
             live = write.world.sessions.values()
@@ -185,7 +186,7 @@ class Store:
                             f"{user} may have {max_pending_per_user} requests waiting: "
                             f"{already} wait already, and this would add {more}"
                         )
-            accounts.refuse_over_pending(write.world.quotas, waiting, requests)
+            accounts.refuse_over_quota(write.world.snapshot(now_s), requests)
             return tuple(
                 _submitted(write, Session(0, request, S.PENDING, now_s, held)) for request in requests
             )

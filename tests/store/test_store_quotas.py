@@ -10,7 +10,7 @@ from store_worlds import S, ask, end, node, opened, run, schedule
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usage
 from fgpu_scheduler.core.quota import shown
 from fgpu_scheduler.core.usage import HALF_LIFE_S
-from fgpu_scheduler.errors import BadSettings, TooManyPending
+from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
 from fgpu_scheduler.store import Store
 from fgpu_scheduler.testing.memory import SessionStore
 
@@ -155,3 +155,22 @@ def test_each_resource_group_forgets_at_its_own_rate(url: str) -> None:
         store.set_nodes([node()], now_s=0)
         end(store, run(store, ask("alice"), now_s=0).id, now_s=8)
         assert store.snapshot(208).usage == (Usage("alice", "lab", 1000),)
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        (Quota(USER, "*", max_fgpu_milli=499), "fgpu: 0.5 fGPU is above 0.499, the quota of each user"),
+        (Quota(GROUP, "class", max_sessions=0), "1 is above 0 sessions, the quota of group 'class'"),
+    ],
+)
+def test_what_could_never_be_inside_a_quota_is_refused(
+    any_store: SessionStore, quota: Quota, said: str
+) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    any_store.set_quotas([quota], now_s=1)
+    version = any_store.version()
+    with pytest.raises(OverQuota) as refused:
+        any_store.submit([of("bob", "b"), of("alice", "a", "class")], now_s=1)
+    assert said in str(refused.value)
+    assert any_store.version() == version

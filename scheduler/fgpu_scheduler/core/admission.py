@@ -5,38 +5,22 @@ What is refused here never enters the queue; each refusal names the field, the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.model import Node, Request
+from fgpu_scheduler.core.caps import Caps as Caps
+from fgpu_scheduler.core.caps import Refusal as Refusal
+from fgpu_scheduler.core.explicit import explicit_refusals, model_refusal, most_memory_mib
+from fgpu_scheduler.core.model import Node, Quota, Request
+from fgpu_scheduler.core.quota import counted_as, least_milli, shown
+from fgpu_scheduler.core.shares import explicit
 from fgpu_scheduler.core.units import format_milli, share_memory_mib
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """The administrator's limits on one request. None is no limit but the largest node's."""
-
-    fgpu_step_milli: int
-    max_fgpu_milli: int | None = None
-    max_cpu_milli: int | None = None
-    max_memory_mib: int | None = None
-    max_count: int = 8
-    max_pending_per_user: int = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not accepted. ``limit`` and ``nearest`` are in the field's own notation."""
-
-    field: str
-    code: str
-    message: str
-    limit: str | None = None
-    nearest: str | None = None
-
-
-def admit(request: Request, count: int, nodes: Iterable[Node], caps: Caps) -> tuple[Refusal, ...]:
+def admit(
+    request: Request, count: int, nodes: Iterable[Node], caps: Caps, quotas: Iterable[Quota] = ()
+) -> tuple[Refusal, ...]:
     """Return every reason to refuse ``count`` sessions of ``request``; none means it may queue."""
     own = tuple(n for n in nodes if n.resource_group == request.resource_group)
     if not any(node.devices for node in own):
@@ -47,26 +31,93 @@ def admit(request: Request, count: int, nodes: Iterable[Node], caps: Caps) -> tu
                 f"group: resource group {request.resource_group!r} has no GPU",
             ),
         )
+    unknown = model_refusal(request, own)
+    if unknown is None:
+        own = _of_model(request.gpu_model, own)
+    asks = explicit(request)
     found = [
+        *(explicit_refusals(request, own, caps) if asks else _one(_fgpu(request.fgpu_milli, own, caps))),
+        *_one(unknown),
+        *_one(_cpu(request.cpu_milli, own, caps)),
+        *_one(_memory(request.memory_mib, own, caps)),
+        *_one(_count(count, caps)),
+        *_one(_time_limit(request.time_limit_s, caps)),
+        *_one(_priority(request.priority, caps)),
+    ]
+    if not found:
+        found += quota_refusals(request, count, own, caps, quotas)
+    if not found and not placement.could_ever_fit(request, own):
+        field, gpu = "fgpu", f"{format_milli(request.fgpu_milli)} fGPU"
+        if asks:
+            field, gpu = "gpu_memory_mib", f"{request.gpu_memory_mib} MiB GPU memory"
+        message = (
+            f"{field}: no node has {gpu} together with "
+            f"{format_milli(request.cpu_milli)} CPU and {request.memory_mib} MiB memory; ask for less of one"
+        )
+        found.append(Refusal(field, "never_fits_together", message))
+    return tuple(found)
+
+
+def _one(refusal: Refusal | None) -> tuple[Refusal, ...]:
+    return () if refusal is None else (refusal,)
+
+
+def _of_model(model: str | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes with only their devices of this model; those that have none are left out."""
+    if model is None:
+        return nodes
+    found = (replace(n, devices=tuple(d for d in n.devices if d.model == model)) for n in nodes)
+    return tuple(node for node in found if node.devices)
+
+
+def quota_refusals(
+    request: Request, count: int, nodes: Sequence[Node], caps: Caps, quotas: Iterable[Quota]
+) -> list[Refusal]:
+    """Return what could never be inside these quotas, however long it waited; the strictest of each limit."""
+    own = [quota for quota in quotas if counted_as(quota, request)]
+    return [
         refusal
         for refusal in (
-            _fgpu(request.fgpu_milli, own, caps),
-            _cpu(request.cpu_milli, own, caps),
-            _memory(request.memory_mib, own, caps),
-            _count(count, caps),
+            _over_fgpu(request, nodes, caps, own),
+            _over_number(own, "max_sessions", 1),
+            _over_number(own, "max_pending", count),
         )
         if refusal is not None
     ]
-    if not found and not placement.could_ever_fit(request, own):
-        found.append(
-            Refusal(
-                "fgpu",
-                "never_fits_together",
-                f"fgpu: no node has {format_milli(request.fgpu_milli)} fGPU together with "
-                f"{format_milli(request.cpu_milli)} CPU and {request.memory_mib} MiB memory; ask for less of one",
-            )
-        )
-    return tuple(found)
+
+
+def _strictest(quotas: Sequence[Quota], limit: str) -> tuple[int, str] | None:
+    """Return the smallest of a limit, and the name of its quota."""
+    found = [(value, shown(q)) for q in quotas if (value := getattr(q, limit)) is not None]
+    return min(found, default=None)
+
+
+def _over_fgpu(
+    request: Request, nodes: Sequence[Node], caps: Caps, quotas: Sequence[Quota]
+) -> Refusal | None:
+    strictest = _strictest(quotas, "max_fgpu_milli")
+    asked = least_milli(request, nodes)
+    if strictest is None or asked <= strictest[0]:
+        return None
+    most, whose = strictest
+    if explicit(request):
+        field, nearest = "gpu_memory_mib", most_memory_mib(request, nodes, milli=most)
+    else:
+        field = "fgpu"
+        inside = [a for a in amounts_that_fit(nodes, caps) if a <= most]
+        nearest = format_milli(inside[-1]) if inside else None
+    message = f"{field}: {format_milli(asked)} fGPU is above {format_milli(most)}, the quota of {whose}"
+    return Refusal(field, "above_quota", message, format_milli(most), nearest)
+
+
+def _over_number(quotas: Sequence[Quota], limit: str, count: int) -> Refusal | None:
+    strictest = _strictest(quotas, limit)
+    if strictest is None or count <= strictest[0]:
+        return None
+    most, whose = strictest
+    what = "sessions" if limit == "max_sessions" else "requests waiting at once"
+    message = f"count: {count} is above {most} {what}, the quota of {whose}"
+    return Refusal("count", "above_quota", message, str(most), str(most) if most else None)
 
 
 def amounts_that_fit(nodes: Iterable[Node], caps: Caps) -> tuple[int, ...]:
@@ -170,3 +221,29 @@ def _count(asked: int, caps: Caps) -> Refusal | None:
     nearest = "1" if asked < 1 else str(caps.max_count)
     message = f"count: {asked} is not between 1 and {caps.max_count} sessions"
     return Refusal("count", "out_of_range", message, str(caps.max_count), nearest)
+
+
+def _time_limit(asked: int | None, caps: Caps) -> Refusal | None:
+    if asked is None:
+        return None
+    if asked < caps.min_time_limit_s:
+        least = str(caps.min_time_limit_s)
+        message = f"time_limit_s: {asked} is below the shortest of {least}"
+        return Refusal("time_limit_s", "too_small", message, least, least)
+    if caps.max_time_limit_s is not None and asked > caps.max_time_limit_s:
+        most = str(caps.max_time_limit_s)
+        message = f"time_limit_s: {asked} is above the longest of {most}"
+        return Refusal("time_limit_s", "above_cap", message, most, most)
+    return None
+
+
+def _priority(asked: int, caps: Caps) -> Refusal | None:
+    if caps.max_priority is not None and asked > caps.max_priority:
+        most = str(caps.max_priority)
+        message = f"priority: {asked} is above the highest that you may ask for, {most}"
+        return Refusal("priority", "above_cap", message, most, most)
+    if caps.min_priority is not None and asked < caps.min_priority:
+        least = str(caps.min_priority)
+        message = f"priority: {asked} is below the lowest of {least}"
+        return Refusal("priority", "too_small", message, least, least)
+    return None

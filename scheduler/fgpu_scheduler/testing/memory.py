@@ -170,7 +170,8 @@ class MemoryStore:
 
         Raises:
             SessionExists: a request's server has a session that is not ending.
-            TooManyPending: a user would have more than ``max_pending_per_user`` waiting, or it is over a quota.
+            TooManyPending: a user would have more than ``max_pending_per_user`` waiting.
+            OverQuota: it is over a pending quota, or could never be inside a quota.
         """
         servers = {_server(s.request) for s in self._world.sessions if s.state in lifecycle.SERVING}
         for asked in requests:
@@ -179,8 +180,7 @@ class MemoryStore:
             servers.add(_server(asked))
         if max_pending_per_user is not None:
             self._check_pending(requests, max_pending_per_user)
-        waiting = [s.request for s in self._world.sessions if s.state is S.PENDING]
-        accounts.refuse_over_pending(self._world.quotas, waiting, requests)
+        accounts.refuse_over_quota(self._world, requests)
         new = tuple(self._new(Session(0, asked, S.PENDING, now_s, held)) for asked in requests)
         self._write(new)
         return new

@@ -1,0 +1,288 @@
+"""What may queue of explicit GPU memory, models, time limits, priorities and quotas; the exact words of refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fgpu_scheduler.core.admission import Caps, Refusal, admit
+from fgpu_scheduler.core.model import Quota, QuotaScope
+from fgpu_scheduler.testing import world
+from fgpu_scheduler.testing.world import request
+
+OPEN = Caps(fgpu_step_milli=100)
+LAB = (
+    world(devices=0)
+    .node("n1", devices=2, memory_mib=16160, model="Small")
+    .node("n2", memory_mib=24576, fgpu_per_gpu=2, model="Large")
+)
+"""Two GPUs whose memory is no multiple of 128 MiB, and a larger one."""
+
+
+def refusals(
+    *, count: int = 1, caps: Caps = OPEN, quotas: tuple[Quota, ...] = (), **asked: Any
+) -> tuple[Refusal, ...]:
+    plain = request("alice", asked.pop("fgpu", "0"))
+    return admit(replace(plain, groups=("class",), **asked), count, LAB.nodes, caps, quotas)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gpu_memory_mib": 128},
+        {"gpu_memory_mib": 5120, "compute_percent": 35},
+        {"gpu_memory_mib": 16160},
+        {"gpu_memory_mib": 16128, "gpu_model": "Small", "compute_percent": 100},
+        {"gpu_memory_mib": 24576, "compute_percent": 5},
+        {"fgpu": "2", "gpu_model": "Large"},
+        {"fgpu": "2", "gpu_model": "Small"},
+        {"fgpu": "0.5", "time_limit_s": 60, "priority": 10**6},
+    ],
+)
+def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
+    assert refusals(**asked) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        (
+            {"compute_percent": 50},
+            Refusal(
+                "compute_percent",
+                "compute_alone",
+                "compute_percent: needs gpu_memory_mib beside it; compute is not given alone",
+            ),
+        ),
+        (
+            {"fgpu": "0.5", "gpu_memory_mib": 1024},
+            Refusal(
+                "gpu_memory_mib",
+                "two_ways",
+                "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 24704},
+            Refusal(
+                "gpu_memory_mib",
+                "never_fits",
+                "gpu_memory_mib: 24704 is more than one GPU has, and can never be scheduled; the most is 24576 MiB",
+                "24576",
+                "24576",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 16384, "gpu_model": "Small"},
+            Refusal(
+                "gpu_memory_mib",
+                "never_fits",
+                "gpu_memory_mib: 16384 is more than one GPU has, and can never be scheduled; the most is 16160 MiB",
+                "16160",
+                "16160",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 0},
+            Refusal(
+                "gpu_memory_mib",
+                "too_small",
+                "gpu_memory_mib: 0 is below the least of 128 MiB",
+                "128",
+                "128",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 1000},
+            Refusal(
+                "gpu_memory_mib",
+                "not_a_step",
+                "gpu_memory_mib: 1000 is not a multiple of 128, nor all of a GPU; the nearest is 1024",
+                "128",
+                "1024",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 16159},
+            Refusal(
+                "gpu_memory_mib",
+                "not_a_step",
+                "gpu_memory_mib: 16159 is not a multiple of 128, nor all of a GPU; the nearest is 16160",
+                "128",
+                "16160",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 1024, "compute_percent": 0},
+            Refusal(
+                "compute_percent", "out_of_range", "compute_percent: 0 is not between 5 and 100", "5", "5"
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 1024, "compute_percent": 105},
+            Refusal(
+                "compute_percent",
+                "out_of_range",
+                "compute_percent: 105 is not between 5 and 100",
+                "100",
+                "100",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 1024, "compute_percent": 33},
+            Refusal(
+                "compute_percent",
+                "not_a_step",
+                "compute_percent: 33 is not a multiple of 5; the nearest is 35",
+                "5",
+                "35",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 16128, "caps": replace(OPEN, max_fgpu_milli=500)},
+            Refusal(
+                "gpu_memory_mib",
+                "above_cap",
+                "gpu_memory_mib: worth 0.998 fGPU, this is above the limit of 0.5 per session",
+                "0.5",
+                "8064",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 128, "compute_percent": 80, "caps": replace(OPEN, max_fgpu_milli=500)},
+            Refusal(
+                "gpu_memory_mib",
+                "above_cap",
+                "gpu_memory_mib: worth 0.8 fGPU, this is above the limit of 0.5 per session",
+                "0.5",
+                None,
+            ),
+        ),
+        (
+            {"fgpu": "0.5", "gpu_model": "Huge"},
+            Refusal(
+                "gpu_model",
+                "unknown_model",
+                "gpu_model: there is no 'Huge' here; the models are Large, Small",
+                None,
+                "Large",
+            ),
+        ),
+        (
+            {"fgpu": "1.5", "gpu_model": "Small"},
+            Refusal(
+                "fgpu",
+                "straddles",
+                "fgpu: 1.5 is more than one GPU (1 fGPU) and not a whole number of GPUs; "
+                "the nearest possible are 1 and 2",
+                "1",
+                "1",
+            ),
+        ),
+        (
+            {"gpu_memory_mib": 20480, "memory_mib": 262144, "cpu_milli": 32000, "time_limit_s": 59},
+            Refusal("time_limit_s", "too_small", "time_limit_s: 59 is below the shortest of 60", "60", "60"),
+        ),
+        (
+            {"fgpu": "1", "time_limit_s": 3601, "caps": replace(OPEN, max_time_limit_s=3600)},
+            Refusal(
+                "time_limit_s", "above_cap", "time_limit_s: 3601 is above the longest of 3600", "3600", "3600"
+            ),
+        ),
+        (
+            {"fgpu": "1", "priority": 3, "caps": replace(OPEN, max_priority=2)},
+            Refusal(
+                "priority", "above_cap", "priority: 3 is above the highest that you may ask for, 2", "2", "2"
+            ),
+        ),
+        (
+            {"fgpu": "1", "priority": -1, "caps": replace(OPEN, min_priority=0)},
+            Refusal("priority", "too_small", "priority: -1 is below the lowest of 0", "0", "0"),
+        ),
+        (
+            {"fgpu": "1", "quotas": (Quota(QuotaScope.USER, "*", max_fgpu_milli=750),)},
+            Refusal(
+                "fgpu", "above_quota", "fgpu: 1 fGPU is above 0.75, the quota of each user", "0.75", "0.7"
+            ),
+        ),
+        (
+            {
+                "gpu_memory_mib": 16128,
+                "quotas": (
+                    Quota(QuotaScope.GROUP, "class", max_fgpu_milli=250),
+                    Quota(QuotaScope.USER, "*", max_fgpu_milli=750),
+                    Quota(QuotaScope.USER, "bob", max_fgpu_milli=1),
+                ),
+            },
+            Refusal(
+                "gpu_memory_mib",
+                "above_quota",
+                "gpu_memory_mib: 0.998 fGPU is above 0.25, the quota of group 'class'",
+                "0.25",
+                "3968",
+            ),
+        ),
+        (
+            {"fgpu": "1", "quotas": (Quota(QuotaScope.USER, "alice", max_sessions=0),)},
+            Refusal(
+                "count", "above_quota", "count: 1 is above 0 sessions, the quota of user 'alice'", "0", None
+            ),
+        ),
+        (
+            {"fgpu": "1", "count": 4, "quotas": (Quota(QuotaScope.ALL, "*", "default", max_pending=3),)},
+            Refusal(
+                "count",
+                "above_quota",
+                "count: 4 is above 3 requests waiting at once, "
+                "the quota of everybody together in resource group 'default'",
+                "3",
+                "3",
+            ),
+        ),
+    ],
+)
+def test_a_refusal_names_the_field_the_limit_and_what_would_work(
+    asked: dict[str, Any], refusal: Refusal
+) -> None:
+    assert refusals(**asked) == (refusal,)
+
+
+def test_what_is_inside_its_quotas_may_wait_for_them() -> None:
+    quotas = (Quota(QuotaScope.USER, "*", max_fgpu_milli=1000, max_sessions=1, max_pending=8),)
+    assert refusals(fgpu="1", count=8, quotas=quotas) == ()
+    elsewhere = replace(quotas[0], resource_group="other", max_fgpu_milli=1)
+    assert refusals(fgpu="1", quotas=(elsewhere,)) == ()
+
+
+def test_explicit_memory_that_no_node_has_beside_that_much_cpu_is_refused() -> None:
+    asked = replace(request("a", "0", cpu=16), gpu_memory_mib=20480)
+    small = LAB.node("n2", memory_mib=24576, model="Large", cpu=4)
+    nodes = [node for node in small.nodes if node.cpu_milli == 4000 or node.id == "n1"]
+    (found,) = admit(asked, 1, nodes, OPEN)
+    assert (found.field, found.code) == ("gpu_memory_mib", "never_fits_together")
+    assert "20480 MiB GPU memory together with 16 CPU" in found.message
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@given(
+    st.integers(0, 30000),
+    st.one_of(st.none(), st.integers(-5, 130)),
+    st.sampled_from((None, "Small", "Large")),
+    st.one_of(st.none(), st.integers(1, 2000)),
+)
+def test_the_nearest_amount_would_be_accepted(
+    memory_mib: int, compute: int | None, model: str | None, cap: int | None
+) -> None:
+    asked: dict[str, Any] = {"gpu_memory_mib": memory_mib, "compute_percent": compute, "gpu_model": model}
+    caps = replace(OPEN, max_fgpu_milli=cap)
+    # Memory, compute and what both are worth are told one after the other.
+    for _ in range(4):
+        found = [refusal for refusal in refusals(caps=caps, **asked) if refusal.nearest is not None]
+        if not found:
+            break
+        asked |= {refusal.field: int(refusal.nearest or "") for refusal in found}
+    assert all(refusal.nearest is None for refusal in refusals(caps=caps, **asked))
