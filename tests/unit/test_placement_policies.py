@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import placing
 import pytest
 
-from fgpu_scheduler.core.model import Request
-from fgpu_scheduler.core.placement import Room, Score, place, untouched
+from fgpu_scheduler.core.model import NodeState, Request
+from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.scores import Shape, Workload, best_fit, fgd, first_fit, spread, worth
 from fgpu_scheduler.core.scores.cutting import residual_values
@@ -192,3 +193,16 @@ def test_a_placer_that_forgets_still_decides_alike(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_CHANGES", 3)
     monkeypatch.setattr("fgpu_scheduler.core.placer.KEPT_SHAPES", 2)
     test_equal_worlds_give_equal_placements_and_the_placer_the_same("worth")
+
+
+def test_nodes_that_others_stood_for_are_found_after_one_was_cordoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fgpu_scheduler.core.placer.FEW", 0)
+    lab = world(devices=0).node("n0").node("n1").node("n2").node("n3")
+    placer = Placer(free(lab), score=first_fit)
+    asked = request("a", "0.5")
+    assert placer.fits(asked)
+    placer.update(untouched(replace(lab.nodes[-1], state=NodeState.CORDONED)))
+    assert [where and where.node_id for where in (placer.place(asked) for _ in range(7))] == [
+        *("n0", "n0", "n1", "n1", "n2", "n2"),
+        None,
+    ]

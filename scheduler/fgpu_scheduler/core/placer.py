@@ -99,7 +99,7 @@ class Placer:
 
     def __init__(self, left: Free, *, score: Score) -> None:
         # Between nodes that the score finds equal, the first by id is taken: the order handed in decides nothing.
-        left = sorted(left, key=lambda each: each.node.id)
+        left = tuple(sorted(left, key=lambda each: each.node.id))
         self._score = score
         self._many = many_of(score)
         self._nodes = list(left)
@@ -155,7 +155,9 @@ class Placer:
             self._devices[at] = devices
             self._capacities[at] = tuple(d.capacity_milli for d in devices)
             self._kinds[at] = self._numbered(devices)
+            # In a ranking nodes stand for others as they do in the columns.
             self._columns = None
+            self._rankings = {}
         elif self._columns is not None and (columns := self._column_of[at]) is not None:
             columns.put(at, state.cpu_milli, state.memory_mib, state.devices)
         self._change(at, state)
