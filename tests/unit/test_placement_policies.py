@@ -195,7 +195,9 @@ def test_a_placer_that_forgets_still_decides_alike(monkeypatch: pytest.MonkeyPat
     test_equal_worlds_give_equal_placements_and_the_placer_the_same("worth")
 
 
-def test_nodes_that_others_stood_for_are_found_after_one_was_cordoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_others_stood_for_are_found_after_one_was_cordoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("fgpu_scheduler.core.placer.FEW", 0)
     lab = world(devices=0).node("n0").node("n1").node("n2").node("n3")
     placer = Placer(free(lab), score=first_fit)
