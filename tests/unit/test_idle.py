@@ -1,0 +1,178 @@
+"""Who is idle: only who is known to be, by the driver, by the server itself and by the Hub."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+
+from fgpu_scheduler import Placement, Request, Session, SessionState, Share
+from fgpuspawner.idle import SessionActivity, ask_kernels, instant_s
+from fgpuspawner.isolation.gpu_use import idle_now
+from fgpuspawner.isolation.nvml_reader import NvmlUnknown
+
+
+def session(number: int = 1, *uuids: str) -> Session:
+    shares = tuple(Share(uuid, 500, 2048, 25) for uuid in uuids or ("GPU-a",))
+    asked = Request("alice", str(number), "python", "default", 500, 1000, 1024)
+    return Session(number, asked, SessionState.RUNNING, 0, placement=Placement("n", shares), started_at_s=100)
+
+
+UNKNOWN = NvmlUnknown("the driver is away")
+
+
+@pytest.mark.parametrize(
+    ("used", "owners", "idle"),
+    [
+        # Nobody there, or only programs that rest.
+        ({"GPU-a": {}}, {}, True),
+        ({"GPU-a": {7: 0}}, {7: 1}, True),
+        ({"GPU-a": {7: 1}}, {7: 1}, False),
+        ({"GPU-a": {7: 0, 8: 90}}, {7: 1, 8: 1}, False),
+        # What is not told of one's own program is not idle; what others do is theirs.
+        ({"GPU-a": {7: None}}, {7: 1}, False),
+        ({"GPU-a": {7: 90, 8: None}}, {7: 2}, True),
+        ({"GPU-a": UNKNOWN}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_gpu_is_idle_when_the_driver_says_of_each_of_ones_programs_that_it_rests(
+    used: Mapping[str, Any], owners: dict[int, int], idle: bool
+) -> None:
+    assert (1 in idle_now([session()], used, owners)) is idle
+
+
+def test_all_gpus_of_a_session_have_to_rest_and_one_that_nobody_can_use_does() -> None:
+    both = session(1, "GPU-a", "GPU-b")
+    assert idle_now([both], {"GPU-a": {}, "GPU-b": {7: 5}}, {7: 1}) == frozenset()
+    assert idle_now([both], {"GPU-a": {}}, {}) == frozenset()
+    assert idle_now([both], {"GPU-a": {}}, {}, unusable=["GPU-b"]) == {1}
+
+
+class Clock:
+    def now_s(self) -> int:
+        return 10_000
+
+
+class Gpus:
+    def __init__(self, since_s: int | None) -> None:
+        self.since_s = since_s
+
+    async def idle_since(self, sessions: Any, now_s: int) -> dict[int, int]:
+        return {} if self.since_s is None else {s.id: self.since_s for s in sessions}
+
+
+class Servers:
+    heard_s: ClassVar[int | None] = 0
+    kernels_s: ClassVar[int | None] = 0
+    asked: ClassVar[int] = 0
+
+    @classmethod
+    def last_activity_s(cls, session: Session) -> int | None:
+        return cls.heard_s
+
+    @classmethod
+    async def kernels_idle_since_s(cls, session: Session) -> int | None:
+        cls.asked += 1
+        return cls.kernels_s
+
+
+@pytest.mark.parametrize(
+    ("gpu_s", "heard_s", "kernels_s", "since_s", "asked"),
+    [
+        (1000, 1100, 1200, 1200, 1),
+        (1200, 1100, 1000, 1200, 1),
+        # Not for long enough, each by itself: then nobody is asked.
+        (9900, 0, 0, None, 0),
+        (0, 9900, 0, None, 0),
+        (0, 0, 9900, None, 1),
+        # Not known.
+        (None, 0, 0, None, 0),
+        (0, None, 0, None, 0),
+        (0, 0, None, None, 1),
+        # Never since before it ran.
+        (0, 0, 0, 100, 1),
+    ],
+)
+def test_a_session_is_idle_since_the_last_of_all_that_was_done_in_it(
+    gpu_s: int | None, heard_s: int | None, kernels_s: int | None, since_s: int | None, asked: int
+) -> None:
+    class Own(Servers):
+        pass
+
+    Own.heard_s, Own.kernels_s = heard_s, kernels_s
+    gpus: Any = Gpus(gpu_s)
+    activity = SessionActivity(Own, gpus, Clock(), idle_after_s=lambda _: 3600)
+    assert asyncio.run(activity.idle_since([session()])) == {1: since_s}
+    assert Own.asked == asked
+
+
+@contextmanager
+def server(answers: dict[str, Any]) -> Iterator[str]:
+    """A Jupyter server that answers with these, by path, to the one token that it knows."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = self.headers.get("Authorization") == "token sesame"
+            found = answers.get(self.path.removeprefix("/base/"))
+            self.send_response(200 if allowed and found is not None else 403)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/base/"
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def kernel(state: str = "idle", at: str = "1970-01-01T00:05:00.5Z") -> dict[str, str]:
+    return {"execution_state": state, "last_activity": at}
+
+
+STATUS = {"last_activity": "1970-01-01T00:01:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "token", "since_s"),
+    [
+        ({"api/status": STATUS, "api/kernels": []}, "sesame", 60),
+        ({"api/status": STATUS, "api/kernels": [kernel()]}, "sesame", 300),
+        # One that computes without a word was last heard of long ago, and is busy.
+        ({"api/status": STATUS, "api/kernels": [kernel(), kernel("busy")]}, "sesame", None),
+        ({"api/status": STATUS, "api/kernels": [kernel("starting")]}, "sesame", None),
+        ({"api/status": STATUS, "api/kernels": [{"execution_state": "idle"}]}, "sesame", None),
+        ({"api/status": STATUS}, "sesame", None),
+        ({"api/status": STATUS, "api/kernels": []}, "wrong", None),
+    ],
+)
+def test_kernels_are_idle_where_their_server_says_so(
+    answers: dict[str, Any], token: str, since_s: int | None
+) -> None:
+    with server(answers) as url:
+        assert asyncio.run(ask_kernels(url, token)) == since_s
+
+
+def test_a_server_that_is_gone_is_not_idle() -> None:
+    with server({}) as url:
+        pass
+    assert asyncio.run(ask_kernels(url, "sesame")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1970-01-01T00:05:00Z", "1970-01-01T00:05:00", "1970-01-01T01:05:00+01:00", "1970-01-01T00:05:00.9Z"],
+)
+def test_an_instant_is_of_utc_unless_it_says_otherwise(text: str) -> None:
+    assert instant_s(text) == 300
