@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from fgpu_scheduler import BadAmount, Refusal, parse_milli
-from fgpuspawner.words import hours_minutes
 
 Raw = Mapping[str, object]
 
-SHORTEST_TIME_LIMIT_S = 60
 LONGEST_TIME_LIMIT_S = 10_000 * 3600
 
 
@@ -69,7 +67,7 @@ def maybe_whole(raw: Raw, name: str, example: int, refusals: list[Refusal]) -> i
 def time_limit(raw: Raw, default_s: int | None, longest_s: int | None, refusals: list[Refusal]) -> int | None:
     """Return for how long a session may run, in seconds; None: for as long as sessions may.
 
-    ``time_limit_s`` is in seconds, ``time_limit`` in hours and minutes; 0 is no limit of its own.
+    ``time_limit_s`` is in seconds, ``time_limit`` in hours and minutes; 0 is no limit of its own, so ``longest_s``.
     """
     if raw.get("time_limit_s") is not None and raw.get("time_limit") is not None:
         message = "time_limit_s: given in seconds, and in hours and minutes as time_limit; give one of them"
@@ -83,18 +81,7 @@ def time_limit(raw: Raw, default_s: int | None, longest_s: int | None, refusals:
     )
     if found_s is None:
         return default_s
-    if found_s == 0:
-        return longest_s
-    shown = hours_minutes if name == "time_limit" else str
-    if found_s < SHORTEST_TIME_LIMIT_S:
-        least = shown(SHORTEST_TIME_LIMIT_S)
-        message = f"{name}: {shown(found_s)} is below the shortest of {least}"
-        refusals.append(Refusal(name, "too_small", message, least, least))
-    elif found_s > (longest_s or LONGEST_TIME_LIMIT_S):
-        most = shown(longest_s or LONGEST_TIME_LIMIT_S)
-        message = f"{name}: {shown(found_s)} is above the longest of {most}"
-        refusals.append(Refusal(name, "above_cap", message, most, most))
-    return found_s
+    return found_s or longest_s
 
 
 def _hours_minutes(raw: Raw, refusals: list[Refusal]) -> int | None:

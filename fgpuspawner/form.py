@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fgpu_scheduler import Refusal, amounts_that_fit, format_milli
+from fgpu_scheduler import Refusal, format_milli
 from fgpuspawner.options import FIELDS, GPU_BY, Offer, Refused
 from fgpuspawner.words import hours_minutes
 
@@ -65,7 +65,7 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
     caps = offer.caps
     return {
         "name": name,
-        "amounts": [format_milli(a) for a in amounts_that_fit(own, caps)],
+        "amounts": [format_milli(a) for a in offer.amounts(name)],
         "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
         "max_memory_mib": min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9),
         "max_gpu_memory_mib": max((d.memory_mib for n in own for d in n.devices), default=0),

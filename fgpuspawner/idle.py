@@ -76,30 +76,30 @@ class SessionActivity:
 
 async def ask_kernels(base_url: str, token: str) -> int | None:
     """Return since when a Jupyter server's kernels and terminals are idle (UTC seconds); None if busy or unknown."""
+    client = AsyncHTTPClient(force_instance=True)
     try:
-        async with asyncio.timeout(ASK_WITHIN_S):
-            status, kernels = await asyncio.gather(
-                _ask(f"{base_url}api/status", token), _ask(f"{base_url}api/kernels", token)
-            )
+        # One after the other: what is left in the middle of an answer would not be closed.
+        status = await _ask(client, f"{base_url}api/status", token)
+        kernels = await _ask(client, f"{base_url}api/kernels", token)
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
         return max(instant_s(one["last_activity"]) for one in (status, *kernels))
-    except (HTTPClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as e:
+    except (HTTPClientError, OSError, ValueError, KeyError, TypeError) as e:
         log.warning("What the kernels at %s do is not known, so they are not idle: %r", base_url, e)
         return None
+    finally:
+        client.close()
 
 
-async def _ask(url: str, token: str) -> Any:
+async def _ask(client: AsyncHTTPClient, url: str, token: str) -> Any:
     request = HTTPRequest(
         url,
         headers={"Authorization": f"token {token}", "Accept": "application/json"},
         follow_redirects=False,
+        connect_timeout=ASK_WITHIN_S,
+        request_timeout=ASK_WITHIN_S,
     )
-    client = AsyncHTTPClient(force_instance=True)
-    try:
-        return json.loads((await client.fetch(request)).body)
-    finally:
-        client.close()
+    return json.loads((await client.fetch(request)).body)
 
 
 def instant_s(text: str) -> int:

@@ -13,15 +13,18 @@ from fgpu_scheduler import (
     Caps,
     FGPUError,
     Node,
+    Quota,
     Refusal,
     Request,
     admit,
     amounts_that_fit,
     format_milli,
 )
+from fgpu_scheduler.core.quota import counted_as
 from fgpuspawner import fields as read
 from fgpuspawner.catalogue import Image
 from fgpuspawner.settings import FGPU
+from fgpuspawner.words import hours_minutes
 
 FIELDS = (
     "image",
@@ -55,7 +58,7 @@ class Refused(FGPUError):
 class Offer:
     """What one user may choose at this moment. Images and groups in the order they are shown.
 
-    ``max_time_limit_s`` is None where sessions may run for ever.
+    ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     """
 
     images: tuple[Image, ...]
@@ -64,7 +67,20 @@ class Offer:
     caps: Caps
     default: Wanted
     max_time_limit_s: int | None = None
-    max_priority: int = 0
+    quotas: tuple[Quota, ...] = ()
+    user: str = ""
+    hub_groups: tuple[str, ...] = ()
+
+    @property
+    def max_priority(self) -> int:
+        """The highest priority that this user may ask for; 0 is none."""
+        return self.caps.max_priority or 0
+
+    def amounts(self, group: str) -> tuple[int, ...]:
+        """Return, ascending, each fGPU amount in milli that this user could ever hold in a resource group."""
+        own = [n for n in self.nodes if n.resource_group == group]
+        asker = replace(self.default, group=group).request(self.user, "", self.hub_groups)
+        return _inside(self.quotas, asker, amounts_that_fit(own, self.caps))
 
     @property
     def simulated(self) -> bool:
@@ -161,9 +177,11 @@ def make_offer(
     nodes: Sequence[Node],
     images: Sequence[Image],
     groups: Sequence[str],
+    *,
+    user: str = "",
     hub_groups: Iterable[str] = (),
 ) -> Offer:
-    """Return what a user with these ``groups`` and ``images`` may choose, with what is preselected.
+    """Return what a user with these resource ``groups`` and ``images`` may choose, with what is preselected.
 
     Raises:
         Refused: the user may use no resource group, or no image.
@@ -174,28 +192,44 @@ def make_offer(
         )
     if not images:
         raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
-    caps = settings.caps()
+    hub_groups = tuple(hub_groups)
+    caps = replace(
+        settings.caps(),
+        max_time_limit_s=settings.max_time_limit_s or read.LONGEST_TIME_LIMIT_S,
+        max_priority=settings.priority_of(hub_groups),
+    )
+    quotas = settings.quotas_given()
     own = [n for n in nodes if n.resource_group in groups]
     first = [n for n in own if n.resource_group == groups[0]]
     default_image = next((i for i in images if i.default), images[0])
+    asker = Wanted(default_image.slug, groups[0], 0, 0, 0).request(user, "", hub_groups)
+    amounts = _inside(quotas, asker, amounts_that_fit(first, caps)) or (caps.fgpu_step_milli,)
     return Offer(
         tuple(images),
         tuple(groups),
         tuple(own),
         caps,
-        _default(settings, caps, first, groups[0], default_image),
+        _default(settings, caps, first, groups[0], default_image, amounts),
         settings.max_time_limit_s or None,
-        settings.priority_of(hub_groups),
+        quotas,
+        user,
+        hub_groups,
     )
 
 
-def _default(settings: FGPU, caps: Caps, nodes: Sequence[Node], group: str, image: Image) -> Wanted:
+def _inside(quotas: Iterable[Quota], asker: Request, amounts: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the amounts that no quota of whoever asks is below."""
+    limits = [q.max_fgpu_milli for q in quotas if q.max_fgpu_milli is not None and counted_as(q, asker)]
+    return tuple(a for a in amounts if not limits or a <= min(limits))
+
+
+def _default(
+    settings: FGPU, caps: Caps, nodes: Sequence[Node], group: str, image: Image, amounts: Sequence[int]
+) -> Wanted:
     """Preselect half a GPU (at least a step) and the part of the node's CPU and memory that goes with it."""
-    amounts = amounts_that_fit(nodes, caps) or (caps.fgpu_step_milli,)
     capacity = min((d.capacity_milli for n in nodes for d in n.devices), default=caps.fgpu_step_milli)
-    fgpu = settings.default_milli("default_fgpu") or max(
-        (a for a in amounts if a <= capacity // 2), default=amounts[0]
-    )
+    fgpu = settings.default_milli("default_fgpu") or capacity // 2
+    fgpu = max((a for a in amounts if a <= fgpu), default=amounts[0])
     node = max(nodes, key=lambda n: sum(d.capacity_milli for d in n.devices), default=None)
     total = sum(d.capacity_milli for d in node.devices) if node else 0
     cpu, memory = settings.default_milli("default_cpu"), settings.default_memory_mib
@@ -250,7 +284,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     wanted = Wanted(
         image=read.choice(raw, "image", [i.slug for i in offer.images], default.image, refusals),
         group=group,
-        fgpu_milli=read.amount(raw, "fgpu", default.fgpu_milli, refusals) if gpu_memory_mib is None else 0,
+        fgpu_milli=read.amount(raw, "fgpu", default.fgpu_milli if gpu_memory_mib is None else 0, refusals),
         cpu_milli=read.amount(raw, "cpu", default.cpu_milli, refusals),
         memory_mib=read.whole(raw, "memory_mib", default.memory_mib, refusals),
         count=read.whole(raw, "count", default.count, refusals),
@@ -258,43 +292,31 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
         compute_percent=read.maybe_whole(raw, "compute_percent", 25, refusals),
         gpu_model=_model(raw, offer.models(group), refusals),
         time_limit_s=read.time_limit(raw, default.time_limit_s, offer.max_time_limit_s, refusals),
-        priority=_priority(raw, offer.max_priority, refusals),
+        priority=read.whole(raw, "priority", 0, refusals),
     )
-    _one_way(raw, refusals)
     if not refusals:
-        refusals.extend(admit(wanted.request("", ""), wanted.count, offer.nodes, offer.caps))
+        request = wanted.request(offer.user, "", offer.hub_groups)
+        found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
+        refusals.extend(_in_its_notation(raw, wanted, refusal) for refusal in found)
     if refusals:
         raise Refused(refusals)
     return wanted
 
 
-def _one_way(raw: Mapping[str, object], refusals: list[Refusal]) -> None:
-    """Refuse what asks for a GPU in two ways at once, or for compute alone (product H2)."""
-    if raw.get("gpu_memory_mib") is not None:
-        if raw.get("fgpu") is not None:
-            message = "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways"
-            refusals.append(Refusal("gpu_memory_mib", "two_ways", message))
-    elif raw.get("compute_percent") is not None:
-        message = "compute_percent: needs gpu_memory_mib beside it; compute is not given alone"
-        refusals.append(Refusal("compute_percent", "compute_alone", message))
+def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:
+    """Return the refusal of a time limit in hours and minutes, where it was given so."""
+    if refusal.field != "time_limit_s" or raw.get("time_limit") is None:
+        return refusal
+    limit = hours_minutes(int(refusal.limit or 0))
+    which = "below the shortest" if refusal.code == "too_small" else "above the longest"
+    message = f"time_limit: {hours_minutes(wanted.time_limit_s or 0)} is {which} of {limit}"
+    return replace(refusal, field="time_limit", message=message, limit=limit, nearest=limit)
 
 
 def _model(raw: Mapping[str, object], models: Sequence[str], refusals: list[Refusal]) -> str | None:
     if raw.get("gpu_model") is None:
         return None
     return read.choice(raw, "gpu_model", models, "", refusals) or None
-
-
-def _priority(raw: Mapping[str, object], highest: int, refusals: list[Refusal]) -> int:
-    asked = read.whole(raw, "priority", 0, refusals)
-    if asked > highest:
-        message = (
-            f"priority: {asked} is above the highest that you may ask for, {highest}"
-            if highest
-            else f"priority: {asked} is not possible, because you may ask for none; leave it out"
-        )
-        refusals.append(Refusal("priority", "above_cap", message, str(highest), str(highest)))
-    return asked
 
 
 def _known(name: str) -> str:

@@ -21,9 +21,10 @@ from fgpu_scheduler import (
     group_policy,
     parse_milli,
 )
+from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
 from fgpu_scheduler.core.quota import shown
 from fgpu_scheduler.core.reclaim import AllRules, Rules
-from fgpuspawner.fields import LONGEST_TIME_LIMIT_S, SHORTEST_TIME_LIMIT_S
+from fgpuspawner.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
 """In place of the name of a user, of a Hub group or of a resource group: any of them."""
@@ -181,9 +182,9 @@ class QueueSettings(Configurable):
     def _check_time_limits(self) -> None:
         for name in ("default_time_limit_s", "max_time_limit_s"):
             value = getattr(self, name)
-            if value and not SHORTEST_TIME_LIMIT_S <= value <= LONGEST_TIME_LIMIT_S:
+            if value and not MIN_TIME_LIMIT_S <= value <= LONGEST_TIME_LIMIT_S:
                 raise BadSettings(
-                    f"c.FGPU.{name} is {value}; it must be between {SHORTEST_TIME_LIMIT_S} and "
+                    f"c.FGPU.{name} is {value}; it must be between {MIN_TIME_LIMIT_S} and "
                     f"{LONGEST_TIME_LIMIT_S} seconds, or 0 for none"
                 )
         if 0 < self.max_time_limit_s < self.default_time_limit_s:
@@ -254,7 +255,7 @@ def _quota(spec: Mapping[Any, Any]) -> Quota:
         raise BadSettings(f"{where} says not for whom; add user, hub_group or resource_group")
     if not any(key in spec for key in QUOTA_AMOUNTS):
         raise BadSettings(f"{where} limits nothing; add one of {', '.join(QUOTA_AMOUNTS)}")
-    for key, least in (("max_sessions", 0), ("max_pending", 0), ("max_lifetime_s", SHORTEST_TIME_LIMIT_S)):
+    for key, least in (("max_sessions", 0), ("max_pending", 0), ("max_lifetime_s", MIN_TIME_LIMIT_S)):
         if key in spec and not _is_whole(spec[key], least, LONGEST_TIME_LIMIT_S):
             raise BadSettings(f"{where}: {key} must be a whole number from {least} to {LONGEST_TIME_LIMIT_S}")
     scope = QuotaScope.USER if "user" in spec else QuotaScope.GROUP if "hub_group" in spec else QuotaScope.ALL

@@ -259,7 +259,8 @@ class Runtime:
             self.nodes,
             self.catalogue.visible_to(user, hub_groups),
             self.settings.groups_of(user, hub_groups),
-            hub_groups,
+            user=user,
+            hub_groups=hub_groups,
         )
 
 

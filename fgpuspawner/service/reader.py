@@ -166,7 +166,8 @@ class Reader:
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.visible_to(user, hub_groups)
-        return make_offer(self.settings, world.snapshot.nodes, images, groups, hub_groups)
+        nodes = world.snapshot.nodes
+        return make_offer(self.settings, nodes, images, groups, user=user, hub_groups=hub_groups)
 
     # --- In the worker threads ---
 

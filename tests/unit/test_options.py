@@ -136,6 +136,16 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
      "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways"),
     (TEXTS, {"compute_percent": "25"}, "compute_percent", "compute_alone",
      "compute_percent: needs gpu_memory_mib beside it; compute is not given alone"),
+    (TEXTS, {"gpu_memory_mib": "5000"}, "gpu_memory_mib", "not_a_step",
+     "gpu_memory_mib: 5000 is not a multiple of 128, nor all of a GPU; the nearest is 4992"),
+    (TEXTS, {"gpu_memory_mib": "0"}, "gpu_memory_mib", "too_small",
+     "gpu_memory_mib: 0 is below the least of 128 MiB"),
+    (TEXTS, {"gpu_memory_mib": "8193"}, "gpu_memory_mib", "never_fits",
+     "gpu_memory_mib: 8193 is more than one GPU has, and can never be scheduled; the most is 8192 MiB"),
+    (TEXTS, {"gpu_memory_mib": "4096", "compute_percent": "7"}, "compute_percent", "not_a_step",
+     "compute_percent: 7 is not a multiple of 5; the nearest is 5"),
+    (TEXTS, {"gpu_memory_mib": "4096", "compute_percent": "101"}, "compute_percent", "out_of_range",
+     "compute_percent: 101 is not between 5 and 100"),
     (TEXTS, {"time_limit": "2h"}, "time_limit", "bad_time", "time_limit: '2h' is not hours:minutes such as 2:30"),
     (TEXTS, {"time_limit": "90"}, "time_limit", "bad_time", "time_limit: '90' is not hours:minutes such as 2:30"),
     (TEXTS, {"time_limit": "1:60"}, "time_limit", "bad_time", "time_limit: '1:60' is not hours:minutes such as 2:30"),
@@ -149,7 +159,7 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"time_limit_s": "3600", "time_limit": "1:00"}, "time_limit_s", "given_twice",
      "time_limit_s: given in seconds, and in hours and minutes as time_limit; give one of them"),
     (TEXTS, {"priority": "1"}, "priority", "above_cap",
-     "priority: 1 is not possible, because you may ask for none; leave it out"),
+     "priority: 1 is above the highest that you may ask for, 0"),
     (TEXTS, {"priority": "-1"}, "priority", "not_a_number", "priority: '-1' is not a whole number such as 0"),
     (JSON, {"time_limit": 7200}, "time_limit", "bad_time", "time_limit: 7200 is not hours:minutes such as 2:30"),
     (TEXTS, {"gpu": "1"}, "options", "unknown_option", f"'gpu': no such option; {OPTIONS}"),
@@ -229,6 +239,16 @@ def test_bad_input_is_refused_in_the_same_words_at_every_edge(
             Refusal("count", "out_of_range", "count: 3 is not between 1 and 2 sessions", "2", "2"),
         ),
         (
+            {"max_fgpu": 1},
+            {"gpu_memory_mib": "2048", "compute_percent": "75"},
+            Refusal(
+                "gpu_memory_mib",
+                "above_cap",
+                "gpu_memory_mib: worth 1.5 fGPU, this is above the limit of 1 per session",
+                "1",
+            ),
+        ),
+        (
             {"max_time_limit_s": 8 * 3600},
             {"time_limit": "8:01"},
             Refusal(
@@ -269,6 +289,69 @@ def test_what_is_above_a_limit_is_refused_with_the_limit_and_what_would_do(
     with pytest.raises(Refused) as caught:
         parse(EDGES[edge](raw), offer(**given))
     assert caught.value.refusals == (refusal,)
+
+
+QUOTAS = [
+    {"user": "*", "max_fgpu": "1.5", "max_sessions": 3},
+    {"hub_group": "ml101", "max_fgpu": 1},
+    {"user": "bob", "resource_group": "class", "max_fgpu": "0.5"},
+]
+
+
+def offer_to(user: str, *hub_groups: str) -> Offer:
+    own = settings(quotas=QUOTAS)
+    nodes = own.discover_nodes()
+    return make_offer(own, nodes, (PYTHON,), ("default", "class"), user=user, hub_groups=hub_groups)
+
+
+@pytest.mark.parametrize(
+    ("user", "hub_groups", "raw", "refusal"),
+    [
+        (
+            "alice",
+            (),
+            {"fgpu": "2"},
+            Refusal("fgpu", "above_quota", "fgpu: 2 fGPU is above 1.5, the quota of each user", "1.5", "1.5"),
+        ),
+        (
+            "alice",
+            ("ml101",),
+            {"fgpu": "1.1"},
+            Refusal("fgpu", "above_quota", "fgpu: 1.1 fGPU is above 1, the quota of group 'ml101'", "1", "1"),
+        ),
+        (
+            "bob",
+            (),
+            {"group": "class", "gpu_memory_mib": "4096"},
+            Refusal(
+                "gpu_memory_mib",
+                "above_quota",
+                "gpu_memory_mib: 1 fGPU is above 0.5, the quota of user 'bob' in resource group 'class'",
+                "0.5",
+                "2048",
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("edge", TEXTS)
+def test_what_could_never_start_under_a_quota_is_refused_at_once(
+    edge: str, user: str, hub_groups: tuple[str, ...], raw: dict[str, object], refusal: Refusal
+) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(EDGES[edge](raw), offer_to(user, *hub_groups))
+    assert caught.value.refusals == (refusal,)
+
+
+def test_only_amounts_inside_ones_quotas_are_offered_and_preselected() -> None:
+    assert offer_to("alice").amounts("default")[-1] == 1500
+    assert offer_to("alice", "ml101").amounts("class")[-1] == 1000
+    bob = offer_to("bob")
+    assert bob.amounts("class")[-1] == 500
+    assert bob.amounts("default")[-1] == 1500
+    own = settings(quotas=[{"user": "*", "max_fgpu": "0.4"}])
+    offered = make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), user="alice")
+    assert offered.default.fgpu_milli == 400
+    assert parse({}, offered) == offered.default
 
 
 @pytest.mark.parametrize("edge", ["form", "link"])
@@ -344,6 +427,9 @@ DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mi
         ({"image": "torch", "group": "class", "cpu": 0.25, "memory_mib": 128, "count": 8},
          {"image": "torch", "group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
         ({"count": "02"}, {"count": 2}),
+        ({"gpu_memory_mib": "5120", "compute_percent": "25"},
+         {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25}),
+        ({"gpu_memory_mib": 5120}, {"fgpu_milli": 0, "gpu_memory_mib": 5120}),
         ({"gpu_model": "Simulated GPU 8192 MiB"}, {"gpu_model": "Simulated GPU 8192 MiB"}),
         ({"time_limit": "2:30"}, {"time_limit_s": 9000}),
         ({"time_limit_s": 9000}, {"time_limit_s": 9000}),
@@ -390,6 +476,8 @@ def test_options_are_read_again_as_what_they_were_written_from() -> None:
         ({"default_time_limit_s": 3600}, {"time_limit_s": None}),
         ({"default_time_limit_s": 3600}, {"time_limit_s": 7200}),
         ({"max_priority": {"*": 5}}, {"priority": 4}),
+        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25}),
+        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "gpu_model": "Simulated GPU 8192 MiB"}),
     ],
     ids=str,
 )
@@ -451,7 +539,7 @@ def test_only_members_of_a_group_may_ask_for_its_priority() -> None:
     own = settings(max_priority={"staff": 10, "*": 1})
     nodes = own.discover_nodes()
     assert make_offer(own, nodes, (PYTHON,), ("default",)).max_priority == 1
-    assert make_offer(own, nodes, (PYTHON,), ("default",), ["ml101", "staff"]).max_priority == 10
+    assert make_offer(own, nodes, (PYTHON,), ("default",), hub_groups=["ml101", "staff"]).max_priority == 10
 
 
 def shown(page: str) -> BeautifulSoup:
@@ -465,7 +553,7 @@ def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
         "compute_percent": "25",
         "fgpu": "0.7",
         "cpu": "many",
-        "time_limit": "8:01",
+        "time_limit": "8h",
     }
     with pytest.raises(Refused) as caught:
         parse(by_form(typed), offer(max_time_limit_s=8 * 3600))
@@ -482,7 +570,7 @@ def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
     assert told == {
         "gpu_memory_mib": "gpu_memory_mib: '4 GiB' is not a whole number such as 4096",
         "cpu": f"cpu: 'many' {NUMBER}",
-        "time_limit": "time_limit: 8:01 is above the longest of 8:00",
+        "time_limit": "time_limit: '8h' is not hours:minutes such as 2:30",
     }
     for name in told:
         field = page.select_one(f"[name={name}]")
