@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from docker.errors import APIError
 from dockerhub import ONE, WHOLE_FIVE, DockerHub, Engine, until
 
 from fgpu_scheduler import Session
+from fgpu_scheduler.testing import world
 from fgpuspawner.containers import Containers, in_words
 
 
@@ -152,6 +154,30 @@ async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
         removals = [containers.remove_named(name, now=True) for _ in range(8)]
         assert await asyncio.gather(*removals) == [True] * 8
     containers.executor.shutdown()
+
+
+async def test_servers_that_take_long_to_stop_delay_no_other_call(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fgpuspawner.containers.THREADS", 1)
+    containers = Containers(engine.client, installation=engine.prefix)
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    one = world().running("a", "0.5").sessions[0]
+    sessions = [replace(one, id=n, attempt=1) for n in (1, 2)]
+    for session in sessions:
+        container = engine.start(containers.name(session), code=stubborn)
+        assert next(engine.client.logs(container, stream=True, follow=True)) == b"up\n"
+    going = [
+        asyncio.create_task(
+            containers.end_session(session, now=False, stop_timeout_s=5, removed=lambda: None)
+        )
+        for session in sessions
+    ]
+    await asyncio.sleep(0.5)
+    await asyncio.wait_for(containers.call(engine.client.version), 2)
+    assert not any(end.done() for end in going)
+    assert await asyncio.gather(*going) == [True, True]
+    await asyncio.gather(*containers._going.values())
 
 
 @pytest.mark.parametrize(
