@@ -2,14 +2,29 @@
 
 from dataclasses import replace
 
-from fgpu_scheduler.core import lifecycle, placement, reconcile
-from fgpu_scheduler.core.model import SessionState, Share
-from fgpu_scheduler.core.orders import lifo
-from fgpu_scheduler.core.policies import GroupPolicy, Policy
+from fgpu_scheduler import accounts
+from fgpu_scheduler.core import (
+    backfill,
+    lifecycle,
+    order,
+    passes,
+    placement,
+    quota,
+    reclaim,
+    reconcile,
+)
+from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.policies import Policy, group_policy
+from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpu_scheduler.testing import Faults, MemoryStore, Violation, checks, simulate
+from fgpu_scheduler.testing.lab import CALM
 
-SEEDS = range(40)
+SEEDS = range(120)
 EVENTS = 300
+
+
+def policy(name, **options):
+    return Policy(group_policy(order=name, **options))
 
 
 def first_violation(**options) -> str:
@@ -26,20 +41,24 @@ def test_nothing_fires_while_nothing_is_broken():
     simulate(SEEDS.start, EVENTS)
 
 
-def test_a_fit_check_that_lets_everything_pass_is_noticed(monkeypatch):
+def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
     monkeypatch.setattr(
-        placement, "after", lambda left, request, where: placement._taken(left, request, where)
+        placement, "free", lambda world: tuple(placement.untouched(node) for node in world.nodes)
     )
-    # The quick look at a device's free fGPU before the check has to go as well.
-    monkeypatch.setattr(placement, "placements", everything_fits)
     assert "are held" in first_violation()
 
 
-def everything_fits(left, request):
-    for device in left.devices:
-        share = replace(Share.of(device.device, request.fgpu_milli))
-        where = placement.Placement(left.node.id, (share,))
-        yield where, placement.after(left, request, where)
+def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
+    real = placement.free
+
+    def forgetful(world):
+        return tuple(
+            replace(left, devices=tuple(replace(device, mode=None) for device in left.devices))
+            for left in real(world)
+        )
+
+    monkeypatch.setattr(placement, "free", forgetful)
+    assert "the modes of the shares of" in first_violation()
 
 
 def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
@@ -52,7 +71,8 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
         return found and placement._taken(left, request, where)
 
     monkeypatch.setattr(placement, "after", forgetful)
-    assert "memory are held" in first_violation()
+    found = first_violation()
+    assert "memory are held" in found or "compute are held" in found
 
 
 def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):
@@ -78,15 +98,114 @@ class LikeAnyVersion(int):
     __hash__ = int.__hash__
 
 
-def test_a_queue_in_the_wrong_order_is_noticed():
-    last_comes_first = Policy(GroupPolicy(order=lifo))
-    assert "which asked for the same earlier" in first_violation(policy=last_comes_first)
+def test_a_queue_in_the_wrong_order_is_noticed(monkeypatch):
+    real = passes.in_order
+    monkeypatch.setattr(passes, "in_order", lambda *line_and_order: real(*line_and_order)[::-1])
+    assert "which asked for the same earlier" in first_violation(policy=policy("fifo-skip"))
 
 
-def test_an_order_that_trusts_the_clock_is_noticed():
+def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
     """It was so once: a clock set back let newcomers overtake everybody."""
-    by_instant = Policy(GroupPolicy(order=lambda line: [s.submitted_at_s for s in line.waiting]))
-    assert "which asked for the same earlier" in first_violation(policy=by_instant)
+    monkeypatch.setattr(
+        order, "by_place", lambda waiting: sorted(waiting, key=lambda s: (s.submitted_at_s, s.id))
+    )
+    assert "which asked for the same earlier" in first_violation(policy=policy("fifo-skip"))
+
+
+def test_a_strict_order_that_lets_others_pass_is_noticed(monkeypatch):
+    monkeypatch.setattr(passes.Floor, "_blocked", lambda self, session: None)
+    assert "which is ahead in strict order" in first_violation(policy=policy("fifo"))
+
+
+def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
+    monkeypatch.setattr(backfill.Kept, "ends_before", lambda self, free_at_s: True)
+    found = first_violation(
+        policy=policy("fifo", backfill="easy"), rules=AllRules(Rules(grace_s=30)), faults=CALM
+    )
+    assert "was promised a start at" in found
+
+
+# --- Quotas ---
+
+
+def test_a_quota_that_nobody_looks_at_is_noticed(monkeypatch):
+    monkeypatch.setattr(quota.Ledger, "allows", lambda self, session, where=None: True)
+    found = first_violation()
+    assert "quota of" in found
+    assert "are allowed" in found
+
+
+def test_a_quota_that_forgets_what_is_held_is_noticed(monkeypatch):
+    monkeypatch.setattr(quota.Ledger, "take", lambda self, session, where=None: None)
+    monkeypatch.setattr(quota.Ledger, "give_back", lambda self, session, where=None: None)
+    assert "are allowed" in first_violation()
+
+
+def test_a_quota_that_stops_everybody_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        quota.Ledger, "allows", lambda self, session, where=None: not counted(self, session.request)
+    )
+    assert "waits for a quota, and no quota stops it" in first_violation()
+
+
+def counted(ledger, request):
+    return any(quota.counted_as(one, request) for one in ledger._quotas)
+
+
+def test_a_pending_quota_that_nobody_looks_at_is_noticed(monkeypatch):
+    monkeypatch.setattr(accounts, "refuse_over_quota", lambda world, asked: None)
+    found = first_violation()
+    assert " wait, and " in found
+    assert "are allowed" in found
+
+
+# --- Taking back ---
+
+
+def test_an_end_without_a_warning_is_noticed(monkeypatch):
+    real = reclaim.reclaims
+
+    def hasty(snapshot, plan, rules, *, stood_s):
+        return tuple(
+            reclaim.End(one.session_id, one.cause, "now") if isinstance(one, reclaim.Warn) else one
+            for one in real(snapshot, plan, rules, stood_s=stood_s)
+        )
+
+    monkeypatch.setattr(reclaim, "reclaims", hasty)
+    monkeypatch.setattr(
+        reclaim,
+        "ended",
+        lambda session, decision, *, now_s: lifecycle.moved(
+            session, SessionState.TERMINATING, now_s=now_s, cause=decision.cause
+        ),
+    )
+    assert "and its owner was warned of None" in first_violation()
+
+
+def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
+    """The instant of a warning is not enough: the clock may pass it without the time having passed."""
+    monkeypatch.setattr(
+        reclaim.Warnings, "stood_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
+    )
+    assert "s after its warning; the grace is" in first_violation()
+
+
+def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
+    def anybody(snapshot, plan, ledger, *, groups, ending):
+        return tuple(s.id for s in snapshot.sessions if s.state is SessionState.RUNNING)[:1]
+
+    monkeypatch.setattr(reclaim, "victims", anybody)
+    found = first_violation(rules=AllRules(Rules(grace_s=30, preempt=True)))
+    assert "was pre-empted, and nobody of higher priority waits" in found
+
+
+def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
+    real = reclaim.again
+    monkeypatch.setattr(reclaim, "again", lambda session: replace(real(session), place_of=None))
+    assert "and not at its place" in first_violation(rules=AllRules(Rules(grace_s=30, preempt=True)))
+
+
+# --- Reconciling ---
 
 
 def test_judging_what_is_missing_by_the_later_snapshot_is_noticed(monkeypatch):

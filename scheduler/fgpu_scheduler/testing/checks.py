@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE, SERVING
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.testing.order_checks import Promises, overtaken
+from fgpu_scheduler.testing.quota_checks import falsely_stopped, over_quota
+from fgpu_scheduler.testing.reclaim_checks import Warned
 
 S = SessionState
 
@@ -41,8 +46,14 @@ Find = Callable[[int], Session | None]
 class Checks:
     """Watches a store and the engines. `look` after every write and after every change of a container."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(
+        self, snapshot: Snapshot, policy: Policy, rules: AllRules | None = None, *, steady_s: int = 0
+    ) -> None:
         self._last = snapshot
+        self._policy = policy
+        self._steady_s = steady_s
+        self.warned = Warned(rules or AllRules())
+        self.promises = Promises()
         self._states: dict[int, SessionState] = {s.id: s.state for s in snapshot.sessions}
         self._containers: dict[str, Standing] = {}
         self.looks = 0
@@ -54,19 +65,34 @@ class Checks:
                 raise Violation(f"session {session.id} was submitted twice")
             self._states[session.id] = session.state
 
-    def look(self, now: Snapshot, containers: Sequence[Standing], find: Find) -> None:
+    def look(
+        self,
+        now: Snapshot,
+        containers: Sequence[Standing],
+        find: Find,
+        *,
+        steady_s: int = 0,
+        planned: bool = False,
+    ) -> None:
         """Compare with the last look.
+
+        ``steady_s`` is the time on a clock that nobody sets; ``planned`` tells that a plan was committed in between.
 
         Raises:
             Violation: with every complaint.
         """
         self.looks += 1
         last, self._last = self._last, now
+        passed_s, self._steady_s = steady_s - self._steady_s, steady_s
         before = {s.id: s for s in last.sessions}
         after = {s.id: s for s in now.sessions}
         for session_id in before:
             if session_id not in after and (gone := find(session_id)) is not None:
                 after[session_id] = gone
+        # Nobody submits what is queued again; `Warned` looks whether it has its ground.
+        self._states.update(
+            (s.id, s.state) for s in now.sessions if s.replaces is not None and s.id not in self._states
+        )
         complaints = [
             *over_capacity(last, now),
             *wrongly_held(now),
@@ -74,7 +100,11 @@ class Checks:
             *badly_placed(before, now),
             *served_twice(now),
             *illegal_changes(self._states, now, find),
-            *overtaken(before, after.values()),
+            *overtaken(before, after.values(), self._policy),
+            *self.promises.look(last, now, steady_s=steady_s, passed_s=passed_s, planned=planned),
+            *over_quota(before, now),
+            *falsely_stopped(before, now),
+            *self.warned.look(last, before, after, steady_s=steady_s),
             *freed_too_early(before, after, containers),
             *ended_alive(before, after, containers),
             *unowned(self._containers, after, containers),
@@ -243,23 +273,6 @@ def illegal_changes(known: dict[int, SessionState], now: Snapshot, find: Find) -
                 yield f"session {session_id}: {old} -> {current.state} is not legal"
         if current is not None and current.state in ENDED and current.end_cause is None:
             yield f"session {session_id} is {current.state} without a cause"
-
-
-def overtaken(before: dict[int, Session], after: Iterable[Session]) -> Iterator[str]:
-    """Nobody is placed while somebody who asked earlier for exactly the same still waits, and not held."""
-    waiting: dict[tuple[str, int, int, int], int] = {}
-    placed = []
-    for session in after:
-        asked = session.request
-        shape = asked.resource_group, asked.fgpu_milli, asked.cpu_milli, asked.memory_mib
-        old = before.get(session.id)
-        if session.state is S.PENDING and not session.held and (old is None or not old.held):
-            waiting[shape] = min(waiting.get(shape, session.id), session.id)
-        elif old is not None and old.state is S.PENDING and session.state is S.SCHEDULED:
-            placed.append((session.id, shape))
-    for session_id, shape in placed:
-        if waiting.get(shape, session_id) < session_id:
-            yield f"session {session_id} was placed before {waiting[shape]}, which asked for the same earlier"
 
 
 def freed_too_early(

@@ -1,0 +1,129 @@
+"""What a seed draws: nodes, requests, policies, rules and quotas, such that most things happen often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from fgpu_scheduler.core.model import Device, Node, Quota, QuotaScope, Request
+from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill, GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
+
+GROUPS = ("lab", "class")
+MODELS = ("Simulated A", "Simulated B")
+USERS = tuple(f"u{n}" for n in range(8))
+HUB_GROUPS = {"u0": ("ml101",), "u1": ("ml101", "staff"), "u2": ("staff",)}
+
+
+def nodes(rng: Random) -> tuple[Node, ...]:
+    """Return one to four nodes of one to four devices, of one or two resource groups."""
+    found = []
+    for number in range(rng.randint(1, 4)):
+        node_id = f"n{number}"
+        capacity = 1000 * rng.choice((1, 1, 2, 5))
+        memory_mib = rng.choice((8192, 16160, 24576, 81559))
+        model = rng.choice((MODELS[0], MODELS[0], MODELS[1]))
+        devices = tuple(
+            Device(
+                f"GPU-{node_id}-{i}",
+                node_id,
+                i,
+                model,
+                memory_mib,
+                capacity,
+                max_shares=rng.choice((20, 20, 3)),
+            )
+            for i in range(rng.randint(1, 4))
+        )
+        group = GROUPS[0] if number == 0 else rng.choice((GROUPS[0], *GROUPS))
+        cpu_milli, node_memory_mib = 1000 * rng.choice((4, 16, 64)), 1024 * rng.choice((16, 128))
+        found.append(Node(node_id, group, cpu_milli, node_memory_mib, devices))
+    return tuple(found)
+
+
+def policy(rng: Random) -> Policy:
+    """Return a policy, half of the time with one of its own for the second resource group."""
+    default = _group_policy(rng)
+    return Policy(default, {GROUPS[1]: _group_policy(rng)} if rng.randrange(2) else {})
+
+
+def _group_policy(rng: Random) -> GroupPolicy:
+    return group_policy(
+        order=rng.choice((*sorted(ORDERS), "fifo")),
+        placement=rng.choice(sorted(PLACEMENTS)),
+        backfill=rng.choice((None, None, *(mode.value for mode in Backfill), Backfill.EASY.value)),
+        longest_wait_s=rng.choice((None, 300, 1800)),
+        half_life_s=rng.choice((600, 86400)),
+        most_priority=rng.choice(({}, {}, {"*": 1}, {"*": 1, "u3": 0})),
+    )
+
+
+def rules(rng: Random) -> AllRules:
+    """Return when sessions are taken back, which the two resource groups may differ in."""
+    return AllRules(_rules(rng), {GROUPS[1]: _rules(rng)} if rng.randrange(2) else {})
+
+
+def _rules(rng: Random) -> Rules:
+    return Rules(
+        grace_s=rng.choice((30, 120, 600)),
+        max_lifetime_s=rng.choice((None, None, 600, 3000)),
+        idle_after_s=rng.choice((None, 120, 900)),
+        preempt=rng.randrange(2) == 0,
+        requeue=rng.randrange(4) > 0,
+    )
+
+
+def quotas(rng: Random) -> tuple[Quota, ...]:
+    """Return no quota, or a few."""
+    if rng.randrange(3) == 0:
+        return ()
+    found: dict[tuple[QuotaScope, str, str | None], Quota] = {}
+    for _ in range(rng.randint(1, 3)):
+        scope, name = rng.choice(
+            (
+                (QuotaScope.USER, "*"),
+                (QuotaScope.USER, "u1"),
+                (QuotaScope.GROUP, "*"),
+                (QuotaScope.GROUP, "staff"),
+                (QuotaScope.ALL, "*"),
+            )
+        )
+        quota = Quota(scope, name, rng.choice((None, None, *GROUPS)))
+        limit = rng.randrange(4)
+        if limit == 0:
+            quota = replace(quota, max_fgpu_milli=rng.choice((500, 1000, 3000)))
+        elif limit == 1:
+            quota = replace(quota, max_sessions=rng.randint(0, 4))
+        elif limit == 2:
+            quota = replace(quota, max_pending=rng.randint(0, 6))
+        else:
+            quota = replace(quota, max_lifetime_s=rng.choice((60, 900)))
+        found[scope, name, quota.resource_group] = quota
+    return tuple(found.values())
+
+
+def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Sequence[int]) -> Request:
+    """Return a request: a fraction or whole devices, else of some GPU memory, with or without compute."""
+    user = rng.choice(USERS)
+    asked = Request(
+        user=user,
+        server_name="",
+        image=f"image{rng.randrange(3)}",
+        resource_group=group,
+        fgpu_milli=rng.choice(amounts),
+        cpu_milli=rng.choice((1000, 1000, 1000, 2000)),
+        memory_mib=rng.choice((1024, 1024, 1024, 4096)),
+        gpu_model=rng.choice((None, None, None, None, None, *MODELS)),
+        time_limit_s=rng.choice((None, 300, 300, 900, 3600)),
+        priority=rng.choice((0, 0, 0, 0, 1, 2)),
+        groups=HUB_GROUPS.get(user, ()),
+    )
+    if rng.randrange(100) >= 25:
+        return asked
+    memory_mib = rng.choice(memories_mib)
+    part = rng.choice((1, 2, 4, 8))
+    explicit_mib = memory_mib if part == 1 else memory_mib // part // MEMORY_GRAIN_MIB * MEMORY_GRAIN_MIB
+    compute_percent = rng.choice((None, None, 5, 25, 50, 100))
+    return replace(asked, fgpu_milli=0, gpu_memory_mib=explicit_mib, compute_percent=compute_percent)

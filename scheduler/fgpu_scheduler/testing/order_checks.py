@@ -1,0 +1,166 @@
+"""Who comes before whom, judged from outside: nobody is overtaken, and what was promised is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from fgpu_scheduler.core import orders
+from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+
+S = SessionState
+
+LAUNCH_S, ENDING_S = 600, 60
+"""How long a launch and an end may take for a promise to hold, written again."""
+
+
+def overtaken(before: Mapping[int, Session], after: Iterable[Session], policy: Policy) -> Iterator[str]:
+    """Where the first come comes first, nobody is placed before another who is ahead and waits, and not held.
+
+    With strict order nobody at all; else nobody who asked for exactly the same. Who waits for a quota blocks nobody, and
+    to whom a start was promised comes first.
+    """
+    waiting, placed = [], []
+    for session in after:
+        old = before.get(session.id)
+        if policy.of(session.request.resource_group).order is not orders.fifo:
+            continue
+        if session.state is S.PENDING and not session.held and (old is None or not old.held):
+            waiting.append(session)
+        elif old is not None and old.state is S.PENDING and session.state is S.SCHEDULED:
+            placed.append(session)
+    for session in placed:
+        own = policy.of(session.request.resource_group)
+        for other in waiting:
+            if other.wait_reason is WaitReason.QUOTA or session.promised_at_s is not None:
+                continue
+            if other.request.resource_group != session.request.resource_group or not _ahead(
+                other, session, own
+            ):
+                continue
+            if _asked(other) == _asked(session):
+                yield f"session {session.id} was placed before {other.id}, which asked for the same earlier"
+            elif own.backfill is Backfill.STRICT:
+                yield f"session {session.id} was placed before {other.id}, which is ahead in strict order"
+
+
+def _asked(session: Session) -> tuple[object, ...]:
+    asked = session.request
+    return (
+        asked.fgpu_milli,
+        asked.cpu_milli,
+        asked.memory_mib,
+        asked.gpu_memory_mib,
+        asked.compute_percent,
+        asked.gpu_model,
+        asked.time_limit_s,
+    )
+
+
+def _ahead(one: Session, other: Session, own: GroupPolicy) -> bool:
+    return (-_priority(one, own), one.place) < (-_priority(other, own), other.place)
+
+
+def _priority(session: Session, own: GroupPolicy) -> int:
+    most = own.most_priority.get(session.request.user, own.most_priority.get("*"))
+    return session.request.priority if most is None else min(session.request.priority, most)
+
+
+class Promises:
+    """Watches starts that were promised: none comes later, unless something failed or somebody came ahead.
+
+    A failure is a change of nodes, quotas or of the clock; a session that launches or ends for longer than a promise
+    allows for, or runs on after the end that it was warned of; a request that was held, as after a restart of the Hub.
+    It voids what was promised before.
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self._made: dict[int, int] = {}
+        self._void: dict[int, None] = {}
+        self._since: dict[int, tuple[SessionState, int]] = {}
+        """Each session's state and since when it has that, on a clock that nobody sets."""
+
+    def look(
+        self, last: Snapshot, now: Snapshot, *, steady_s: int, passed_s: int, planned: bool
+    ) -> Iterator[str]:
+        """Compare two snapshots; ``passed_s`` is how much time truly passed, ``planned`` whether a plan was committed."""
+        before = {s.id: s for s in last.sessions}
+        after = {s.id: s for s in now.sessions}
+        late = [s.request.resource_group for s in last.sessions if self._late(s, steady_s, now.now_s)]
+        self._follow(now, after, steady_s)
+        if (
+            (last.nodes, last.quotas) != (now.nodes, now.quotas)
+            or now.now_s - last.now_s != passed_s
+            or any(s.held and not before.get(s.id, s).held for s in now.sessions)
+        ):
+            self._break(self._made)
+        for group in sorted({s.request.resource_group for s in now.sessions}):
+            own = [s for s in now.sessions if s.request.resource_group == group]
+            if group in late:
+                self._break(i for i in self._made if i not in after or after[i] in own)
+            for newcomer in (s for s in own if _comes(s, before)):
+                self._break(
+                    i
+                    for i in self._made
+                    if i in after
+                    and after[i] in own
+                    and newcomer.request.priority > after[i].request.priority
+                )
+        for session_id, promised_at_s in list(self._made.items()):
+            session = after.get(session_id)
+            if session is None or session.state is not S.PENDING:
+                placed = session is not None and session.state is S.SCHEDULED
+                self.kept += placed
+                del self._made[session_id]
+                self._void[session_id] = None
+                if placed and now.now_s > promised_at_s and not planned:
+                    yield f"session {session_id} was placed without a plan"
+            elif planned and now.now_s >= promised_at_s:
+                yield f"session {session_id} was promised a start at {promised_at_s} and waits on at {now.now_s}"
+
+    def _follow(self, now: Snapshot, after: Mapping[int, Session], steady_s: int) -> None:
+        for session in now.sessions:
+            if self._since.get(session.id, (None, 0))[0] is not session.state:
+                self._since[session.id] = session.state, steady_s
+            if session.state is S.PENDING and session.promised_at_s is not None:
+                if session.held:
+                    self._void[session.id] = None
+                if session.id not in self._void:
+                    self._made.setdefault(session.id, session.promised_at_s)
+        self._since = {i: since for i, since in self._since.items() if i in after}
+
+    def _break(self, session_ids: Iterable[int]) -> None:
+        for session_id in list(session_ids):
+            self._made.pop(session_id, None)
+            self._void[session_id] = None
+
+    def _late(self, session: Session, steady_s: int, now_s: int) -> bool:
+        """Return whether a session stayed too long in a state that it had until now, also if only the clock says so."""
+        in_state_s = steady_s - self._since.get(session.id, (None, steady_s))[1]
+        match session.state:
+            case S.TERMINATING:
+                return in_state_s > ENDING_S
+            case S.RUNNING:
+                in_state_s = max(in_state_s, now_s - (session.started_at_s or now_s))
+                limit_s = session.request.time_limit_s
+                return _overdue(session, now_s) or (limit_s is not None and in_state_s > limit_s)
+            case S.SCHEDULED | S.PREPARING | S.PULLING:
+                # One after the other: each may take a part of what a launch may.
+                scheduled_s = now_s - (session.scheduled_at_s or now_s)
+                return in_state_s > LAUNCH_S // 3 or scheduled_s > LAUNCH_S
+            case _:
+                return False
+
+
+def _overdue(session: Session, now_s: int) -> bool:
+    """Return whether nobody ended the session when its owner was told, and could not avert: who watches came late."""
+    sure = session.ends_cause in (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
+    return sure and session.ends_at_s is not None and session.ends_at_s < now_s
+
+
+def _comes(session: Session, before: Mapping[int, Session]) -> bool:
+    """Return whether the session waits to be placed, and did not before."""
+    old = before.get(session.id)
+    waits = session.state is S.PENDING and not session.held
+    return waits and (old is None or old.held or old.state is not S.PENDING)

@@ -1,0 +1,95 @@
+"""What befalls a simulated lab: processes and nodes that die, a clock that jumps, administrators at work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core import lifecycle
+from fgpu_scheduler.core.model import EndCause, NodeState, SessionState
+from fgpu_scheduler.testing import drawn
+from fgpu_scheduler.testing.checks import Standing
+from fgpu_scheduler.testing.users import Users
+
+S = SessionState
+
+
+class Outages(Users):
+    """Everything that nobody of the lab asked for."""
+
+    def _process_dies(self) -> None:
+        alive = [c for c in self._standing() if c.alive]
+        if alive:
+            self._dies(self._rng.choice(alive), self._rng.choice((EndCause.EXITED, EndCause.OOM)))
+
+    def _dies(self, container: Standing, cause: EndCause) -> None:
+        self._containers[container.handle] = replace(container, alive=False)
+        self._causes[container.handle] = cause
+        self._say(f"{container.handle} dies: {cause}")
+        self._look()
+
+    def _node_lost(self) -> None:
+        nodes = [n.id for n in self._snapshot().nodes if n.id not in self._unreachable]
+        if not nodes:
+            return
+        node_id = self._rng.choice(nodes)
+        self._unreachable[node_id] = None
+        self._say(f"node {node_id} does not answer")
+        self._elsewhere(1, 30, lambda: self._node_missed(node_id))
+
+    def _node_missed(self, node_id: str) -> None:
+        """The Hub notices that a node is gone: what it has not launched there goes back to the queue."""
+        if node_id not in self._unreachable:
+            return
+        self._set_node(node_id, NodeState.LOST)
+        for session in self._snapshot().sessions:
+            if session.placement is None or session.placement.node_id != node_id:
+                continue
+            if session.state is S.SCHEDULED:
+                self._move(session.id, S.PENDING, (S.SCHEDULED,))
+            elif session.state in lifecycle.LAUNCHING:
+                self._later(5, 60, lambda s=session: self._fails(s, EndCause.NODE_LOST))  # type: ignore[misc]
+
+    def _node_returns(self) -> None:
+        if self._unreachable:
+            self._back(self._rng.choice(list(self._unreachable)))
+
+    def _back(self, node_id: str) -> None:
+        rebooted = self._chance(30)
+        for container in self._standing():
+            if rebooted and container.node_id == node_id and container.alive:
+                self._dies(container, EndCause.EXITED)
+        del self._unreachable[node_id]
+        self._set_node(node_id, NodeState.READY)
+
+    def _cordon(self) -> None:
+        ready = [n.id for n in self._snapshot().nodes if n.state is NodeState.READY]
+        if ready:
+            self._set_node(self._rng.choice(ready), NodeState.CORDONED)
+
+    def _uncordon(self) -> None:
+        cordoned = [n.id for n in self._snapshot().nodes if n.state is NodeState.CORDONED]
+        if cordoned:
+            self._set_node(self._rng.choice(cordoned), NodeState.READY)
+
+    def _clock_jumps(self) -> None:
+        self._skew_s = self._rng.randint(-7200, 7200)
+        self._say(f"the clock is {self._skew_s} s off")
+
+    def _unit_changes(self) -> None:
+        """An administrator gives the devices of one node another unit."""
+        snapshot = self._snapshot()
+        chosen = self._rng.choice(snapshot.nodes)
+        capacity = 1000 * self._rng.choice((1, 2, 5))
+        other = replace(chosen, devices=tuple(replace(d, capacity_milli=capacity) for d in chosen.devices))
+        self._store.set_nodes(
+            [other if n.id == chosen.id else n for n in snapshot.nodes], now_s=self._now_s()
+        )
+        self._say(f"node {chosen.id} has {capacity} milli-fGPU per GPU")
+        self._look()
+
+    def _quotas_change(self) -> None:
+        """An administrator sets other quotas, or none."""
+        quotas = drawn.quotas(self._rng)
+        self._store.set_quotas(quotas, now_s=self._now_s())
+        self._say(f"the quotas are {quotas}")
+        self._look()

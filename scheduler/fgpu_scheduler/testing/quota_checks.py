@@ -1,0 +1,77 @@
+"""Quotas, judged from outside: sums are made here again, and so is the matching of quotas and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Quota, Request, Session, SessionState, Snapshot, WaitReason
+
+S = SessionState
+
+
+def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
+    """Nobody is placed over a quota, and nobody queued over one; a quota that was lowered ends nobody."""
+    for quota in now.quotas:
+        for name in sorted({n for s in now.sessions for n in names(quota, s.request)}):
+            own = [s for s in now.sessions if name in names(quota, s.request)]
+            said = f"quota of {quota.scope} {name}"
+            holding = [s for s in own if s.state in HOLDING]
+            new = [s for s in holding if _is_new(s, before)]
+            fgpu_milli = sum(_held_milli(s) for s in holding)
+            if new and quota.max_sessions is not None and len(holding) > quota.max_sessions:
+                yield f"{said}: {len(holding)} sessions are held, and {quota.max_sessions} are allowed"
+            if new and quota.max_fgpu_milli is not None and fgpu_milli > quota.max_fgpu_milli:
+                yield f"{said}: {fgpu_milli} milli-fGPU are held, and {quota.max_fgpu_milli} are allowed"
+            waiting = [s for s in own if s.state is S.PENDING]
+            comes = any(s.id not in before and s.replaces is None for s in waiting)
+            if comes and quota.max_pending is not None and len(waiting) > quota.max_pending:
+                yield f"{said}: {len(waiting)} wait, and {quota.max_pending} are allowed"
+
+
+def falsely_stopped(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
+    """Who is newly told to wait for a quota would be over one, beside what is held and what is kept for others."""
+    for session in now.sessions:
+        old = before.get(session.id)
+        told = session.wait_reason is WaitReason.QUOTA and (
+            old is None or old.wait_reason is not WaitReason.QUOTA
+        )
+        if told and session.request.gpu_memory_mib is None and not _stopped(session, now):
+            yield f"session {session.id} waits for a quota, and no quota stops it"
+
+
+def _stopped(session: Session, now: Snapshot) -> bool:
+    for quota in now.quotas:
+        for name in names(quota, session.request):
+            own = [s for s in now.sessions if s.id != session.id and name in names(quota, s.request)]
+            taken = [s for s in own if s.state in HOLDING or s.wait_reason is WaitReason.RESERVED]
+            fgpu_milli = (
+                sum(_held_milli(s) or s.request.fgpu_milli for s in taken) + session.request.fgpu_milli
+            )
+            # What explicit amounts are worth depends on the device.
+            unknown = any(s.placement is None and s.request.gpu_memory_mib is not None for s in taken)
+            if quota.max_sessions is not None and len(taken) >= quota.max_sessions:
+                return True
+            if quota.max_fgpu_milli is not None and (fgpu_milli > quota.max_fgpu_milli or unknown):
+                return True
+    return False
+
+
+def names(quota: Quota, asked: Request) -> list[str]:
+    """Return under which names a quota counts the sessions of a request."""
+    if quota.resource_group is not None and quota.resource_group != asked.resource_group:
+        return []
+    if quota.scope.value == "user":
+        return [asked.user] if quota.name in ("*", asked.user) else []
+    if quota.scope.value == "group":
+        return [group for group in asked.groups if quota.name in ("*", group)]
+    return ["everybody"]
+
+
+def _is_new(session: Session, before: Mapping[int, Session]) -> bool:
+    old = before.get(session.id)
+    return old is None or old.state not in HOLDING
+
+
+def _held_milli(session: Session) -> int:
+    return sum(share.fgpu_milli for share in session.placement.shares) if session.placement else 0

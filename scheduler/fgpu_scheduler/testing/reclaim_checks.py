@@ -1,0 +1,101 @@
+"""What is taken back, judged from outside: never without its warning, its grace and its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
+from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.testing.quota_checks import names
+
+S = SessionState
+RECLAIMED = (EndCause.TIME_LIMIT, EndCause.IDLE, EndCause.PREEMPTED)
+
+
+class Warned:
+    """Watches warnings: since when each stands, on a clock that nobody sets."""
+
+    def __init__(self, rules: AllRules) -> None:
+        self._rules = rules
+        self._since: dict[int, tuple[EndCause, int]] = {}
+        self.reclaimed = 0
+
+    def look(
+        self, last: Snapshot, before: Mapping[int, Session], after: Mapping[int, Session], *, steady_s: int
+    ) -> Iterator[str]:
+        """Compare two states of all sessions; ``last`` is the snapshot of the first."""
+        for session_id, session in after.items():
+            old = before.get(session_id)
+            ends = old is not None and old.state is S.RUNNING and session.state is S.TERMINATING
+            if old is not None and ends and session.end_cause in RECLAIMED:
+                self.reclaimed += 1
+                yield from self._unwarned(last, old, session, steady_s)
+                yield from self._groundless(last, old, session)
+                yield from self._requeued(old, session, before, after)
+            elif session.replaces is not None and old is None:
+                replaced = after.get(session.replaces)
+                if replaced is None or replaced.end_cause is not EndCause.PREEMPTED:
+                    yield f"session {session_id} replaces {session.replaces}, which nobody's priority ended"
+        for session_id, session in after.items():
+            cause = session.ends_cause if session.state is S.RUNNING else None
+            if cause is None:
+                self._since.pop(session_id, None)
+            elif self._since.get(session_id, (None, 0))[0] is not cause:
+                self._since[session_id] = cause, steady_s
+
+    def _unwarned(self, last: Snapshot, old: Session, new: Session, steady_s: int) -> Iterator[str]:
+        cause, since_s = self._since.get(old.id, (None, steady_s))
+        grace_s = self._grace_s(last, old, new.end_cause)
+        if cause is not new.end_cause:
+            yield f"session {old.id} was ended ({new.end_cause}), and its owner was warned of {cause}"
+        elif steady_s - since_s < grace_s:
+            yield f"session {old.id} was ended {steady_s - since_s} s after its warning; the grace is {grace_s} s"
+
+    def _grace_s(self, last: Snapshot, session: Session, cause: EndCause | None) -> int:
+        rules = self._rules.of(session.request.resource_group)
+        if cause is not EndCause.TIME_LIMIT:
+            return rules.grace_s
+        limit_s = self._limit_s(last, session)
+        return rules.grace_s if limit_s is None else min(rules.grace_s, limit_s // 2)
+
+    def _limit_s(self, last: Snapshot, session: Session) -> int | None:
+        limits = [session.request.time_limit_s, self._rules.of(session.request.resource_group).max_lifetime_s]
+        limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _groundless(self, last: Snapshot, old: Session, new: Session) -> Iterator[str]:
+        group = old.request.resource_group
+        match new.end_cause:
+            case EndCause.IDLE:
+                if old.idle_since_s is None:
+                    yield f"session {old.id} was ended for being idle, and it is not"
+            case EndCause.TIME_LIMIT:
+                if self._limit_s(last, old) is None:
+                    yield f"session {old.id} was ended by a time limit, and has none"
+            case EndCause.PREEMPTED:
+                if not self._rules.of(group).preempt:
+                    yield f"session {old.id} was pre-empted, and that is off in {group}"
+                elif not any(
+                    s.state is S.PENDING
+                    and not s.held
+                    and s.request.resource_group == group
+                    and s.request.priority > old.request.priority
+                    for s in last.sessions
+                ):
+                    yield f"session {old.id} was pre-empted, and nobody of higher priority waits"
+
+    def _requeued(
+        self, old: Session, new: Session, before: Mapping[int, Session], after: Mapping[int, Session]
+    ) -> Iterator[str]:
+        wanted = new.end_cause is EndCause.PREEMPTED and self._rules.of(old.request.resource_group).requeue
+        found = [s for i, s in after.items() if s.replaces == old.id and i not in before]
+        if len(found) != wanted:
+            yield f"session {old.id} ended ({new.end_cause}) and is queued again {len(found)} times"
+        for session in found:
+            same = (session.request, session.place, session.submitted_at_s) == (
+                old.request,
+                old.place,
+                old.submitted_at_s,
+            )
+            if not same or session.state is not S.PENDING or not session.held:
+                yield f"session {session.id} replaces {old.id}, and not at its place: {session}"
