@@ -332,9 +332,16 @@ class Engines:
             if trouble is not None:
                 log.error("%s; its nodes take no sessions until it does", trouble)
 
-    def survey(self) -> dict[str, Machine | None]:
-        """Return what other machines say of themselves, by node; None for one that does not answer. Blocks."""
-        elsewhere = [engine for engine in self.engines if engine.address.url]
+    def survey(self, nodes: Collection[str] | None = None) -> dict[str, Machine | None]:
+        """Return what other machines say of themselves, by node; None for one that does not answer. Blocks.
+
+        All are asked, or those of these nodes.
+        """
+        elsewhere = [
+            engine
+            for engine in self.engines
+            if engine.address.url and (nodes is None or not set(nodes).isdisjoint(engine.address.node_ids))
+        ]
         with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:
             machines = list(threads.map(Engine.machine, elsewhere))
         return {

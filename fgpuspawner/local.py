@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -172,7 +172,7 @@ class LocalProcesses:
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: that a process has ended is seen by looking."""
 
-    def survey(self) -> Mapping[str, Machine | None]:
+    def survey(self, nodes: Collection[str] | None = None) -> Mapping[str, Machine | None]:
         """Return nothing: every node is this machine."""
         return {}
 

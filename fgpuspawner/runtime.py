@@ -34,6 +34,7 @@ from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
+from fgpuspawner.latecomers import take_in
 from fgpuspawner.nodes import Machine, as_far_as_known
 from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
@@ -50,8 +51,11 @@ START_AGAIN_S = 1.0
 class SessionLauncher(Launcher, Owners, Protocol):
     """Sees and removes what sessions were launched as, and knows whose processes are whose."""
 
-    def survey(self) -> Mapping[str, Machine | None]:
-        """Return what the machines of other engines say of themselves, by node; None for one that is silent. Blocks."""
+    def survey(self, nodes: Collection[str] | None = None) -> Mapping[str, Machine | None]:
+        """Return what the machines of other engines say of themselves, by node; None for one that is silent. Blocks.
+
+        All are asked, or those of these nodes.
+        """
         ...
 
 
@@ -118,6 +122,7 @@ class Runtime:
         stored = self.store.snapshot(0).nodes
         known = [node.id for node in stored if node.devices]
         machines = as_far_as_known(self.launcher.survey(), self.settings.nodes, known)
+        self._away = [node_id for node_id, machine in machines.items() if machine is None]
         found = self.settings.discover_nodes(machines)
         self.nodes: tuple[Node, ...] = known_or_as_it_was(found, stored)
         self.isolation = Isolation(self.settings, self.nodes)
@@ -186,9 +191,18 @@ class Runtime:
             elsewhere=self.launcher if isinstance(self.launcher, Engines) else None,
         )
         self._watching = asyncio.create_task(watchdog.run())
+        self._asking = asyncio.create_task(
+            take_in(self._away, self.launcher.survey, self.settings.discover_nodes, self._take_in)
+        )
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    async def _take_in(self, node: Node) -> None:
+        """Offer what a machine has that was silent when the Hub started."""
+        await asyncio.to_thread(self.isolation.take_in, node)
+        await self.scheduler.change_node(node)
+        self.nodes = tuple(node if n.id == node.id else n for n in self.nodes)
 
     @staticmethod
     def _server_of(session: Session) -> tuple[str, str]:

@@ -83,7 +83,7 @@ class Isolation:
 
     def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
         self._settings = settings
-        self._nodes = {node.id: node for node in nodes}
+        self._nodes: Mapping[str, Node] = {node.id: node for node in nodes}
         self._elsewhere = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
         self._folder = settings.data_path() / "limits"
         # Slots are given out by one at a time: each must see what the one before has written.
@@ -97,20 +97,34 @@ class Isolation:
             BadSettings: a node can have none.
             UnsafeFolder: somebody else's folder is in the way.
         """
-        nodes, settings = self._nodes.values(), self._settings
-        host = find_host(settings, nodes, containers=containers, installation=installation)
+        host = find_host(
+            self._settings, self._nodes.values(), containers=containers, installation=installation
+        )
         if host.native is not None:
             host = replace(host, native=native.for_everybody(host.native, host.data))
-        self.choices = {n.id: choose(settings.isolation, n, self._backends_of(n.id, host)) for n in nodes}
-        for choice in self.choices.values():
+        self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
+
+    def take_in(self, node: Node) -> None:
+        """Choose the backend of a node on another machine, whose devices were not known until now.
+
+        Raises:
+            BadSettings: it can have none. Nothing has changed.
+        """
+        with self._preparing:
+            self._use(self.host, {**self._nodes, node.id: node}, only=node.id)
+
+    def _use(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
+        """Choose for all nodes, or for one that is new, and write what their sessions will be given."""
+        new = [n for n in nodes.values() if only in (None, n.id)]
+        chosen = {n.id: choose(self._settings.isolation, n, self._backends_of(n.id, host)) for n in new}
+        for choice in chosen.values():
             level = logging.WARNING if choice.loud else logging.INFO
             log.log(level, "Node %s: isolation %s: %s", choice.node_id, choice.backend.name, choice.reason)
-        commands = native.install_commands(host.data)
-        for node in nodes:
+        for node in new:
             if host.native is not None and any(d.simulated for d in node.devices):
                 machine.write(host.data, node, host.native)
-        contexts = self._contexts(host)
-        self.host = replace(host, commands=commands, context_mib=contexts)
+        self._nodes, self.choices = nodes, {**self.choices, **chosen}
+        self.host = replace(host, context_mib=self._contexts(host))
         self._backends = make_backends(self.host)
         self.choices = {
             node_id: replace(c, backend=self._backends_of(node_id, self.host)[c.backend.name])

@@ -16,7 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, assert_never
 
 from fgpu_scheduler.away import Away
@@ -198,6 +198,19 @@ class Scheduler:
         loops = (self._schedule(), self._watch(), self._reclaim())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
+
+    async def change_node(self, node: Node) -> None:
+        """Put in what a configured node has now. Whether it takes sessions is found out by looking.
+
+        Raises:
+            BadSettings: it has a device that another node has.
+            StoreUnavailable: and nothing has changed.
+        """
+        now_s = self._clock.now_s()
+        nodes = (await self._call(self.store.snapshot, now_s)).nodes
+        changed = [replace(node, state=n.state) if n.id == node.id else n for n in nodes]
+        await self._call(self.store.set_nodes, changed, now_s=now_s)
+        self.look()
 
     async def stop(self) -> None:
         """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""

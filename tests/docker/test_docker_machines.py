@@ -238,6 +238,30 @@ def test_a_hub_that_starts_while_a_machine_is_away_takes_up_what_runs_there_late
     assert {here_user, user} == {key[:-1] for key in before}
 
 
+def test_a_machine_that_was_never_known_is_used_when_it_answers(
+    make_hub: Callable[..., DockerHub], there: Machine
+) -> None:
+    hub = make_hub(
+        nodes=[there.node("there", gpus={"simulated": 1}, group="other")],
+        groups={"other": {}},
+        fgpu_per_gpu=2,
+        hub_address=there.hub_address,
+        after=MINI,
+    )
+    there.freeze()
+    try:
+        hub.start()
+        (node,) = hub.store.snapshot(0).nodes
+        assert (node.state, node.cpu_milli, node.memory_mib) == (NodeState.LOST, 0, 0)
+        there.thaw()
+        until(lambda: hub.store.snapshot(0).nodes[0].cpu_milli > 0, within_s=60)
+        started(hub, "alice", "there", group="other")
+    finally:
+        there.thaw()
+        hub.end_all_but(set())
+        hub.kill()
+
+
 def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they_ended(
     two: DockerHub, there: Machine, tmp_path: Path
 ) -> None:
