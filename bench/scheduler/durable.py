@@ -41,6 +41,7 @@ from fgpu_scheduler.core.model import (  # noqa: E402
 )
 from fgpu_scheduler.core.planner import Policy, plan  # noqa: E402
 from fgpu_scheduler.core.reconcile import Observed  # noqa: E402
+from fgpu_scheduler.ports import Seen  # noqa: E402
 from fgpu_scheduler.service import Deadlines, Scheduler  # noqa: E402
 from fgpu_scheduler.store import Store  # noqa: E402
 
@@ -128,9 +129,9 @@ class NoEngine:
     def watch(self, changed: Callable[[], None]) -> None:
         """Nothing ever ends by itself here."""
 
-    async def observe(self) -> tuple[Sequence[Observed], Sequence[str]]:
+    async def observe(self) -> Seen:
         """Tell of nothing: the only look is the one at the start, when nothing runs."""
-        return (), self._node_ids
+        return Seen((), self._node_ids)
 
     async def remove(self, observed: Observed) -> bool:
         """It is gone at once."""

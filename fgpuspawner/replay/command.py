@@ -98,7 +98,7 @@ def run(given: argparse.Namespace) -> list[str]:
     runs = [Run(words, replay(history.jobs, nodes, policy, quotas=quotas)) for words, policy in chosen]
     if history.happened is not None:
         runs.insert(0, Run(HAPPENED, tuple(_worth(o, nodes) for o in history.happened)))
-    report = _report(runs, nodes, given.days)
+    report = _report(runs, nodes, given.days, None if not given.quota else _words(given.quota))
     if given.plot:
         draw(report, given.plot)
     return [json.dumps(as_json(report), indent=2)] if given.json else as_lines(report)
@@ -151,11 +151,17 @@ def _worth(outcome: Outcome, nodes: Sequence[Node]) -> Outcome:
     return replace(outcome, held_milli=least_milli(outcome.job.request, nodes))
 
 
-def _report(runs: Sequence[Run], nodes: Sequence[Node], days: int | None) -> Report:
+def _words(quotas: Sequence[str]) -> tuple[str, ...]:
+    return () if NO_QUOTA in quotas else tuple(quotas)
+
+
+def _report(
+    runs: Sequence[Run], nodes: Sequence[Node], days: int | None, quotas: tuple[str, ...] | None
+) -> Report:
     jobs = [o.job for o in runs[0].outcomes]
     first_s, until_s = jobs[0].submitted_at_s, jobs[-1].submitted_at_s
     if first_s == until_s:
         until_s = max(o.left_at_s for o in runs[0].outcomes)
     from_s = first_s if days is None else max(first_s, until_s - days * DAY_S)
     capacity_milli = sum(device.capacity_milli for node in nodes for device in node.devices)
-    return Report(tuple(runs), capacity_milli, from_s, until_s)
+    return Report(tuple(runs), capacity_milli, from_s, until_s, quotas)

@@ -35,12 +35,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Runs of the same jobs, with the figures of those submitted in the window."""
+    """Runs of the same jobs, with the figures of those submitted in the window.
+
+    ``quotas`` are the words of those that are tried in place of the installation's, or None where these hold.
+    """
 
     runs: tuple[Run, ...]
     capacity_milli: int
     from_s: int
     until_s: int
+    quotas: tuple[str, ...] | None = None
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
@@ -67,6 +71,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "until_s": report.until_s,
         "users": report.users,
         "fgpu_total": format_milli(report.capacity_milli),
+        "quotas": None if report.quotas is None else list(report.quotas),
         "runs": [
             {"policy": run.policy, **asdict(figures)}
             for run, figures in zip(report.runs, report.summaries, strict=True)
@@ -82,9 +87,18 @@ def as_lines(report: Report) -> list[str]:
     return [
         f"{summaries[0].sessions} sessions of {report.users} users, submitted {_instant(report.from_s)} to "
         f"{_instant(report.until_s)}, on {format_milli(report.capacity_milli)} fGPU",
+        *_tried(report),
         "",
         *(_line(row, widths) for row in (HEADING, *rows)),
     ]
+
+
+def _tried(report: Report) -> list[str]:
+    if report.quotas is None:
+        return []
+    said = f"the quotas {' '.join(report.quotas)}" if report.quotas else "no quota"
+    known = report.runs[0].policy == HAPPENED
+    return [f"each policy with {said}{', unlike what happened' if known else ''}"]
 
 
 def _row(policy: str, figures: Summary) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from math import ceil
 from statistics import median
 
 from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.model import (
     Node,
     NodeState,
@@ -27,6 +28,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Place, Policy, Reserve, plan
 from fgpu_scheduler.core.quota import Ledger, over_pending
+from fgpu_scheduler.core.units import MILLI
 from fgpu_scheduler.core.usage import decayed, fgpu_seconds
 
 
@@ -70,8 +72,8 @@ def replay(
 ) -> tuple[Outcome, ...]:
     """Run the jobs through the planner, and return what becomes of each, in order of submission.
 
-    Every node takes sessions, whatever its state. Jobs of one instant come in the order given. A job that no node could
-    ever hold is refused, and so is one over a pending quota; a quota's lifetime ends a session.
+    Every node takes sessions, whatever its state. Jobs of one instant come in the order given. Refused is what no node
+    could ever hold, what no quota ever lets start and what is over a pending quota; a quota's lifetime ends a session.
     """
     return _Run(jobs, nodes, policy, quotas).outcomes()
 
@@ -126,7 +128,7 @@ class _Run:
 
     def _comes(self, session_id: int, now_s: int) -> None:
         job = self._job(session_id)
-        if not self._could_ever_fit(job.request) or self._over_pending(job.request):
+        if not self._could_ever_start(job.request) or self._over_pending(job.request):
             self._outcomes[session_id] = Outcome(job, None, now_s, refused=True)
             return
         self._live[session_id] = Session(session_id, job.request, SessionState.PENDING, now_s)
@@ -134,11 +136,16 @@ class _Run:
         if job.patience_s is not None:
             heappush(self._due, (now_s + job.patience_s, _GIVE_UP, session_id))
 
-    def _could_ever_fit(self, asked: Request) -> bool:
-        # Who asks for it decides nothing.
-        shape = replace(asked, user="", server_name="", image="", time_limit_s=None, priority=0, groups=())
+    def _could_ever_start(self, asked: Request) -> bool:
+        shape = replace(asked, server_name="", image="", time_limit_s=None, priority=0)
+        if not self._quotas:
+            # Who asks for it decides nothing.
+            shape = replace(shape, user="", groups=())
         if shape not in self._fits:
-            self._fits[shape] = placement.could_ever_fit(shape, self._nodes)
+            caps = Caps(fgpu_step_milli=MILLI)
+            self._fits[shape] = placement.could_ever_fit(shape, self._nodes) and not quota_refusals(
+                shape, 0, self._nodes, caps, self._quotas
+            )
         return self._fits[shape]
 
     def _over_pending(self, asked: Request) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpu_scheduler.core.model import Node
+from fgpu_scheduler.core.model import Node, Quota, QuotaScope
 from fgpu_scheduler.core.orders import lifo
 from fgpu_scheduler.core.policies import GroupPolicy, Policy
 from fgpu_scheduler.replay import Job, Outcome, jain, replay, summary
@@ -65,6 +65,13 @@ def test_who_has_started_does_not_give_up() -> None:
 
 def test_what_no_node_could_hold_is_refused() -> None:
     assert told(replay([job("a", "2"), job("b")], lab(), POLICY)) == ["a refused", "b 0-100"]
+
+
+def test_what_no_quota_ever_lets_start_is_refused_and_what_waits_for_one_is_not() -> None:
+    quotas = [Quota(QuotaScope.USER, "a", max_fgpu_milli=1000)]
+    jobs = [job("a", "2"), job("b", "2"), job("a"), job("a")]
+    found = replay(jobs, lab(4), POLICY, quotas=quotas)
+    assert told(found) == ["a refused", "b 0-100", "a 0-100", "a 100-200"]
 
 
 def test_a_session_of_no_length_frees_its_share_at_once() -> None:

@@ -209,6 +209,24 @@ def test_the_installations_quotas_hold_unless_others_are_given(
     assert runs(capsys, "--db", url, "--policy", "fifo", "--quota", "none")["fifo"]["refused"] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--quota", "user:*:fgpu=2", "--quota", "all:*:sessions=9"),
+            "the quotas user:*:fgpu=2 all:*:sessions=9",
+        ),
+        (("--quota", "none"), "no quota"),
+    ],
+)
+def test_the_table_says_which_quotas_are_tried(
+    url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    lines = fgpu(capsys, "--db", url, "--policy", "fifo", *words)
+    assert lines[1:3] == [f"each policy with {said}, unlike what happened", ""]
+    assert fgpu(capsys, "--db", url, "--policy", "fifo")[1] == ""
+
+
 def test_a_lifetime_quota_ends_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path, TRACE)
     words = ("--trace", path, "--gpus", "1", "--policy", "fifo-skip", "--quota", "user:*:lifetime=10")
