@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fgpu_scheduler import Forecast, Session, SessionState
-from fgpuspawner.words import amount_words
+from fgpuspawner.words import ahead_words, amount_words
 
 
 def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) 
         "text": found.text if found else None,
         "expected_start_at_s": found.expected_start_at_s if found else None,
         "basis": found.basis if found else None,
+        "waits_for": ahead_words(found.ahead) if found else None,
         "submitted_at_s": session.submitted_at_s,
     }
     if found is not None and found.position == 0:
@@ -62,6 +63,7 @@ def starting_event(session: Session, *, simulated: bool) -> dict[str, Any]:
             "text": message,
             "expected_start_at_s": None,
             "basis": None,
+            "waits_for": None,
             "submitted_at_s": session.submitted_at_s,
         },
     }

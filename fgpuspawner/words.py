@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fgpu_scheduler import EndCause, Request, Session, SessionState, format_milli
+from fgpu_scheduler.core.forecast import Ahead
 
 
 def amount_words(asked: Request) -> str:
@@ -26,6 +29,25 @@ def warning_words(session: Session) -> str | None:
     if session.state is not SessionState.RUNNING or session.ends_cause is None:
         return None
     return WARNINGS.get(session.ends_cause, "it is about to be ended")
+
+
+MOST_NAMED = 3
+
+
+def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
+    """Return who holds what would have to end first, or None where nobody does.
+
+    ``names`` are those of them that the reader may know.
+    """
+    if ahead is None or not ahead.sessions:
+        return None
+    held = f"{format_milli(ahead.fgpu_milli)} fGPU"
+    one = ahead.sessions == 1
+    who = f"1 session that holds {held} has" if one else f"{ahead.sessions} sessions that hold {held} have"
+    told = ", ".join(names[:MOST_NAMED])
+    if told and ahead.sessions > min(len(names), MOST_NAMED):
+        told = f"among them {told}"
+    return f"{who} to end first" + (f" ({told})" if told else "")
 
 
 def hours_minutes(duration_s: int) -> str:

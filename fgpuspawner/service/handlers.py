@@ -198,7 +198,7 @@ class Forecast(Api):
             return
         found = await reader.forecast(wanted, viewer.user, viewer.hub_groups)
         simulated = world.simulated([wanted.group])
-        self.answer(view.forecast_object(found, count=wanted.count, simulated=simulated))
+        self.answer(view.forecast_object(found, world, viewer, count=wanted.count, simulated=simulated))
 
 
 def _count(fields: dict[str, list[str]]) -> int:

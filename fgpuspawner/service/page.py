@@ -62,7 +62,9 @@ class Row:
     why: str
     position: str
     expected: Instant | None
+    basis: str
     unexpected: str
+    waits_for: str
     submitted: Instant | None
     started: Instant | None
     warning: str
@@ -240,6 +242,8 @@ def _row(session: Json, hub_host: str) -> Row:
         why=session["wait_text"] or "" if waits else ((session["message"] or "") if running else words),
         position=position_words(position, session["ahead"]) if position else "",
         expected=instant(expected) if waits and expected is not None else None,
+        basis=session["forecast_basis"] or "",
+        waits_for=session["waits_for"]["text"] if session["waits_for"] else "",
         unexpected=(session["forecast_basis"] or "") if waits and expected is None else "",
         submitted=instant(session["submitted_at_s"]),
         started=instant(started) if started is not None else None,

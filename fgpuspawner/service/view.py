@@ -27,9 +27,10 @@ from fgpu_scheduler import (
     format_milli,
     free,
 )
+from fgpu_scheduler.core.forecast import Ahead
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.choice import Chosen
-from fgpuspawner.words import amount_words, fgpu_of, warning_words
+from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
 
 Json = dict[str, Any]
 
@@ -195,6 +196,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "ahead": max(0, found.position - 1) if found else None,
         "expected_start_at_s": found.expected_start_at_s if found else None,
         "forecast_basis": found.basis if found else None,
+        "waits_for": _waits_for(found.ahead if found else None, world, viewer),
         "submitted_at_s": session.submitted_at_s,
         "started_at_s": session.started_at_s,
         "time_limit_s": asked.time_limit_s,
@@ -208,6 +210,30 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
     }
+
+
+def _waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
+    """Return who holds what would have to end first. Only those that the viewer may know of are listed."""
+    found = [world.snapshot.session(i) for i in ahead.ids] if ahead else []
+    known = [s for s in found if s is not None and is_visible(s, viewer)]
+    text = ahead_words(ahead, [_name_for(s, viewer) for s in known])
+    if ahead is None or text is None:
+        return None
+    listed = [
+        {"id": s.id, "user": s.request.user, "server_name": s.request.server_name, "mine": is_mine(s, viewer)}
+        for s in known
+    ]
+    return {
+        "count": ahead.sessions,
+        "fgpu": format_milli(ahead.fgpu_milli),
+        "sessions": listed,
+        "text": text,
+    }
+
+
+def _name_for(session: Session, viewer: Viewer) -> str:
+    name = session.request.server_name or "default server"
+    return f"your {name}" if is_mine(session, viewer) else f"{name} of {session.request.user}"
 
 
 def _end_object(session: Session) -> Json:
@@ -446,8 +472,10 @@ def _device_objects(group: str, world: World, viewer: Viewer) -> list[Json]:
 # --- Forecasts and images ---
 
 
-def forecast_object(found: RequestForecast, *, count: int, simulated: bool) -> Json:
-    """Return what would become of ``count`` sessions that may queue."""
+def forecast_object(
+    found: RequestForecast, world: World, viewer: Viewer, *, count: int, simulated: bool
+) -> Json:
+    """Return what would become of ``count`` sessions that may queue, and which amount would start now or sooner."""
     waiting = count - found.startable_now
     return {
         "starts_now": waiting == 0,
@@ -457,7 +485,11 @@ def forecast_object(found: RequestForecast, *, count: int, simulated: bool) -> J
         "expected_start_at_s": found.expected_start_at_s,
         "basis": found.basis,
         "text": _forecast_text(found, count),
+        "wait_reason": None if found.reason is None else found.reason.value,
+        "waits_for": _waits_for(found.ahead, world, viewer),
         "largest_now": None if found.largest_now_milli is None else format_milli(found.largest_now_milli),
+        "soonest": None if found.soonest_milli is None else format_milli(found.soonest_milli),
+        "soonest_at_s": found.soonest_at_s,
         "refusals": [],
         "simulated": simulated,
     }
@@ -486,7 +518,11 @@ def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) 
         "expected_start_at_s": None,
         "basis": "refused",
         "text": "; ".join(r.message for r in refusals),
+        "wait_reason": None,
+        "waits_for": None,
         "largest_now": None,
+        "soonest": None,
+        "soonest_at_s": None,
         "refusals": [
             {"field": r.field, "code": r.code, "message": r.message, "limit": r.limit, "nearest": r.nearest}
             for r in refusals

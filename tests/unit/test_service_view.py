@@ -24,6 +24,7 @@ from fgpu_scheduler import (
     WaitReason,
     forecast,
 )
+from fgpu_scheduler.core.forecast import Ahead
 from fgpuspawner.isolation.choice import Chosen, read_choices
 from fgpuspawner.service import page as words
 from fgpuspawner.service import view
@@ -286,6 +287,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "ahead": None,
         "expected_start_at_s": None,
         "forecast_basis": None,
+        "waits_for": None,
         "submitted_at_s": 100,
         "started_at_s": 110,
         "time_limit_s": None,
@@ -319,6 +321,51 @@ def test_positions_count_from_one_in_each_group() -> None:
     assert found[3]["expected_start_at_s"] is not None
     assert found[3]["forecast_basis"] == "typical length of your group's sessions"
     assert view.queue_object("class", world, ADMIN)["length"] == 1
+
+
+def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
+    world = (
+        Build(node(), node("n2"))
+        .running("bob", 1500)
+        .running("alice", 500, server="mine")
+        .running("carol", 2000, at="n2")
+        .pending("alice", 1500, server="next")
+        .world(typical_length_s=600)
+    )
+
+    def told(viewer: Viewer) -> tuple[object, ...]:
+        found = view.session_object(world.snapshot.sessions[3], world, viewer, SITE)["waits_for"]
+        return found["text"], found["count"], found["fgpu"], [s["user"] for s in found["sessions"]]
+
+    first = "2 sessions that hold 2 fGPU have to end first"
+    assert told(ALICE) == (f"{first} (among them your mine)", 2, "2", ["alice"])
+    assert told(ADMIN) == (f"{first} (default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+
+
+def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> None:
+    world = Build().running("bob", 2000).world()
+    found = RequestForecast(
+        0,
+        1,
+        900,
+        "time limits",
+        "why",
+        None,
+        reason=WaitReason.RESOURCES,
+        ahead=Ahead(1, 2000, (1,)),
+        soonest_milli=300,
+        soonest_at_s=700,
+    )
+    told = view.forecast_object(found, world, ALICE, count=1, simulated=False)
+    assert (told["wait_reason"], told["soonest"], told["soonest_at_s"]) == ("RESOURCES", "0.3", 700)
+    assert told["waits_for"] == {
+        "count": 1,
+        "fgpu": "2",
+        "sessions": [],
+        "text": "1 session that holds 2 fGPU has to end first",
+    }
+    refused = view.refused_object([], count=1, simulated=False)
+    assert refused.keys() == told.keys()
 
 
 def test_a_held_request_says_that_the_hub_restarted() -> None:
@@ -430,7 +477,7 @@ def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
 )
 def test_a_forecast_is_one_sentence(count: int, startable: int, text: str) -> None:
     found = RequestForecast(startable, None if count == startable else 2, None, "basis", "why", 300)
-    told = view.forecast_object(found, count=count, simulated=False)
+    told = view.forecast_object(found, Build().world(), ALICE, count=count, simulated=False)
     assert (told["text"], told["starts_now"], told["largest_now"]) == (text, count == startable, "0.3")
 
 
