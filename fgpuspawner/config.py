@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -221,10 +223,24 @@ def check_hub(app: Any, settings: FGPU) -> None:
                 f"c.FGPU.service_port is {port}, which {name} uses too; give one of them another port"
             )
 
+    for service in app.services:
+        if service["name"] == SERVICE and "FGPU_SETTINGS" in service.get("environment", {}):
+            _check_given(json.loads(service["environment"]["FGPU_SETTINGS"]), settings)
     if issubclass(app.spawner_class, FGPUSpawner) and not app.subdomain_host:
         log.warning(
             "All users' servers share the Hub's origin: a page of one user's server can act as whoever visits it, an "
             "administrator too. Set c.JupyterHub.subdomain_host, such as 'https://hub.example'"
+        )
+
+
+def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
+    """Refuse settings that the service does not have: it was given all that there were when `configure` was called."""
+    final = json.loads(settings.to_json())
+    late = [f"c.FGPU.{name}" for name, value in final.items() if given.get(name) != value]
+    if late:
+        raise BadSettings(
+            f"{', '.join(late)}: set after configure(c), so the service does not know it; set it before, or give it to "
+            "configure"
         )
 
 

@@ -80,7 +80,8 @@ async def ask_kernels(base_url: str, token: str) -> int | None:
     try:
         # One after the other: what is left in the middle of an answer would not be closed.
         status = await _ask(client, f"{base_url}api/status", token)
-        kernels = await _ask(client, f"{base_url}api/kernels", token)
+        # To be asked is no activity; the server would else never be idle for longer than between two questions.
+        kernels = await _ask(client, f"{base_url}api/kernels?no_track_activity=1", token)
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
         return max(instant_s(one["last_activity"]) for one in (status, *kernels))

@@ -308,6 +308,17 @@ def hub_refusal(c: Config) -> str:
     return str(caught.value)
 
 
+def test_a_setting_that_the_service_would_not_know_of_is_refused(folder: Path) -> None:
+    c = configured(folder)
+    c.JupyterHub.bind_url = "http://127.0.0.1:8000"
+    c.FGPU.quotas = [{"user": "*", "max_fgpu": 1}]
+    c.FGPU.max_priority = {"*": 2}
+    assert hub_refusal(c) == (
+        "c.FGPU.max_priority, c.FGPU.quotas: set after configure(c), so the service does not know it; set it before, or "
+        "give it to configure"
+    )
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
+from urllib.parse import urlparse
 
 import pytest
 
@@ -120,7 +121,7 @@ def server(answers: dict[str, Any]) -> Iterator[str]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             allowed = self.headers.get("Authorization") == "token sesame"
-            found = answers.get(self.path.removeprefix("/base/"))
+            found = answers.get(urlparse(self.path).path.removeprefix("/base/"))
             self.send_response(200 if allowed and found is not None else 403)
             self.end_headers()
             self.wfile.write(json.dumps(found).encode())

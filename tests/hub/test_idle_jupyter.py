@@ -1,0 +1,40 @@
+"""Whether a real Jupyter server that is asked what its kernels do takes that for activity."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fgpuspawner.idle import ask_kernels
+from hubprocess import free_ports, until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    port = free_ports(1)
+    command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}"]
+    own = [
+        "--IdentityProvider.token=sesame",
+        f"--ServerApp.root_dir={tmp_path}",
+        "--ServerApp.jpserver_extensions={}",
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, *own], cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_to_be_asked_is_no_activity(server: str) -> None:
+    first_s = until(lambda: asyncio.run(ask_kernels(server, "sesame")), what="the server answers")
+    until(lambda: time.time() >= first_s + 2)
+    assert asyncio.run(ask_kernels(server, "sesame")) == first_s
+    assert asyncio.run(ask_kernels(server, "sesame")) == first_s
