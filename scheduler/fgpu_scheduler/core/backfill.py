@@ -95,6 +95,7 @@ def keep(
     left: Mapping[str, NodeFree],
     holders: Iterable[Holder],
     *,
+    now_s: int,
     score: Score,
 ) -> Kept | None:
     """Return the place at which a session can start soonest, by the ends that are known; None where none tells.
@@ -103,9 +104,10 @@ def keep(
     """
     asked = session.request
     nodes: dict[str, NodeFree] = {}
+    # An end that should have been by now is still to come.
     ends = sorted(
         (
-            (h.free_at_s, h.session.id, h)
+            (max(h.free_at_s, now_s + ENDING_S), h.session.id, h)
             for h in holders
             if h.free_at_s is not None and h.placement.node_id in left
         ),

@@ -1,7 +1,8 @@
 """Position, expected start and reason: the same passes as the planner's, run forward from a snapshot.
 
 No second implementation of the policy: a session is expected to start when, in a world where those who run end by
-their time limits or after their typical length, a pass would start it. Later passes go on in the order of the first.
+their time limits or after their typical length, a pass would start it. Later passes go on in the order of the first, but
+for those who by then have waited for as long as they may.
 """
 
 from __future__ import annotations
@@ -227,6 +228,10 @@ class _Run:
                 _, session_id, typical = heappop(self._ends)
                 by_typical = by_typical or typical
                 floor.end(*self._holding.pop(session_id))
+            again = floor.in_order_now()
+            if again is not None:
+                left = [s for s in again if s.id not in starts.found]
+                queue = Queue(left, by_user=self._by_user, held=True)
         starts.far[line.resource_group] = None
 
     def _hold(self, session: Session, where: Placement, now_s: int) -> None:
@@ -265,10 +270,9 @@ def _applied(snapshot: Snapshot, step: Plan) -> Snapshot:
     return snapshot.with_sessions(
         replace(
             s,
-            state=SessionState.RUNNING,
+            state=SessionState.SCHEDULED,
             placement=where[s.id],
             scheduled_at_s=snapshot.now_s,
-            started_at_s=snapshot.now_s,
         )
         if s.id in where
         else s

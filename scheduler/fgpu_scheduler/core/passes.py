@@ -6,11 +6,11 @@ between, and so decides what the planner would.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
-from operator import attrgetter
+from operator import attrgetter, neg
 from typing import assert_never
 
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
@@ -112,19 +112,43 @@ class Floor:
                 if s.state in HOLDING and s.placement is not None and s.placement.node_id in self.left:
                     self.holders[s.id] = Holder(s, s.placement, self._free_at_s(s))
         self._line: Line | None = None
+        self._ranks: Sequence[float] = ()
+        self._aged_number = 0
         self._waits_for: Session | None = None
         self._looked = self._strict = False
         self._misfits: dict[object, None] = {}
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
-        self._line = line
+        self._line, self._ranks = line, self._policy.order(line)
+        return self._in_order(line)
+
+    def in_order_now(self) -> list[Session] | None:
+        """Return those of the line again, some of whom may have started; None unless others are aged since then.
+
+        The order's ranks stay those that they were.
+        """
+        line = self._line
+        passed_s = 0 if line is None else self.now_s - line.snapshot.now_s
+        if line is None or self._number_aged(line, passed_s) == self._aged_number:
+            return None
+        return self._in_order(replace(line, waited_s=[waited_s + passed_s for waited_s in line.waited_s]))
+
+    def _in_order(self, line: Line) -> list[Session]:
+        self._aged_number = self._number_aged(line, 0)
         first = First(
             promises=self._reserves,
             longest_wait_s=self._policy.longest_wait_s if self._reserves else None,
             most_priority=self._policy.most_priority,
         )
-        return [line.waiting[n] for n in in_order(line, self._policy.order, first)]
+        return [line.waiting[n] for n in in_order(line, lambda _: self._ranks, first)]
+
+    def _number_aged(self, line: Line, passed_s: int) -> int:
+        """Return how many of the line, which are the first of it, have waited for as long as they may."""
+        longest_s = self._policy.longest_wait_s
+        if longest_s is None or not self._reserves:
+            return 0
+        return bisect_right(line.waited_s, passed_s - longest_s, key=neg)
 
     def fill(self, queue: Queue) -> list[tuple[Session, Placement]]:
         """Start whom the policy starts now, in the order of the queue, and note why the others wait."""
@@ -236,7 +260,8 @@ class Floor:
                 assert_never(self._policy.backfill)
 
     def _keep(self, session: Session, *, aged: bool) -> None:
-        self.kept = keep(session, self.left, self.holders.values(), score=self._policy.score) or (
+        holders = self.holders.values()
+        self.kept = keep(session, self.left, holders, now_s=self.now_s, score=self._policy.score) or (
             gather(session, self.left) if aged else None
         )
         if self.kept is not None:
