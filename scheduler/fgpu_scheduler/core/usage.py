@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, Snapshot
 
 HALF_LIFE_S = 7 * 24 * 3600
@@ -49,3 +50,13 @@ def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
             user = session.request.user
             used[user] = used.get(user, 0) + fgpu_seconds(session, snapshot.now_s)
     return used
+
+
+def held_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
+    """Return the fGPU x 1000 that each user holds of a resource group, of those who hold shares."""
+    held: dict[str, int] = {}
+    for session in snapshot.sessions:
+        asked = session.request
+        if session.state in HOLDING and asked.resource_group == resource_group:
+            held[asked.user] = held.get(asked.user, 0) + held_milli(session)
+    return held
