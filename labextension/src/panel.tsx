@@ -2,9 +2,9 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon, VDomRenderer } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
+import { Ending } from './ending';
 import {
   amountText,
-  endText,
   hubHref,
   type IHubLocation,
   memoryText,
@@ -92,7 +92,11 @@ function StatusView(props: {
           <p>{trans.__('This server has no share of a GPU.')}</p>
         ) : (
           <>
-            <Ending session={status.session} context={context} />
+            <Ending
+              session={status.session}
+              trans={trans}
+              keep={context.actions.keep}
+            />
             <ThisSession session={status.session} trans={trans} />
           </>
         )}
@@ -140,37 +144,6 @@ function ServiceLink(props: { context: IContext }): JSX.Element | null {
     <a href={href} target="_blank" rel="noopener">
       {props.context.trans.__('All my sessions and the GPUs')}
     </a>
-  );
-}
-
-/** When the session ends, as a warning where its owner is warned; with a way to keep it where there is one. */
-function Ending(props: {
-  session: ISession;
-  context: IContext;
-}): JSX.Element | null {
-  const { session, context } = props;
-  const { trans, actions } = context;
-  const text = endText(session, Date.now(), trans);
-  if (text === null) {
-    return null;
-  }
-  if (session.warning === null) {
-    return <div className="jp-fgpu-Minor">{text}</div>;
-  }
-  const name = session.display_name || trans.__('(default server)');
-  return (
-    <div className="jp-fgpu-Warning" role="alert">
-      <div>{text}.</div>
-      {session.can_keep && session.id !== null && (
-        <button
-          type="button"
-          aria-label={trans.__('Keep %1', name)}
-          onClick={() => actions.keep(session)}
-        >
-          {trans.__('Keep')}
-        </button>
-      )}
-    </div>
   );
 }
 
@@ -295,7 +268,7 @@ function OtherSession(props: {
       {session.message !== null && (
         <div className="jp-fgpu-Minor">{session.message}</div>
       )}
-      <Ending session={session} context={context} />
+      <Ending session={session} trans={trans} keep={actions.keep} />
       <div className="jp-fgpu-Actions">
         {href !== null && session.state !== 'TERMINATING' && (
           <a

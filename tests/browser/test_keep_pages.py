@@ -1,0 +1,60 @@
+"""The warning before an idle session is ended, and Keep, on the sessions page and in JupyterLab's panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from hubprocess import HubProcess
+from steps import START_MS, Person, Sessions
+
+pytestmark = pytest.mark.timeout(240)
+
+LITTLE = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 512}
+WARNED_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    reclaim = {"*": {"idle_after_s": 15, "grace_s": 3600}}
+    found = HubProcess(tmp_path_factory.mktemp("hub"), reclaim=reclaim)
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    gil = log_in(hub.url, "gil", "test-password")
+    page = gil.page
+    for server in ("", "gpu-2"):
+        page.goto(gil.link(server, **LITTLE))
+        page.wait_for_url(re.compile(f"/user/gil/{server}"), timeout=START_MS, wait_until="commit")
+    # Nobody looks at either of them from here on: they have nothing to do.
+    page.goto(f"{hub.url}/services/fgpu/")
+    sessions = Sessions(page)
+    first, second = sessions.row("default server"), sessions.row("gpu-2")
+    expect(first).to_contain_text(
+        "Idle: it is ended unless you keep it or use it; it ends at", timeout=WARNED_MS
+    )
+    expect(second).to_contain_text("Idle", timeout=WARNED_MS)
+
+    with sessions.without_reload():
+        first.get_by_role("button", name="Keep default server").click()
+        expect(first.get_by_role("button", name="Keep")).to_have_count(0)
+        expect(first).not_to_contain_text("Idle")
+    expect(second).to_contain_text("Idle")
+
+    # The other one is kept from the first one's JupyterLab.
+    page.goto(f"{hub.url}/user/gil/lab")
+    page.locator(".jp-fgpu-StatusItem").click(timeout=START_MS)
+    other = page.get_by_role("region", name="My other sessions").get_by_role("listitem")
+    expect(other.get_by_role("alert")).to_contain_text("Idle", timeout=30_000)
+    other.get_by_role("button", name="Keep gpu-2").click()
+    expect(other.get_by_role("alert")).to_have_count(0, timeout=30_000)
+    assert all(session.kept_until_s for session in hub.sessions().values())
