@@ -7,7 +7,7 @@ numbers, never a name or an id.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     Forecast,
     NodeState,
     Refusal,
+    Request,
     RequestForecast,
     Session,
     SessionState,
@@ -28,6 +29,7 @@ from fgpu_scheduler import (
     free,
 )
 from fgpu_scheduler.core.forecast import Ahead
+from fgpu_scheduler.core.quota import Ledger
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
@@ -89,6 +91,11 @@ class World:
     def devices(self) -> Mapping[str, Device]:
         """The configured devices by UUID."""
         return {d.uuid: d for n in self.snapshot.nodes for d in n.devices}
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What is held against every quota."""
+        return Ledger(self.snapshot)
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -355,7 +362,7 @@ def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
 
 
 def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
-    """Return what the viewer could still get in a group: what is free on nodes that take sessions.
+    """Return what the viewer could still get in a group: what is free on nodes that take sessions, inside their quotas.
 
     Nothing where the viewer may not use the group. Never negative, even where nodes were made smaller.
     """
@@ -364,12 +371,20 @@ def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
     left = [
         n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
     ]
+    # A GPU that is shared by as many sessions as may share it has nothing to give.
+    milli = sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0)
     return Amounts(
-        # A GPU that is shared by as many sessions as may share it has nothing to give.
-        sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0),
+        _inside_quotas(milli, world, viewer, group),
         sum(max(0, n.cpu_milli) for n in left),
         sum(max(0, n.memory_mib) for n in left),
     )
+
+
+def _inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:
+    """Return how much of this fGPU the viewer's quotas let them have."""
+    asker = Request(viewer.user or "", "/", "", group, 0, 0, 0, groups=viewer.hub_groups)
+    room = world.ledger.room_milli(asker, in_all=in_all)
+    return milli if room is None else min(milli, room)
 
 
 def _groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
@@ -391,6 +406,9 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Js
     for group in groups:
         mine += mine_in(world, viewer, group)
         allocatable += allocatable_in(world, viewer, group)
+    for group in groups[:1]:
+        most = _inside_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
+        allocatable = replace(allocatable, fgpu_milli=most)
     found = {
         "groups": [_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
         "mine_overall": mine.as_json(),

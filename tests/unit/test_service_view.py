@@ -14,6 +14,8 @@ from fgpu_scheduler import (
     NodeState,
     Placement,
     Policy,
+    Quota,
+    QuotaScope,
     Refusal,
     Request,
     RequestForecast,
@@ -148,6 +150,22 @@ def test_what_waits_or_has_ended_holds_nothing() -> None:
     assert view.mine_in(world, ALICE, "default") == Amounts()
     ending = Build().running("alice", 500, state=S.TERMINATING).world()
     assert view.mine_in(ending, ALICE, "default").fgpu_milli == 500
+
+
+def test_no_more_is_allocatable_than_ones_quotas_leave() -> None:
+    world = Build(node(), node("n2", "class")).running("bob", 500).running("alice", 300).world()
+    quotas = (
+        Quota(QuotaScope.USER, "*", max_fgpu_milli=2500),
+        Quota(QuotaScope.USER, "bob", "default", max_fgpu_milli=1500),
+        Quota(QuotaScope.GROUP, "ml101", "class", max_sessions=0),
+    )
+    limited = replace(world, snapshot=replace(world.snapshot, quotas=quotas))
+    assert view.allocatable_in(limited, BOB, "default").fgpu_milli == 1000
+    assert view.allocatable_in(limited, BOB, "class").fgpu_milli == 2000
+    # Both together are still not more than the quota of all groups.
+    assert view.capacity_object(limited, BOB, fgpu_step_milli=100)["allocatable_overall"]["fgpu"] == "2"
+    member = replace(BOB, hub_groups=("ml101",))
+    assert view.allocatable_in(limited, member, "class").fgpu_milli == 0
 
 
 def test_nothing_is_allocatable_where_nothing_may_or_can_start() -> None:
@@ -340,6 +358,17 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
     first = "2 sessions that hold 2 fGPU have to end first"
     assert told(ALICE) == (f"{first} (among them your mine)", 2, "2", ["alice"])
     assert told(ADMIN) == (f"{first} (default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+
+
+def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
+    build = (
+        Build(node(), node("n2")).running("bob", 2000).running("alice", 500, at="n2").pending("alice", 2000)
+    )
+    quotas = (Quota(QuotaScope.USER, "*", max_fgpu_milli=2000),)
+    snapshot = replace(build.world().snapshot, quotas=quotas)
+    (found,) = forecast(snapshot, Policy(), typical_length_s=600)
+    assert (found.reason, found.ahead) == (WaitReason.QUOTA, None)
+    assert found.expected_start_at_s is not None
 
 
 def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> None:

@@ -125,6 +125,8 @@ def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tu
             case _:
                 assert_never(decision.reason)
         start = starts.found.get(session.id)
+        # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
+        of_quota = decision.reason is WaitReason.QUOTA
         found.append(
             Forecast(
                 session.id,
@@ -134,7 +136,7 @@ def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tu
                 None if start is None else start.at_s,
                 starts.why_not(session, decision.reason) if start is None else start.basis,
                 decision.starts_at_s if isinstance(decision, Reserve) else None,
-                None if start is None else start.ahead,
+                None if start is None or of_quota else start.ahead,
             )
         )
     return tuple(found)

@@ -64,6 +64,22 @@ class Ledger:
         """Count a session no more that has ended: one of the snapshot, or one that was taken the same way."""
         self._count(session, where, -1)
 
+    def room_milli(self, request: Request, *, in_all: bool = False) -> int | None:
+        """Return how much more fGPU x 1000 the quotas leave whoever makes a request; None without limit.
+
+        ``in_all``: by those quotas only that count in all resource groups together.
+        """
+        rooms: list[int] = []
+        for line in self._of(request):
+            quota, tally = line.quota, line.tally
+            if in_all and quota.resource_group is not None:
+                continue
+            if quota.max_sessions is not None and tally.sessions >= quota.max_sessions:
+                rooms.append(0)
+            if quota.max_fgpu_milli is not None:
+                rooms.append(max(0, quota.max_fgpu_milli - tally.fgpu_milli))
+        return min(rooms, default=None)
+
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
         limits = [line.quota.max_lifetime_s for line in self._of(request)]
