@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fgpu_scheduler.core import reclaim
+from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
+from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill
 from fgpu_scheduler.store import Store
 from fgpu_scheduler.testing import MemoryStore, Report, Violation, checks, simulate
 
@@ -35,6 +38,23 @@ def run_all(seeds: range, *, sql: bool = False, events: int = EVENTS) -> list[Re
     return reports
 
 
+WAITS_FOR = [f"waits {reason}" for reason in WaitReason]
+ENDS_BY = [f"ends {cause}" for cause in EndCause]
+WARNED_OF = [f"warned {cause}" for cause in reclaim.CAUSES]
+CHOSEN = [
+    *(f"order {order.__name__}" for order, _ in ORDERS.values()),
+    *(f"placement {name}" for name in PLACEMENTS),
+    *(f"backfill {mode}" for mode in Backfill),
+]
+ASKED = [f"asks {what}" for what in ("memory", "memory and compute", "a model", "a time limit", "a priority")]
+STARTED = [
+    *("starts as promised", "starts on several devices", "queued again", "kept"),
+    *(f"starts a share of {mode}" for mode in ShareMode),
+    *(f"starts beside a quota of {scope}" for scope in QuotaScope),
+    *(f"starts beside a quota of {limit}" for limit in ("fgpu", "sessions", "pending", "lifetime")),
+]
+
+
 def test_every_check_holds_after_every_write():
     reports = run_all(MEMORY_SEEDS)
     # The histories must be rich enough to mean something.
@@ -42,6 +62,10 @@ def test_every_check_holds_after_every_write():
     assert sum(r.stale for r in reports) > len(reports)
     assert sum(r.restarts for r in reports) > len(reports)
     assert sum(r.orphans for r in reports) > 0
+    assert sum(r.promises_kept for r in reports) > len(reports)
+    met = {what for report in reports for what, _ in report.met}
+    wanted = [*WAITS_FOR, *ENDS_BY, *WARNED_OF, *CHOSEN, *ASKED, *STARTED]
+    assert [what for what in wanted if what not in met] == []
 
 
 def test_every_check_holds_with_the_sql_store():

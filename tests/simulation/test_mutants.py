@@ -27,14 +27,15 @@ def policy(name, **options):
     return Policy(group_policy(order=name, **options))
 
 
-def first_violation(**options) -> str:
-    """Return the first violation in the seeds, or "" if nobody noticed anything."""
+def fires(*complaints: str, **options) -> bool:
+    """Return whether in some history a check complains with one of these words. Another may have come first there."""
     for seed in SEEDS:
         try:
             simulate(seed, EVENTS, **options)
         except Violation as e:
-            return str(e)
-    return ""
+            if any(complaint in str(e) for complaint in complaints):
+                return True
+    return False
 
 
 def test_nothing_fires_while_nothing_is_broken():
@@ -45,7 +46,7 @@ def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
     monkeypatch.setattr(
         placement, "free", lambda world: tuple(placement.untouched(node) for node in world.nodes)
     )
-    assert "are held" in first_violation()
+    assert fires("are held")
 
 
 def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
@@ -58,7 +59,7 @@ def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
         )
 
     monkeypatch.setattr(placement, "free", forgetful)
-    assert "the modes of the shares of" in first_violation()
+    assert fires("the modes of the shares of")
 
 
 def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
@@ -71,21 +72,19 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
         return found and placement._taken(left, request, where)
 
     monkeypatch.setattr(placement, "after", forgetful)
-    found = first_violation()
-    assert "memory are held" in found or "compute are held" in found
+    assert fires("memory are held", "compute are held")
 
 
 def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):
     monkeypatch.setattr(MemoryStore, "_check_version", lambda self, plan: None)
-    assert "was committed at version" in first_violation()
+    assert fires("was committed at version")
 
 
 def test_a_stale_plan_also_breaks_the_order_or_the_fit(monkeypatch):
     """The damage itself is noticed too, not only the version."""
     monkeypatch.setattr(MemoryStore, "_check_version", lambda self, plan: None)
     monkeypatch.setattr(MemoryStore, "version", lambda self: LikeAnyVersion())
-    found = first_violation()
-    assert "was placed before" in found or "of this very version was refused" in found
+    assert fires("was placed before", "of this very version was refused")
 
 
 class LikeAnyVersion(int):
@@ -101,7 +100,7 @@ class LikeAnyVersion(int):
 def test_a_queue_in_the_wrong_order_is_noticed(monkeypatch):
     real = passes.in_order
     monkeypatch.setattr(passes, "in_order", lambda *line_and_order: real(*line_and_order)[::-1])
-    assert "which asked for the same earlier" in first_violation(policy=policy("fifo-skip"))
+    assert fires("which asked for the same earlier", policy=policy("fifo-skip"))
 
 
 def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
@@ -109,20 +108,18 @@ def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
     monkeypatch.setattr(
         order, "by_place", lambda waiting: sorted(waiting, key=lambda s: (s.submitted_at_s, s.id))
     )
-    assert "which asked for the same earlier" in first_violation(policy=policy("fifo-skip"))
+    assert fires("which asked for the same earlier", policy=policy("fifo-skip"))
 
 
 def test_a_strict_order_that_lets_others_pass_is_noticed(monkeypatch):
     monkeypatch.setattr(passes.Floor, "_blocked", lambda self, session: None)
-    assert "which is ahead in strict order" in first_violation(policy=policy("fifo"))
+    assert fires("which is ahead in strict order", policy=policy("fifo"))
 
 
 def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
     monkeypatch.setattr(backfill.Kept, "ends_before", lambda self, free_at_s: True)
-    found = first_violation(
-        policy=policy("fifo", backfill="easy"), rules=AllRules(Rules(grace_s=30)), faults=CALM
-    )
-    assert "was promised a start at" in found
+    calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
+    assert fires("was promised a start at", policy=policy("fifo", backfill="easy"), **calm)
 
 
 # --- Quotas ---
@@ -130,22 +127,20 @@ def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
 
 def test_a_quota_that_nobody_looks_at_is_noticed(monkeypatch):
     monkeypatch.setattr(quota.Ledger, "allows", lambda self, session, where=None: True)
-    found = first_violation()
-    assert "quota of" in found
-    assert "are allowed" in found
+    assert fires("sessions are held, and", "milli-fGPU are held, and")
 
 
 def test_a_quota_that_forgets_what_is_held_is_noticed(monkeypatch):
     monkeypatch.setattr(quota.Ledger, "take", lambda self, session, where=None: None)
     monkeypatch.setattr(quota.Ledger, "give_back", lambda self, session, where=None: None)
-    assert "are allowed" in first_violation()
+    assert fires("are allowed")
 
 
 def test_a_quota_that_stops_everybody_is_noticed(monkeypatch):
     monkeypatch.setattr(
         quota.Ledger, "allows", lambda self, session, where=None: not counted(self, session.request)
     )
-    assert "waits for a quota, and no quota stops it" in first_violation()
+    assert fires("waits for a quota, and no quota stops it")
 
 
 def counted(ledger, request):
@@ -154,9 +149,7 @@ def counted(ledger, request):
 
 def test_a_pending_quota_that_nobody_looks_at_is_noticed(monkeypatch):
     monkeypatch.setattr(accounts, "refuse_over_quota", lambda world, asked: None)
-    found = first_violation()
-    assert " wait, and " in found
-    assert "are allowed" in found
+    assert fires(" wait, and ")
 
 
 # --- Taking back ---
@@ -179,7 +172,7 @@ def test_an_end_without_a_warning_is_noticed(monkeypatch):
             session, SessionState.TERMINATING, now_s=now_s, cause=decision.cause
         ),
     )
-    assert "and its owner was warned of None" in first_violation()
+    assert fires("and its owner was warned of None")
 
 
 def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
@@ -187,7 +180,7 @@ def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
     monkeypatch.setattr(
         reclaim.Warnings, "stood_s", lambda self, sessions, steady_s: {s.id: 10**6 for s in sessions}
     )
-    assert "s after its warning; the grace is" in first_violation()
+    assert fires("s after its warning; the grace is")
 
 
 def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
@@ -195,14 +188,14 @@ def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
         return tuple(s.id for s in snapshot.sessions if s.state is SessionState.RUNNING)[:1]
 
     monkeypatch.setattr(reclaim, "victims", anybody)
-    found = first_violation(rules=AllRules(Rules(grace_s=30, preempt=True)))
-    assert "was pre-empted, and nobody of higher priority waits" in found
+    preempting = AllRules(Rules(grace_s=30, preempt=True))
+    assert fires("was pre-empted, and nobody of higher priority waits", rules=preempting)
 
 
 def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.again
     monkeypatch.setattr(reclaim, "again", lambda session: replace(real(session), place_of=None))
-    assert "and not at its place" in first_violation(rules=AllRules(Rules(grace_s=30, preempt=True)))
+    assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
 
 
 # --- Reconciling ---
@@ -217,7 +210,7 @@ def test_judging_what_is_missing_by_the_later_snapshot_is_noticed(monkeypatch):
             after, after, observed, reachable=reachable, **rest
         ),
     )
-    assert "is alive" in first_violation()
+    assert fires("is alive")
 
 
 def test_judging_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
@@ -237,7 +230,7 @@ def test_judging_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
         return (*rest, *ghosts)
 
     monkeypatch.setattr(reconcile, "reconcile", wrong)
-    assert "was removed while its session" in first_violation()
+    assert fires("was removed while its session")
 
 
 def test_concluding_from_nodes_that_did_not_answer_is_noticed(monkeypatch):
@@ -249,7 +242,7 @@ def test_concluding_from_nodes_that_did_not_answer_is_noticed(monkeypatch):
             before, after, observed, reachable=[n.id for n in after.nodes], **rest
         ),
     )
-    assert "is alive" in first_violation()
+    assert fires("is alive")
 
 
 def test_freeing_before_the_container_is_gone_is_noticed(monkeypatch):
@@ -262,13 +255,12 @@ def test_freeing_before_the_container_is_gone_is_noticed(monkeypatch):
         )
 
     monkeypatch.setattr(reconcile, "reconcile", hasty)
-    assert "was freed while" in first_violation()
+    assert fires("was freed while")
 
 
 def test_freeing_while_a_launch_is_under_way_is_noticed():
     """The engine is asked, the user leaves, nothing is seen yet: the container still comes."""
-    found = first_violation(faults=Faults(tells_launches=False))
-    assert "came up without a share" in found or "was freed while" in found
+    assert fires("came up without a share", "was freed while", faults=Faults(tells_launches=False))
 
 
 def test_a_reconcile_that_never_frees_is_noticed(monkeypatch):
@@ -282,7 +274,7 @@ def test_a_reconcile_that_never_frees_is_noticed(monkeypatch):
             if not isinstance(h, reconcile.Finish)
         ),
     )
-    assert "not everything ended" in first_violation()
+    assert fires("not everything ended")
 
 
 def test_a_planner_that_places_held_sessions_is_refused_by_the_store(monkeypatch):
@@ -294,7 +286,7 @@ def test_a_planner_that_places_held_sessions_is_refused_by_the_store(monkeypatch
         return real(snapshot.with_sessions(replace(s, held=False) for s in snapshot.sessions), policy)
 
     monkeypatch.setattr(planner, "plan", careless)
-    assert "of this very version was refused" in first_violation()
+    assert fires("of this very version was refused")
 
 
 def test_an_illegal_change_is_noticed(monkeypatch):
@@ -309,7 +301,7 @@ def test_an_illegal_change_is_noticed(monkeypatch):
         return real(self, session_id, to, expect=expect, **rest)
 
     monkeypatch.setattr(MemoryStore, "move", cancelling)
-    assert "RUNNING -> CANCELLED is not legal" in first_violation()
+    assert fires("RUNNING -> CANCELLED is not legal")
 
 
 def test_a_lost_session_is_noticed(monkeypatch):
@@ -322,10 +314,10 @@ def test_a_lost_session_is_noticed(monkeypatch):
         return held
 
     monkeypatch.setattr(MemoryStore, "hold_waiting", forgetful)
-    assert "is lost" in first_violation()
+    assert fires("is lost")
 
 
 def test_two_sessions_of_one_server_are_noticed(monkeypatch):
     monkeypatch.setattr(lifecycle, "SERVING", ())
     assert checks.SERVING
-    assert "both serve" in first_violation()
+    assert fires("both serve")

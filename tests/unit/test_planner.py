@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fgpu_scheduler.core import orders, scores
 from fgpu_scheduler.core.model import SessionState
-from fgpu_scheduler.core.planner import Plan, plan
-from fgpu_scheduler.core.policies import GroupPolicy, Policy
+from fgpu_scheduler.core.planner import Plan, Reserve, plan
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.testing import World, decided, world
 
 
@@ -108,3 +108,23 @@ def test_another_order_and_score_give_another_plan() -> None:
 def test_a_change_of_unit_does_not_move_or_overcommit_those_who_run() -> None:
     lab = world(fgpu_per_gpu=1).running("a", "0.5").unit(2).pending("b", "1").pending("c", "0.1")
     assert plan_of(lab) == ["b: GPU-n1-0", "c waits: RESOURCES"]
+
+
+def test_a_start_is_promised_to_an_aged_session_unless_one_of_higher_priority_may_take_its_place() -> None:
+    lab = (
+        world().running("a", "1", state=SessionState.TERMINATING).pending("first", "1").pending("old", "0.9")
+    )
+    policy = Policy(GroupPolicy(backfill=Backfill.BOUNDED, longest_wait_s=600))
+
+    def asked_for(priority: int) -> World:
+        """The old one has waited for long enough to be kept a place, the first has not."""
+        first, old = lab.of("first"), lab.of("old")
+        first = replace(first, place_of=old.id + 1, request=replace(first.request, priority=priority))
+        old = replace(old, submitted_at_s=lab.now_s - 700)
+        return replace(lab, sessions=(lab.of("a"), first, old))
+
+    def promised(world: World) -> list[int | None]:
+        return [d.starts_at_s for d in plan(world, policy).decisions if isinstance(d, Reserve)]
+
+    assert promised(asked_for(0)) == [lab.now_s + 60]
+    assert promised(asked_for(1)) == [None]

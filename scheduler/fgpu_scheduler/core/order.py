@@ -101,7 +101,7 @@ def in_order(line: Line, order: Order, first: First | None = None) -> list[int]:
             found = [*promised, *(n for n in found if n not in others)]
     if any([s.request.priority for s in waiting]):
         most = first.most_priority or {}
-        highest = [-_priority(s, most) for s in waiting]
+        highest = [-priority(s, most) for s in waiting]
         found.sort(key=highest.__getitem__)
     return found
 
@@ -111,7 +111,8 @@ def _up_to(waited: Sequence[int], longest_s: int) -> int:
     return next((n for n, s in enumerate(waited) if s < longest_s), len(waited))
 
 
-def _priority(session: Session, most: Mapping[str, int]) -> int:
+def priority(session: Session, most: Mapping[str, int]) -> int:
+    """Return the priority that counts: what was asked for, up to the highest of its user."""
     asked = session.request
     limit = most.get(asked.user, most.get(ANYBODY))
     return asked.priority if limit is None else min(asked.priority, limit)

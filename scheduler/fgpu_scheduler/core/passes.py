@@ -7,7 +7,7 @@ between, and so decides what the planner would.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter, neg
@@ -16,7 +16,7 @@ from typing import assert_never
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
-from fgpu_scheduler.core.order import First, Line, in_order
+from fgpu_scheduler.core.order import First, Line, in_order, priority
 from fgpu_scheduler.core.placement import Free, NodeFree, claimed, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
@@ -174,6 +174,21 @@ class Floor:
                     continue
             heappop(heads)
         return placed
+
+    def outranked(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
+        """Return whether somebody of higher priority than this one is left waiting, and may take its place.
+
+        No place is kept for those who have not waited for long, or who wait for an end that is not known.
+        """
+        most = self._policy.most_priority
+        ranks: dict[int, None] = {}
+        for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
+            if session.id == session_id:
+                own = priority(session, most)
+                return any(rank > own for rank in ranks)
+            if lane is not None and session.id not in placed:
+                ranks[priority(session, most)] = None
+        return False
 
     def end(self, session: Session, where: Placement) -> None:
         """Take back what a session held that ends now: one of the snapshot, or one that was started here."""

@@ -24,8 +24,8 @@ class Place:
 class Reserve:
     """Leave the session PENDING, and keep a place for it: nobody who comes after it takes what it needs.
 
-    ``starts_at_s`` is the latest start that can be promised, or None where no end is known of those who hold
-    what it needs. The devices are those that it would get.
+    ``starts_at_s`` is the latest start that can be promised, or None: where no end is known of those who hold
+    what it needs, or somebody of higher priority waits too. The devices are those that it would get.
     """
 
     session_id: int
@@ -88,7 +88,8 @@ def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]
     kept = floor.kept
     if kept is not None:
         uuids = tuple(share.device_uuid for share in kept.placement.shares)
-        special[kept.session_id] = Reserve(kept.session_id, kept.starts_at_s, kept.placement.node_id, uuids)
+        starts_at_s = None if floor.outranked(kept.session_id, queue, special) else kept.starts_at_s
+        special[kept.session_id] = Reserve(kept.session_id, starts_at_s, kept.placement.node_id, uuids)
     # Of a long queue almost everybody waits: this is most of the work of a pass.
     return [
         special[s.id] if s.id in special else Wait(s.id, WaitReason.HELD if lane is None else lane.reason)

@@ -13,6 +13,7 @@ from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LEGAL, LIVE
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, ShareMode, Snapshot
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.testing.met import Met
 from fgpu_scheduler.testing.order_checks import Promises, overtaken
 from fgpu_scheduler.testing.quota_checks import falsely_stopped, over_quota
 from fgpu_scheduler.testing.reclaim_checks import Warned
@@ -54,6 +55,7 @@ class Checks:
         self._steady_s = steady_s
         self.warned = Warned(rules or AllRules())
         self.promises = Promises()
+        self.met = Met(snapshot, policy)
         self._states: dict[int, SessionState] = {s.id: s.state for s in snapshot.sessions}
         self._containers: dict[str, Standing] = {}
         self.looks = 0
@@ -110,6 +112,7 @@ class Checks:
             *unowned(self._containers, after, containers),
             *removed_in_use(self._containers, after, containers),
         ]
+        self.met.look(before, after, now)
         self._states.update((s.id, s.state) for s in after.values())
         self._containers = {c.handle: c for c in containers}
         if complaints:

@@ -67,10 +67,10 @@ def rules(rng: Random) -> AllRules:
 
 def _rules(rng: Random) -> Rules:
     return Rules(
-        grace_s=rng.choice((30, 120, 600)),
+        grace_s=rng.choice((10, 30, 120, 600)),
         max_lifetime_s=rng.choice((None, None, 600, 3000)),
-        idle_after_s=rng.choice((None, 120, 900)),
-        preempt=rng.randrange(2) == 0,
+        idle_after_s=rng.choice((None, 20, 60, 900)),
+        preempt=rng.randrange(3) > 0,
         requeue=rng.randrange(4) > 0,
     )
 
@@ -117,7 +117,7 @@ def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Seque
         memory_mib=rng.choice((1024, 1024, 1024, 4096)),
         gpu_model=rng.choice((None, None, None, None, None, *MODELS)),
         time_limit_s=rng.choice((None, 300, 300, 900, 3600)),
-        priority=rng.choice((0, 0, 0, 0, 1, 2)),
+        priority=rng.choice((0, 0, 0, 1, 2)),
         groups=HUB_GROUPS.get(user, ()),
     )
     if rng.randrange(100) >= 25:

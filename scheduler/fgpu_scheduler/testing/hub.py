@@ -216,6 +216,12 @@ class Hub(Lab):
             elif session.replaces is not None:
                 self._later(0, 10, lambda i=session.id: self._resume(i))  # type: ignore[misc]
         self._look()
+        ends_s = [one.ends_at_s - self._now_s() for one in found if isinstance(one, reclaim.Warn)]
+        if ends_s:
+            # Once to see that the warning stands, once when its grace is over.
+            soonest_s = max(min(ends_s), 1)
+            self._later(1, 10, self._watch)
+            self._later(soonest_s, soonest_s + 20, self._watch)
 
     # --- Restarting ---
 

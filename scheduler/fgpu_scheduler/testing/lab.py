@@ -31,11 +31,13 @@ class Faults:
     failed_stop: int = 10
     late_commit: int = 40
     never_resumed: int = 15
+    outages: bool = True
+    """Whether anything dies, is lost or jumps, and whether administrators change anything."""
     tells_launches: bool = True
     """Whether the Hub tells `reconcile` of the launches that are under way. False is a bug to be found."""
 
 
-CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0)
+CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, outages=False)
 
 
 @dataclass(order=True, slots=True)

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.testing.quota_checks import names
 
 S = SessionState
 
 LAUNCH_S, ENDING_S = 600, 60
-"""How long a launch and an end may take for a promise to hold, written again."""
+"""How long a launch and an end may take for a promise to hold, written again.
+
+Half of an end is for whoever ends a session in time, half for the engine.
+"""
 
 
 def overtaken(before: Mapping[int, Session], after: Iterable[Session], policy: Policy) -> Iterator[str]:
@@ -87,7 +91,7 @@ class Promises:
         """Compare two snapshots; ``passed_s`` is how much time truly passed, ``planned`` whether a plan was committed."""
         before = {s.id: s for s in last.sessions}
         after = {s.id: s for s in now.sessions}
-        late = [s.request.resource_group for s in last.sessions if self._late(s, steady_s, now.now_s)]
+        late = [s.request.resource_group for s in last.sessions if self._late(s, last, steady_s, now.now_s)]
         self._follow(now, after, steady_s)
         if (
             (last.nodes, last.quotas) != (now.nodes, now.quotas)
@@ -135,16 +139,18 @@ class Promises:
             self._made.pop(session_id, None)
             self._void[session_id] = None
 
-    def _late(self, session: Session, steady_s: int, now_s: int) -> bool:
+    def _late(self, session: Session, last: Snapshot, steady_s: int, now_s: int) -> bool:
         """Return whether a session stayed too long in a state that it had until now, also if only the clock says so."""
         in_state_s = steady_s - self._since.get(session.id, (None, steady_s))[1]
         match session.state:
             case S.TERMINATING:
-                return in_state_s > ENDING_S
+                return in_state_s > ENDING_S // 2
             case S.RUNNING:
                 in_state_s = max(in_state_s, now_s - (session.started_at_s or now_s))
-                limit_s = session.request.time_limit_s
-                return _overdue(session, now_s) or (limit_s is not None and in_state_s > limit_s)
+                limit_s = _limit_s(session, last)
+                return _overdue(session, now_s) or (
+                    limit_s is not None and in_state_s > limit_s + ENDING_S // 2
+                )
             case S.SCHEDULED | S.PREPARING | S.PULLING:
                 # One after the other: each may take a part of what a launch may.
                 scheduled_s = now_s - (session.scheduled_at_s or now_s)
@@ -153,10 +159,17 @@ class Promises:
                 return False
 
 
+def _limit_s(session: Session, last: Snapshot) -> int | None:
+    """Return how long the session may run, as far as a promise may count on it: by its request and by quotas."""
+    limits = [session.request.time_limit_s]
+    limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _overdue(session: Session, now_s: int) -> bool:
     """Return whether nobody ended the session when its owner was told, and could not avert: who watches came late."""
     sure = session.ends_cause in (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
-    return sure and session.ends_at_s is not None and session.ends_at_s < now_s
+    return sure and session.ends_at_s is not None and session.ends_at_s + ENDING_S // 2 < now_s
 
 
 def _comes(session: Session, before: Mapping[int, Session]) -> bool:
