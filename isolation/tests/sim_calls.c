@@ -345,7 +345,7 @@ static void depth(void)
 {
     CUstream stream;
     CUevent first;
-    CUfunction kernel = sim_kernel("spin_50us"), long_one = sim_kernel("spin_30ms");
+    CUfunction kernel = sim_kernel("spin_50us"), long_one = sim_kernel("spin_500ms");
     OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     OK(cuEventCreate(&first, 0));
     sim_launch(long_one, stream);

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 from fgpu_scheduler import Session
 from fgpuspawner import execs, firewall
@@ -68,6 +68,20 @@ class Engine:
         """Remember an image that was made for this run by other means."""
         self._images.append(reference)
         return reference
+
+    def remove_volume(self, name: str) -> None:
+        """Remove a volume, once the last container that used it is gone."""
+
+        def removed() -> bool:
+            try:
+                self.client.remove_volume(name, force=True)
+            except APIError as e:
+                if e.status_code != 409:
+                    raise
+                return False
+            return True
+
+        until(removed, what=f"volume {name} is removed")
 
     def start(
         self, name: str, *, labels: dict[str, str] | None = None, network: str = "none", code: str = ""

@@ -257,7 +257,7 @@ def test_nothing_in_a_configuration_displaces_what_holds_a_session(
     )
     assert engine.server_env(running.id)["KEPT"] == "1"
     engine.remove(running.name)
-    engine.client.remove_volume("fgpu-test-run", force=True)
+    engine.remove_volume("fgpu-test-run")
 
 
 KNOBS = """

@@ -21,7 +21,7 @@ c.FGPUSpawner.volumes = {{{volume!r}: "/home/jovyan"}}
     hub = make_hub(after=settings).start()
     yield hub
     hub.end_all_but(set())
-    engine.client.remove_volume(volume)
+    engine.remove_volume(volume)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def pool(make_hub: Callable[..., DockerHub], engine: Engine, catalogue: Path) ->
     assert [name for name in left if "-warm-" in name] == [], "they end with the Hub"
     assert hub.installation not in Path("/proc/self/mountinfo").read_text(), "and so do the places of homes"
     for user in ("alice", "bob", "carol"):
-        engine.client.remove_volume(f"{engine.prefix}-home-{user}", force=True)
+        engine.remove_volume(f"{engine.prefix}-home-{user}")
 
 
 def test_a_warm_container_has_no_token_no_gpu_no_network_and_nobodys_files(
@@ -172,7 +172,7 @@ def test_a_home_that_is_new_starts_cold_and_as_it_should(pool: Pool, engine: Eng
     assert engine.run_in(running.id, "bash", "-c", "touch mine && ls -A")[0] == 0
     assert f"Session {running.session.id} starts cold: the volume is new" in pool.hub.log_text()
     pool.hub.end("dora")
-    engine.client.remove_volume(f"{engine.prefix}-home-dora", force=True)
+    engine.remove_volume(f"{engine.prefix}-home-dora")
 
 
 def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engine: Engine) -> None:
