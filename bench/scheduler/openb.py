@@ -17,7 +17,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from statistics import mean
@@ -48,12 +48,12 @@ PUBLISHED = {
 AT_LEAST = {"default": 96.0, "gpushare40": 94.6, "multigpu20": 96.5}
 """What `worth` is held against; at 90 % arrived it must also not be below `fgd`."""
 
-POLICIES: dict[str, Callable[[scores.Workload, tuple[Node, ...]], Score]] = {
-    "first_fit": lambda workload, nodes: scores.first_fit,
-    "best_fit": lambda workload, nodes: scores.best_fit,
-    "spread": lambda workload, nodes: scores.spread,
-    "fgd": lambda workload, nodes: scores.fgd(workload),
-    "worth": scores.worth,
+POLICIES: dict[str, scores.Placing] = {
+    "first_fit": scores.PLACEMENTS["first-fit"],
+    "best_fit": scores.PLACEMENTS["best-fit"],
+    "spread": scores.PLACEMENTS["spread"],
+    "fgd": scores.PLACEMENTS["fgd"],
+    "worth": scores.PLACEMENTS["default"],
 }
 
 Task = tuple[int, int, int]
@@ -88,6 +88,11 @@ def tasks(traces: Path, workload: str) -> list[Task]:
 def typical(asked: list[Task]) -> scores.Workload:
     """Return the workload that a policy is told of: all tasks of the trace, as in the paper."""
     return scores.Workload.of(request(task) for task in asked)
+
+
+def added_up(cluster: Free) -> scores.Cluster:
+    """Return what a policy is told of the nodes."""
+    return scores.Cluster.of(left.node for left in cluster)
 
 
 def request(task: Task) -> Request:
@@ -143,7 +148,7 @@ def one_node(traces: Path, asked: list[Task], seeds: range) -> dict[str, float]:
     cluster = (untouched(Node("n", "default", 96000, 393216, devices)),)
     found = {}
     for name in ("best_fit", "worth"):
-        score = POLICIES[name](typical(asked), tuple(left.node for left in cluster))
+        score = POLICIES[name](typical(asked), added_up(cluster))
         runs = [run(cluster, offered(asked, seed, capacity_milli=8 * WHOLE), score) for seed in seeds]
         found[name] = mean(r["at_100"] for r in runs)
     return found
@@ -178,7 +183,7 @@ def main() -> int:
         own = figures[workload] = {}
         for name in options.policy or [policy for policy in POLICIES if policy != "spread"]:
             # A score of its own for each seed: nothing that one run has learned helps the next.
-            known = typical(asked), tuple(left.node for left in cluster)
+            known = typical(asked), added_up(cluster)
             runs = [run(cluster, sample, POLICIES[name](*known)) for sample in arriving]
             own[name] = {key: round(mean(r[key] for r in runs), 3) for key in runs[0]}
             own[name]["lowest_at_100"] = round(min(r["at_100"] for r in runs), 3)

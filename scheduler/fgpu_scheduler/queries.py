@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.model import Node, Quota, Session, SessionState
+from fgpu_scheduler.core.asked import counted_ids, in_order
+from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
 from fgpu_scheduler.rows import Used, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.schema import (
     devices,
@@ -89,6 +90,21 @@ NEXT_VERSION = update(meta).values(version=meta.c.version + 1).returning(meta.c.
 NODES = select(nodes)
 QUOTAS = select(quotas)
 USED = select(usage)
+NEWEST_ID = select(func.max(sessions.c.id))
+_amounts = (
+    sessions.c.resource_group,
+    sessions.c.fgpu_milli,
+    sessions.c.cpu_milli,
+    sessions.c.memory_mib,
+    sessions.c.gpu_memory_mib,
+    sessions.c.compute_percent,
+    sessions.c.gpu_model,
+)
+ASKED = (
+    select(*_amounts, func.count())
+    .where(sessions.c.id.between(bindparam("first"), bindparam("last")))
+    .group_by(*_amounts)
+)
 OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
 SUBMIT = insert(sessions).returning(sessions.c.id)
 LOG = insert(events)
@@ -120,3 +136,12 @@ def read_quotas(connection: Connection) -> tuple[Quota, ...]:
 def read_used(connection: Connection) -> Used:
     """Return what ended sessions have used."""
     return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}
+
+
+def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
+    """Return what was asked for lately, when the newest session has this id."""
+    ids = counted_ids(newest_id)
+    if not ids:
+        return ()
+    found = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
+    return in_order(((*amounts,), count) for *amounts, count in found)

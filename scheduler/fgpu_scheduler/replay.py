@@ -15,7 +15,9 @@ from statistics import median
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.admission import Caps, quota_refusals
+from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.model import (
+    Asked,
     Node,
     NodeState,
     Placement,
@@ -100,6 +102,7 @@ class _Run:
         self._fits: dict[Request, bool] = {}
         self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
+        self._asked: tuple[Asked, ...] = ()
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """Let everything happen, and return what became of each job."""
@@ -115,6 +118,8 @@ class _Run:
                 self._leaves(session_id, kind, now_s)
             while coming < len(self._jobs) and self._jobs[coming].submitted_at_s == now_s:
                 coming += 1
+                if (ids := counted_ids(coming)) != counted_ids(coming - 1):
+                    self._asked = asked_of(self._job(i).request for i in ids)
                 self._comes(coming, now_s)
             if self._waiting:
                 self._plan(now_s)
@@ -184,6 +189,7 @@ class _Run:
             tuple(self._live.values()),
             self._usage(now_s),
             self._quotas,
+            self._asked,
         )
         for decision in plan(snapshot, self._policy).decisions:
             session = self._live[decision.session_id]

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
+from fgpu_scheduler.core.asked import counted_ids
 from fgpu_scheduler.core.lifecycle import ENDED
-from fgpu_scheduler.core.model import Node, Quota, Session, Snapshot, Usage
+from fgpu_scheduler.core.model import Asked, Node, Quota, Session, Snapshot, Usage
 from fgpu_scheduler.core.usage import HalfLife, decayed
-from fgpu_scheduler.queries import LIVE_SESSIONS, read_nodes, read_quotas, read_used
+from fgpu_scheduler.queries import LIVE_SESSIONS, NEWEST_ID, read_asked, read_nodes, read_quotas, read_used
 from fgpu_scheduler.rows import Used
 
 
@@ -27,18 +28,29 @@ class Seen:
     sessions: Mapping[int, Session]
     used: Used
     quotas: tuple[Quota, ...]
+    asked: tuple[Asked, ...]
+    newest_id: int
+    """That of the newest session when what was asked for was counted, or a later one that changes no count."""
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Seen:
         """Read it all, in a transaction that sees one instant, and that version."""
-        nodes, sessions = read_nodes(connection), LIVE_SESSIONS.read(connection)
+        sessions = {s.id: s for s in LIVE_SESSIONS.read(connection)}
+        newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
         return cls(
-            version, nodes, {s.id: s for s in sessions}, read_used(connection), read_quotas(connection)
+            version,
+            read_nodes(connection),
+            sessions,
+            read_used(connection),
+            read_quotas(connection),
+            read_asked(connection, newest_id),
+            newest_id,
         )
 
     def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
         """Return it as the scheduler's value, with what was used as it has decayed by now."""
-        return Snapshot(now_s, self.version, self.nodes, tuple(self.sessions.values()), usage, self.quotas)
+        sessions = tuple(self.sessions.values())
+        return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked)
 
     def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
         """Return what is left by now of what was used, by user and resource group."""
@@ -48,16 +60,20 @@ class Seen:
         )
         return tuple(one for one in found if one.fgpu_milli_s)
 
-    def then(self, changed: Mapping[int, Session], used: Used) -> Seen:
+    def then(self, changed: Mapping[int, Session], used: Used, connection: Connection) -> Seen:
         """Return what is there one version later, when these sessions and this usage were written."""
         sessions = {**self.sessions, **changed}
         for session in changed.values():
             if session.state in ENDED:
                 del sessions[session.id]
+        newest_id = max(self.newest_id, *changed) if changed else self.newest_id
+        again = counted_ids(newest_id) != counted_ids(self.newest_id)
         # What stays the same is the same object: it need not be counted again.
         return replace(
             self,
             version=self.version + 1,
             sessions=sessions,
             used={**self.used, **used} if used else self.used,
+            asked=read_asked(connection, newest_id) if again else self.asked,
+            newest_id=newest_id,
         )

@@ -78,7 +78,7 @@ class Write:
 
     def then(self) -> Seen | None:
         """Return what the store holds once this is committed, or None where it has to be read."""
-        return self.world.then(self.changed, self.used) if self._only_sessions else None
+        return self.world.then(self.changed, self.used, self.connection) if self._only_sessions else None
 
     def one(self, session_id: int) -> Session:
         """Return the session with this id.

@@ -13,7 +13,7 @@ from property_worlds import requests, worlds
 from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Score, after, free, place, placements, untouched
-from fgpu_scheduler.core.scores import Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.scores import Cluster, Workload, best_fit, fgd, first_fit, spread, worth
 from fgpu_scheduler.testing import World
 
 exact = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -24,7 +24,7 @@ def made(name: str, typical: list[Request], lab: World) -> Score:
     """Return a score of this name."""
     workload = Workload.of(typical)
     simple: dict[str, Score] = {"first_fit": first_fit, "best_fit": best_fit, "spread": spread}
-    made_of = {"fgd": fgd(workload), "worth": worth(workload, lab.nodes)}
+    made_of = {"fgd": fgd(workload), "worth": worth(workload, Cluster.of(lab.nodes))}
     return {**simple, **made_of}[name]
 
 

@@ -8,12 +8,16 @@ from itertools import permutations
 import placing
 import pytest
 
+from fgpu_scheduler.core.asked import asked_of
 from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
 from fgpu_scheduler.core.placer import Placer
-from fgpu_scheduler.core.scores import Shape, Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.scores import Cluster, Shape, Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.scores.chosen import PLACEMENTS, score_for, workload_of
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
+from fgpu_scheduler.core.scores.worth import prices
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
 
@@ -98,7 +102,7 @@ def test_worth_leaves_the_gap_that_a_popular_fraction_fills() -> None:
     """Best fit puts 0.3 into the gap of 0.47; most requests are of 0.47, so `worth` keeps it for one."""
     lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
     lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1")
-    score = worth(asks(f470=50, f300=5, f350=5), lab.nodes)
+    score = worth(asks(f470=50, f300=5, f350=5), Cluster.of(lab.nodes))
     assert goes_to(lab, "0.3", best_fit) == ["GPU-n1-0"]
     assert goes_to(lab, "0.3", score) == ["GPU-n1-1"]
     assert goes_to(lab, "0.47", score) == ["GPU-n1-0"]
@@ -106,23 +110,116 @@ def test_worth_leaves_the_gap_that_a_popular_fraction_fills() -> None:
 
 def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
     lab = world(devices=0).node("n1", devices=2, cpu=9).node("n2", devices=2, cpu=64)
-    score = worth(Workload.counted([(Shape(1000, 4000, 1024), 9), (Shape(500, 4000, 1024), 1)]), lab.nodes)
+    score = worth(
+        Workload.counted([(Shape(1000, 4000, 1024), 9), (Shape(500, 4000, 1024), 1)]), Cluster.of(lab.nodes)
+    )
     assert goes_to(lab, "0.5", best_fit, cpu=8) == ["GPU-n1-0"]
     assert goes_to(lab, "0.5", score, cpu=8) == ["GPU-n2-0"]
 
 
 def test_worth_counts_memory_of_the_host_as_it_counts_cpu() -> None:
     lab = world(devices=0).node("n1", devices=2, node_memory_mib=9000).node("n2", devices=2)
-    score = worth(Workload.counted([(Shape(1000, 1000, 4096), 9)]), lab.nodes)
+    score = worth(Workload.counted([(Shape(1000, 1000, 4096), 9)]), Cluster.of(lab.nodes))
     assert goes_to(lab, "0.5", score, memory_mib=8192) == ["GPU-n2-0"]
 
 
 def test_worth_is_best_fit_on_one_node_and_without_a_workload() -> None:
     lab = world(devices=2).node("n2")
-    assert worth(asks(f470=9), lab.nodes[:1]) is best_fit
-    assert worth(Workload(), lab.nodes) is best_fit
-    assert worth(asks(f0=9), lab.nodes) is best_fit
-    assert worth(asks(f470=9), lab.nodes) is not best_fit
+    assert worth(asks(f470=9), Cluster.of(lab.nodes[:1])) is best_fit
+    assert worth(Workload(), Cluster.of(lab.nodes)) is best_fit
+    assert worth(asks(f0=9), Cluster.of(lab.nodes)) is best_fit
+    assert worth(asks(f470=9), Cluster.of(lab.nodes)) is not best_fit
+
+
+def two_models() -> World:
+    lab = world(devices=0)
+    for name, model in (("n1", "Rare"), ("n2", "Plain"), ("n3", "Plain"), ("n4", "Plain")):
+        lab = lab.node(name, devices=2, model=model)
+    return lab
+
+
+def named(model: str, count: int) -> Workload:
+    return Workload.counted([(Shape(1000, 1000, 1024), 9), (Shape(1000, 1000, 1024, model), count)])
+
+
+def test_a_model_costs_what_those_will_ask_of_it_who_can_use_no_other() -> None:
+    cluster = Cluster.of(two_models().nodes)
+    assert prices(named("Rare", 1), cluster) == {"Rare": 400}, (
+        "a tenth of the requests, a quarter of the GPUs"
+    )
+    assert prices(named("Rare", 9), cluster) == {"Rare": 1000}, "more than there are"
+    assert prices(named("Other", 3), cluster) == {}, "there is none of it"
+    assert prices(asks(f1000=9), cluster) == {}
+
+
+@pytest.mark.parametrize("amount", ["1", "0.5", "2"])
+def test_worth_leaves_a_scarce_model_to_those_who_ask_for_it(amount: str) -> None:
+    lab = two_models()
+    asked = request("new", amount)
+    for score, node in ((worth(named("Rare", 2), Cluster.of(lab.nodes)), "n2"), (best_fit, "n1")):
+        found = placing.goes_to(lab, asked, score)
+        assert found is not None
+        assert found[0] == f"GPU-{node}-0"
+    picky = replace(asked, gpu_model="Rare")
+    found = placing.goes_to(lab, picky, worth(named("Rare", 2), Cluster.of(lab.nodes)))
+    assert found is not None
+    assert found[0] == "GPU-n1-0"
+
+
+def test_a_scarce_model_is_used_before_anybody_waits() -> None:
+    lab = two_models()
+    placer = Placer(free(lab), score=worth(named("Rare", 2), Cluster.of(lab.nodes)))
+    went = [placer.place(request("u", "1")) for _ in range(9)]
+    assert [where and where.node_id for where in went] == [
+        "n2",
+        "n2",
+        "n3",
+        "n3",
+        "n4",
+        "n4",
+        "n1",
+        "n1",
+        None,
+    ]
+
+
+def test_every_placement_has_its_score_from_what_was_asked_for() -> None:
+    lab = replace(two_models(), asked=asked_of([request("u", "1")] * 60))
+    chosen = {name: score_for(one, lab, "default") for name, one in PLACEMENTS.items()}
+    assert (chosen["first-fit"], chosen["best-fit"], chosen["spread"]) == (first_fit, best_fit, spread)
+    assert type(chosen["fgd"]) is type(fgd(Workload()))
+    assert type(chosen["default"]) is type(worth(asks(f1000=1), Cluster.of(lab.nodes)))
+    # Made once for all passes.
+    assert score_for(PLACEMENTS["default"], lab, "default") is chosen["default"]
+
+
+def test_what_is_chosen_is_best_fit_on_one_node_and_while_little_is_known() -> None:
+    asked = [request("u", "1")] * 60
+    one_node = replace(world(devices=8), asked=asked_of(asked))
+    assert score_for(PLACEMENTS["default"], one_node, "default") is best_fit
+    new = replace(two_models(), asked=asked_of(asked[:49]))
+    assert score_for(PLACEMENTS["default"], new, "default") is best_fit
+    elsewhere = [replace(one, resource_group="other") for one in asked]
+    assert score_for(PLACEMENTS["default"], replace(new, asked=asked_of(elsewhere)), "default") is best_fit
+    without_gpu = [replace(one, fgpu_milli=0) for one in asked]
+    assert score_for(PLACEMENTS["default"], replace(new, asked=asked_of(without_gpu)), "default") is best_fit
+
+
+def test_explicit_amounts_count_as_what_they_are_worth() -> None:
+    cluster = Cluster.of(two_models().nodes)
+    half = replace(request("u", "0"), gpu_memory_mib=4096, compute_percent=25)
+    (found,) = workload_of(asked_of([half] * 50), cluster).counts
+    assert found == (Shape(500, 1000, 1024), 50)
+
+
+def test_a_plan_goes_by_what_was_asked_for() -> None:
+    """The gap of 0.47 is kept for the popular fraction, which a plan alone, told of nothing, would not do."""
+    lab = world(devices=0).node("n1", devices=30).node("n2", devices=1)
+    lab = lab.running("a", "0.53", on="GPU-n1-0").running("b", "0.35", on="GPU-n1-1").pending("c", "0.3")
+    asked = [request("u", amount) for amount in ("0.47",) * 50 + ("0.3", "0.35") * 5]
+    for seen, device in ((lab, "GPU-n1-0"), (replace(lab, asked=asked_of(asked)), "GPU-n1-1")):
+        (placed,) = plan(seen, Policy()).placed
+        assert [share.device_uuid for share in placed.placement.shares] == [device]
 
 
 def test_a_workload_does_not_depend_on_the_order_of_its_requests() -> None:
@@ -141,7 +238,7 @@ def all_scores(lab: World) -> dict[str, Score]:
         "best_fit": best_fit,
         "spread": spread,
         "fgd": fgd(workload),
-        "worth": worth(workload, lab.nodes),
+        "worth": worth(workload, Cluster.of(lab.nodes)),
     }
 
 

@@ -99,7 +99,7 @@ def test_a_world_without_nodes_lets_everybody_wait() -> None:
 def test_another_order_and_score_give_another_plan() -> None:
     lab = world(devices=2).running("x", "0.3").pending("a", "1").pending("b", "0.2")
     newest_first = Policy(GroupPolicy(order=orders.lifo))
-    spread = Policy(GroupPolicy(score=scores.spread))
+    spread = Policy(GroupPolicy(placing=scores.PLACEMENTS["spread"]))
     assert plan_of(lab) == ["a: GPU-n1-1", "b: GPU-n1-0"]
     assert decided(lab, plan(lab, newest_first)) == ["b: GPU-n1-0", "a: GPU-n1-1"]
     assert decided(lab, plan(lab, spread)) == ["a: GPU-n1-1", "b: GPU-n1-0"]

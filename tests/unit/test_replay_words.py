@@ -18,7 +18,11 @@ def test_a_policy_is_the_name_of_an_order() -> None:
 
 def test_a_policy_is_several_words() -> None:
     own = policy_of("order=fifo,placement=spread,backfill=bounded,longest_wait_s=60,half_life_s=7").of("g")
-    assert (own.order, own.score, own.backfill) == (orders.fifo, scores.spread, Backfill.BOUNDED)
+    assert (own.order, own.placing, own.backfill) == (
+        orders.fifo,
+        scores.PLACEMENTS["spread"],
+        Backfill.BOUNDED,
+    )
     assert (own.longest_wait_s, own.half_life_s) == (60, 7)
 
 

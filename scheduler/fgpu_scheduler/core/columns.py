@@ -43,6 +43,10 @@ class Takes(NamedTuple):
     """Of the first device taken, among the node's devices."""
     before: Ints
     after: Ints
+    kinds: tuple[Device, ...]
+    """One of each kind of device that is there."""
+    kind: Ints
+    """Of the first device taken, among the kinds; 0 where none is taken."""
 
     def changed(self, table: Ints) -> Ints:
         """Return by how much the sum of ``table[free]`` over a node's devices changes."""
@@ -84,15 +88,16 @@ class Columns:
         self._stands = np.ones(rows, dtype=np.bool_)
         self._known: dict[Shape, Ints] = {}
         kinds: dict[tuple[int, str], int] = {}
-        self._kinds: list[Device] = []
+        found: list[Device] = []
         self._kind = np.zeros((rows, width), dtype=np.int64)
         for row, own in enumerate(devices):
             for column, device in enumerate(own):
                 key = device.memory_mib, device.model
                 if key not in kinds:
                     kinds[key] = len(kinds)
-                    self._kinds.append(device)
+                    found.append(device)
                 self._kind[row, column] = kinds[key]
+        self._kinds = tuple(found)
 
     def put(self, node: int, cpu_milli: int, memory_mib: int, devices: Sequence[DeviceState]) -> None:
         """Put in all that is free of a node."""
@@ -151,6 +156,8 @@ class Columns:
             place,
             before,
             after,
+            self._kinds,
+            self._kind[rows[row], place] if count else place,
         )
         return self.nodes[rows[row]], ways
 
@@ -186,6 +193,9 @@ class Columns:
         # Of a node's devices that are equally free and next to each other the first will do.
         if own.size > 1:
             same = (own[1:] == own[:-1]) & (before[1:] == before[:-1]) & (after[1:] == after[:-1])
+            if len(self._kinds) > 1:
+                kinds = self._kind.ravel()[at]
+                same &= kinds[1:] == kinds[:-1]
             fits[1:] &= ~(same & fits[:-1])
         return own[fits], place[fits], before[fits], after[fits]
 

@@ -21,6 +21,7 @@ from fgpu_scheduler.core.passes import Floor, Queue
 from fgpu_scheduler.core.planner import Place, Plan, Reserve, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, shown
+from fgpu_scheduler.core.scores.chosen import score_for
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.usage import held_milli
@@ -363,7 +364,7 @@ def largest_now_milli(request: Request, snapshot: Snapshot, policy: Policy, caps
 
     Each amount that is free is submitted to a copy of the world, and planned there.
     """
-    score = policy.of(request.resource_group).score
+    score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
     left = placement.free(snapshot)
     for asked in reversed(_amounts(request, snapshot, caps)):
         if placement.place(asked, left, score=score) is None:

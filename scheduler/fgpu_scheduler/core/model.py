@@ -213,6 +213,20 @@ class Usage:
     fgpu_milli_s: int
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How often a resource group was lately asked for just these amounts; the fields are those of a `Request`."""
+
+    resource_group: str
+    fgpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+    gpu_memory_mib: int | None
+    compute_percent: int | None
+    gpu_model: str | None
+    count: int
+
+
 class QuotaScope(StrEnum):
     """Whom a quota is for: a user, all members of a Hub group together, or everybody together.
 
@@ -253,6 +267,8 @@ class Snapshot:
     sessions: tuple[Session, ...] = field(default=())
     usage: tuple[Usage, ...] = ()
     quotas: tuple[Quota, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    """What people have asked for lately; `core.asked` says which requests are counted."""
 
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, or None."""

@@ -21,6 +21,7 @@ from fgpu_scheduler.core.placement import Free, NodeFree, claimed, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.scores.chosen import score_for
 
 _ASKED = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model")
 _ASKED_FOR = attrgetter(
@@ -103,7 +104,8 @@ class Floor:
         self.left: dict[str, NodeFree] = {
             n.node.id: n for n in left if n.node.resource_group == resource_group
         }
-        self._placer = Placer(tuple(self.left.values()), score=policy.score)
+        self._score = score_for(policy.placing, snapshot, resource_group)
+        self._placer = Placer(tuple(self.left.values()), score=self._score)
         self._others: Placer | None = None
         """Of all nodes but that of the kept place."""
         self.holders: dict[int, Holder] = {}
@@ -245,10 +247,10 @@ class Floor:
         own = kept.placement.node_id
         if self._others is None:
             others = tuple(left for node_id, left in self.left.items() if node_id != own)
-            self._others = Placer(others, score=self._policy.score)
+            self._others = Placer(others, score=self._score)
         where = self._others.place(asked)
         if where is None:
-            found = best_on(self.left[own], asked, score=self._policy.score, beside=kept.beside)
+            found = best_on(self.left[own], asked, score=self._score, beside=kept.beside)
             where = None if found is None else found[0]
         return where
 
@@ -276,7 +278,7 @@ class Floor:
 
     def _keep(self, session: Session, *, aged: bool) -> None:
         holders = self.holders.values()
-        self.kept = keep(session, self.left, holders, now_s=self.now_s, score=self._policy.score) or (
+        self.kept = keep(session, self.left, holders, now_s=self.now_s, score=self._score) or (
             gather(session, self.left) if aged else None
         )
         if self.kept is not None:

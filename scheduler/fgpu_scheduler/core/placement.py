@@ -179,21 +179,22 @@ def _device_sets(left: NodeFree, request: Request) -> Iterator[tuple[Device, ...
 
 
 class Room(NamedTuple):
-    """What a score sees of one node: what is free, and each device's capacity, in order of their uuids."""
+    """What a score sees of one node: what is free, and each device's capacity and model, in order of their uuids."""
 
     cpu_milli: int
     memory_mib: int
     free_milli: tuple[int, ...]
     capacity_milli: tuple[int, ...]
+    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, left: NodeFree) -> Room:
         """Return what a score sees of a node."""
         devices = sorted(left.devices, key=lambda d: d.device.uuid)
         free_milli = tuple(d.fgpu_milli for d in devices)
-        return cls(
-            left.cpu_milli, left.memory_mib, free_milli, tuple(d.device.capacity_milli for d in devices)
-        )
+        capacities = tuple(d.device.capacity_milli for d in devices)
+        models = tuple(d.device.model for d in devices)
+        return cls(left.cpu_milli, left.memory_mib, free_milli, capacities, models)
 
 
 Score = Callable[[Room, Room, tuple[int, ...]], tuple[int, ...]]

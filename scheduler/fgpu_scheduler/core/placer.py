@@ -110,6 +110,7 @@ class Placer:
         self._rankings: dict[Shape, _Ranking] = {}
         self._devices = [_by_uuid(node) for node in left]
         self._capacities = [tuple(d.capacity_milli for d in devices) for devices in self._devices]
+        self._models = [tuple(d.model for d in devices) for devices in self._devices]
         self._kind_of: dict[tuple[int, int, str, int], int] = {}
         self._kinds = [self._numbered(devices) for devices in self._devices]
         self._states = [_state_of(node) for node in left]
@@ -154,6 +155,7 @@ class Placer:
         ):
             self._devices[at] = devices
             self._capacities[at] = tuple(d.capacity_milli for d in devices)
+            self._models[at] = tuple(d.model for d in devices)
             self._kinds[at] = self._numbered(devices)
             # In a ranking nodes stand for others as they do in the columns.
             self._columns = None
@@ -298,10 +300,11 @@ class Placer:
         if cpu < 0 or memory < 0:
             return None
         free = tuple(d[0] for d in state.devices)
-        before = Room(state.cpu_milli, state.memory_mib, free, capacities)
+        models = self._models[at]
+        before = Room(state.cpu_milli, state.memory_mib, free, capacities, models)
         found: _Entry | None = None
         for taken, left in self._ways(ranking, asked, at):
-            score = self._score(before, Room(cpu, memory, left, capacities), taken)
+            score = self._score(before, Room(cpu, memory, left, capacities, models), taken)
             if found is None or score < found[0]:
                 found = score, at, self._changed[at], taken[0] if taken else 0
         return found

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from fgpu_scheduler.core import orders, scores
+from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.order import Order
-from fgpu_scheduler.core.placement import Score
+from fgpu_scheduler.core.scores.chosen import PLACEMENTS, Placing
 from fgpu_scheduler.errors import BadSettings
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class GroupPolicy:
     """
 
     order: Order = orders.fifo
-    score: Score = scores.best_fit
+    placing: Placing = PLACEMENTS["default"]
     backfill: Backfill = Backfill.SKIP
     longest_wait_s: int | None = None
     half_life_s: int = 7 * DAY_S
@@ -69,14 +69,6 @@ ORDERS: Mapping[str, tuple[Order, Backfill]] = {
 }
 """Each order by its name in a configuration, with the backfill that it has unless another is chosen."""
 
-PLACEMENTS: Mapping[str, Score] = {
-    "default": scores.best_fit,
-    "first-fit": scores.first_fit,
-    "best-fit": scores.best_fit,
-    "spread": scores.spread,
-}
-"""Each placement by its name in a configuration."""
-
 LONGEST_WAIT_S = {Backfill.EASY: 7 * DAY_S, Backfill.BOUNDED: 2 * DAY_S}
 """How long the oldest may wait where nothing else is configured.
 
@@ -99,7 +91,7 @@ def group_policy(
         BadSettings: a name is not known, or a number cannot be; the message has the names that are.
     """
     chosen, usual = _named(ORDERS, order, "order")
-    score = _named(PLACEMENTS, placement, "placement")
+    placing = _named(PLACEMENTS, placement, "placement")
     modes = {mode.value: mode for mode in Backfill}
     mode = usual if backfill is None else _named(modes, backfill, "backfill")
     for name, value in (("longest_wait_s", longest_wait_s), ("half_life_s", half_life_s)):
@@ -107,7 +99,7 @@ def group_policy(
             raise BadSettings(f"{name}: {value} is not a number of seconds of at least 1")
     if longest_wait_s is None:
         longest_wait_s = LONGEST_WAIT_S.get(mode)
-    return GroupPolicy(chosen, score, mode, longest_wait_s, half_life_s, dict(most_priority or {}))
+    return GroupPolicy(chosen, placing, mode, longest_wait_s, half_life_s, dict(most_priority or {}))
 
 
 def _named(known: Mapping[str, T], name: str, what: str) -> T:

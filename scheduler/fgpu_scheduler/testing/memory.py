@@ -9,8 +9,10 @@ from typing import Protocol
 
 from fgpu_scheduler import accounts
 from fgpu_scheduler.core import lifecycle, reclaim
+from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.model import (
+    Asked,
     EndCause,
     Node,
     NodeState,
@@ -105,6 +107,7 @@ class MemoryStore:
         self._used: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended: dict[int, Session] = {}
         self._next_id = 1
+        self._asked: tuple[range, tuple[Asked, ...]] = (range(0), ())
 
     # --- Nodes ---
 
@@ -140,7 +143,19 @@ class MemoryStore:
             Usage(user, group, int(self._decayed(user, group, now_s=now_s)))
             for user, group in sorted(self._used)
         )
-        return replace(self._world, now_s=now_s, usage=tuple(u for u in usage if u.fgpu_milli_s))
+        return replace(
+            self._world,
+            now_s=now_s,
+            usage=tuple(u for u in usage if u.fgpu_milli_s),
+            asked=self._asked_lately(),
+        )
+
+    def _asked_lately(self) -> tuple[Asked, ...]:
+        ids = counted_ids(self._next_id - 1)
+        if ids != self._asked[0]:
+            found = (self.session(session_id) for session_id in ids)
+            self._asked = ids, asked_of(session.request for session in found if session is not None)
+        return self._asked[1]
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         """Make these the quotas, all together.

@@ -11,11 +11,12 @@ from fgpu_scheduler.core.model import Request
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """The amounts of a request."""
+    """The amounts of a request, and the GPU model without which it cannot run; "": any will do."""
 
     fgpu_milli: int
     cpu_milli: int
     memory_mib: int
+    gpu_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Workload:
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Workload:
         """Return how often each shape occurs in ``requests``, in whatever order they come."""
-        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib) for r in requests)
+        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib, r.gpu_model or "") for r in requests)
         return cls.counted(Counter(shapes).items())
 
     @classmethod
@@ -42,7 +43,7 @@ class Workload:
     def popular(self, percent: int) -> tuple[tuple[Shape, int], ...]:
         """Return the most frequent pairs of fGPU and CPU that together make ``percent`` of all requests.
 
-        Memory is left out (0): it varies more than it matters, and fewer shapes are weighed faster.
+        Memory and model are left out: they vary more than they matter, and fewer shapes are weighed faster.
         """
         merged: Counter[Shape] = Counter()
         for shape, count in self.counts:

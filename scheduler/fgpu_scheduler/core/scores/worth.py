@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 
 import numpy as np
 
 from fgpu_scheduler.core.columns import Ints, Takes
-from fgpu_scheduler.core.model import Node
 from fgpu_scheduler.core.placement import Room, Score, best_fit
+from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.many import many_best_fit
@@ -21,6 +20,7 @@ TYPICAL_PERCENT = 75
 RESIDUAL = 20
 STRANDED = 10
 FRAGMENT = 2
+PRICE = 20
 SERVED_PERCENT = 90
 """A GPU counts as served by this part of the CPU and memory that the workload uses per GPU on average."""
 OPENED = 6400
@@ -32,24 +32,46 @@ less there. Where they are many, matching is all.
 """
 
 
-def worth(workload: Workload, nodes: Sequence[Node]) -> Score:
-    """Return the score for ``nodes``, those that ``workload`` may use, by loss of worth.
+def worth(workload: Workload, cluster: Cluster) -> Score:
+    """Return the score for the nodes of ``cluster``, those that ``workload`` may use, by loss of worth.
 
-    Three terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
+    Four terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
     each part worth what popular fractions can be cut from it (`residual_values`); free GPU that the node's
-    CPU and memory cannot serve any more; and the fragments of FGD. Equal losses go by best fit. On one
-    node, and without a workload, it is best fit.
+    CPU and memory cannot serve any more; the price of the model that is taken; and the fragments of FGD.
+    Equal losses go by best fit. On one node, and without a workload, it is best fit.
     """
-    if len(nodes) < 2 or not any(shape.fgpu_milli > 0 for shape, _ in workload.counts):
+    if cluster.nodes < 2 or not any(shape.fgpu_milli > 0 for shape, _ in workload.counts):
         return best_fit
-    return _Worth(workload, devices=sum(len(node.devices) for node in nodes))
+    return _Worth(workload, cluster)
+
+
+def prices(workload: Workload, cluster: Cluster) -> dict[str, int]:
+    """Return for each GPU model what one of it costs whom any would do, in thousandths of a GPU.
+
+    It is the part of these GPUs that those will ask for who can use no other, if everything is asked for: 1000
+    where they alone would fill them. Models that nobody asks for by name cost nothing, and are left out.
+    """
+    there: dict[str, int] = {}
+    for kind, count in cluster.kinds:
+        there[kind.model] = there.get(kind.model, 0) + kind.capacity_milli * count
+    named: dict[str, int] = {}
+    for shape, count in workload.counts:
+        named[shape.gpu_model] = named.get(shape.gpu_model, 0) + shape.fgpu_milli * count
+    everything = sum(named.values())
+    found = {
+        model: min(1000, 1000 * named.get(model, 0) * cluster.capacity_milli // max(1, everything * own))
+        for model, own in sorted(there.items())
+        if model and own > 0
+    }
+    return {model: price for model, price in found.items() if price > 0}
 
 
 class _Worth:
-    def __init__(self, workload: Workload, *, devices: int) -> None:
+    def __init__(self, workload: Workload, cluster: Cluster) -> None:
         self._fragments = Fragmentation(workload, percent=TYPICAL_PERCENT)
         self._scale = self._fragments.scale
-        self._opened = min(OPENED_AT_MOST, OPENED // max(1, devices))
+        self._opened = min(OPENED_AT_MOST, OPENED // max(1, cluster.devices))
+        self._prices = prices(workload, cluster)
         self._demand: dict[int, int] = {}
         for shape, count in workload.counts:
             self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
@@ -62,7 +84,13 @@ class _Worth:
         self._potential = lru_cache(maxsize=1 << 16)(self._worth)
 
     def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
-        return (self._potential(after) - self._potential(before), *best_fit(before, after, taken))
+        lost = self._potential(after) - self._potential(before)
+        price = self._prices.get(before.models[taken[0]], 0) if taken and self._prices else 0
+        if price:
+            at = taken[0]
+            each = 1000 * (before.free_milli[at] - after.free_milli[at]) // before.capacity_milli[at]
+            lost += self._scale * PRICE * (price * each * len(taken) // 1000)
+        return (lost, *best_fit(before, after, taken))
 
     def many(self, takes: Takes) -> tuple[Ints, ...]:
         capacity = takes.capacity_milli
@@ -76,6 +104,10 @@ class _Worth:
         before = takes.free_milli.sum(axis=1), takes.cpu_milli, takes.memory_mib
         stranded -= self._stranded_many(*before, devices, capacity)[row]
         lost = RESIDUAL * takes.changed(table) + STRANDED * stranded
+        if self._prices and takes.devices_taken:
+            price = np.array([self._prices.get(kind.model, 0) for kind in takes.kinds], dtype=np.int64)
+            each = 1000 * (takes.before - takes.after) // capacity
+            lost += PRICE * (price[takes.kind] * each * takes.devices_taken // 1000)
         return self._scale * lost + FRAGMENT * self._fragments.growth(takes), *many_best_fit(takes)
 
     def _losses(self, capacity: int) -> tuple[int, ...]:

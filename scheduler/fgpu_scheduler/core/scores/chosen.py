@@ -1,0 +1,90 @@
+"""The placements that an administrator can choose: each makes a score of what is asked for and of what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fgpu_scheduler.core.model import Asked, Device, Request, Snapshot
+from fgpu_scheduler.core.placement import Score, best_fit
+from fgpu_scheduler.core.scores.cluster import Cluster, Kind
+from fgpu_scheduler.core.scores.fgd import fgd
+from fgpu_scheduler.core.scores.simple import first_fit, spread
+from fgpu_scheduler.core.scores.workload import Shape, Workload
+from fgpu_scheduler.core.scores.worth import worth
+from fgpu_scheduler.core.shares import explicit, shares_of
+
+Placing = Callable[[Workload, Cluster], Score]
+"""Makes the score for the nodes of a resource group and what people ask for there."""
+
+LEAST_ASKED = 50
+"""From so many requests for GPU on they say what is popular; with fewer nothing is known, and `worth` is best fit.
+
+A guess would do harm: told of a plain mix, `worth` turned away whole-node jobs that best fit has room for.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """The placement by one score, whatever is asked for."""
+
+    score: Score
+
+    def __call__(self, workload: Workload, cluster: Cluster) -> Score:
+        """Return that score."""
+        return self.score
+
+
+def _fgd(workload: Workload, cluster: Cluster) -> Score:
+    return fgd(workload)
+
+
+PLACEMENTS: Mapping[str, Placing] = {
+    "default": worth,
+    "first-fit": Always(first_fit),
+    "best-fit": Always(best_fit),
+    "spread": Always(spread),
+    "fgd": _fgd,
+}
+"""Each placement by its name in a configuration."""
+
+
+def score_for(placing: Placing, snapshot: Snapshot, resource_group: str) -> Score:
+    """Return the score that a placement goes by in one resource group; the same for all who have this snapshot."""
+    if isinstance(placing, Always):
+        return placing.score
+    cluster = Cluster.of(node for node in snapshot.nodes if node.resource_group == resource_group)
+    asked = tuple(one for one in snapshot.asked if one.resource_group == resource_group)
+    return _made(placing, asked, cluster)
+
+
+@lru_cache(maxsize=32)
+def _made(placing: Placing, asked: tuple[Asked, ...], cluster: Cluster) -> Score:
+    """Return a score once for all passes: what it works out of the workload costs more than a pass."""
+    return placing(workload_of(asked, cluster), cluster)
+
+
+def workload_of(asked: Iterable[Asked], cluster: Cluster) -> Workload:
+    """Return what is popular, by what was asked for on these nodes; nothing where that is too little to say."""
+    known = Workload.counted((_shape(one, cluster), one.count) for one in asked)
+    on_devices = sum(count for shape, count in known.counts if shape.fgpu_milli > 0)
+    return known if on_devices >= LEAST_ASKED else Workload()
+
+
+def _shape(one: Asked, cluster: Cluster) -> Shape:
+    fgpu_milli = one.fgpu_milli
+    if explicit(request := _request(one)):
+        # Explicit amounts count as what they are worth where they are worth least.
+        shares = [shares_of(request, (_device(kind),)) for kind, _ in cluster.kinds]
+        fgpu_milli = min((share[0].fgpu_milli for share in shares if share), default=0)
+    return Shape(fgpu_milli, one.cpu_milli, one.memory_mib, one.gpu_model or "")
+
+
+def _request(one: Asked) -> Request:
+    amounts = one.fgpu_milli, one.cpu_milli, one.memory_mib, one.gpu_memory_mib, one.compute_percent
+    return Request("", "", "", one.resource_group, *amounts, one.gpu_model)
+
+
+def _device(kind: Kind) -> Device:
+    return Device("", "", 0, kind.model, kind.memory_mib, kind.capacity_milli)

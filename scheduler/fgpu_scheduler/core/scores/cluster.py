@@ -1,0 +1,42 @@
+"""What a score needs to know of the nodes that it is for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fgpu_scheduler.core.model import Node
+
+
+class Kind(NamedTuple):
+    """Devices that differ in nothing that a request can ask for."""
+
+    capacity_milli: int
+    memory_mib: int
+    model: str
+
+
+class Cluster(NamedTuple):
+    """The nodes of one resource group, added up."""
+
+    nodes: int
+    kinds: tuple[tuple[Kind, int], ...]
+    """Each kind of device and how many there are, by kind."""
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> Cluster:
+        """Add up nodes, whatever their state: what is cordoned or away comes back."""
+        found = tuple(nodes)
+        kinds = Counter(Kind(d.capacity_milli, d.memory_mib, d.model) for n in found for d in n.devices)
+        return cls(len(found), tuple(sorted(kinds.items())))
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return sum(count for _, count in self.kinds)
+
+    @property
+    def capacity_milli(self) -> int:
+        """What they are worth together."""
+        return sum(kind.capacity_milli * count for kind, count in self.kinds)

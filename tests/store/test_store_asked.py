@@ -1,0 +1,63 @@
+"""What people have asked for lately, as every snapshot has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_worlds import ask, node, opened
+
+from fgpu_scheduler.core import asked
+from fgpu_scheduler.core.model import Asked
+from fgpu_scheduler.testing.memory import SessionStore
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "EVERY", 4)
+    monkeypatch.setattr(asked, "NEWEST", 8)
+
+
+def lately(milli: int, count: int, group: str = "lab") -> Asked:
+    return Asked(group, milli, 1000, 1024, None, None, None, count)
+
+
+def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 500) -> None:
+    for n in range(first, first + number):
+        store.submit([ask(f"u{n}", fgpu_milli=fgpu_milli)], now_s=1)
+
+
+def test_what_was_asked_for_is_counted_anew_with_every_few_requests(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    submit(any_store, 1, 3)
+    assert any_store.snapshot(1).asked == ()
+    submit(any_store, 4, 1)
+    assert any_store.snapshot(1).asked == (lately(500, 4),)
+    submit(any_store, 5, 3, fgpu_milli=250)
+    assert any_store.snapshot(1).asked == (lately(500, 4),), "not with each one"
+    submit(any_store, 8, 1)
+    assert any_store.snapshot(1).asked == (lately(250, 3), lately(500, 5))
+    submit(any_store, 9, 4, fgpu_milli=1000)
+    assert any_store.snapshot(1).asked == (lately(250, 3), lately(500, 1), lately(1000, 4)), "the newest 8"
+
+
+def test_all_amounts_and_the_group_are_told_apart(any_store: SessionStore) -> None:
+    first = ask("a", group="b")
+    memory = replace(ask("b", group="a", fgpu_milli=0), gpu_memory_mib=2048)
+    both = replace(memory, user="c", compute_percent=25)
+    model = replace(ask("d", group="a"), gpu_model="T4")
+    any_store.submit([first, memory, both, model], now_s=1)
+    assert any_store.snapshot(1).asked == (
+        replace(lately(0, 1, "a"), gpu_memory_mib=2048),
+        replace(lately(0, 1, "a"), gpu_memory_mib=2048, compute_percent=25),
+        replace(lately(500, 1, "a"), gpu_model="T4"),
+        lately(500, 1, "b"),
+    )
+
+
+def test_another_process_counts_the_same(url: str) -> None:
+    with opened(url) as store, opened(url) as other:
+        for n in range(1, 14):
+            submit(store, n, 1, fgpu_milli=100 * n)
+            assert other.snapshot(1).asked == store.snapshot(1).asked
+        assert len(store.snapshot(1).asked) == 8
