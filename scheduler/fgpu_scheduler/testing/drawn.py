@@ -7,8 +7,9 @@ from dataclasses import replace
 from random import Random
 
 from fgpu_scheduler.core.model import Device, Node, Quota, QuotaScope, Request
-from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill, GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.policies import ORDERS, Backfill, GroupPolicy, Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpu_scheduler.core.scores import PLACEMENTS
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 
 GROUPS = ("lab", "class")
