@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from fgpu_scheduler.core.lifecycle import ENDED
 from fgpu_scheduler.core.model import QuotaScope, Request, Session, SessionState, Snapshot
-from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import ORDERS, GroupPolicy, Policy
+from fgpu_scheduler.core.scores import PLACEMENTS
 
 S = SessionState
 
@@ -49,7 +50,7 @@ class Met:
 
 def _of_policy(own: GroupPolicy) -> list[str]:
     orders = sorted({order.__name__ for order, _ in ORDERS.values() if order is own.order})
-    placements = [name for name, score in PLACEMENTS.items() if score is own.score]
+    placements = [name for name, placing in PLACEMENTS.items() if placing is own.placing]
     return [
         *(f"order {name}" for name in orders),
         *(f"placement {name}" for name in placements),
