@@ -67,6 +67,7 @@ class Reader:
         self._clock = clock
         self._caps: Caps = settings.caps()
         self._policy = settings.policy()
+        self._rules = settings.rules()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
         self._connected = False
         self._why_not = "the database is not connected yet"
@@ -202,7 +203,8 @@ class Reader:
             typical[group] = self._store.typical_length_s(group)
             found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
             largest[group] = self._largest_now(own, group)
-        return World(snapshot, found, largest, typical, read_choices(self.settings.data_path()))
+        isolation = read_choices(self.settings.data_path())
+        return World(snapshot, found, largest, typical, isolation, self._rules)
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
         default = make_offer(self.settings, own.nodes, self.catalogue.images, (group,)).default

@@ -30,6 +30,7 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
 from fgpuspawner.catalogue import Image
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
@@ -78,7 +79,8 @@ class World:
     """One reading of the store and what follows from it.
 
     ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
-    median length of the sessions that ended there; ``isolation`` what holds the sessions of each node.
+    median length of the sessions that ended there; ``isolation`` what holds the sessions of each node; ``rules`` what
+    ends them.
     """
 
     snapshot: Snapshot
@@ -86,6 +88,7 @@ class World:
     largest_now: Mapping[str, int | None] = field(default_factory=dict)
     typical_length_s: Mapping[str, int | None] = field(default_factory=dict)
     isolation: tuple[Chosen, ...] = ()
+    rules: AllRules = field(default_factory=AllRules)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -208,7 +211,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "started_at_s": session.started_at_s,
         "time_limit_s": asked.time_limit_s,
         "priority": asked.priority,
-        **_end_object(session),
+        **_end_object(session, world),
         "ended_at_s": session.ended_at_s,
         "end_cause": session.end_cause.value if session.end_cause else None,
         "message": session.message,
@@ -243,12 +246,12 @@ def _name_for(session: Session, viewer: Viewer) -> str:
     return f"your {name}" if is_mine(session, viewer) else f"{name} of {session.request.user}"
 
 
-def _end_object(session: Session) -> Json:
+def _end_object(session: Session, world: World) -> Json:
     """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
     if session.state is not SessionState.RUNNING:
         return {"ends_at_s": None, "ends_cause": None, "warning": None, "can_keep": False}
     at_s, cause = session.ends_at_s, session.ends_cause
-    limit_s = session.request.time_limit_s
+    limit_s = lifetime_s(session, world.rules.of(session.request.resource_group), world.ledger)
     if at_s is None and limit_s is not None and session.started_at_s is not None:
         at_s, cause = session.started_at_s + limit_s, EndCause.TIME_LIMIT
     return {

@@ -27,6 +27,7 @@ from fgpu_scheduler import (
     forecast,
 )
 from fgpu_scheduler.core.forecast import Ahead
+from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpuspawner.isolation.choice import Chosen, read_choices
 from fgpuspawner.service import page as words
 from fgpuspawner.service import view
@@ -358,6 +359,32 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
     first = "2 sessions that hold 2 fGPU have to end first"
     assert told(ALICE) == (f"{first} (among them your mine)", 2, "2", ["alice"])
     assert told(ADMIN) == (f"{first} (default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+
+
+@pytest.mark.parametrize(
+    ("time_limit_s", "lifetime_s", "quota_s", "ends_at_s"),
+    [
+        (None, None, None, None),
+        (3600, None, None, 110 + 3600),
+        (3600, 1800, None, 110 + 1800),
+        (3600, 1800, 600, 110 + 600),
+        (None, None, 600, 110 + 600),
+    ],
+)
+def test_a_running_session_ends_at_the_shortest_of_its_limits(
+    time_limit_s: int | None, lifetime_s: int | None, quota_s: int | None, ends_at_s: int | None
+) -> None:
+    world = Build().running("alice", 500).world()
+    (session,) = world.snapshot.sessions
+    session = replace(session, request=replace(session.request, time_limit_s=time_limit_s))
+    quotas = (Quota(QuotaScope.USER, "*", max_lifetime_s=quota_s),)
+    world = replace(
+        world,
+        snapshot=replace(world.snapshot, quotas=quotas),
+        rules=AllRules(Rules(max_lifetime_s=lifetime_s)),
+    )
+    told = view.session_object(session, world, ALICE, SITE)
+    assert (told["ends_at_s"], told["ends_cause"]) == (ends_at_s, "TIME_LIMIT" if ends_at_s else None)
 
 
 def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
