@@ -1,0 +1,189 @@
+"""Who may start while the first of the queue does not fit, and what is kept for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler.core import orders
+from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
+from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
+from fgpu_scheduler.core.planner import Reserve, plan
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.testing import World, decided, world
+from fgpu_scheduler.testing.world import request
+
+HOUR_S = 3600
+LONGEST_WAIT_S = 24 * HOUR_S
+
+STRICT = Policy(GroupPolicy(backfill=Backfill.STRICT))
+SKIP = Policy(GroupPolicy())
+EASY = Policy(GroupPolicy(backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S))
+BOUNDED = Policy(GroupPolicy(backfill=Backfill.BOUNDED, longest_wait_s=LONGEST_WAIT_S))
+
+
+def changed(
+    lab: World, user: str, *, waited_s: int | None = None, limit_s: int | None = None, **values: object
+) -> World:
+    """Change the newest session of a user."""
+    old = lab.of(user)
+    if waited_s is not None:
+        values["submitted_at_s"] = lab.now_s - waited_s
+    asked = replace(old.request, time_limit_s=limit_s)
+    new = replace(old, request=asked, **values)  # type: ignore[arg-type]
+    return replace(lab, sessions=tuple(new if s.id == old.id else s for s in lab.sessions))
+
+
+def runs(lab: World, user: str, fgpu: str, *, limit_s: int | None = None, on: str | None = None) -> World:
+    return changed(lab.running(user, fgpu, on=on), user, limit_s=limit_s)
+
+
+def waits(lab: World, user: str, fgpu: str, *, limit_s: int | None = None, waited_s: int = 0) -> World:
+    return changed(lab.pending(user, fgpu), user, limit_s=limit_s, waited_s=waited_s)
+
+
+def reserved(lab: World, policy: Policy) -> Reserve | None:
+    found = [d for d in plan(lab, policy).decisions if isinstance(d, Reserve)]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def words(lab: World, policy: Policy) -> list[str]:
+    return decided(lab, plan(lab, policy))
+
+
+def half_full() -> World:
+    """Two GPUs, of which x has one for an hour; a wants both."""
+    return waits(runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0"), "a", "2")
+
+
+def test_a_strict_queue_waits_for_its_first_and_a_skipping_one_does_not() -> None:
+    lab = waits(half_full(), "b", "1")
+    assert words(lab, STRICT) == ["a waits: RESOURCES", "b waits: PRIORITY"]
+    assert words(lab, SKIP) == ["a waits: RESOURCES", "b: GPU-n1-1"]
+
+
+def test_a_place_is_kept_for_the_first_from_when_limits_say_that_it_is_free() -> None:
+    lab = half_full()
+    assert reserved(lab, EASY) == Reserve(2, lab.now_s + HOUR_S + ENDING_S, "n1", ("GPU-n1-0", "GPU-n1-1"))
+
+
+def test_who_ends_before_the_start_that_is_promised_may_still_use_the_place() -> None:
+    in_time_s = HOUR_S - LAUNCH_S
+    fits = waits(half_full(), "b", "1", limit_s=in_time_s)
+    assert words(fits, EASY) == ["a waits: RESERVED", "b: GPU-n1-1"]
+    late = waits(half_full(), "b", "1", limit_s=in_time_s + 1)
+    assert words(late, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
+    assert words(waits(half_full(), "b", "1"), EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
+
+
+def test_who_needs_nothing_of_the_kept_place_starts_without_a_limit() -> None:
+    lab = waits(waits(half_full().node("n2"), "b", "0.5"), "c", "0.5")
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n2-0", "c: GPU-n2-0"]
+
+
+def test_what_the_kept_place_leaves_of_its_own_node_is_free_to_others() -> None:
+    lab = runs(world(devices=2), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
+    lab = runs(lab, "y", "0.5", on="GPU-n1-1")
+    lab = waits(waits(waits(lab, "a", "1"), "b", "0.5"), "c", "0.5")
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1", "c waits: RESOURCES"]
+
+
+def test_an_end_that_its_owner_can_avert_promises_nothing() -> None:
+    lab = waits(runs(world(devices=1), "x", "1"), "a", "1")
+    ends_at_s = lab.now_s + 300
+    sure = changed(lab, "x", ends_at_s=ends_at_s, ends_cause=EndCause.PREEMPTED)
+    idle = changed(lab, "x", ends_at_s=ends_at_s, ends_cause=EndCause.IDLE)
+    kept = reserved(sure, EASY)
+    assert kept is not None
+    assert kept.starts_at_s == ends_at_s + ENDING_S
+    assert reserved(idle, EASY) is None
+
+
+def test_a_session_that_still_launches_has_its_whole_limit_before_it() -> None:
+    lab = runs(world(), "x", "1", limit_s=HOUR_S)
+    lab = waits(changed(lab, "x", state=SessionState.PULLING, started_at_s=None, limit_s=HOUR_S), "a", "1")
+    kept = reserved(lab, EASY)
+    assert kept is not None
+    assert kept.starts_at_s == lab.now_s + LAUNCH_S + HOUR_S + ENDING_S
+
+
+def test_without_any_limit_easy_lets_all_pass_until_the_first_has_waited_for_as_long_as_it_may() -> None:
+    lab = waits(waits(runs(world(devices=2), "x", "1", on="GPU-n1-0"), "a", "2"), "b", "1")
+    assert words(lab, EASY) == ["a waits: RESOURCES", "b: GPU-n1-1"]
+    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
+    assert words(aged, EASY) == ["a waits: RESERVED", "b waits: PRIORITY"]
+    assert reserved(aged, EASY) == Reserve(2, None, "n1", ("GPU-n1-0", "GPU-n1-1"))
+
+
+def test_bounded_lets_all_pass_until_that_age_whatever_the_limits_say() -> None:
+    lab = waits(half_full(), "b", "1")
+    assert words(lab, BOUNDED) == ["a waits: RESOURCES", "b: GPU-n1-1"]
+    young = changed(lab, "a", waited_s=LONGEST_WAIT_S - 1)
+    assert words(young, BOUNDED) == ["a waits: RESOURCES", "b: GPU-n1-1"]
+    aged = changed(lab, "a", waited_s=LONGEST_WAIT_S)
+    assert words(aged, BOUNDED) == ["a waits: RESERVED", "b waits: PRIORITY"]
+
+
+@pytest.mark.parametrize("backfill", [Backfill.EASY, Backfill.BOUNDED])
+def test_who_is_aged_comes_first_whatever_the_order(backfill: Backfill) -> None:
+    policy = Policy(GroupPolicy(order=orders.lifo, backfill=backfill, longest_wait_s=LONGEST_WAIT_S))
+    lab = waits(waits(waits(world(), "a", "1", waited_s=LONGEST_WAIT_S), "b", "1"), "c", "1")
+    assert words(lab, policy)[0] == "a: GPU-n1-0"
+    assert words(changed(lab, "a", waited_s=60), policy)[0] == "c: GPU-n1-0"
+
+
+def test_what_is_gathered_is_where_least_is_missing() -> None:
+    lab = world(devices=2).node("n2", devices=2)
+    lab = runs(runs(lab, "x", "1", on="GPU-n1-0"), "y", "1", on="GPU-n1-1")
+    lab = waits(runs(lab, "z", "0.3", on="GPU-n2-0"), "a", "2", waited_s=LONGEST_WAIT_S)
+    kept = reserved(lab, BOUNDED)
+    assert kept is not None
+    assert (kept.node_id, kept.starts_at_s) == ("n2", None)
+
+
+def test_a_gathered_place_only_grows_until_the_first_starts() -> None:
+    """Whoever ends there leaves it to the first, and nobody else ever gets a part of it."""
+    lab = world(devices=3)
+    for number, user in enumerate("xyz"):
+        lab = runs(lab, user, "1", on=f"GPU-n1-{number}")
+    lab = waits(waits(lab, "a", "3", waited_s=LONGEST_WAIT_S), "b", "0.1")
+    for user in "xyz":
+        assert words(lab, BOUNDED)[0] == "a waits: RESERVED"
+        assert plan(lab, BOUNDED).placed == ()
+        lab = lab.ended(user)
+    assert words(lab, BOUNDED) == ["a: GPU-n1-0 + GPU-n1-1 + GPU-n1-2", "b waits: RESOURCES"]
+
+
+def test_a_promise_stays_first_when_the_order_would_put_somebody_before_it() -> None:
+    policy = Policy(GroupPolicy(order=orders.lifo, backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S))
+    lab = half_full()
+    promised = changed(lab, "a", promised_at_s=lab.now_s + HOUR_S + ENDING_S)
+    assert words(waits(promised, "b", "2"), policy) == ["a waits: RESERVED", "b waits: RESOURCES"]
+    assert words(waits(lab, "b", "2"), policy) == ["b waits: RESERVED", "a waits: RESOURCES"]
+
+
+def test_who_waits_for_a_quota_gets_no_place_kept_and_the_next_does() -> None:
+    lab = waits(half_full(), "c", "2")
+    assert words(lab, EASY) == ["a waits: RESERVED", "c waits: RESOURCES"]
+    lab = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=0),))
+    assert words(lab, EASY) == ["a waits: QUOTA", "c waits: RESERVED"]
+
+
+def test_what_the_owner_of_a_kept_place_starts_leaves_it_the_quota() -> None:
+    lab = waits(half_full(), "a", "0.1", limit_s=60)
+    one = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=1),))
+    assert words(one, EASY) == ["a waits: RESERVED", "a waits: QUOTA"]
+    two = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=2),))
+    assert words(two, EASY) == ["a waits: RESERVED", "a: GPU-n1-1"]
+
+
+def test_a_place_is_kept_of_explicit_memory_too() -> None:
+    lab = runs(world(), "x", "1", limit_s=HOUR_S)
+    asked = replace(request("a", "0", gpu_memory_mib=4096, compute_percent=50), time_limit_s=None)
+    waiting = replace(lab.pending("a", "1").of("a"), request=asked)
+    lab = replace(lab, sessions=(*lab.sessions, waiting))
+    kept = reserved(lab, EASY)
+    assert kept is not None
+    assert kept.device_uuids == ("GPU-n1-0",)

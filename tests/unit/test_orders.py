@@ -1,0 +1,197 @@
+"""What each order policy goes by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler.core import orders, usage
+from fgpu_scheduler.core.model import Session, SessionState, Usage
+from fgpu_scheduler.core.order import Order, in_order, lines
+from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Backfill, Policy, group_policy
+from fgpu_scheduler.errors import BadSettings
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+HOUR_S = 3600
+HOUR_OF_ONE = 1000 * HOUR_S
+"""What a session of 1 fGPU uses in an hour."""
+
+
+def ordered(lab: World, order: Order) -> list[str]:
+    own = lines(lab)["default"]
+    return [own.waiting[n].request.user for n in in_order(own, order)]
+
+
+def used(lab: World, **hours: float) -> World:
+    """Let users have used so many hours of 1 fGPU."""
+    amounts = {u.user: u for u in lab.usage}
+    for user, own in hours.items():
+        amounts[user] = Usage(user, "default", round(own * HOUR_OF_ONE))
+    return replace(lab, usage=tuple(amounts.values()))
+
+
+def changed(lab: World, user: str, *, waited_s: int = 0, **values: object) -> World:
+    """Change the newest request of a user."""
+    old = lab.of(user)
+    asked = replace(old.request, **values)  # type: ignore[arg-type]
+    new = replace(old, request=asked, submitted_at_s=lab.now_s - waited_s)
+    return replace(lab, sessions=tuple(new if s.id == old.id else s for s in lab.sessions))
+
+
+# fair share
+
+
+def test_fair_share_lets_who_has_used_least_come_first() -> None:
+    lab = used(world().pending("a", "1").pending("b", "0.1").pending("c", "1"), a=3, b=2)
+    assert ordered(lab, orders.fair_share) == ["c", "b", "a"]
+
+
+def test_fair_share_counts_what_runs_now_too() -> None:
+    lab = used(world(devices=2).running("a", "1", started_ago_s=2 * HOUR_S), b=1)
+    assert ordered(lab.pending("a", "0.1").pending("b", "0.1"), orders.fair_share) == ["b", "a"]
+    assert ordered(used(lab, b=3).pending("b", "0.1").pending("a", "0.1"), orders.fair_share) == ["a", "b"]
+
+
+def test_fair_share_of_another_resource_group_does_not_count() -> None:
+    lab = world().pending("a", "1").pending("b", "1")
+    elsewhere = replace(lab, usage=(Usage("a", "class", HOUR_OF_ONE),))
+    assert ordered(elsewhere, orders.fair_share) == ["a", "b"]
+
+
+def test_a_second_request_of_a_user_stands_behind_the_first_of_others_who_used_as_little() -> None:
+    lab = world().pending("a", "1").pending("a", "1").pending("b", "1")
+    assert ordered(lab, orders.fair_share) == ["a", "b", "a"]
+
+
+def test_a_requests_time_limit_says_how_much_it_moves_the_users_next_one_back() -> None:
+    lab = world().pending("a", "1")
+    lab = used(changed(lab, "a", time_limit_s=HOUR_S).pending("a", "1").pending("b", "1"), b=2)
+    assert ordered(lab, orders.fair_share) == ["a", "a", "b"]
+    assert ordered(used(lab, b=0.5), orders.fair_share) == ["a", "b", "a"]
+
+
+def test_half_of_what_was_used_is_forgotten_in_each_half_life() -> None:
+    week = usage.HALF_LIFE_S
+    assert usage.decayed(800.0, age_s=0, half_life_s=week) == 800
+    assert usage.decayed(800.0, age_s=week, half_life_s=week) == 400
+    assert usage.decayed(800.0, age_s=3 * week, half_life_s=week) == 100
+    assert usage.decayed(800.0, age_s=week, half_life_s=week // 2) == 200
+    assert usage.decayed(800.0, age_s=-week, half_life_s=week) == 800
+
+
+# drf
+
+
+def test_drf_lets_who_holds_least_of_what_they_hold_most_come_first() -> None:
+    """Of 4 fGPU and 10 CPUs: a holds a quarter of the fGPU, b, with less fGPU, four tenths of the CPUs."""
+    lab = world(devices=4, cpu=10).running("a", "1", cpu=1).running("b", "0.5", cpu=4)
+    lab = lab.pending("b", "0.1", cpu="0.1").pending("a", "0.1", cpu="0.1")
+    assert ordered(lab, orders.drf) == ["a", "b"]
+    assert ordered(lab, orders.fifo) == ["b", "a"]
+
+
+def test_drf_counts_memory_and_the_users_own_requests_ahead() -> None:
+    lab = world(devices=4, cpu=100, node_memory_mib=100_000)
+    lab = lab.running("a", "0.1", memory_mib=50_000).running("b", "1")
+    assert ordered(lab.pending("a", "0.1").pending("b", "0.1"), orders.drf) == ["b", "a"]
+    twice = world(devices=4).pending("a", "1").pending("a", "1").pending("b", "2")
+    assert ordered(twice, orders.drf) == ["a", "b", "a"]
+
+
+def test_drf_forgets_at_once_what_has_ended() -> None:
+    lab = used(world(devices=2), a=1000).pending("a", "1").pending("b", "1")
+    assert ordered(lab, orders.drf) == ["a", "b"]
+
+
+# default
+
+
+def test_the_default_takes_short_ones_first_and_then_small_ones() -> None:
+    lab = world(devices=2).pending("a", "2").pending("b", "0.5").pending("c", "0.1")
+    assert ordered(lab, orders.usage_size_age) == ["c", "b", "a"]
+    lab = changed(changed(lab, "a", time_limit_s=HOUR_S), "c", time_limit_s=24 * HOUR_S)
+    assert ordered(lab, orders.usage_size_age) == ["a", "b", "c"]
+
+
+def test_the_default_lets_who_has_used_little_pass_who_has_used_much() -> None:
+    lab = world().pending("a", "0.5").pending("b", "0.5")
+    assert ordered(lab, orders.usage_size_age) == ["a", "b"]
+    assert ordered(used(lab, a=5, b=1), orders.usage_size_age) == ["b", "a"]
+
+
+def test_the_default_lets_who_has_waited_long_pass_smaller_ones() -> None:
+    lab = world().pending("a", "1").pending("b", "0.1")
+    assert ordered(lab, orders.usage_size_age) == ["b", "a"]
+    assert ordered(changed(lab, "a", waited_s=4 * HOUR_S), orders.usage_size_age) == ["a", "b"]
+
+
+def test_the_default_looks_at_what_users_hold_only_where_no_limit_tells_when_it_ends() -> None:
+    lab = world(devices=2).running("a", "1").pending("a", "0.5").pending("b", "0.5")
+    assert ordered(lab, orders.usage_size_age) == ["b", "a"]
+    for user in "ab":
+        lab = changed(lab, user, time_limit_s=HOUR_S)
+    assert ordered(lab, orders.usage_size_age) == ["a", "b"]
+
+
+# all of them
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_an_order_has_one_rank_for_each_and_does_not_depend_on_the_order_of_its_input(name: str) -> None:
+    lab = used(world(devices=2).running("a", "1"), a=3, b=1)
+    for user in "abcab":
+        lab = lab.pending(user, "0.5")
+    lab = replace(lab, sessions=(*lab.sessions, explicit(lab)))
+    backwards = replace(lab, sessions=lab.sessions[::-1], usage=lab.usage[::-1], nodes=lab.nodes[::-1])
+    order, _ = ORDERS[name]
+    assert len(order(lines(lab)["default"])) == 6
+    assert ordered(lab, order) == ordered(backwards, order)
+
+
+def explicit(lab: World) -> Session:
+    asked = request("d", "0", gpu_memory_mib=1024, compute_percent=10)
+    return Session(len(lab.sessions) + 1, asked, SessionState.PENDING, lab.now_s)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [(orders.drf, [1, 2, 4, 3]), (orders.fair_share, [1, 2, 4, 3]), (orders.usage_size_age, [2, 1, 4, 3])],
+)
+def test_all_memory_of_a_device_counts_as_the_device(order: Order, expected: list[int]) -> None:
+    """Were it worth nothing, a's second request would come before b's."""
+    lab = world(devices=4).pending("a", "0").pending("b", "0.5").pending("a", "0.1").pending("b", "0.1")
+    first = replace(lab.sessions[0], request=request("a", "0", gpu_memory_mib=8192))
+    own = lines(replace(lab, sessions=(first, *lab.sessions[1:])))["default"]
+    assert [own.waiting[n].id for n in in_order(own, order)] == expected
+
+
+# words of a configuration
+
+
+def test_each_order_has_its_backfill_unless_another_is_chosen() -> None:
+    assert group_policy(order="fifo").backfill is Backfill.STRICT
+    assert group_policy(order="fifo-skip").backfill is Backfill.SKIP
+    assert group_policy().backfill is Backfill.EASY
+    assert group_policy().longest_wait_s == LONGEST_WAIT_S[Backfill.EASY]
+    bounded = group_policy(order="lifo", backfill="bounded", longest_wait_s=60)
+    assert (bounded.order, bounded.backfill, bounded.longest_wait_s) == (orders.lifo, Backfill.BOUNDED, 60)
+    assert Policy(bounded, {"class": group_policy()}).of("class").backfill is Backfill.EASY
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"order": "best"}, "order: 'best' is not one of default, drf, fair-share, fifo, fifo-skip, lifo"),
+        ({"backfill": "none"}, "backfill: 'none' is not one of bounded, easy, skip, strict"),
+        ({"longest_wait_s": 0}, "longest_wait_s: 0 is not a number of seconds of at least 1"),
+        ({"half_life_s": -1}, "half_life_s: -1 is not a number of seconds of at least 1"),
+    ],
+)
+def test_a_word_that_is_not_known_is_refused_with_those_that_are(
+    words: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadSettings) as e:
+        group_policy(**words)  # type: ignore[arg-type]
+    assert str(e.value) == message
