@@ -30,16 +30,21 @@ def usage_size_age(line: Line) -> Sequence[float]:
     usage = USAGE / max(1.0, sum(used.values()) / max(1, len(used)))
     holding = HELD / max(1.0, sum(held.values()) / max(1, len(held)))
     ranks = []
-    roots: dict[int, float] = {}
+    sizes: dict[tuple[int, int | None], tuple[float, int]] = {}
     for session, waited_s, milli in zip(line.waiting, line.waited_s, asked_milli(line), strict=True):
         asked = session.request
         user, limit_s = asked.user, asked.time_limit_s
-        length_s = limit_s or UNLIMITED_S
-        if milli not in roots:
-            roots[milli] = sqrt(milli)
-        before, beside = used.get(user, 0), held.get(user, 0)
-        used[user] = before + milli * length_s
-        held[user] = beside + milli
-        rank = roots[milli] * length_s * length_s * (1 + usage * before) / (PATIENCE_S + waited_s)
-        ranks.append(rank if limit_s else rank * (1 + holding * beside))
+        found = sizes.get((milli, limit_s))
+        if found is None:
+            length_s = limit_s or UNLIMITED_S
+            found = sizes[milli, limit_s] = sqrt(milli) * length_s * length_s, milli * length_s
+        size, area = found
+        before = used.get(user, 0)
+        used[user] = before + area
+        rank = size * (1 + usage * before) / (PATIENCE_S + waited_s)
+        if limit_s is None:
+            beside = held.get(user, 0)
+            held[user] = beside + milli
+            rank *= 1 + holding * beside
+        ranks.append(rank)
     return ranks
