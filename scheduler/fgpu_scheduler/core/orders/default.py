@@ -9,7 +9,7 @@ from fgpu_scheduler.core.order import Line
 from fgpu_scheduler.core.orders.sizes import UNLIMITED_S, asked_milli
 from fgpu_scheduler.core.usage import held_by_user, used_by_user
 
-# Set on seeds 1 to 12 of bench/scheduler/lab.py; docs/decisions/0025 has what else was tried.
+# Set on seeds 1 to 12 of bench/scheduler/lab.py; docs/decisions/0027 has what else was tried.
 USAGE = 0.3
 """How much it counts to have used as much as users have on average."""
 HELD = 3.0
