@@ -254,7 +254,7 @@ class Placer:
         heapify(ranking.heap)
 
     def _looked_at(self, ranking: _Ranking, asked: Shape, nodes: list[int]) -> list[_Entry]:
-        """Return an entry for each of the nodes that fits."""
+        """Return an entry for each of the nodes that fits; those that the ranking leaves out may be left out."""
         if self._many is None or self._columns is None or len(nodes) <= FEW:
             return self._one_by_one(ranking, asked, nodes)
         own = self._columns.get(asked.resource_group, ())
@@ -262,20 +262,30 @@ class Placer:
         for columns in own:
             inside = [at for at in nodes if self._column_of[at] is columns]
             if inside:
-                found += self._at_once(asked, columns, inside, self._many)[0]
+                found += self._at_once(asked, columns, inside, self._many, most=ranking.most)[0]
         return found
 
     def _at_once(
-        self, asked: Shape, columns: Columns, nodes: Sequence[int] | None, many: Many
+        self,
+        asked: Shape,
+        columns: Columns,
+        nodes: Sequence[int] | None,
+        many: Many,
+        *,
+        most: int | None = None,
     ) -> tuple[list[_Entry], int | None]:
-        """Return the entries of the nodes that fit, and the bound of the first score where more were left out."""
+        """Return the entries of the nodes that fit, and the bound of the first score where more were left out.
+
+        Of some nodes, those beyond ``most`` are left out: nothing would be taken of them before all are ranked again.
+        """
         found = columns.takes(asked, nodes)
         if found is None:
             return [], None
         fitting, takes = found
-        scores, places, most = many(takes), takes.place, None
+        scores, places = many(takes), takes.place
         if nodes is None and fitting.size > 2 * RANKED:
             most = int(np.partition(scores[0], RANKED)[RANKED])
+        if most is not None:
             kept = scores[0] <= most
             fitting, places, scores = fitting[kept], places[kept], tuple(score[kept] for score in scores)
         numbers = fitting.tolist()
