@@ -410,11 +410,12 @@ def leftovers(folder: Path) -> list[str]:
             "",
             "c.FGPU.fgpu_step is 5, above one whole GPU (c.FGPU.fgpu_per_gpu is 2); use a step of at most 2",
         ),
-        # Known only when all is set: what comes after `configure` wins.
+        # Known only when all is set.
         (
             {},
-            "c.FGPU.queue_timeout_s = 0",
-            "c.FGPU.queue_timeout_s is 0; it must be at least 1 second",
+            "c.FGPU.queue_timeout_s = 60",
+            "c.FGPU.queue_timeout_s: set after configure(c), so the service does not know it; set it before, or give it "
+            "to configure",
         ),
         (
             {},
