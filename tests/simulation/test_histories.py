@@ -87,6 +87,12 @@ def test_every_check_holds_in_many_more_histories_of_the_sql_store():
     run_all(SLOW_SQL_SEEDS, sql=True, events=400)
 
 
+@pytest.mark.parametrize("seed", [10636, 20015, 41494])
+def test_histories_that_were_once_judged_or_decided_wrongly(seed):
+    """A lifetime by quota is an end to count on, a promise below somebody's priority is none, and the same again."""
+    simulate(seed, 500)
+
+
 def history_under(hash_seed: str) -> str:
     env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "scheduler")}
     command = [sys.executable, "-m", "fgpu_scheduler.testing", "--seed", "5", "--events", "200", "--log"]

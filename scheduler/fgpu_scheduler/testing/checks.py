@@ -102,7 +102,7 @@ class Checks:
             *badly_placed(before, now),
             *served_twice(now),
             *illegal_changes(self._states, now, find),
-            *overtaken(before, after.values(), self._policy),
+            *overtaken(before, after.values(), self._policy, last),
             *self.promises.look(last, now, steady_s=steady_s, passed_s=passed_s, planned=planned),
             *over_quota(before, now),
             *falsely_stopped(before, now),

@@ -18,11 +18,13 @@ Half of an end is for whoever ends a session in time, half for the engine.
 """
 
 
-def overtaken(before: Mapping[int, Session], after: Iterable[Session], policy: Policy) -> Iterator[str]:
+def overtaken(
+    before: Mapping[int, Session], after: Iterable[Session], policy: Policy, last: Snapshot
+) -> Iterator[str]:
     """Where the first come comes first, nobody is placed before another who is ahead and waits, and not held.
 
-    With strict order nobody at all; else nobody who asked for exactly the same. Who waits for a quota blocks nobody, and
-    to whom a start was promised comes first.
+    With strict order nobody at all; else nobody who asked for exactly the same, and may run for as long by the quotas of
+    ``last``. Who waits for a quota blocks nobody, and to whom a start was promised comes first.
     """
     waiting, placed = [], []
     for session in after:
@@ -42,13 +44,13 @@ def overtaken(before: Mapping[int, Session], after: Iterable[Session], policy: P
                 other, session, own
             ):
                 continue
-            if _asked(other) == _asked(session):
+            if _asked(other, last) == _asked(session, last):
                 yield f"session {session.id} was placed before {other.id}, which asked for the same earlier"
             elif own.backfill is Backfill.STRICT:
                 yield f"session {session.id} was placed before {other.id}, which is ahead in strict order"
 
 
-def _asked(session: Session) -> tuple[object, ...]:
+def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
     asked = session.request
     return (
         asked.fgpu_milli,
@@ -57,7 +59,7 @@ def _asked(session: Session) -> tuple[object, ...]:
         asked.gpu_memory_mib,
         asked.compute_percent,
         asked.gpu_model,
-        asked.time_limit_s,
+        _limit_s(session, last),
     )
 
 
