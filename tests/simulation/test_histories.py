@@ -87,7 +87,7 @@ def test_every_check_holds_in_many_more_histories_of_the_sql_store():
     run_all(SLOW_SQL_SEEDS, sql=True, events=400)
 
 
-@pytest.mark.parametrize("seed", [10636, 20015, 41494])
+@pytest.mark.parametrize("seed", [10636, 20015, 41494, 80512])
 def test_histories_that_were_once_judged_or_decided_wrongly(seed):
     """A lifetime by quota is an end to count on, a promise below somebody's priority is none, and the same again."""
     simulate(seed, 500)

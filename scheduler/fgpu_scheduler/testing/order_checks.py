@@ -11,6 +11,9 @@ from fgpu_scheduler.testing.quota_checks import names
 
 S = SessionState
 
+SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
+"""What its owner cannot avert, written again."""
+
 LAUNCH_S, ENDING_S = 600, 60
 """How long a launch and an end may take for a promise to hold, written again.
 
@@ -76,8 +79,8 @@ class Promises:
     """Watches starts that were promised: none comes later, unless something failed or somebody came ahead.
 
     A failure is a change of nodes, quotas or of the clock; a session that launches or ends for longer than a promise
-    allows for, or runs on after the end that it was warned of; a request that was held, as after a restart of the Hub.
-    It voids what was promised before.
+    allows for, or runs on after the end that it was warned of, or whose warning is taken back; a request that was
+    held, as after a restart of the Hub. It voids what was promised before.
     """
 
     def __init__(self) -> None:
@@ -93,7 +96,11 @@ class Promises:
         """Compare two snapshots; ``passed_s`` is how much time truly passed, ``planned`` whether a plan was committed."""
         before = {s.id: s for s in last.sessions}
         after = {s.id: s for s in now.sessions}
-        late = [s.request.resource_group for s in last.sessions if self._late(s, last, steady_s, now.now_s)]
+        late = [
+            s.request.resource_group
+            for s in last.sessions
+            if self._late(s, last, steady_s, now.now_s) or _put_off(s, after.get(s.id))
+        ]
         self._follow(now, after, steady_s)
         if (
             (last.nodes, last.quotas) != (now.nodes, now.quotas)
@@ -168,9 +175,25 @@ def _limit_s(session: Session, last: Snapshot) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def _put_off(before: Session, after: Session | None) -> bool:
+    """Return whether an end that the owner was warned of, and that was sure, comes later than it was said."""
+    if (
+        after is None
+        or before.ends_at_s is None
+        or before.ends_cause
+        not in (
+            EndCause.TIME_LIMIT,
+            EndCause.PREEMPTED,
+        )
+    ):
+        return False
+    later = after.ends_at_s is None or after.ends_at_s > before.ends_at_s
+    return after.state is S.RUNNING and later
+
+
 def _overdue(session: Session, now_s: int) -> bool:
     """Return whether nobody ended the session when its owner was told, and could not avert: who watches came late."""
-    sure = session.ends_cause in (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
+    sure = session.ends_cause in SURE_ENDS
     return sure and session.ends_at_s is not None and session.ends_at_s + ENDING_S // 2 < now_s
 
 
