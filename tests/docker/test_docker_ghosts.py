@@ -121,6 +121,7 @@ def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(
     assert (ended.id, ended.state, ended.end_cause) == (bob.session.id, "TERMINATED", "EXITED")
     assert not hub.ready("bob")
     hub.end("alice")
+    engine.wait_gone(alice.id)
     assert engine.of_installation(hub.installation).keys() <= {f"{engine.prefix}-forged"}
 
 
