@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,7 +218,7 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
     def world() -> None:
         sh("ip link set lo up")
         rules = replace(RULES, services=((host, 8001),), allowed_ports=(8443,), name_servers=())
-        listener = subprocess.Popen([sys.executable, "-c", LISTEN, host, "8001", "8443", "5432"])
+        listener = listening(sys.executable, "-c", LISTEN, host, "8001", "8443", "5432")
         try:
             for interface in (f"{OWN}0", "eth7"):
                 assert from_behind(interface, 5432) == "reached", "nothing is closed yet"
@@ -237,7 +238,9 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
         """Return what a neighbour at this interface meets."""
         neighbour = subprocess.Popen(["unshare", "-n", "sleep", "60"])
         try:
-            sh(f"while ! nsenter -n -t {neighbour.pid} true; do :; done; sleep 0.1")
+            own = os.readlink("/proc/thread-self/ns/net")
+            while os.readlink(f"/proc/{neighbour.pid}/ns/net") == own:
+                time.sleep(0.01)
             sh(f"ip link add {interface} type veth peer name eth0 netns {neighbour.pid}")
             sh(f"ip addr add {host}/{length} dev {interface} {nodad}; ip link set {interface} up")
             inside = f"nsenter -n -t {neighbour.pid}"
@@ -245,7 +248,7 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
             sh(f"{inside} ip link set lo up")
             words = [*inside.split(), sys.executable, "-c", REACH, host, str(port)]
             found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-            back = subprocess.Popen([*inside.split(), sys.executable, "-c", LISTEN, peer, "8888"])
+            back = listening(*inside.split(), sys.executable, "-c", LISTEN, peer, "8888")
             try:
                 words = [sys.executable, "-c", REACH, peer, "8888"]
                 for _ in range(50):
@@ -283,8 +286,18 @@ for port in sys.argv[2:]:
     s.bind(("", int(port)))
     s.listen()
     own.append(s)
+print("listening", flush=True)
 time.sleep(300)
 """
+
+
+def listening(*words: str) -> subprocess.Popen[str]:
+    """Start a process that listens on an address's ports, and return it when it does."""
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "listening\n"
+    started.stdout.close()
+    return started
 
 
 def test_name_servers_are_the_machines_without_its_loopback(tmp_path: Path) -> None:
