@@ -258,7 +258,7 @@ class DockerHub(HubProcess):
     def end(self, user: str, server: str = "") -> None:
         """End a server, and wait until its container has ended and its share is free."""
         assert self.stop(user, server).status_code in (202, 204)
-        self.wait_state(user, server, None)
+        self.wait_state(user, server, None, within_s=60)
 
     def end_all_but(self, keep: set[str]) -> None:
         """End every server but these."""
