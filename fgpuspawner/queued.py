@@ -501,10 +501,13 @@ class QueuedSpawner(AskingSpawner, Spawner):
         """
         if not self._check_pending:
             return
-        while await self._is_out_of_reach(session):
+        checked = self.orm_spawner.server
+        # Ended meanwhile and asked for again: in place of the one that it checks the Hub would end the new one.
+        while await self._is_out_of_reach(session) or self.orm_spawner.server not in (checked, None):
             # Nobody could end a server that the Hub checks.
             self._check_pending = False
-            if self._phase == self.UP and await self._known_end() is not None:
+            same = self.orm_spawner.server is checked
+            if same and self._phase == self.UP and await self._known_end() is not None:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 

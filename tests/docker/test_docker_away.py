@@ -83,6 +83,9 @@ def test_what_is_on_a_machine_that_is_away_when_the_hub_starts_can_be_ended(
     until(lambda: two.spawn(user, options=WHOLE).status_code in (201, 202), within_s=20)
     two.wait_ready(user)
     assert node_of(two, user) == "here"
+    # The check of the old one, that went on meanwhile, ends nothing of the new one.
+    time.sleep(3)
+    assert two.states()[f"{user}/"] == "RUNNING"
 
 
 def test_a_session_on_a_machine_that_is_not_configured_any_more_goes_on_and_can_be_ended(
