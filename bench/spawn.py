@@ -43,7 +43,7 @@ from machine import load, machine, quiet, source
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import network
-from fgpuspawner.catalogue import load_catalogue
+from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU
 
 OURS, POOL, PLAIN, SAME = "FGPUSpawner", "with a pool", "DockerSpawner", "on our image"

@@ -40,8 +40,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
-from fgpuspawner.catalogue import load_catalogue
 from fgpuspawner.hubfile import CONFIG, UsageError, load_config
+from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
 from fgpuspawner.replay import command as replay

@@ -22,7 +22,6 @@ from traitlets.config import Config
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner import handover
-from fgpuspawner.catalogue import load_catalogue
 from fgpuspawner.containers import (
     GONE,
     Containers,
@@ -35,6 +34,7 @@ from fgpuspawner.containers import (
 from fgpuspawner.engines import Engine, Engines, engines_for
 from fgpuspawner.execs import run_in
 from fgpuspawner.gpus import some_gpus
+from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer

@@ -27,7 +27,7 @@ from traitlets import Integer, default
 from traitlets.config import Config
 
 from fgpu_scheduler import EndCause, Observed, Seen, Session
-from fgpuspawner.catalogue import Image
+from fgpuspawner.images.catalogue import Image
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.isolation.sealing import sealed_environment
 from fgpuspawner.nodes import Machine

@@ -22,7 +22,7 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.quota import counted_as
 from fgpuspawner import fields as read
-from fgpuspawner.catalogue import Image
+from fgpuspawner.images.catalogue import Image
 from fgpuspawner.settings import FGPU
 from fgpuspawner.words import hours_minutes
 

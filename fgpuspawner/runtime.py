@@ -27,9 +27,9 @@ from fgpu_scheduler import (
 from fgpu_scheduler.health import known_or_as_it_was
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
-from fgpuspawner.catalogue import Catalogue, load_catalogue
 from fgpuspawner.engines import Engines
 from fgpuspawner.idle import Servers, SessionActivity
+from fgpuspawner.images.catalogue import Catalogue, load_catalogue
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation

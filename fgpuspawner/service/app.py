@@ -22,7 +22,7 @@ from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
 from fgpu_scheduler.store import Store
-from fgpuspawner.catalogue import Catalogue, load_catalogue
+from fgpuspawner.images.catalogue import Catalogue, load_catalogue
 from fgpuspawner.service import handlers, pages
 from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.hub import Hub

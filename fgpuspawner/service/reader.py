@@ -26,7 +26,7 @@ from fgpu_scheduler import (
     of_group,
 )
 from fgpu_scheduler.store import Store
-from fgpuspawner.catalogue import Catalogue
+from fgpuspawner.images.catalogue import Catalogue
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import World

@@ -31,7 +31,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
-from fgpuspawner.catalogue import Image
+from fgpuspawner.images.catalogue import Image
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
 

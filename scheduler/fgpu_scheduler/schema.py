@@ -147,6 +147,46 @@ quotas = Table(
     Column("max_lifetime_s", BigInteger),
 )
 
+image_edits = Table(
+    "fgpu_image_edits",
+    metadata,
+    Column("slug", Text, primary_key=True),
+    # JSON objects: the whole entry of an image that is not in the file, and what was changed of one that is.
+    Column("entry", Text),
+    Column("changes", Text, nullable=False, server_default="{}"),
+    Column("enabled", Boolean, nullable=False),
+    Column("hidden", Boolean, nullable=False),
+    Column("position", Integer),
+    Column("changed_by", Text, nullable=False),
+    Column("changed_at_s", BigInteger, nullable=False),
+)
+
+private_images = Table(
+    "fgpu_private_images",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("owner", Text, nullable=False),
+    # As it is asked for and shown, and as the engine knows it.
+    Column("name", Text, nullable=False, unique=True),
+    Column("reference", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("message", Text),
+    # Which engine has it, and what it is there.
+    Column("node_id", Text, nullable=False),
+    Column("image_id", Text),
+    Column("size_bytes", BigInteger),
+    Column("session_id", BigInteger, nullable=False),
+    Column("base", Text, nullable=False),
+    Column("recipe", Text),
+    # JSON arrays.
+    Column("shared_users", Text, nullable=False, server_default="[]"),
+    Column("shared_groups", Text, nullable=False, server_default="[]"),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_at_s", BigInteger, nullable=False),
+    Column("made_at_s", BigInteger),
+    sqlite_autoincrement=True,
+)
+
 events = Table(
     "fgpu_events",
     metadata,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import FGPUError
-from fgpuspawner.catalogue import Catalogue, CatalogueError, Image, load_catalogue
+from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, load_catalogue
 
 SHIPPED = Path(__file__).parents[2] / "images" / "catalogue.toml"
 

@@ -12,7 +12,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import Node, Refusal
 from fgpuspawner import form
-from fgpuspawner.catalogue import Image
+from fgpuspawner.images.catalogue import Image
 from fgpuspawner.options import Offer, Refused, Wanted, asks_the_same, make_offer, parse, read_fields
 from fgpuspawner.settings import FGPU
 

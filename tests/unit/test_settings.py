@@ -28,8 +28,8 @@ from fgpu_scheduler.core import admission
 from fgpu_scheduler.core.reclaim import Rules
 from fgpu_scheduler.store import Store
 from fgpuspawner import settings as module
-from fgpuspawner.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.config import configure
+from fgpuspawner.images.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.settings import FGPU
 
 NAMES = ", ".join(sorted(FGPU.class_trait_names(config=True)))
