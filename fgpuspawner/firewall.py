@@ -5,6 +5,9 @@ on all its addresses. The rules here match the interfaces of one installation's 
 hangs below a jump for ``-i`` or ``-o`` of these interfaces, so they cannot lock out anybody else. They are chains of
 their own, filled in one transaction with the jumps to them. The jumps are at the top of INPUT and of FORWARD, and of
 DOCKER-USER as well: Docker puts its own rules on top of FORWARD whenever it starts, and keeps that chain above them.
+
+When Docker makes a network it does so too, and DOCKER-USER is not on top again before a moment has passed. Packets that
+Docker's rules let through then meet ours once more, in the table that comes after, ``security``: there they are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +31,14 @@ log = logging.getLogger("fgpu.firewall")
 FAMILIES = {4: "iptables", 6: "ip6tables"}
 CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
 APPLY_TRIES, APPLY_AGAIN_S = 5, 0.4
+AFTER = "security"
+"""The table whose FORWARD packets pass after that of the table ``filter``, and in which nobody else has any rules."""
+PASSED_ON = slice(1, 3)
+"""Of the chains, those for what is passed on; and of the jumps, those in FORWARD."""
 DOCKERS = "DOCKER-USER"
 DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
 FORWARDED = "in force for what is passed on"
+NO_TABLE_AFTER = "the kernel has no table security"
 LOOK_EVERY_S = 15.0
 """So long rules that somebody else flushed may be gone."""
 COMMAND_TIMEOUT_S = 60
@@ -42,6 +50,10 @@ class FirewallFailed(FGPUError):
     """The rules could not be read or applied."""
 
     code = "firewall_failed"
+
+
+Refuse = Callable[[int, str], list[str]]
+"""For a version of IP and a match: the rules that refuse what matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,11 @@ class Rules:
 
     def filled(self, version: int) -> list[str]:
         """Return the rules of the chains, in iptables-restore's form."""
-        return [*self._input(version), *self._from(version), *self._to(version)]
+        return [*self._input(version), *self._from(version, _refusal), *self._to(version, _refusal)]
+
+    def filled_after(self, version: int) -> list[str]:
+        """Return the same rules for what the table ``filter`` has let through; it can only be dropped there."""
+        return [*self._from(version, _drop), *self._to(version, _drop)]
 
     def _input(self, version: int) -> list[str]:
         """From sessions to this machine: to the Hub and the service."""
@@ -92,7 +108,7 @@ class Rules:
             rules += self._names(version, "ACCEPT")
         return _in_chain(self.chains()[0], [*rules, *_refusal(version)])
 
-    def _from(self, version: int) -> list[str]:
+    def _from(self, version: int, refuse: Refuse) -> list[str]:
         """From sessions through this machine. What is returned from here, Docker's own rules decide on."""
         rules = [*_answers(version, "RETURN")]
         rules += [
@@ -102,17 +118,17 @@ class Rules:
             rules += self._names(version, "RETURN")
         # Other sessions, other containers, and ports of theirs that are published here.
         for match in (f"-o {network.INTERFACES}+", "-o docker0", "-o br-+", "-m conntrack --ctstate DNAT"):
-            rules += _refusal(version, match)
+            rules += refuse(version, match)
         for blocked in self.blocked:
             if ipaddress.ip_network(blocked).version == version:
-                rules += _refusal(version, f"-d {ipaddress.ip_network(blocked)}")
-        rules += ["-j RETURN"] if self.egress_open else _refusal(version)
+                rules += refuse(version, f"-d {ipaddress.ip_network(blocked)}")
+        rules += ["-j RETURN"] if self.egress_open else refuse(version, "")
         return _in_chain(self.chains()[1], rules)
 
-    def _to(self, version: int) -> list[str]:
+    def _to(self, version: int, refuse: Refuse) -> list[str]:
         """From elsewhere to sessions. The Hub of this machine does not pass here."""
         callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
-        return _in_chain(self.chains()[2], [*_answers(version, "RETURN"), *callers, *_refusal(version)])
+        return _in_chain(self.chains()[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")])
 
     def _names(self, version: int, verdict: str) -> list[str]:
         return [
@@ -165,6 +181,10 @@ def _refusal(version: int, match: str = "") -> list[str]:
     ]
 
 
+def _drop(_version: int, match: str) -> list[str]:
+    return [f"{match} -j DROP".strip()]
+
+
 def _version(address: str) -> int:
     return ipaddress.ip_address(address).version
 
@@ -208,18 +228,27 @@ set -eu
 
 APPLY = """
 # Prints iptables-restore's lines that put a jump on top of a chain, once.
-jump() { # PROGRAM CHAIN RULE
-    if $1 -w 30 -C $2 $3 2>/dev/null; then echo "-D $2 $3"; fi
-    echo "-I $2 1 $3"
+jump() { # PROGRAM TABLE CHAIN RULE
+    if $1 -w 30 -t $2 -C $3 $4 2>/dev/null; then echo "-D $3 $4"; fi
+    echo "-I $3 1 $4"
 }
-# All in one transaction for each of the two: there is no instant with half of it.
-apply() { # PROGRAM RULES
+# All of a table in one transaction: there is no instant with half of it.
+apply() { # PROGRAM RULES AFTER
     # Looked up first: iptables-restore holds a lock that these would wait for.
     if $1 -w 30 -n -L DOCKER-USER >/dev/null 2>&1; then chain=""; else chain=":DOCKER-USER - [0:0]"; fi
     hooked=$(
 JUMPS
     )
+    after=""
+    if $1 -w 30 -t security -n -L FORWARD >/dev/null 2>&1; then after="*security
+AFTER
+$3
+$(
+LATER
+    )
+COMMIT"; fi
     $1-restore -w 30 --noflush <<END
+$after
 *filter
 CHAINS
 $chain
@@ -231,13 +260,19 @@ END
 """
 
 REMOVE = """
-unhook() { # PROGRAM CHAIN RULE
-    while $1 -w 30 -C $2 $3 2>/dev/null; do $1 -w 30 -D $2 $3; done
+unhook() { # PROGRAM TABLE CHAIN RULE
+    while $1 -w 30 -t $2 -C $3 $4 2>/dev/null; do $1 -w 30 -t $2 -D $3 $4; done
 }
 remove() { # PROGRAM
 JUMPS
-    for chain in CHAINS; do
-        if $1 -w 30 -n -L $chain >/dev/null 2>&1; then $1 -w 30 -F $chain; $1 -w 30 -X $chain; fi
+LATER
+    for table in filter security; do
+        for chain in CHAINS; do
+            if $1 -w 30 -t $table -n -L $chain >/dev/null 2>&1; then
+                $1 -w 30 -t $table -F $chain
+                $1 -w 30 -t $table -X $chain
+            fi
+        done
     done
 }
 """
@@ -245,22 +280,28 @@ JUMPS
 
 def script(rules: Rules) -> str:
     """Return a shell script that applies the rules; it may be run again at any time."""
-    made = "\n".join(f":{chain} - [0:0]" for chain in rules.chains())
-    hooked = "\n".join(f'        jump $1 {chain} "{rule}"' for chain, rule in rules.jumps())
-    text = _head(rules.installation) + APPLY.replace("CHAINS", made).replace("JUMPS", hooked)
+    made = [f":{chain} - [0:0]" for chain in rules.chains()]
+    text = _head(rules.installation) + APPLY.replace("CHAINS", "\n".join(made))
+    text = text.replace("AFTER\n$3", "\n".join(made[PASSED_ON]) + "\n$3")
+    text = _with_jumps(text, "jump", rules.installation)
     for version, program in FAMILIES.items():
-        lines = "\n".join(rules.filled(version))
-        call = f'apply {program} "{lines}"'
+        lines, after = "\n".join(rules.filled(version)), "\n".join(rules.filled_after(version))
+        call = f'apply {program} "{lines}" "{after}"'
         text += f"\n{_where_there_is_ipv6(call) if version == 6 else call}\n"
     return text
 
 
 def removal(installation: str) -> str:
     """Return a shell script that removes an installation's rules, as far as they are there."""
-    hooked = "\n".join(f'    unhook $1 {chain} "{rule}"' for chain, rule in jumps(installation))
     text = _head(installation) + REMOVE.replace("CHAINS", " ".join(chains(installation)))
-    text = text.replace("JUMPS", hooked)
+    text = _with_jumps(text, "unhook", installation)
     return text + "\nremove iptables\n" + _where_there_is_ipv6("remove ip6tables") + "\n"
+
+
+def _with_jumps(text: str, call: str, installation: str) -> str:
+    hooked = [f'    {call} $1 filter {chain} "{rule}"' for chain, rule in jumps(installation)]
+    later = [f'    {call} $1 {AFTER} {chain} "{rule}"' for chain, rule in jumps(installation)[PASSED_ON]]
+    return text.replace("JUMPS", "\n".join(hooked)).replace("LATER", "\n".join(later))
 
 
 def _head(installation: str) -> str:
@@ -302,7 +343,8 @@ def run(text: str) -> None:
 def state(installation: str) -> dict[int, list[str]]:
     """Return what of an installation's rules there is in the machine's tables, in their own words.
 
-    A jump that is not before everybody else's rules does not count.
+    A jump that is not before everybody else's rules does not count. Those of the table ``security`` begin with its name,
+    or there is `NO_TABLE_AFTER`.
 
     Raises:
         FirewallFailed: the tables cannot be read.
@@ -314,8 +356,19 @@ def state(installation: str) -> dict[int, list[str]]:
         done = subprocess.run([program, "-w", "30", "-S"], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(done.stderr.split())}")
-        found[version] = read_state(done.stdout, installation)
+        after = subprocess.run(
+            [program, "-w", "30", "-t", AFTER, "-S"], capture_output=True, text=True, check=False
+        )
+        later = read_after(after.stdout, installation) if after.returncode == 0 else [NO_TABLE_AFTER]
+        found[version] = [*read_state(done.stdout, installation), *later]
     return found
+
+
+def read_after(listed: str, installation: str) -> list[str]:
+    """Return an installation's rules out of what ``iptables -t security -S`` lists, beginning with the table's name."""
+    own = chains(installation)
+    lines = [line for line in listed.splitlines() if line.startswith("-A ")]
+    return [f"{AFTER}: {line}" for line in lines if line.split()[1] in own or line.split()[-1] in own]
 
 
 def read_state(listed: str, installation: str) -> list[str]:
@@ -348,9 +401,18 @@ def read_state(listed: str, installation: str) -> list[str]:
 def complete(found: dict[int, list[str]], installation: str) -> bool:
     """Return whether the jumps and the chains are there; what is in the chains is not compared."""
     wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation) if chain != "FORWARD"]
+    filled = [f"-A {chain} " for chain in chains(installation)]
+    later = [f"{AFTER}: -A {chain} {rule}" for chain, rule in jumps(installation)[PASSED_ON]]
+    filled_later = [f"{AFTER}: {begin}" for begin in filled[PASSED_ON]]
+
+    def stands(rules: list[str], jumps_: list[str], begins: list[str]) -> bool:
+        return all(rule in rules for rule in jumps_) and all(
+            any(rule.startswith(begin) for rule in rules) for begin in begins
+        )
+
     return all(
-        all(rule in rules for rule in (*wanted, FORWARDED))
-        and all(any(r.startswith(f"-A {chain} ") for r in rules) for chain in chains(installation))
+        stands(rules, [*wanted, FORWARDED], filled)
+        and (NO_TABLE_AFTER in rules or stands(rules, later, filled_later))
         for rules in found.values()
     )
 
@@ -372,6 +434,10 @@ class Firewall:
             run(script(self.rules))
             self._applied = state(self.rules.installation)
             if complete(self._applied, self.rules.installation):
+                if any(NO_TABLE_AFTER in rules for rules in self._applied.values()):
+                    log.warning(
+                        "%s: while Docker makes a network, what is closed outside is open", NO_TABLE_AFTER
+                    )
                 return
             # Docker puts its own on top when it makes a network, which may be this very moment.
             time.sleep(APPLY_AGAIN_S)

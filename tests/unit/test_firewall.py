@@ -34,6 +34,7 @@ RULES = Rules(
 )
 OWN = network.interfaces("abc123")
 CLONE_NEWNET = 0x40000000
+POLICIES = "iptables -S; ip6tables -S; iptables -t security -S; ip6tables -t security -S"
 
 
 def in_network_of_its_own(function: Callable[[], T]) -> T:
@@ -78,7 +79,7 @@ def listed(*programs: str) -> list[str]:
     return [
         line
         for program in programs or ("iptables", "ip6tables")
-        for line in sh(f"{program} -w -S").splitlines()
+        for line in sh(f"{program} -w -S; {program} -w -t security -S").splitlines()
         if not line.startswith("-P")
     ]
 
@@ -95,9 +96,10 @@ def test_rules_are_applied_as_they_are_written_and_again_without_a_change() -> N
         assert complete(first, "abc123")
         for version, rules in first.items():
             filled = [sorted(r.split()) for r in RULES.filled(version)]
+            filled += [sorted(["security:", *r.split()]) for r in RULES.filled_after(version)]
             assert [r for r in filled if r not in [sorted(line.split()) for line in rules]] == []
-            # The jumps in INPUT and DOCKER-USER, and that those in FORWARD count.
-            assert len(rules) == len(filled) + 4
+            # The jumps in INPUT and DOCKER-USER, that those in FORWARD count, and those of the table after.
+            assert len(rules) == len(filled) + 6
         run(script(RULES))
         assert state("abc123") == first
         run(script(replace(RULES, egress_open=False, allowed_ports=())))
@@ -113,22 +115,23 @@ def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
 
     def world() -> None:
         sh("iptables -A INPUT -p tcp --dport 22 -j ACCEPT; iptables -A FORWARD -i tun0 -j ACCEPT")
-        before, policies = listed(), sh("iptables -S; ip6tables -S")
+        before, policies = listed(), sh(POLICIES)
         run(script(RULES))
         run(script(replace(RULES, installation="other", egress_open=False)))
         own = {*firewall.chains("abc123"), *firewall.chains("other")}
         added = [line for line in listed() if line not in before]
         outside_ours = [r for r in added if r.startswith("-A") and r.split()[1] not in own]
-        assert len(outside_ours) == 20
+        assert len(outside_ours) == 28
         interface = f"({OWN}|{network.interfaces('other')})"
         assert all(re.fullmatch(rf"-A \S+ -[io] {interface}\+ -j FGPU-\S+", r) for r in outside_ours)
         assert {line.split()[1] for line in added if line.startswith("-N")} == {*own, "DOCKER-USER"}
+        assert not [line for line in added if "-j ACCEPT" in line and line.split()[1] not in own]
         run(removal("abc123"))
         run(removal("other"))
         run(removal("other"))
-        assert [
-            line for line in sh("iptables -S; ip6tables -S").splitlines() if "DOCKER-USER" not in line
-        ] == [*policies.splitlines()]
+        assert [line for line in sh(POLICIES).splitlines() if "DOCKER-USER" not in line] == [
+            *policies.splitlines()
+        ]
 
     in_network_of_its_own(world)
 
@@ -146,6 +149,8 @@ def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
         # As Docker does when it starts.
         "iptables -I FORWARD -j ACCEPT",
         "iptables -F DOCKER-USER",
+        "iptables -t security -F",
+        f"ip6tables -t security -D FORWARD -i {OWN}+ -j {firewall.chains('abc123')[1]}",
     ],
 )
 def test_rules_that_are_spoiled_are_put_right_and_only_then(spoiled: str) -> None:
@@ -196,7 +201,7 @@ REACH = """
 import socket, sys
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 s = socket.socket(family)
-s.settimeout(3)
+s.settimeout(float(sys.argv[3]))
 try:
     s.connect((sys.argv[1], int(sys.argv[2])))
     print("reached")
@@ -236,21 +241,14 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
 
     def from_behind(interface: str, port: int) -> str:
         """Return what a neighbour at this interface meets."""
-        neighbour = subprocess.Popen(["unshare", "-n", "sleep", "60"])
+        neighbour = a_host(interface, f"{host}/{length} {nodad}", f"{peer}/{length} {nodad}")
+        inside = f"nsenter -n -t {neighbour.pid}"
         try:
-            own = os.readlink("/proc/thread-self/ns/net")
-            while os.readlink(f"/proc/{neighbour.pid}/ns/net") == own:
-                time.sleep(0.01)
-            sh(f"ip link add {interface} type veth peer name eth0 netns {neighbour.pid}")
-            sh(f"ip addr add {host}/{length} dev {interface} {nodad}; ip link set {interface} up")
-            inside = f"nsenter -n -t {neighbour.pid}"
-            sh(f"{inside} ip addr add {peer}/{length} dev eth0 {nodad}; {inside} ip link set eth0 up")
-            sh(f"{inside} ip link set lo up")
-            words = [*inside.split(), sys.executable, "-c", REACH, host, str(port)]
+            words = [*inside.split(), sys.executable, "-c", REACH, host, str(port), "3"]
             found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
             back = listening(*inside.split(), sys.executable, "-c", LISTEN, peer, "8888")
             try:
-                words = [sys.executable, "-c", REACH, peer, "8888"]
+                words = [sys.executable, "-c", REACH, peer, "8888", "3"]
                 for _ in range(50):
                     if "reached" in subprocess.run(words, capture_output=True, text=True, check=True).stdout:
                         break
@@ -266,7 +264,7 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
             subprocess.run(["ip", "link", "del", interface], check=False, capture_output=True)
 
     def from_here(port: int) -> str:
-        words = [sys.executable, "-c", REACH, "::1" if ":" in host else "127.0.0.1", str(port)]
+        words = [sys.executable, "-c", REACH, "::1" if ":" in host else "127.0.0.1", str(port), "3"]
         for _ in range(50):
             found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
             if found == "reached":
@@ -274,6 +272,64 @@ def test_a_machine_behind_such_an_interface_reaches_the_services_only(host: str,
         return found
 
     in_network_of_its_own(world)
+
+
+@pytest.mark.usefixtures("iptables")
+@pytest.mark.parametrize("before", ["", "iptables -I FORWARD -j ACCEPT"], ids=["as applied", "Docker first"])
+def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(before: str) -> None:
+    """As they do for a moment whenever it makes a network."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    rules = replace(RULES, services=(), name_servers=(), egress_open=False, allowed_ports=())
+
+    def world() -> None:
+        sh("ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward")
+        hosts, insides = [], []
+        for interface, number in ((f"{OWN}0", 97), ("eth7", 98)):
+            hosts.append(a_host(interface, f"10.{number}.0.1/24", f"10.{number}.0.2/24"))
+            insides.append(f"nsenter -n -t {hosts[-1].pid}".split())
+            sh(f"{' '.join(insides[-1])} ip route add default via 10.{number}.0.1")
+        listeners = [listening(*inside, sys.executable, "-c", LISTEN, "x", "8888") for inside in insides]
+
+        def reached(timeout_s: int) -> list[bool]:
+            """Return whether the session reaches who is outside, and is reached from there."""
+            found = []
+            for inside, address in zip(insides, ("10.98.0.2", "10.97.0.2"), strict=True):
+                words = [*inside, sys.executable, "-c", REACH, address, "8888", str(timeout_s)]
+                said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+                found.append("reached" in said)
+            return found
+
+        try:
+            assert reached(10) == [True, True], "nothing is closed yet"
+            run(script(rules))
+            sh(before or "true")
+            assert reached(1) == [False, False]
+            if before:
+                sh("iptables -t security -F")
+                assert reached(10) == [True, True], "so it is the second table that closes it"
+            run(script(replace(rules, services=(("10.98.0.2", 8888),), callers=("10.98.0.2",))))
+            sh(before or "true")
+            assert reached(10) == [True, True], "what is allowed is"
+        finally:
+            for process in (*listeners, *hosts):
+                process.kill()
+                process.wait()
+
+    in_network_of_its_own(world)
+
+
+def a_host(interface: str, address: str, peer: str) -> subprocess.Popen[bytes]:
+    """Return the process of a host of its own, which has the address ``peer``, behind this interface."""
+    host = subprocess.Popen(["unshare", "-n", "sleep", "60"])
+    own = os.readlink("/proc/thread-self/ns/net")
+    while os.readlink(f"/proc/{host.pid}/ns/net") == own:
+        time.sleep(0.01)
+    sh(f"ip link add {interface} type veth peer name eth0 netns {host.pid}")
+    sh(f"ip addr add {address} dev {interface}; ip link set {interface} up")
+    inside = f"nsenter -n -t {host.pid}"
+    sh(f"{inside} ip addr add {peer} dev eth0; {inside} ip link set eth0 up; {inside} ip link set lo up")
+    return host
 
 
 LISTEN = """
