@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, load_catalogue
+from fgpuspawner.images.entry import entry_of, read_entry
 
+KNOWN = (
+    "slug, name, framework, version, python, description, icon, kernels, reference, digest, environment, "
+    "gpu_architectures, cuda, minimum, recommended, sudo, default, enabled, hidden, deprecated, groups, users"
+)
 SHIPPED = Path(__file__).parents[2] / "images" / "catalogue.toml"
 
 PYTHON = """
@@ -22,6 +29,23 @@ python = "3.11"
 reference = "fgpuspawner/base:0.1"
 default = true
 """
+FULL = """
+icon = "flask"
+kernels = ["python3", "tensorflow-1.15"]
+digest = "sha256:DIGEST"
+gpu_architectures = ["7.0", "10.0"]
+cuda = "11.2"
+recommended = { fgpu = 1, cpu = 2.5, memory_mib = 4096, gpu_memory_mib = 8192 }
+sudo = true
+enabled = false
+hidden = true
+deprecated = "Use PyTorch 2.13."
+[image.minimum]
+fgpu = "0.2"
+cpu = "0.5"
+memory_mib = 512
+gpu_memory_mib = 1024
+""".replace("DIGEST", "0" * 64)
 TORCH = """
 [[image]]
 slug = "torch"
@@ -35,6 +59,10 @@ environment = "/opt/torch"
 groups = ["vision", "nlp"]
 users = ["alice"]
 """
+
+
+def with_tricky_texts() -> str:
+    return PYTHON.replace('"Python 3.11"', json.dumps("a \"b\" \\ 'c' # é []"))
 
 
 def load(folder: Path, text: str | bytes) -> Catalogue:
@@ -90,6 +118,76 @@ def test_every_key_is_read_and_the_file_gives_the_order(tmp_path: Path) -> None:
             default=True,
         ),
     )
+
+
+def test_every_optional_key_is_read_in_its_unit(tmp_path: Path) -> None:
+    assert load(tmp_path, PYTHON + FULL).images == (
+        Image(
+            slug="python",
+            name="Python 3.11",
+            framework="python",
+            version="3.11",
+            python="3.11",
+            reference="fgpuspawner/base:0.1",
+            default=True,
+            icon="flask",
+            kernels=("python3", "tensorflow-1.15"),
+            digest="sha256:" + "0" * 64,
+            gpu_architectures=("7.0", "10.0"),
+            cuda="11.2",
+            min_fgpu_milli=200,
+            min_cpu_milli=500,
+            min_memory_mib=512,
+            min_gpu_memory_mib=1024,
+            recommended_fgpu_milli=1000,
+            recommended_cpu_milli=2500,
+            recommended_memory_mib=4096,
+            recommended_gpu_memory_mib=8192,
+            sudo=True,
+            enabled=False,
+            hidden=True,
+            deprecated="Use PyTorch 2.13.",
+        ),
+    )
+
+
+def test_what_is_disabled_is_started_by_nobody_and_what_is_hidden_only_by_its_slug(tmp_path: Path) -> None:
+    other = TORCH.replace('groups = ["vision", "nlp"]', "").replace('users = ["alice"]', "")
+    hidden = load(tmp_path, PYTHON + other + "hidden = true\n")
+    assert [i.slug for i in hidden.visible_to("bob", ())] == ["python"]
+    assert [i.slug for i in hidden.startable_by("bob", ())] == ["python", "torch"]
+    assert hidden.get("torch") is not None
+    disabled = load(tmp_path, PYTHON + other + "enabled = false\n")
+    assert [i.slug for i in disabled.startable_by("bob", ())] == ["python"]
+    assert disabled.get("torch") is None
+    assert disabled.entry("torch") is not None
+
+
+def test_a_private_image_is_its_owners_and_of_whom_it_is_shared_with(tmp_path: Path) -> None:
+    public = load(tmp_path, PYTHON).images[0]
+    private = dataclasses.replace(public, slug="alice/mine:1", owner="alice", users=("bob",), groups=("lab",))
+    found = Catalogue((public, private))
+    seen = {
+        (user, groups): len(found.visible_to(user, groups))
+        for user in ("alice", "bob", "carol")
+        for groups in ((), ("lab",))
+    }
+    assert [who for who, count in seen.items() if count == 1] == [("carol", ())]
+    alone = Catalogue((dataclasses.replace(private, users=(), groups=()),))
+    assert [user for user in ("alice", "bob", "") if alone.visible_to(user, ("lab",))] == ["alice"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [PYTHON, TORCH + PYTHON, PYTHON + FULL, with_tricky_texts()],
+    ids=["least", "two", "full", "tricky"],
+)
+def test_the_entry_of_an_image_is_read_as_that_image(tmp_path: Path, text: str) -> None:
+    def refuse(path: tuple[str, ...], problem: str) -> NoReturn:
+        raise AssertionError((path, problem))
+
+    for image in load(tmp_path, text).images:
+        assert read_entry(entry_of(image), refuse) == image
 
 
 def test_an_image_cannot_be_changed(tmp_path: Path) -> None:
@@ -237,13 +335,11 @@ REFUSED = {
     ),
     "an unknown key": (
         PYTHON + "gpu = 1\n",
-        'catalogue.toml:10: image "python": gpu: unknown key; known: slug, name, framework, '
-        "version, python, description, reference, environment, default, groups, users",
+        f'catalogue.toml:10: image "python": gpu: unknown key; known: {KNOWN}',
     ),
     "a key with a line break": (
         PYTHON + '"a\\nb" = 1\n',
-        'catalogue.toml:10: image "python": "a\\nb": unknown key; known: slug, name, framework, '
-        "version, python, description, reference, environment, default, groups, users",
+        f'catalogue.toml:10: image "python": "a\\nb": unknown key; known: {KNOWN}',
     ),
     "no slug": (
         without("slug"),
@@ -353,6 +449,94 @@ REFUSED = {
         with_line("groups = []"),
         'catalogue.toml:10: image "python": groups: empty; '
         "leave the key out to allow everybody, or name somebody",
+    ),
+    "a minimum that is no table": (
+        with_line("minimum = 1"),
+        'catalogue.toml:10: image "python": minimum: 1 is a number; write a table such as { fgpu = "0.5" }',
+    ),
+    "an empty minimum": (
+        with_line("minimum = {}"),
+        'catalogue.toml:10: image "python": minimum: empty; leave the key out, or write an amount',
+    ),
+    "an unknown amount in an inline table": (
+        with_line('minimum = { gpu = "0.5" }'),
+        'catalogue.toml:10: image "python": minimum.gpu: unknown key; did you mean fgpu?',
+    ),
+    "a wrong amount in an inline table": (
+        with_line('minimum = { cpu = "1", fgpu = "half" }'),
+        "catalogue.toml:10: image \"python\": minimum.fgpu: 'half' is not a number such as 0.5",
+    ),
+    "a wrong amount in a table of its own": (
+        PYTHON + '[image.minimum]\ncpu = "1"\n# as in the course\nfgpu = 0.0001\n',
+        'catalogue.toml:13: image "python": minimum.fgpu: 0.0001 has more than three decimals',
+    ),
+    "a wrong amount with a dotted key": (
+        PYTHON + 'minimum.cpu = "1"\n"minimum" . fgpu = -1\n',
+        'catalogue.toml:11: image "python": minimum.fgpu: -1 is negative; it must be above 0',
+    ),
+    "an amount of nothing": (
+        with_line("recommended = { fgpu = 0 }"),
+        'catalogue.toml:10: image "python": recommended.fgpu: 0 is no amount; '
+        "leave the key out, or write more than 0",
+    ),
+    "a truth value for an amount": (
+        with_line("minimum = { cpu = true }"),
+        'catalogue.toml:10: image "python": minimum.cpu: true is a truth value; write a number such as "0.5"',
+    ),
+    "memory that is no whole number": (
+        with_line("minimum = { memory_mib = 1.5 }"),
+        'catalogue.toml:10: image "python": minimum.memory_mib: 1.5 is a number; write whole MiB such as 4096',
+    ),
+    "memory of nothing": (
+        with_line("minimum = { gpu_memory_mib = 0 }"),
+        'catalogue.toml:10: image "python": minimum.gpu_memory_mib: 0 cannot be used; '
+        "write 1 to 1000000000 MiB",
+    ),
+    "recommended below the minimum": (
+        PYTHON + '[image.minimum]\nfgpu = 1\n[image.recommended]\ncpu = 1\nfgpu = "0.5"\n',
+        'catalogue.toml:14: image "python": recommended.fgpu: 0.5 is below the minimum of 1; '
+        "write at least that",
+    ),
+    "an icon that there is not": (
+        with_line('icon = "cat"'),
+        'catalogue.toml:10: image "python": icon: there is no icon of this name; '
+        "choose one of snake, flame, flow, chart, chip, book, flask, cube",
+    ),
+    "an icon from elsewhere": (
+        with_line('icon = "data:image/svg+xml,<svg/>"'),
+        'catalogue.toml:10: image "python": icon: there is no icon of this name; pictures from elsewhere are '
+        "not shown; choose one of snake, flame, flow, chart, chip, book, flask, cube",
+    ),
+    "a short digest": (
+        with_line('digest = "sha256:abc"'),
+        'catalogue.toml:10: image "python": digest: "sha256:abc" cannot be used; '
+        'write "sha256:" and 64 of 0-9 and a-f',
+    ),
+    "an architecture by its name": (
+        with_line('gpu_architectures = ["volta"]'),
+        'catalogue.toml:10: image "python": gpu_architectures: "volta" cannot be used; '
+        'write compute capabilities such as "7.0"',
+    ),
+    "an architecture twice": (
+        with_line('gpu_architectures = ["7.0", "7.0"]'),
+        'catalogue.toml:10: image "python": gpu_architectures: "7.0" is there twice; write it once',
+    ),
+    "a kernel with a slash": (
+        with_line('kernels = ["../python3"]'),
+        'catalogue.toml:10: image "python": kernels: "../python3" cannot be used; write a kernel\'s name '
+        "such as python3, at most 100 of A-Z, a-z, 0-9, ., _ and -",
+    ),
+    "no kernel": (
+        with_line("kernels = []"),
+        'catalogue.toml:10: image "python": kernels: empty; leave the key out, or list something',
+    ),
+    "a CUDA that is no version": (
+        with_line('cuda = "12"'),
+        'catalogue.toml:10: image "python": cuda: "12" cannot be used; write a version such as "12.4"',
+    ),
+    "sudo as a text": (
+        with_line('sudo = "yes"'),
+        'catalogue.toml:10: image "python": sudo: "yes" is a text; write true or false',
     ),
     "the same slug twice": (
         PYTHON + TORCH.replace('"torch"', '"python"'),

@@ -1,0 +1,93 @@
+"""What is known of an image, and of all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Something that a session can be started from: an entry of the catalogue, or a private image.
+
+    ``reference`` is what a container is made of; ``environment`` is the folder of the Python
+    environment that a session as a local process runs in, "" for the Hub's own. With neither
+    ``groups`` nor ``users`` everybody may use it, otherwise only those named by either.
+
+    Amounts that are 0 and texts that are "" say nothing. ``min_*`` is the least that a session of it
+    may have, ``recommended_*`` what the form preselects; ``*_milli`` are thousandths of fGPU or of a
+    CPU. ``gpu_architectures`` are compute capabilities such as "7.0". ``digest`` is the id of what
+    the engine must have under the reference ("sha256:..."). ``kernels`` are the names of its
+    kernels, the first of them the one that notebooks open on. ``sudo``: users may become root in it.
+    What is not ``enabled`` is started by nobody; what is ``hidden`` only by who knows the slug.
+
+    ``owner`` and ``node_id`` are of private images only, whose slug is their full name: whose it is,
+    and which engine has it. ``groups`` and ``users`` are then whom it is shared with.
+    """
+
+    slug: str
+    name: str
+    framework: str
+    version: str
+    python: str
+    reference: str
+    description: str = ""
+    environment: str = ""
+    default: bool = False
+    groups: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    icon: str = ""
+    kernels: tuple[str, ...] = ()
+    digest: str = ""
+    gpu_architectures: tuple[str, ...] = ()
+    cuda: str = ""
+    min_fgpu_milli: int = 0
+    min_gpu_memory_mib: int = 0
+    min_cpu_milli: int = 0
+    min_memory_mib: int = 0
+    recommended_fgpu_milli: int = 0
+    recommended_gpu_memory_mib: int = 0
+    recommended_cpu_milli: int = 0
+    recommended_memory_mib: int = 0
+    sudo: bool = False
+    enabled: bool = True
+    hidden: bool = False
+    deprecated: str = ""
+    owner: str = ""
+    node_id: str = ""
+
+    def is_visible_to(self, user: str, groups: Collection[str]) -> bool:
+        """Return whether this user of these Hub groups may start it, while it is enabled."""
+        if not self.groups and not self.users and not self.owner:
+            return True
+        return user in (self.owner, *self.users) or any(group in groups for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The images in their order; slugs are unique, and at most one is the default."""
+
+    images: tuple[Image, ...]
+
+    def entry(self, slug: str) -> Image | None:
+        """Return the image of this slug, enabled or not, or None."""
+        return next((image for image in self.images if image.slug == slug), None)
+
+    def get(self, slug: str) -> Image | None:
+        """Return the enabled image of this slug, whoever may use it, or None."""
+        found = self.entry(slug)
+        return found if found is not None and found.enabled else None
+
+    def startable_by(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
+        """Return the images that this user of these Hub groups may start, in order; also hidden ones."""
+        return tuple(i for i in self.images if i.enabled and i.is_visible_to(user, groups))
+
+    def visible_to(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
+        """Return the images that this user of these Hub groups is shown, in order."""
+        return tuple(image for image in self.startable_by(user, groups) if not image.hidden)
+
+    def default_for(self, user: str, groups: Collection[str]) -> Image | None:
+        """Return the default where the user is shown it, else their first, else None."""
+        visible = self.visible_to(user, groups)
+        chosen = next((image for image in visible if image.default), None)
+        return chosen or next(iter(visible), None)
