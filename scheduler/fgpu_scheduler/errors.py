@@ -67,3 +67,33 @@ class ProbeFailed(FGPUError):
     """The GPUs could not be read. Never to be taken for "no GPU"."""
 
     code = "probe_failed"
+
+
+class BadImageName(FGPUError):
+    """A name or tag that no engine takes. The message says what would do."""
+
+    code = "bad_image_name"
+
+
+class UnknownImage(FGPUError):
+    """There is no such private image, or not for whoever asks."""
+
+    code = "no_such_image"
+
+
+class ImageRefused(FGPUError):
+    """What was asked for of a private image cannot be done (now). The message says why, and what would do."""
+
+    code = "image_refused"
+
+
+class ImageNameTaken(ImageRefused):
+    """Another private image of the owner has this name and tag."""
+
+    code = "image_name_taken"
+
+
+class OverImageQuota(ImageRefused):
+    """The owner would have more private images, or larger ones, than they may."""
+
+    code = "over_image_quota"

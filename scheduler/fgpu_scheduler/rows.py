@@ -44,7 +44,8 @@ class Event:
     - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
     - "idle": IDLE since it is, or None (not any more);
     - "kept": IDLE, when the owner asked to keep it all the same;
-    - "nodes" and "quotas", of no session: what became of which node or quota.
+    - "nodes" and "quotas", of no session: what became of which node or quota;
+    - "images", of no session: what became of which private image.
     """
 
     id: int

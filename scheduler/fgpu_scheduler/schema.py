@@ -166,17 +166,20 @@ private_images = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("owner", Text, nullable=False),
-    # As it is asked for and shown, and as the engine knows it.
+    # As it is asked for and shown, and as the engines know it.
     Column("name", Text, nullable=False, unique=True),
-    Column("reference", Text, nullable=False),
+    Column("reference", Text, nullable=False, unique=True),
     Column("state", Text, nullable=False),
     Column("message", Text),
     # Which engine has it, and what it is there.
     Column("node_id", Text, nullable=False),
     Column("image_id", Text),
     Column("size_bytes", BigInteger),
+    # The session, what that ran, and the image of the catalogue under it, with a JSON object of what that was then.
     Column("session_id", BigInteger, nullable=False),
+    Column("made_from", Text, nullable=False),
     Column("base", Text, nullable=False),
+    Column("facts", Text, nullable=False, server_default="{}"),
     Column("recipe", Text),
     # JSON arrays.
     Column("shared_users", Text, nullable=False, server_default="[]"),

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Connection, func, select, update
 
 from fgpu_scheduler import accounts
 from fgpu_scheduler.core import lifecycle, reclaim
@@ -104,6 +104,14 @@ class Store:
     def installation_id(self) -> str:
         """Twelve random hex digits, made with the database: they mark what this installation launches."""
         return self._installation_id
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction that sees one instant: for tables that are not the scheduler's own."""
+        return self._database.reading()
+
+    def writing(self, *, now_s: int) -> AbstractContextManager[Write]:
+        """Begin a write transaction, as this store's own are: for the same tables. One that logs nothing is undone."""
+        return self._writing(now_s=now_s)
 
     def _writing(self, *, now_s: int) -> AbstractContextManager[Write]:
         return writing(self._database, self._kept, now_s=now_s)

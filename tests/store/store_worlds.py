@@ -84,8 +84,15 @@ def node(id_: str = "n1", *, devices: int = 2, cpu_milli: int = 16000, memory_mi
     return Node(id_, "lab", cpu_milli, memory_mib, found)
 
 
-def ask(user: str = "alice", server_name: str = "", *, fgpu_milli: int = 500, group: str = "lab") -> Request:
-    return Request(user, server_name, "image@sha256:0", group, fgpu_milli, 1000, 1024)
+def ask(
+    user: str = "alice",
+    server_name: str = "",
+    *,
+    fgpu_milli: int = 500,
+    group: str = "lab",
+    image: str = "image@sha256:0",
+) -> Request:
+    return Request(user, server_name, image, group, fgpu_milli, 1000, 1024)
 
 
 def placing(store: SessionStore, *session_ids: int, on: Sequence[Device], fgpu_milli: int = 500) -> Plan:

@@ -1,0 +1,228 @@
+"""Private images in the store: wishes, names, quotas, sharing, and who stands in the way of an end."""
+
+from __future__ import annotations
+
+import pytest
+from store_worlds import S, ask, end, node, opened, run
+
+from fgpu_scheduler.core.model import EndCause
+from fgpu_scheduler.errors import (
+    BadImageName,
+    ImageNameTaken,
+    ImageRefused,
+    OverImageQuota,
+    UnknownImage,
+    UnknownSession,
+)
+from fgpu_scheduler.private_images import (
+    MIB,
+    ImageInUse,
+    ImageQuota,
+    ImageState,
+    PrivateImage,
+    PrivateImages,
+    in_use_words,
+)
+from fgpu_scheduler.store import Store
+
+FREE = ImageQuota()
+
+
+@pytest.fixture
+def images(store: Store) -> PrivateImages:
+    """A store in which session 1 of alice, 2 of bob and 3 of alice run."""
+    store.set_nodes([node(devices=4)], now_s=1)
+    for asked in (ask("alice"), ask("bob"), ask("alice", "two")):
+        run(store, asked, now_s=2)
+    return PrivateImages(store)
+
+
+def wish(images: PrivateImages, session_id: int = 1, name: str = "torch", **more: object) -> PrivateImage:
+    given = {"asked_by": "alice", "quota": FREE, "now_s": 5, **more}
+    return images.wish(session_id, name=name, **given)  # type: ignore[arg-type]
+
+
+def make(
+    images: PrivateImages, found: PrivateImage, *, mib: int = 1, quota: ImageQuota = FREE
+) -> PrivateImage:
+    assert images.begin(found.id, facts='{"python": "3.11"}', now_s=6)
+    return images.made(
+        found.id, engines_id="sha256:0", size_bytes=mib * MIB, recipe="FROM x", quota=quota, now_s=9
+    )
+
+
+def test_a_wish_is_the_owners_whoever_asks_and_names_what_it_comes_from(
+    store: Store, images: PrivateImages
+) -> None:
+    found = wish(images, 2, asked_by="admin")
+    assert (found.owner, found.name, found.asked_by) == ("bob", "bob/torch:1", "admin")
+    assert found.reference == f"fgpu-{store.installation_id}/bob/torch:1"
+    assert (found.state, found.node_id, found.session_id) == (ImageState.WISHED, "n1", 2)
+    assert (found.made_from, found.base) == (ask("bob").image,) * 2
+    assert images.all() == (found,)
+    assert images.named("bob/torch:1") == found
+    assert store.events()[-1].kind == "images"
+
+
+def test_a_tag_counts_up_or_is_given(images: PrivateImages) -> None:
+    assert make(images, wish(images)).name == "alice/torch:1"
+    assert make(images, wish(images, tag="7")).name == "alice/torch:7"
+    assert make(images, wish(images, tag="v1")).name == "alice/torch:v1"
+    assert wish(images).name == "alice/torch:8"
+    assert wish(images, 3, "other").name == "alice/other:1"
+
+
+def test_what_cannot_be_wished_is_refused(store: Store, images: PrivateImages) -> None:
+    make(images, wish(images, tag="1"))
+    with pytest.raises(ImageNameTaken, match="there is an image alice/torch:1 already"):
+        wish(images, tag="1")
+    with pytest.raises(UnknownSession):
+        wish(images, 99)
+    wish(images, name="second")
+    with pytest.raises(ImageRefused, match="session 1 is being saved already"):
+        wish(images, name="third")
+    end(store, 3, now_s=6)
+    with pytest.raises(ImageRefused, match="session 3 is TERMINATED; only one that runs"):
+        wish(images, 3)
+
+
+def test_a_failed_one_says_why_and_makes_room_for_its_name(images: PrivateImages) -> None:
+    failed = wish(images, tag="1")
+    images.begin(failed.id, facts="", now_s=6)
+    images.note(failed.id, "writing 20 MiB", now_s=6)
+    assert images.get(failed.id).message == "writing 20 MiB"
+    images.fail(failed.id, "the disk is full", now_s=7)
+    found = images.get(failed.id)
+    assert (found.state, found.message) == (ImageState.FAILED, "the disk is full")
+    again = wish(images, tag="1", quota=ImageQuota(images=1))
+    assert [i.id for i in images.all()] == [again.id]
+    assert images.begin(failed.id, facts="", now_s=8) is None
+
+
+def test_the_quota_of_images_counts_what_is_made_and_what_is_wished(images: PrivateImages) -> None:
+    make(images, wish(images))
+    wish(images, 2)
+    wish(images)
+    with pytest.raises(OverImageQuota, match="alice has 2 private images of the 2"):
+        wish(images, 3, quota=ImageQuota(images=2))
+    assert wish(images, 3, quota=ImageQuota(images=3))
+
+
+def test_the_quota_of_bytes_holds_before_and_after(images: PrivateImages) -> None:
+    quota = ImageQuota(mib=10)
+    make(images, wish(images, quota=quota), mib=6, quota=quota)
+    second = wish(images, quota=quota)
+    with pytest.raises(
+        OverImageQuota, match="would have 5 MiB, and alice's other images have 6 of the 10 MiB"
+    ):
+        make(images, second, mib=5, quota=quota)
+    assert images.get(second.id).state is ImageState.COMMITTING
+    assert make(images, second, mib=4, quota=quota).state is ImageState.READY
+    with pytest.raises(OverImageQuota, match="have 10 of the 10 MiB"):
+        wish(images, quota=quota)
+    assert wish(images, 2, quota=quota), "another's count by themselves"
+
+
+def test_an_image_of_an_image_is_of_the_same_base(store: Store, images: PrivateImages) -> None:
+    first = make(images, wish(images))
+    run(store, ask("bob", "three", image=first.name), now_s=9)
+    second = wish(images, 4)
+    assert (second.made_from, second.base) == (first.name, ask("x").image)
+    assert second.facts == '{"python": "3.11"}'
+    assert second.owner == "bob"
+
+
+def test_renaming_changes_the_name_and_the_worker_the_reference(store: Store, images: PrivateImages) -> None:
+    first = make(images, wish(images))
+    found = images.rename(first.id, name="vision", tag=None, now_s=9)
+    assert (found.name, found.reference) == ("alice/vision:1", first.reference)
+    assert images.wanted_reference(found).endswith("/alice/vision:1")
+    with pytest.raises(ImageNameTaken):
+        # Engines know the other by it still.
+        wish(images, tag="1")
+    images.tagged(found.id, images.wanted_reference(found), now_s=9)
+    assert images.get(found.id).reference.endswith("/alice/vision:1")
+    assert make(images, wish(images, tag="1"))
+    with pytest.raises(ImageNameTaken):
+        images.rename(found.id, name="torch", tag="1", now_s=9)
+    with pytest.raises(BadImageName):
+        images.rename(found.id, name="Torch", tag=None, now_s=9)
+    assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
+    assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
+
+
+def test_one_in_use_is_neither_renamed_nor_deleted_and_who_uses_it_is_told_to_who_may_know(
+    store: Store, images: PrivateImages
+) -> None:
+    found = make(images, wish(images))
+    store.submit([ask("alice", "four", image=found.name), ask("bob", "five", image=found.name)], now_s=9)
+    for refused in (
+        lambda: images.delete(found.id, now_s=9),
+        lambda: images.rename(found.id, name="b", tag=None, now_s=9),
+    ):
+        with pytest.raises(ImageInUse) as caught:
+            refused()
+        sessions = caught.value.sessions
+        assert [s.request.server_name for s in sessions] == ["four", "five"]
+        assert in_use_words(found.name, sessions, user=None, admin=True) == (
+            "alice/torch:1 is in use: alice/four (PENDING, 4), bob/five (PENDING, 5)"
+        )
+        told = in_use_words(found.name, sessions, user="alice", admin=False)
+        assert told.startswith("alice/torch:1 is in use by 1 of your sessions and 1 of others")
+        assert "bob" not in told + str(caught.value)
+    for session_id in (4, 5):
+        store.move(session_id, S.CANCELLED, cause=EndCause.USER, now_s=10)
+    deleting = images.delete(found.id, now_s=10)
+    assert deleting is not None
+    assert deleting.state is ImageState.DELETING
+    images.removed(found.id, now_s=10)
+    assert images.all() == ()
+
+
+def test_what_is_only_wished_is_gone_at_once_and_what_is_being_made_is_not(images: PrivateImages) -> None:
+    assert images.delete(wish(images).id, now_s=6) is None
+    assert images.all() == ()
+    found = wish(images)
+    images.begin(found.id, facts="", now_s=6)
+    with pytest.raises(ImageRefused, match="is being made"):
+        images.delete(found.id, now_s=6)
+    with pytest.raises(ImageRefused, match="only one that is READY"):
+        images.rename(found.id, name="b", tag=None, now_s=6)
+    with pytest.raises(UnknownImage):
+        images.delete(99, now_s=6)
+
+
+def test_sharing_names_users_and_groups_and_nobody_else_sees_it(images: PrivateImages) -> None:
+    found = make(images, wish(images))
+    assert found.is_visible_to("alice", ())
+    assert not found.is_visible_to("bob", ("class",))
+    shared = images.share(found.id, users=["bob", "alice", "bob"], groups=["class"], now_s=9)
+    assert (shared.shared_users, shared.shared_groups) == (("bob",), ("class",))
+    assert shared.is_visible_to("bob", ())
+    assert shared.is_visible_to("carol", ("class",))
+    assert not shared.is_visible_to("carol", ("other",))
+    assert not images.share(found.id, users=[], groups=[], now_s=9).is_visible_to("bob", ("class",))
+    for bad in (["\n"], [""], ["a" * 256], ["a"] * 101):
+        with pytest.raises(BadImageName, match=r"users: .*(no name|at most 100)"):
+            images.share(found.id, users=bad, groups=[], now_s=9)
+
+
+def test_every_change_is_a_version_and_nothing_is_none(store: Store, images: PrivateImages) -> None:
+    found = make(images, wish(images))
+    version = store.version()
+    images.share(found.id, users=[], groups=[], now_s=9)
+    images.tagged(found.id, found.reference, now_s=9)
+    images.note(found.id, "nothing", now_s=9)
+    images.removed(found.id, now_s=9)
+    assert store.version() == version
+    images.share(found.id, users=["bob"], groups=[], now_s=9)
+    assert store.version() == version + 1
+
+
+def test_they_outlive_the_process(url: str) -> None:
+    with opened(url) as store:
+        store.set_nodes([node(devices=4)], now_s=1)
+        run(store, ask("alice"), now_s=2)
+        before = make(PrivateImages(store), wish(PrivateImages(store)))
+    with opened(url) as store:
+        assert PrivateImages(store).all() == (before,)
