@@ -34,7 +34,7 @@ from fgpuspawner.containers import (
 from fgpuspawner.engines import Engine, Engines, engines_for
 from fgpuspawner.execs import run_in
 from fgpuspawner.gpus import some_gpus
-from fgpuspawner.images.catalogue import load_catalogue
+from fgpuspawner.images.live import Images
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
@@ -146,7 +146,9 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         return False
 
     @classmethod
-    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, images: Images, installation: str
+    ) -> SessionLauncher:
         """Return what sees and removes this installation's containers, on every engine.
 
         Raises:
@@ -157,7 +159,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             settings.nodes,
             installation=installation,
             network=own.get("network_name", NETWORK),
-            images=[i.reference for i in load_catalogue(settings.catalogue_path()).images if i.reference],
+            images=lambda: [i.reference for i in images.catalogue.images if i.enabled and not i.owner],
             machines={
                 spec["name"]: machine.folder_of(settings.data_path(), spec["name"])
                 for spec in settings.nodes

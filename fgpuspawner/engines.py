@@ -124,7 +124,7 @@ class Engine:
         *,
         installation: str,
         network: str = NETWORK,
-        images: Sequence[str] = (),
+        images: Callable[[], Sequence[str]] = tuple,
         client_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.address = address
@@ -450,7 +450,7 @@ def engines_for(
     *,
     installation: str,
     network: str,
-    images: Sequence[str],
+    images: Callable[[], Sequence[str]],
     machines: Mapping[str, Path],
     client_kwargs: Mapping[str, Any],
 ) -> Engines:

@@ -28,6 +28,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import EndCause, Observed, Seen, Session
 from fgpuspawner.images.catalogue import Image
+from fgpuspawner.images.live import Images
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
 from fgpuspawner.isolation.sealing import sealed_environment
 from fgpuspawner.nodes import Machine
@@ -309,7 +310,9 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
         return ["jupyterhub-singleuser"]
 
     @classmethod
-    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, images: Images, installation: str
+    ) -> SessionLauncher:
         """Return what sees and ends the local processes of this installation."""
         own = configured(cls, config)
         return LocalProcesses(

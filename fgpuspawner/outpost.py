@@ -44,7 +44,7 @@ class Outpost:
         *,
         installation: str,
         node_id: str,
-        images: Sequence[str],
+        images: Callable[[], Sequence[str]],
         machine: Path | None = None,
     ) -> None:
         self._client = client
@@ -142,13 +142,14 @@ class Outpost:
         return request
 
     def _image(self, client: docker.APIClient) -> str:
-        for reference in self._images:
+        references = self._images()
+        for reference in references:
             with contextlib.suppress(ImageNotFound, NotFound):
                 client.inspect_image(reference)  # type: ignore[no-untyped-call]
                 return reference
         raise NoOutpost(
             f"{self.name}: none of the catalogue's images is on that engine yet; pull one there, such as "
-            f"{self._images[0] if self._images else 'the default one'}"
+            f"{references[0] if references else 'the default one'}"
         )
 
 

@@ -42,6 +42,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.service import Requeued, SessionEnded
 from fgpuspawner import idle, progress
 from fgpuspawner.asking import AskingSpawner, refusal
+from fgpuspawner.images.live import Images
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
@@ -143,7 +144,9 @@ class QueuedSpawner(AskingSpawner, Spawner):
         raise NotImplementedError
 
     @classmethod
-    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, images: Images, installation: str
+    ) -> SessionLauncher:
         """Return what sees and removes what this class launches."""
         raise NotImplementedError
 

@@ -29,7 +29,8 @@ from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
 from fgpuspawner.engines import Engines
 from fgpuspawner.idle import Servers, SessionActivity
-from fgpuspawner.images.catalogue import Catalogue, load_catalogue
+from fgpuspawner.images.live import Images, keep_current
+from fgpuspawner.images.model import Catalogue
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation
@@ -66,7 +67,9 @@ class LaunchingSpawner(Servers, Protocol):
     """Whether its sessions are containers."""
 
     @classmethod
-    def make_launcher(cls, *, config: Config, settings: FGPU, installation: str) -> SessionLauncher:
+    def make_launcher(
+        cls, *, config: Config, settings: FGPU, images: Images, installation: str
+    ) -> SessionLauncher:
         """Return what sees and removes what this kind of spawner launches."""
         ...
 
@@ -113,11 +116,15 @@ class Runtime:
             FGPUError: one of them cannot be used; the message is one line.
         """
         self._lock = _locked(self.settings.data_path() / "hub.lock")
-        self.catalogue: Catalogue = load_catalogue(self.settings.catalogue_path())
         self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
+        self.images = Images(self.settings.catalogue_path(), self.store)
         self.store.open()
+        self.images.refresh()
         self.launcher = self._spawner_class.make_launcher(
-            config=self._config, settings=self.settings, installation=self.store.installation_id
+            config=self._config,
+            settings=self.settings,
+            images=self.images,
+            installation=self.store.installation_id,
         )
         stored = self.store.snapshot(0).nodes
         known = [node.id for node in stored if node.devices]
@@ -167,6 +174,7 @@ class Runtime:
         """
         self._served = frozenset(served)
         self._started = asyncio.ensure_future(self._start())
+        self._reading = asyncio.create_task(keep_current(self.images))
 
     async def _start(self) -> None:
         # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone.
@@ -220,7 +228,7 @@ class Runtime:
             BadSettings: it is asked for an image that there is not.
         """
         own = next((e for e in engines.engines if not e.address.is_elsewhere), None)
-        unknown = sorted(slug for slug in self.settings.warm_pool if self.catalogue.get(slug) is None)
+        unknown = sorted(slug for slug in self.settings.warm_pool if self.catalogue.entry(slug) is None)
         if unknown:
             known = ", ".join(image.slug for image in self.catalogue.images)
             raise BadSettings(f"c.FGPU.warm_pool: there is no image {unknown[0]!r}; there are {known}")
@@ -233,6 +241,7 @@ class Runtime:
             self.store,
             sizes=self.settings.warm_pool,
             data=self.settings.data_path(),
+            is_offered=lambda slug: self.catalogue.get(slug) is not None,
         )
 
     async def keep_warm(self, pool: WarmPool) -> None:
@@ -250,6 +259,11 @@ class Runtime:
         async with self._preparing:
             live = [s.id for s in await self.scheduler.live()]
             return await to_the_end(asyncio.to_thread(self.isolation.prepare, session, live))
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The images in force now."""
+        return self.images.catalogue
 
     @property
     def simulated(self) -> bool:

@@ -18,7 +18,7 @@ import os
 import posixpath
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,12 +209,14 @@ class WarmPool:
         *,
         sizes: Mapping[str, int | str],
         data: Path,
+        is_offered: Callable[[str], bool] = lambda slug: True,
     ) -> None:
         self._containers = containers
         self._isolation = isolation
         self._scheduler = scheduler
         self._store = store
         self._sizes = dict(sizes)
+        self._is_offered = is_offered
         self._notes = data / "warm.json"
         self._recipes: dict[Key, Recipe] = {}
         self._ready: dict[Key, list[Warm]] = {}
@@ -480,7 +482,7 @@ class WarmPool:
         return self._different.get(key, 0) >= MOST_DIFFERENT
 
     async def _size(self, image: str) -> int:
-        size = self._sizes.get(image, 0)
+        size = self._sizes.get(image, 0) if self._is_offered(image) else 0
         if size != AUTO:
             return int(size)
         since_s = int(time.time()) - AUTO_PAST_S

@@ -33,19 +33,43 @@ def load_catalogue(path: Path | str) -> Catalogue:
     Raises:
         CatalogueError: the file cannot be read, is not TOML, or any entry of it is wrong.
     """
-    return _Reader(Path(path)).read()
+    return parse_catalogue(read_file(path), name=Path(path).name)
+
+
+def read_file(path: Path | str) -> bytes:
+    """Return what is in a catalogue's file.
+
+    Raises:
+        CatalogueError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        problem = "there is no such file; c.FGPU.catalogue names the catalogue"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    raise CatalogueError(f"{Path(path).name}: {problem}")
+
+
+def parse_catalogue(raw: bytes, *, name: str) -> Catalogue:
+    """Return the catalogue that this is; ``name`` is the file's, for messages.
+
+    Raises:
+        CatalogueError: it is not TOML, or any entry of it is wrong.
+    """
+    return _Reader(name).read(raw)
 
 
 class _Reader:
     """Reads one file; holds what messages need to say where."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._lines: list[str] = []
         self._headers: list[int] = []
 
-    def read(self) -> Catalogue:
-        document = self._parse(self._text())
+    def read(self, raw: bytes) -> Catalogue:
+        document = self._parse(self._text(raw))
         entries = self._entries(document)
         # Line numbers are told only where every entry was written as a [[image]] of its own.
         headers = [
@@ -56,13 +80,7 @@ class _Reader:
         self._check_together(images)
         return Catalogue(images)
 
-    def _text(self) -> str:
-        try:
-            raw = self._path.read_bytes()
-        except FileNotFoundError:
-            self._refuse("there is no such file; c.FGPU.catalogue names the catalogue")
-        except OSError as error:
-            self._refuse(f"cannot be read: {error.strerror}")
+    def _text(self, raw: bytes) -> str:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -154,7 +172,7 @@ class _Reader:
         return found
 
     def _refuse(self, problem: str, *, line: int | None = None) -> NoReturn:
-        where = self._path.name if line is None else f"{self._path.name}:{line}"
+        where = self._name if line is None else f"{self._name}:{line}"
         # What a file says may reach a log: one line, whatever is in it.
         raise CatalogueError(" ".join(f"{where}: {problem}".split())) from None
 

@@ -22,7 +22,7 @@ from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
 from fgpu_scheduler.store import Store
-from fgpuspawner.images.catalogue import Catalogue, load_catalogue
+from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.service import handlers, pages
 from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.hub import Hub
@@ -165,15 +165,14 @@ async def until_told_to_end(parent: int) -> None:
     log.warning("The Hub that started this service is gone")
 
 
-async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogue, store: Store) -> None:
+async def serve(environment: dict[str, str], settings: FGPU, images: Images, store: Store) -> None:
     """Serve until told to end."""
     # Not whose child it is by now: the Hub may have died already.
     parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
     auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
-    images = {image.slug: image.name for image in catalogue.images}
-    site = Site(base_url, images, *hosts_from(environment))
-    reader = Reader(store, settings, catalogue, SystemClock())
+    site = Site(base_url, images.names, *hosts_from(environment))
+    reader = Reader(store, settings, images, SystemClock())
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)
@@ -188,6 +187,7 @@ async def serve(environment: dict[str, str], settings: FGPU, catalogue: Catalogu
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)
     tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]
+    tasks.append(asyncio.create_task(keep_current(images)))
     try:
         stop = asyncio.create_task(until_told_to_end(parent))
         await first_of(stop, tasks)
@@ -227,9 +227,10 @@ def main() -> int:
         settings = settings_from(environment)
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
-        catalogue = load_catalogue(settings.catalogue_path())
         store = Store(settings.database_url(), half_life_s=settings.half_life_s)
-        asyncio.run(serve(environment, settings, catalogue, store))
+        # Sessions are shown and ended whatever becomes of the catalogue; the Hub stops at a bad one when it starts.
+        images = Images(settings.catalogue_path(), store, must_be_good=False)
+        asyncio.run(serve(environment, settings, images, store))
     except FGPUError as e:
         print(f"fgpuspawner.service: {' '.join(str(e).split())}", file=sys.stderr)
         return 1

@@ -330,4 +330,7 @@ class Health(RequestHandler):
             self.set_status(503)
             self.finish({"status": "unavailable"})
         else:
-            self.finish({"status": "ok"})
+            # Nobody who asks here is known: that something is wrong, and not what.
+            images = self.service.reader.images
+            wrong = images.problem or images.trouble
+            self.finish({"status": "ok"} | ({"catalogue": "last good"} if wrong else {}))

@@ -26,7 +26,8 @@ from fgpu_scheduler import (
     of_group,
 )
 from fgpu_scheduler.store import Store
-from fgpuspawner.images.catalogue import Catalogue
+from fgpuspawner.images.live import Images
+from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import World
@@ -45,6 +46,8 @@ FAILED_S = 0.5
 ANSWER_WITHIN_S = 12.0
 """A database that takes longer does not answer: longer than it waits for a lock, or for a connection."""
 CONNECT_EVERY_S = 0.5
+ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
+"""For what is the same whatever the image is."""
 MAX_EVENTS = 1000
 """A listener that missed more is told to read everything again."""
 
@@ -60,9 +63,9 @@ class Changes:
 class Reader:
     """Reads the store for everybody. Every failure is `StoreUnavailable`, never an empty answer."""
 
-    def __init__(self, store: Store, settings: FGPU, catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(self, store: Store, settings: FGPU, images: Images, clock: Clock) -> None:
         self.settings = settings
-        self.catalogue = catalogue
+        self.images = images
         self._store = store
         self._clock = clock
         self._caps: Caps = settings.caps()
@@ -82,6 +85,7 @@ class Reader:
         while not self._connected:
             try:
                 await self._in_thread(self._store.connect_readonly)
+                await self._in_thread(self.images.refresh)
             except StoreUnavailable as e:
                 if str(e) != self._why_not:
                     log.warning("%s; trying again", e)
@@ -123,6 +127,11 @@ class Reader:
             # A long queue takes long to forecast: then not again at once.
             self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
         return world
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The images in force now."""
+        return self.images.catalogue
 
     @property
     def last_world(self) -> World | None:
@@ -207,7 +216,7 @@ class Reader:
         return World(snapshot, found, largest, typical, isolation, self._rules)
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
-        default = make_offer(self.settings, own.nodes, self.catalogue.images, (group,)).default
+        default = make_offer(self.settings, own.nodes, [ANY_IMAGE], (group,)).default
         asked = replace(default, group=group).request("", "")
         found = forecast_request(asked, 1, own, self._policy, self._caps, typical_length_s=None)
         return found.largest_now_milli

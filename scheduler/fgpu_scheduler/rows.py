@@ -45,7 +45,7 @@ class Event:
     - "idle": IDLE since it is, or None (not any more);
     - "kept": IDLE, when the owner asked to keep it all the same;
     - "nodes" and "quotas", of no session: what became of which node or quota;
-    - "images", of no session: what became of which private image.
+    - "images", of no session: what became of which image.
     """
 
     id: int

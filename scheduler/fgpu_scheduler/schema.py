@@ -154,8 +154,6 @@ image_edits = Table(
     # JSON objects: the whole entry of an image that is not in the file, and what was changed of one that is.
     Column("entry", Text),
     Column("changes", Text, nullable=False, server_default="{}"),
-    Column("enabled", Boolean, nullable=False),
-    Column("hidden", Boolean, nullable=False),
     Column("position", Integer),
     Column("changed_by", Text, nullable=False),
     Column("changed_at_s", BigInteger, nullable=False),

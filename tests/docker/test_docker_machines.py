@@ -349,16 +349,18 @@ def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) 
         lambda: there.client,
         installation=two.installation,
         node_id="there",
-        images=["fgpu-test/not-there:1", BASE],
+        images=lambda: ["fgpu-test/not-there:1", BASE],
         machine=two.data / "simulated" / "there",
     )
     (found,) = outpost.devices()
     (known,) = next(n.devices for n in two.store.snapshot(0).nodes if n.id == "there")
     assert (found.uuid, found.model, found.memory_mib) == (known.uuid, known.model, known.memory_mib)
-    without = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=[BASE])
+    without = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=lambda: [BASE])
     with pytest.raises(NvmlUnknown, match="no NVIDIA runtime and no CDI devices"):
         without.devices()
-    nothing = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=["a/b:1"])
+    nothing = Outpost(
+        lambda: there.client, installation=two.installation, node_id="x", images=lambda: ["a/b:1"]
+    )
     with pytest.raises(NvmlUnknown, match="pull one there, such as a/b:1"):
         nothing.devices()
 

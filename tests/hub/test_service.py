@@ -783,7 +783,6 @@ def test_the_service_waits_for_the_database_and_ends_when_told_to(tmp_path: Path
         ({"FGPU_SETTINGS": '{"max_sessions": "many"}'}, "FGPU_SETTINGS does not fit"),
         ({"FGPU_SETTINGS": '{"fgpu_step": "0"}'}, "c.FGPU.fgpu_step is 0"),
         ({"FGPU_SETTINGS": '{"db_url": "mysql://u:hush@h/d"}'}, "the database may be SQLite or PostgreSQL"),
-        ({"FGPU_SETTINGS": '{"catalogue": "/nowhere.toml"}'}, "nowhere.toml"),
         ({"JUPYTERHUB_API_TOKEN": ""}, "JUPYTERHUB_API_TOKEN is not set"),
     ],
 )

@@ -13,8 +13,6 @@ def upgrade() -> None:
         sa.Column("slug", sa.Text, primary_key=True),
         sa.Column("entry", sa.Text),
         sa.Column("changes", sa.Text, nullable=False, server_default="{}"),
-        sa.Column("enabled", sa.Boolean, nullable=False),
-        sa.Column("hidden", sa.Boolean, nullable=False),
         sa.Column("position", sa.Integer),
         sa.Column("changed_by", sa.Text, nullable=False),
         sa.Column("changed_at_s", sa.BigInteger, nullable=False),

@@ -1,0 +1,51 @@
+"""What administrators changed of the catalogue comes back as it was, and is logged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.store import Store
+
+TORCH = ImageEdit("torch", None, {"enabled": False, "description": None, "minimum": {"fgpu": "0.5"}}, 3)
+FOUND = ImageEdit("found", {"slug": "found", "name": "Ünseen", "kernels": ["a", "b"]})
+
+
+def reasons(store: Store) -> list[str | None]:
+    return [event.reason for event in store.events() if event.kind == "images"]
+
+
+def test_an_edit_comes_back_as_it_was_written_with_by_whom_and_when(store: Store) -> None:
+    edits = ImageEdits(store)
+    assert edits.all() == ()
+    edits.put([TORCH, FOUND], by="root", now_s=50)
+    known = {"changed_by": "root", "changed_at_s": 50}
+    assert edits.all() == (replace(FOUND, **known), replace(TORCH, **known))
+    assert reasons(store) == ["torch: edited by root", "found: edited by root"]
+
+
+def test_an_edit_replaces_the_last_one_of_its_image_only(store: Store) -> None:
+    edits = ImageEdits(store)
+    edits.put([TORCH, FOUND], by="root", now_s=50)
+    edits.put([replace(TORCH, position=1), replace(FOUND, changes={"name": "Seen"})], by="eve", now_s=60)
+    found, torch = edits.all()
+    assert (found.changes, found.entry, found.changed_by) == ({"name": "Seen"}, FOUND.entry, "eve")
+    assert (torch.position, torch.changes) == (1, TORCH.changes)
+    assert reasons(store)[2:] == ["torch: moved by eve", "found: edited by eve"]
+
+
+def test_what_changes_nothing_is_no_write(store: Store) -> None:
+    edits = ImageEdits(store)
+    edits.put([TORCH], by="root", now_s=50)
+    before = store.version()
+    edits.put([TORCH], drop=["unknown"], by="eve", now_s=60)
+    assert store.version() == before
+    assert edits.all()[0].changed_by == "root"
+
+
+def test_a_dropped_edit_is_gone(store: Store) -> None:
+    edits = ImageEdits(store)
+    edits.put([TORCH, FOUND], by="root", now_s=50)
+    edits.put([], drop=["torch"], by="eve", now_s=60)
+    assert [edit.slug for edit in edits.all()] == ["found"]
+    assert reasons(store)[2:] == ["torch: back to the file, by eve"]

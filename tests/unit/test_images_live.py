@@ -1,0 +1,152 @@
+"""The catalogue of a running process: read again, kept where the new one is wrong, and said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.store import Store
+from fgpuspawner.images.catalogue import CatalogueError
+from fgpuspawner.images.live import Images
+from fgpuspawner.images.model import Image
+
+PYTHON = """[[image]]
+slug = "python"
+name = "Python"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "lab/python:1"
+default = true
+"""
+TORCH = PYTHON.replace("python", "torch").replace("torch =", "python =").replace("default = true", "")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(f"sqlite:///{tmp_path}/fgpu.sqlite")
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(PYTHON)
+    return path
+
+
+def slugs(images: Images) -> list[str]:
+    return [image.slug for image in images.catalogue.images]
+
+
+def test_nothing_is_offered_before_the_database_was_read(path: Path, store: Store) -> None:
+    ImageEdits(store).put([ImageEdit("python", changes={"enabled": False})], by="root", now_s=1)
+    images = Images(path, store)
+    assert slugs(images) == []
+    images.refresh()
+    assert slugs(images) == ["python"]
+    assert images.catalogue.get("python") is None
+
+
+def test_what_changes_in_the_file_or_the_database_is_there_after_the_next_look(
+    path: Path, store: Store
+) -> None:
+    images = Images(path, store)
+    images.refresh()
+    path.write_text(PYTHON + TORCH)
+    images.refresh()
+    assert slugs(images) == ["python", "torch"]
+    ImageEdits(store).put([ImageEdit("torch", changes={"name": "Torch"})], by="root", now_s=1)
+    images.refresh()
+    assert [image.name for image in images.catalogue.images] == ["Python", "Torch"]
+    path.write_text(PYTHON)
+    images.refresh()
+    assert slugs(images) == ["python"]
+    assert images.listed.problems == ('image "torch" is not in the file any more, and was edited',)
+    # Sessions of it may still run.
+    assert images.names["torch"] == "Torch"
+
+
+def test_a_bad_edit_of_the_file_keeps_the_last_good_one_and_is_logged_once(
+    path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = Images(path, store)
+    images.refresh()
+    good = images.catalogue
+    path.write_text(PYTHON.replace('"3.11"', "3.11", 1))
+    with caplog.at_level(logging.INFO, "fgpu"):
+        images.refresh()
+        images.refresh()
+    problem = 'catalogue.toml:5: image "python": version: 3.11 is a number; write a text'
+    assert (images.problem, images.catalogue) == (problem, good)
+    assert caplog.messages == [
+        f"The catalogue cannot be used; the last good one stays in force: {problem}",
+    ]
+    # The edits of the database still count.
+    ImageEdits(store).put([ImageEdit("python", changes={"hidden": True})], by="root", now_s=1)
+    images.refresh()
+    assert images.catalogue.images[0].hidden
+    path.write_text(PYTHON)
+    with caplog.at_level(logging.INFO, "fgpu"):
+        images.refresh()
+    assert images.problem is None
+    assert "The catalogue can be used again" in caplog.messages
+
+
+def test_a_file_that_was_away_is_good_again_when_it_is_back(path: Path, store: Store) -> None:
+    images = Images(path, store)
+    images.refresh()
+    path.rename(path.with_suffix(".away"))
+    images.refresh()
+    assert images.problem == "catalogue.toml: there is no such file; c.FGPU.catalogue names the catalogue"
+    assert slugs(images) == ["python"]
+    path.with_suffix(".away").rename(path)
+    images.refresh()
+    assert images.problem is None
+
+
+def test_a_bad_file_at_the_start_is_refused_or_waited_out(path: Path, store: Store) -> None:
+    path.write_text("")
+    with pytest.raises(CatalogueError, match="no image"):
+        Images(path, store)
+    images = Images(path, store, must_be_good=False)
+    images.refresh()
+    assert (slugs(images), images.problem is not None) == ([], True)
+    path.write_text(PYTHON)
+    images.refresh()
+    assert (slugs(images), images.problem) == (["python"], None)
+
+
+def test_a_database_that_is_away_keeps_what_there_is(
+    path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = Images(path, store)
+    images.refresh()
+    good = images.catalogue
+    store.close()
+    with caplog.at_level(logging.WARNING, "fgpu"):
+        images.refresh()
+        images.refresh()
+    assert images.catalogue == good
+    assert len(caplog.messages) == 1
+    assert "is not open" in str(images.trouble)
+    store.open()
+    images.refresh()
+    assert images.trouble is None
+
+
+def test_private_images_come_after_the_catalogues(path: Path, store: Store) -> None:
+    own = Image(
+        "alice/mine:1", "mine", "pytorch", "2", "3.12", "fgpu/alice/mine:1", owner="alice", node_id="n1"
+    )
+    images = Images(path, store, private=lambda: (own,))
+    images.refresh()
+    assert slugs(images) == ["python", "alice/mine:1"]
+    assert images.catalogue.get("alice/mine:1") == own
+    assert own not in images.listed.catalogue.images
