@@ -10,7 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fgpu_scheduler import Refusal, format_milli
-from fgpuspawner.options import FIELDS, GPU_BY, Offer, Refused
+from fgpuspawner.images.icons import icon_name, icon_svg
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import least_words
+from fgpuspawner.options import FIELDS, GPU_BY, IMAGE_NAME, Offer, Refused
 from fgpuspawner.words import hours_minutes
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -34,9 +37,13 @@ def render(
     shown again, with why it was (``refusals``) at its fields; it is only ever shown as text.
     """
     groups = [_group(offer, name) for name in offer.groups]
+    images = [_image(offer, image) for image in offer.shown_images]
     template = _jinja.get_template("fgpu_options_form.html")
     return template.render(
-        images=offer.images,
+        images=images,
+        presets={
+            image["slug"]: {name: image[name] for name in ("amounts", "gpu_memory_mib")} for image in images
+        },
         groups=groups,
         models=list(dict.fromkeys(model for group in groups for model in group["models"])),
         values=_values(offer, given),
@@ -53,6 +60,28 @@ def render(
         ticket=ticket,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
+
+
+def _image(offer: Offer, image: Image) -> dict[str, Any]:
+    """Return what the form says of an image, and its script preselects with it in each resource group."""
+    return {
+        "slug": image.slug,
+        "name": image.name,
+        "description": image.description,
+        "icon": icon_svg(icon_name(image)),
+        "deprecated": image.deprecated,
+        "least": least_words(image),
+        "amounts": {
+            group: {
+                "fgpu": format_milli(usual.fgpu_milli),
+                "cpu": format_milli(usual.cpu_milli),
+                "memory_mib": str(usual.memory_mib),
+            }
+            for group in offer.groups
+            for usual in [offer.amounts_with(image, group)]
+        },
+        "gpu_memory_mib": image.recommended_gpu_memory_mib or image.min_gpu_memory_mib or None,
+    }
 
 
 def _group(offer: Offer, name: str) -> dict[str, Any]:
@@ -77,7 +106,7 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
 def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
     """Return the text of every field: what was given, else what is preselected."""
     preselected = {name: str(value) for name, value in offer.default.as_options().items()}
-    values: dict[str, str] = {**dict.fromkeys((*FIELDS, GPU_BY), ""), **preselected, **given}
+    values: dict[str, str] = {**dict.fromkeys((*FIELDS, GPU_BY, IMAGE_NAME), ""), **preselected, **given}
     # The form asks for the time in hours and minutes; a link may have given it in seconds.
     seconds = values["time_limit_s"]
     if not values["time_limit"] and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
@@ -116,4 +145,4 @@ def given(handler: Any) -> dict[str, str]:
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the first value of each field that the form has, cut to what a field can hold."""
-    return {name: str(fields[name][0])[:200] for name in (*FIELDS, GPU_BY) if fields.get(name)}
+    return {name: str(fields[name][0])[:200] for name in (*FIELDS, GPU_BY, IMAGE_NAME) if fields.get(name)}

@@ -22,7 +22,10 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.quota import counted_as
 from fgpuspawner import fields as read
-from fgpuspawner.images.catalogue import Image
+from fgpuspawner.images.architectures import models_for
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import amounts_for, never_held
+from fgpuspawner.images.needs import refusals as needs_unmet
 from fgpuspawner.settings import FGPU
 from fgpuspawner.words import hours_minutes
 
@@ -42,6 +45,8 @@ FIELDS = (
 )
 GPU_BY = "gpu_by"
 """Of the form only: which of its two ways to ask for a GPU is meant, "fgpu" or "memory"."""
+IMAGE_NAME = "image_name"
+"""Of the form only: an image by its name, in place of one of those that it lists."""
 
 
 class Refused(FGPUError):
@@ -58,6 +63,7 @@ class Refused(FGPUError):
 class Offer:
     """What one user may choose at this moment. Images and groups in the order they are shown.
 
+    Of the images that are hidden only who knows them may ask for; nothing names them.
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     """
 
@@ -70,6 +76,27 @@ class Offer:
     quotas: tuple[Quota, ...] = ()
     user: str = ""
     hub_groups: tuple[str, ...] = ()
+
+    @property
+    def shown_images(self) -> tuple[Image, ...]:
+        """The images that the user is shown."""
+        return tuple(image for image in self.images if not image.hidden)
+
+    def amounts_with(self, image: Image, group: str) -> Wanted:
+        """Return what is preselected with an image in a resource group."""
+        devices = [d for n in self.nodes if n.resource_group == group for d in n.devices]
+        usual = self.default.fgpu_milli, self.default.cpu_milli, self.default.memory_mib
+        fgpu, cpu, memory_mib = amounts_for(image, usual, devices, step_milli=self.caps.fgpu_step_milli)
+        amounts = self.amounts(group)
+        fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
+        return replace(
+            self.default,
+            image=image.slug,
+            group=group,
+            fgpu_milli=fgpu,
+            cpu_milli=min(cpu, self.caps.max_cpu_milli or cpu),
+            memory_mib=min(memory_mib, self.caps.max_memory_mib or memory_mib),
+        )
 
     @property
     def max_priority(self) -> int:
@@ -190,6 +217,8 @@ def make_offer(
         raise Refused(
             [Refusal("group", "no_group", "group: you may use no resource group; ask an administrator")]
         )
+    # What no node could ever hold is said to administrators, by `fgpu images list` and the service's page.
+    images = [i for i in images if never_held(i, nodes, settings.caps()) is None]
     if not images:
         raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
     hub_groups = tuple(hub_groups)
@@ -201,10 +230,11 @@ def make_offer(
     quotas = settings.quotas_given()
     own = [n for n in nodes if n.resource_group in groups]
     first = [n for n in own if n.resource_group == groups[0]]
-    default_image = next((i for i in images if i.default), images[0])
+    shown = [image for image in images if not image.hidden] or images
+    default_image = next((i for i in shown if i.default), shown[0])
     asker = Wanted(default_image.slug, groups[0], 0, 0, 0).request(user, "", hub_groups)
     amounts = _inside(quotas, asker, amounts_that_fit(first, caps)) or (caps.fgpu_step_milli,)
-    return Offer(
+    offer = Offer(
         tuple(images),
         tuple(groups),
         tuple(own),
@@ -215,6 +245,7 @@ def make_offer(
         user,
         hub_groups,
     )
+    return replace(offer, default=offer.amounts_with(default_image, groups[0]))
 
 
 def _inside(quotas: Iterable[Quota], asker: Request, amounts: Sequence[int]) -> tuple[int, ...]:
@@ -260,7 +291,9 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
             raise Refused([Refusal(_known(name), "given_twice", message)])
         if values and values[0].strip():
             raw[name] = values[0].strip()
-    by = raw.pop(GPU_BY, None)
+    by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)
+    if named is not None:
+        raw["image"] = named
     unmeant = {"fgpu": ("gpu_memory_mib", "compute_percent"), "memory": ("fgpu",)}.get(str(by), ())
     return {name: value for name, value in raw.items() if name not in unmeant}
 
@@ -278,11 +311,12 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
         if name not in FIELDS:
             message = f"{read.short(name)}: no such option; the options are {', '.join(FIELDS)}"
             refusals.append(Refusal("options", "unknown_option", message))
-    default = offer.default
-    group = read.choice(raw, "group", offer.groups, default.group, refusals)
+    group = read.choice(raw, "group", offer.groups, offer.default.group, refusals)
+    image = _image(raw, offer, refusals)
+    default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
     gpu_memory_mib = read.maybe_whole(raw, "gpu_memory_mib", 4096, refusals)
     wanted = Wanted(
-        image=read.choice(raw, "image", [i.slug for i in offer.images], default.image, refusals),
+        image=image.slug,
         group=group,
         fgpu_milli=read.amount(raw, "fgpu", default.fgpu_milli if gpu_memory_mib is None else 0, refusals),
         cpu_milli=read.amount(raw, "cpu", default.cpu_milli, refusals),
@@ -294,13 +328,28 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
         time_limit_s=read.time_limit(raw, default.time_limit_s, offer.max_time_limit_s, refusals),
         priority=read.whole(raw, "priority", 0, refusals),
     )
+    usable = models_for(image, offer.models(group))
+    if wanted.gpu_model is None and len(usable) == 1 != len(offer.models(group)):
+        # On any other model the image would not run.
+        wanted = replace(wanted, gpu_model=usable[0])
     if not refusals:
         request = wanted.request(offer.user, "", offer.hub_groups)
         found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
         refusals.extend(_in_its_notation(raw, wanted, refusal) for refusal in found)
+        if not refusals:
+            refusals.extend(needs_unmet(image, request, offer.nodes, step_milli=offer.caps.fgpu_step_milli))
     if refusals:
         raise Refused(refusals)
     return wanted
+
+
+def _image(raw: Mapping[str, object], offer: Offer, refusals: list[Refusal]) -> Image:
+    """Return the image that was chosen; what is hidden only where it was named."""
+    found = next((i for i in offer.images if i.slug == raw.get("image")), None)
+    if found is None:
+        slug = read.choice(raw, "image", [i.slug for i in offer.shown_images], offer.default.image, refusals)
+        found = next(i for i in offer.images if i.slug == slug)
+    return found
 
 
 def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:

@@ -285,7 +285,7 @@ class Runtime:
         return make_offer(
             self.settings,
             self.nodes,
-            self.catalogue.visible_to(user, hub_groups),
+            self.catalogue.startable_by(user, hub_groups),
             self.settings.groups_of(user, hub_groups),
             user=user,
             hub_groups=hub_groups,

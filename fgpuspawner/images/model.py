@@ -85,9 +85,3 @@ class Catalogue:
     def visible_to(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
         """Return the images that this user of these Hub groups is shown, in order."""
         return tuple(image for image in self.startable_by(user, groups) if not image.hidden)
-
-    def default_for(self, user: str, groups: Collection[str]) -> Image | None:
-        """Return the default where the user is shown it, else their first, else None."""
-        visible = self.visible_to(user, groups)
-        chosen = next((image for image in visible if image.default), None)
-        return chosen or next(iter(visible), None)

@@ -210,16 +210,11 @@ class Images(Api):
     needs_scope = None
 
     async def get(self) -> None:
-        catalogue, viewer = self.service.reader.catalogue, self.viewer
-        world = await self.service.reader.world()
-        user = viewer.user or ""
-        self.answer(
-            view.images_object(
-                catalogue.visible_to(user, viewer.hub_groups),
-                default=catalogue.default_for(user, viewer.hub_groups),
-                simulated=world.simulated(viewer.groups),
-            )
-        )
+        reader, viewer = self.service.reader, self.viewer
+        world = await reader.world()
+        shown = reader.shown_images(world, viewer.user or "", viewer.hub_groups)
+        default = next((image for image in shown if image.default), next(iter(shown), None))
+        self.answer(view.images_object(shown, default=default, simulated=world.simulated(viewer.groups)))
 
 
 class Events(Api):

@@ -28,6 +28,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.images.needs import never_held
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import World
@@ -175,9 +176,14 @@ class Reader:
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
-        images = self.catalogue.visible_to(user, hub_groups)
+        images = self.catalogue.startable_by(user, hub_groups)
         nodes = world.snapshot.nodes
         return make_offer(self.settings, nodes, images, groups, user=user, hub_groups=hub_groups)
+
+    def shown_images(self, world: World, user: str, hub_groups: tuple[str, ...]) -> tuple[Image, ...]:
+        """Return the images that this user is shown: what no node could ever hold is left out."""
+        visible = self.catalogue.visible_to(user, hub_groups)
+        return tuple(i for i in visible if never_held(i, world.snapshot.nodes, self._caps) is None)
 
     # --- In the worker threads ---
 

@@ -31,7 +31,8 @@ from fgpu_scheduler import (
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
-from fgpuspawner.images.catalogue import Image
+from fgpuspawner.images.icons import icon_name
+from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
 
@@ -553,18 +554,45 @@ def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) 
 
 
 def images_object(images: Iterable[Image], *, default: Image | None, simulated: bool) -> Json:
-    """Return the images that a caller may start, in the catalogue's order."""
+    """Return the images that a caller is shown, in the catalogue's order."""
     return {
-        "images": [
-            {
-                "slug": image.slug,
-                "name": image.name,
-                "framework": image.framework,
-                "version": image.version,
-                "description": image.description,
-                "default": default is not None and image.slug == default.slug,
-            }
-            for image in images
-        ],
+        "images": [_image_object(image, default=image == default) for image in images],
         "simulated": simulated,
+    }
+
+
+def _image_object(image: Image, *, default: bool) -> Json:
+    return {
+        "slug": image.slug,
+        "name": image.name,
+        "framework": image.framework,
+        "version": image.version,
+        "python": image.python,
+        "description": image.description,
+        "icon": icon_name(image),
+        "kernels": list(image.kernels),
+        "gpu_architectures": list(image.gpu_architectures),
+        "cuda": image.cuda or None,
+        "minimum": _amounts_object(
+            image.min_fgpu_milli, image.min_gpu_memory_mib, image.min_cpu_milli, image.min_memory_mib
+        ),
+        "recommended": _amounts_object(
+            image.recommended_fgpu_milli,
+            image.recommended_gpu_memory_mib,
+            image.recommended_cpu_milli,
+            image.recommended_memory_mib,
+        ),
+        "sudo": image.sudo,
+        "deprecated": image.deprecated or None,
+        "private": bool(image.owner),
+        "default": default,
+    }
+
+
+def _amounts_object(fgpu_milli: int, gpu_memory_mib: int, cpu_milli: int, memory_mib: int) -> Json:
+    return {
+        "fgpu": format_milli(fgpu_milli) if fgpu_milli else None,
+        "gpu_memory_mib": gpu_memory_mib or None,
+        "cpu": format_milli(cpu_milli) if cpu_milli else None,
+        "memory_mib": memory_mib or None,
     }

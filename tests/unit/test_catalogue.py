@@ -83,7 +83,7 @@ def test_the_shipped_catalogue_has_python_as_its_default() -> None:
     image = catalogue.get("python")
     assert image is not None
     assert (image.reference, image.environment) == ("fgpuspawner/base:0.1", "")
-    assert catalogue.default_for("anybody", ()) == image
+    assert image.default
 
 
 def test_the_examples_in_the_shipped_catalogue_can_be_uncommented(tmp_path: Path) -> None:
@@ -217,16 +217,6 @@ def test_an_image_is_seen_by_its_groups_and_users_only(
 ) -> None:
     visible = load(tmp_path, TORCH + PYTHON).visible_to(user, groups)
     assert [image.slug for image in visible] == seen
-
-
-def test_who_may_not_use_the_default_gets_their_first_image_or_none(tmp_path: Path) -> None:
-    restricted = load(tmp_path, PYTHON + 'groups = ["staff"]\n' + TORCH)
-    chosen = {
-        name: restricted.default_for(name, groups)
-        for name, groups in (("carol", ["staff"]), ("alice", []), ("bob", []))
-    }
-    slugs = {name: image.slug if image else None for name, image in chosen.items()}
-    assert slugs == {"carol": "python", "alice": "torch", "bob": None}
 
 
 @pytest.mark.parametrize(

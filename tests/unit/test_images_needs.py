@@ -1,0 +1,277 @@
+"""What an image needs: refused below it, preselected with it, and said where nothing could ever hold it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from fgpu_scheduler import Caps, Device, Node, Refusal, Request
+from fgpuspawner.images.architectures import capability_of, runs_on
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import never_held
+from fgpuspawner.options import Offer, Refused, make_offer, parse, read_fields
+from fgpuspawner.settings import FGPU
+
+PLAIN = Image("plain", "Plain", "python", "3.11", "3.11", "lab/plain:1", default=True)
+CAPS = Caps(100)
+
+
+def device(
+    number: int, model: str = "Test GPU", *, memory_mib: int = 8192, capacity_milli: int = 1000
+) -> Device:
+    return Device(f"GPU-{number}", "n1", number, model, memory_mib, capacity_milli)
+
+
+def node(*devices: Device, group: str = "default") -> Node:
+    return Node("n1", group, 8000, 16384, devices)
+
+
+def offer(image: Image, *devices: Device, hidden: tuple[Image, ...] = (), **settings: Any) -> Offer:
+    config = Config()
+    for name, value in {"groups": {"default": {}}, "fgpu_per_gpu": 1, **settings}.items():
+        setattr(config.FGPU, name, value)
+    own = FGPU.from_config(config)
+    return make_offer(
+        own, [node(*(devices or (device(0),)))], (PLAIN, image, *hidden), ("default",), user="bob"
+    )
+
+
+def refusal(found: Offer, **raw: object) -> Refusal:
+    with pytest.raises(Refused) as caught:
+        parse({"image": "big", **raw}, found)
+    (only,) = caught.value.refusals
+    return only
+
+
+def big(**facts: Any) -> Image:
+    return replace(PLAIN, slug="big", name="Big", default=False, **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "raw", "field", "message", "nearest"),
+    [
+        (
+            {"min_fgpu_milli": 300},
+            {"fgpu": "0.2"},
+            "fgpu",
+            "fgpu: 0.2 is below the least of 0.3 that Big needs",
+            "0.3",
+        ),
+        (
+            {"min_cpu_milli": 1500},
+            {"cpu": "1"},
+            "cpu",
+            "cpu: 1 is below the least of 1.5 that Big needs",
+            "1.5",
+        ),
+        (
+            {"min_memory_mib": 2048},
+            {"memory_mib": 1024},
+            "memory_mib",
+            "memory_mib: 1024 MiB is below the least of 2048 MiB that Big needs",
+            "2048",
+        ),
+        (
+            {"min_gpu_memory_mib": 3000},
+            {"fgpu": "0.3"},
+            "fgpu",
+            "fgpu: 0.3 comes with 2432 MiB of GPU memory, below the least of 3000 MiB that Big needs; 0.4 has it",
+            "0.4",
+        ),
+        (
+            {"min_gpu_memory_mib": 3000},
+            {"gpu_memory_mib": 2944},
+            "gpu_memory_mib",
+            "gpu_memory_mib: 2944 MiB is below the least of 3072 MiB that Big needs",
+            "3072",
+        ),
+        (
+            {"min_fgpu_milli": 500},
+            {"gpu_memory_mib": 2048},
+            "gpu_memory_mib",
+            "gpu_memory_mib: 2048 MiB is below the least of 4096 MiB that Big needs",
+            "4096",
+        ),
+    ],
+)
+def test_less_than_the_minimum_is_refused_with_what_would_do(
+    facts: dict[str, Any], raw: dict[str, object], field: str, message: str, nearest: str
+) -> None:
+    found = refusal(offer(big(**facts)), **raw)
+    assert (found.field, found.code, found.message, found.nearest) == (field, "below_image", message, nearest)
+    # What it says would do, does.
+    parse({"image": "big", **raw, field: nearest}, offer(big(**facts)))
+    # It is the image that needs it.
+    parse({"image": "plain", **raw}, offer(big(**facts)))
+
+
+def test_of_several_kinds_of_gpu_the_one_with_the_least_memory_counts() -> None:
+    image = big(min_gpu_memory_mib=3000)
+    two = offer(image, device(0), device(1, "Old GPU", memory_mib=4096))
+    assert refusal(two, fgpu="0.5").nearest == "0.8"
+    assert parse({"image": "big", "fgpu": "0.5", "gpu_model": "Test GPU"}, two).gpu_model == "Test GPU"
+
+
+def test_without_amounts_a_request_gets_what_is_recommended_or_else_at_least_the_minimum() -> None:
+    usual = parse({"image": "plain"}, offer(big()))
+    assert (usual.fgpu_milli, usual.cpu_milli, usual.memory_mib) == (500, 4000, 8192)
+    recommended = big(
+        recommended_fgpu_milli=200, recommended_cpu_milli=1000, recommended_memory_mib=512, min_cpu_milli=500
+    )
+    got = parse({"image": "big"}, offer(recommended))
+    assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == (200, 1000, 512)
+    got = parse({"image": "big"}, offer(big(min_fgpu_milli=700, min_cpu_milli=5000, min_memory_mib=9000)))
+    assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == (700, 5000, 9000)
+    got = parse({"image": "big"}, offer(big(min_gpu_memory_mib=6000)))
+    assert got.fgpu_milli == 800
+    # What is asked for is taken as it is, and of the rest what is recommended.
+    got = parse({"image": "big", "fgpu": "0.3"}, offer(recommended))
+    assert (got.fgpu_milli, got.cpu_milli) == (300, 1000)
+
+
+def test_what_is_recommended_above_what_there_is_becomes_the_most_that_there_is() -> None:
+    got = parse(
+        {"image": "big"}, offer(big(recommended_fgpu_milli=5000, recommended_cpu_milli=9000), max_cpu=2)
+    )
+    assert (got.fgpu_milli, got.cpu_milli) == (1000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "caps", "problem"),
+    [
+        (
+            {"min_fgpu_milli": 2000},
+            CAPS,
+            "minimum.fgpu: 2 is more than the largest GPU has (1), so nobody is offered it; write at most 1",
+        ),
+        (
+            {"min_gpu_memory_mib": 8193},
+            CAPS,
+            "minimum.gpu_memory_mib: 8193 is more than the largest GPU has (8192), so nobody is offered it; "
+            "write at most 8192",
+        ),
+        (
+            {"min_cpu_milli": 8001},
+            CAPS,
+            "minimum.cpu: 8.001 is more than the largest node has (8), so nobody is offered it; write at most 8",
+        ),
+        (
+            {"min_memory_mib": 2**20},
+            CAPS,
+            "minimum.memory_mib: 1048576 is more than the largest node has (16384), so nobody is offered it; "
+            "write at most 16384",
+        ),
+        (
+            {"min_memory_mib": 4096},
+            Caps(100, max_memory_mib=2048),
+            "minimum.memory_mib: 4096 is more than c.FGPU.max_memory_mib is (2048), so nobody is offered it; "
+            "write at most 2048",
+        ),
+    ],
+)
+def test_what_no_node_could_hold_is_told_to_administrators(
+    facts: dict[str, Any], caps: Caps, problem: str
+) -> None:
+    assert never_held(big(**facts), [node(device(0))], caps) == f'image "big": {problem}'
+
+
+def test_what_no_node_could_hold_is_offered_to_nobody() -> None:
+    found = offer(big(min_fgpu_milli=2000))
+    assert [image.slug for image in found.images] == ["plain"]
+    assert refusal(found).message == "image: there is no 'big'; choose one of plain"
+
+
+def test_of_a_node_that_is_not_known_yet_nothing_is_said() -> None:
+    needs = big(min_fgpu_milli=2000, min_cpu_milli=10**6, gpu_architectures=("7.0",))
+    assert never_held(needs, [], CAPS) is None
+    assert "minimum.cpu" in str(never_held(needs, [node()], CAPS))
+
+
+def test_a_hidden_image_is_named_nowhere_and_started_by_who_names_it() -> None:
+    secret = replace(PLAIN, slug="secret", name="Secret", default=False, hidden=True)
+    found = offer(big(), hidden=(secret,))
+    assert [image.slug for image in found.shown_images] == ["plain", "big"]
+    assert parse({"image": "secret"}, found).image == "secret"
+    assert refusal(found, image="none").message == "image: there is no 'none'; choose one of plain, big"
+
+
+def test_the_form_takes_an_image_by_its_name_in_place_of_the_one_in_its_list() -> None:
+    own = replace(PLAIN, slug="bob/mine:1", name="mine", default=False, owner="bob")
+    found = offer(big(), hidden=(own,))
+    fields = {"image": ["plain"], "image_name": [" bob/mine:1 "]}
+    assert parse(read_fields(fields), found).image == "bob/mine:1"
+    assert parse(read_fields({**fields, "image_name": [""]}), found).image == "plain"
+    # Somebody else's is refused with the words for what does not exist.
+    with pytest.raises(Refused) as caught:
+        parse(read_fields({**fields, "image_name": ["eve/mine:1"]}), found)
+    assert str(caught.value) == "image: there is no 'eve/mine:1'; choose one of plain, big, bob/mine:1"
+
+
+@pytest.mark.parametrize(
+    ("model", "capability"),
+    [
+        ("NVIDIA H200", "9.0"),
+        ("NVIDIA H100 80GB HBM3", "9.0"),
+        ("NVIDIA A100-SXM4-40GB", "8.0"),
+        ("NVIDIA A100-PCIE-40GB", "8.0"),
+        ("NVIDIA A10", "8.6"),
+        ("Tesla V100-SXM2-16GB", "7.0"),
+        ("Tesla T4", "7.5"),
+        ("NVIDIA GeForce RTX 3090", "8.6"),
+        ("NVIDIA GeForce GTX 1080 Ti", "6.1"),
+        ("NVIDIA L40S", "8.9"),
+        ("Simulated GPU", None),
+        ("NVIDIA A1000000", None),
+    ],
+)
+def test_the_capability_of_a_model_is_known_by_its_name(model: str, capability: str | None) -> None:
+    assert capability_of(model) == capability
+
+
+def test_code_runs_on_later_minor_versions_of_the_same_major_one() -> None:
+    ampere = big(gpu_architectures=("7.0", "8.0"))
+    runs = [
+        m
+        for m in ("Tesla V100", "Tesla T4", "NVIDIA A100", "NVIDIA A10", "NVIDIA H200")
+        if runs_on(ampere, m)
+    ]
+    assert runs == ["Tesla V100", "Tesla T4", "NVIDIA A100", "NVIDIA A10"]
+    assert not runs_on(big(gpu_architectures=("8.6",)), "NVIDIA A100")
+    assert runs_on(big(), "NVIDIA H200")
+    assert runs_on(big(gpu_architectures=("3.5",)), "Simulated GPU")
+
+
+def test_an_image_goes_to_the_models_that_it_has_code_for() -> None:
+    old = big(gpu_architectures=("7.0",))
+    v100, a100, h200 = device(0, "Tesla V100"), device(1, "NVIDIA A100"), device(2, "NVIDIA H200")
+    assert parse({"image": "big"}, offer(old, v100, a100)).gpu_model == "Tesla V100"
+    assert parse({"image": "plain"}, offer(old, v100, a100)).gpu_model is None
+    wrong = refusal(offer(old, v100, a100), gpu_model="NVIDIA A100")
+    assert (wrong.field, wrong.nearest) == ("gpu_model", "Tesla V100")
+    assert wrong.message == "gpu_model: Big has code for compute capability 7.0 only; choose Tesla V100"
+    both = big(gpu_architectures=("7.0", "8.0"))
+    several = refusal(offer(both, v100, a100, h200))
+    assert several.message.endswith("choose Tesla V100 or NVIDIA A100")
+    none = offer(old, a100, h200)
+    assert [image.slug for image in none.images] == ["plain"]
+
+
+def test_a_group_without_a_fitting_model_is_told() -> None:
+    old = big(gpu_architectures=("7.0",))
+    config = Config()
+    config.FGPU.groups = {"default": {}, "new": {}}
+    nodes = [node(device(0, "Tesla V100")), replace(node(device(1, "NVIDIA H200"), group="new"), id="n2")]
+    found = make_offer(FGPU.from_config(config), nodes, (PLAIN, old), ("default", "new"))
+    assert refusal(found, group="new").message == (
+        "image: Big has code for compute capability 7.0 only, and none of the GPUs of new (NVIDIA H200) has that"
+    )
+
+
+def test_a_request_of_a_session_names_the_image_as_it_was_asked_for() -> None:
+    own = replace(PLAIN, slug="bob/mine:1", name="mine", default=False, owner="bob")
+    request = parse({"image": "bob/mine:1"}, offer(own)).request("bob", "")
+    assert isinstance(request, Request)
+    assert request.image == "bob/mine:1"
