@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     format_milli,
     parse_milli,
 )
+from fgpuspawner.images.settings import ImageSettings
 from fgpuspawner.isolation.limits import MANAGED
 from fgpuspawner.nodes import (
     LARGEST_MIB,
@@ -49,7 +50,7 @@ EGRESS = ("open", "closed")
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 
 
-class FGPU(QueueSettings):
+class FGPU(QueueSettings, ImageSettings):
     """What the administrator sets. `checked` refuses what cannot work, with one line that names it."""
 
     data_dir = Unicode(
@@ -440,6 +441,7 @@ class FGPU(QueueSettings):
         self._check_queue(list(self.groups or {DEFAULT_GROUP: {}}))
         self._check_isolation()
         self._check_network()
+        self._check_images()
         for slug, size in self.warm_pool.items():
             # A truth value is a number in Python, and means neither.
             if size != "auto" and (

@@ -1,0 +1,56 @@
+"""Private images as images that sessions are started from. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fgpu_scheduler.private_images import ImageState, PrivateImage
+from fgpuspawner.images.model import Catalogue, Image
+
+TEXTS = ("framework", "version", "python", "icon", "cuda")
+AMOUNTS = tuple(
+    f"{which}_{what}"
+    for which in ("min", "recommended")
+    for what in ("fgpu_milli", "gpu_memory_mib", "cpu_milli", "memory_mib")
+)
+LISTS = ("kernels", "gpu_architectures")
+
+
+def facts_of(image: Image) -> str:
+    """Return, as JSON, what is kept of an image with those that are made of it: should it leave the catalogue."""
+    return json.dumps({name: getattr(image, name) for name in ("slug", "name", *TEXTS, *AMOUNTS, *LISTS)})
+
+
+def private_entries(rows: Sequence[PrivateImage], catalogue: Catalogue) -> tuple[Image, ...]:
+    """Return the images that are ready, each with what the catalogue says of the image under it now."""
+    return tuple(_entry(row, catalogue) for row in rows if row.state is ImageState.READY)
+
+
+def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
+    base = catalogue.entry(row.base) or _as_it_was(row)
+    return replace(
+        base,
+        slug=row.name,
+        name=row.name,
+        reference=row.reference,
+        digest=row.image_id or "",
+        description=f"Saved from session {row.session_id}, which ran {base.name}",
+        default=False,
+        enabled=True,
+        hidden=False,
+        users=row.shared_users,
+        groups=row.shared_groups,
+        owner=row.owner,
+        node_id=row.node_id,
+    )
+
+
+def _as_it_was(row: PrivateImage) -> Image:
+    """Return what the catalogue said of an image that it does not have any more. It allows nothing beyond the usual."""
+    facts = json.loads(row.facts)
+    kept = {name: facts[name] for name in (*TEXTS, *AMOUNTS) if name in facts}
+    lists = {name: tuple(facts[name]) for name in LISTS if name in facts}
+    usual = {"framework": "", "version": "", "python": ""}
+    return Image(slug=row.base, name=facts.get("name", row.base), reference="", **{**usual, **kept, **lists})

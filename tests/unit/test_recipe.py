@@ -1,0 +1,183 @@
+"""The recipe of a private image: what was installed, in words that nothing can be smuggled in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fgpuspawner.images.recipe import (
+    Base,
+    Changes,
+    Environment,
+    base_of,
+    dockerfile,
+    packages_of,
+    read_changes,
+)
+
+SITE = "/opt/env/lib/python3.11/site-packages"
+OWN = Environment("/opt/env", "3.11")
+BASE = Base("lab/torch@sha256:" + "0" * 64, "sha256:" + "1" * 64, "1000:1000", True)
+
+
+def test_packages_are_read_from_the_names_of_their_folders() -> None:
+    found = read_changes(
+        {
+            SITE: 0,
+            f"{SITE}/my_pkg": 1,
+            f"{SITE}/my_pkg/__init__.py": 1,
+            f"{SITE}/my_pkg-1.0.dist-info": 1,
+            f"{SITE}/my_pkg-1.0.dist-info/METADATA": 1,
+            f"{SITE}/torch-2.1.0+cpu.dist-info": 1,
+            f"{SITE}/numpy-1.26.0.dist-info": 2,
+            f"{SITE}/numpy-2.3.1.dist-info": 1,
+            f"{SITE}/PyYAML-5.3-py3.7.egg-info": 1,
+            f"{SITE}/old-1.dist-info": 2,
+            "/opt/env/bin/my-program": 1,
+            "/tmp/left": 1,
+            "/etc/ld.so.preload": 1,
+        }
+    )
+    assert found.installed == {
+        OWN: {"my-pkg": "1.0", "torch": "2.1.0+cpu", "numpy": "2.3.1", "pyyaml": "5.3"},
+    }
+    assert found.uninstalled == {OWN: ["old"]}
+    assert (found.elsewhere, found.unreadable, found.apt) == ([], 0, {})
+
+
+def test_of_debians_python_and_of_one_in_usr_local_the_right_one_is_asked() -> None:
+    found = read_changes(
+        {
+            "/usr/local/lib/python3.11/dist-packages/a-1.dist-info": 1,
+            "/usr/local/lib/python3.8/site-packages/b-2.dist-info": 1,
+        }
+    )
+    assert {own.program: names for own, names in found.installed.items()} == {
+        "/usr/bin/python3": {"a": "1"},
+        "/usr/local/bin/python3": {"b": "2"},
+    }
+
+
+def test_what_is_no_package_is_said_and_not_repeated() -> None:
+    found = read_changes(
+        {
+            f"{SITE}/a;rm -rf ~-1.0.dist-info": 1,
+            f"{SITE}/b-$(id).dist-info": 1,
+            f"{SITE}/c-1.0'\nRUN evil.dist-info": 1,
+            "/srv/data\nRUN evil/x": 1,
+            "/opt/tools/one": 1,
+            "/opt/tools/two": 1,
+        }
+    )
+    text = dockerfile(found, BASE, name="alice/torch:1")
+    assert found.unreadable == 3
+    assert "# Not in here: 3 Python packages without a name and version." in text
+    assert "#   /opt/tools" in text
+    assert "evil" not in [line.partition(" ")[2] for line in text.splitlines() if line.startswith("RUN")]
+    assert [line for line in text.splitlines() if line.startswith("RUN")] == []
+
+
+def test_a_dockerfile_names_the_digest_and_installs_exactly_what_was_there() -> None:
+    changes = Changes({OWN: {"b": "2.0", "a": "1.0+cu1"}}, {OWN: ["old"]}, {"curl": "7.88-1+b2"}, ["nano"])
+    assert dockerfile(changes, BASE, name="alice/torch:1") == (
+        f"""\
+FROM {BASE.reference}
+# Where pip finds packages, if not on its usual index: docker build --build-arg PIP_INDEX_URL=...
+ARG PIP_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_NO_INDEX
+# alice/torch:1
+USER root
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
+    curl=7.88-1+b2
+RUN apt-get remove -y nano
+USER 1000:1000
+RUN /opt/env/bin/python3 -m pip uninstall -y old
+RUN /opt/env/bin/python3 -m pip install --no-deps \\
+    'a==1.0+cu1' \\
+    'b==2.0'
+"""
+    )
+
+
+def test_an_image_of_an_image_goes_on_where_that_ends() -> None:
+    first = dockerfile(Changes({OWN: {"a": "1"}}), BASE, name="alice/torch:1")
+    second = dockerfile(Changes({OWN: {"b": "2"}}), BASE, name="alice/torch:2", before=first)
+    assert second.startswith(first)
+    assert second.count("FROM ") == 1
+    assert second.index("'a==1'") < second.index("# alice/torch:2") < second.index("'b==2'")
+
+
+def test_nothing_installed_is_said() -> None:
+    assert "# No package was installed or removed." in dockerfile(Changes(), BASE, name="alice/torch:1")
+
+
+def test_a_base_without_a_registrys_digest_is_named_by_its_name_with_its_id() -> None:
+    inspected = {"Id": "sha256:ab", "RepoDigests": [], "Config": {"User": "1000:1000"}}
+    base = base_of(inspected, "fgpuspawner/base:0.1")
+    assert base == Base("fgpuspawner/base:0.1", "sha256:ab", "1000:1000", False)
+    text = dockerfile(Changes(), base, name="a/b:1")
+    assert text.startswith(
+        "# Not of a registry: on its engine it was sha256:ab.\nFROM fgpuspawner/base:0.1\n"
+    )
+    assert base_of({**inspected, "RepoDigests": ["lab/x@sha256:1"]}, "lab/x:1").reference == "lab/x@sha256:1"
+
+
+STATUS = b"""\
+Package: curl
+Status: install ok installed
+Version: 7.88.1-10+deb12u5
+Description: words
+ Version: 666
+
+Package: gone
+Status: deinstall ok config-files
+Version: 1
+
+Package: e vil
+Status: install ok installed
+Version: 1
+
+Package: worse
+Status: install ok installed
+Version: 1;id
+"""
+
+
+def test_of_dpkgs_file_only_installed_packages_with_proper_names_count() -> None:
+    assert packages_of(STATUS) == {"curl": "7.88.1-10+deb12u5"}
+    assert packages_of(b"\xff\xfe nothing") == {}
+
+
+SHAPE = re.compile(
+    r"#[A-Za-z0-9._/:@+? ,=-]*|FROM [a-z0-9./:@_-]+|ARG [A-Z_]+|USER [a-z0-9:]+"
+    r"|RUN [A-Za-z0-9._/ -]+( \\)?|    '[A-Za-z0-9._+!=-]+'( \\)?|"
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([SITE, "/opt/x y/lib/python3.1/site-packages", "/srv", ""]),
+            st.text(max_size=20),
+            st.sampled_from(["-1.0.dist-info", ".dist-info", "", "-1.egg-info", "\\"]),
+            st.integers(0, 2),
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_files_are_called_every_line_is_one_that_we_write(
+    entries: list[tuple[str, str, str, int]],
+) -> None:
+    changed = {f"{folder}/{name}{end}": kind for folder, name, end, kind in entries}
+    text = dockerfile(read_changes(changed), BASE, name="alice/torch:1")
+    for line in text.split("\n"):
+        assert SHAPE.fullmatch(line), line
+
+
+@pytest.mark.parametrize("name", ["a'b", "a\\", "-e", "--index-url", "a b", ".", "a/b", "a==1"])
+def test_a_name_that_would_be_more_than_a_name_is_none(name: str) -> None:
+    assert read_changes({f"{SITE}/{name}-1.0.dist-info": 1}).installed == {}
