@@ -167,6 +167,17 @@ class Engine:
         for old in before:
             old.close()
 
+    def another_client(self, *, timeout_s: float | None) -> docker.APIClient:
+        """Return a client of its own, for calls that take longer than others; to be closed. Blocks.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        try:
+            return self._connected({"timeout": timeout_s})
+        except BadSettings as e:
+            raise EngineSilent(str(e)) from e
+
     def _connected(self, more: dict[str, Any]) -> docker.APIClient:
         own = self.address
         if not own.url:
@@ -349,6 +360,10 @@ class Engines:
             for engine, machine in zip(elsewhere, machines, strict=True)
             for node_id in engine.address.node_ids
         }
+
+    def has_node(self, node_id: str) -> bool:
+        """Return whether a node is configured."""
+        return node_id in self._by_node
 
     def of_node(self, node_id: str) -> Engine:
         """Return a node's engine.

@@ -31,6 +31,7 @@ from fgpuspawner.engines import Engines
 from fgpuspawner.idle import Servers, SessionActivity
 from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.worker import ImageWorker
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation
@@ -95,6 +96,7 @@ class Runtime:
         self.keeping: asyncio.Future[None] | None = None
         self.warm: WarmPool | None = None
         self.warming: asyncio.Future[None] | None = None
+        self.saving: asyncio.Future[None] | None = None
 
     @classmethod
     def current(cls) -> Runtime:
@@ -249,6 +251,18 @@ class Runtime:
         await self.ready()
         await pool.run()
 
+    async def look_after_images(self) -> None:
+        """Make, name and remove private images as they are wished, once it is known which sessions live."""
+        await self.ready()
+        worker = ImageWorker(
+            self.store,
+            self.launcher if isinstance(self.launcher, Engines) else None,
+            catalogue=lambda: self.catalogue,
+            refresh=self.images.refresh,
+            quota=self.settings.image_quota(),
+        )
+        await worker.run()
+
     async def prepare(self, session: Session) -> Prepared:
         """Write what a session needs for its launch.
 
@@ -316,6 +330,7 @@ def start_with_the_hub(app: Any) -> None:
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     runtime.upkeep = asyncio.ensure_future(look_after(app, SERVICE))
+    runtime.saving = asyncio.ensure_future(runtime.look_after_images())
     if runtime.tenants is not None:
         runtime.keeping = asyncio.ensure_future(runtime.tenants.keep())
     if runtime.warm is not None:

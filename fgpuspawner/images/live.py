@@ -6,17 +6,19 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import StoreUnavailable
 from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.private_images import PrivateImage, PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.catalogue import CatalogueError, parse_catalogue, read_file
 from fgpuspawner.images.merging import Merged, merge
-from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.private import private_entries
 
 log = logging.getLogger("fgpu.images")
 
@@ -40,7 +42,6 @@ class Images:
         path: Path | str,
         store: Store,
         *,
-        private: Callable[[], Sequence[Image]] = tuple,
         must_be_good: bool = True,
     ) -> None:
         """Read the file.
@@ -55,7 +56,7 @@ class Images:
         self.catalogue = Catalogue(())
         self.names: dict[str, str] = {}
         self._edits = ImageEdits(store)
-        self._private = private
+        self._private = PrivateImages(store)
         self._lock = threading.Lock()
         self._raw: bytes | None = None
         self._file: Catalogue | None = None
@@ -75,7 +76,7 @@ class Images:
         with self._lock:
             self._look_at_file()
             try:
-                edits, private = self._edits.all(), tuple(self._private())
+                edits, private = self._edits.all(), self._private.all()
             except (StoreUnavailable, SQLAlchemyError) as e:
                 said = " ".join(str(getattr(e, "orig", None) or e).split())[:300]
                 if said != self.trouble:
@@ -121,11 +122,12 @@ class Images:
             self._raw = None
             raise
 
-    def _put_together(self, edits: Sequence[ImageEdit], private: tuple[Image, ...]) -> None:
+    def _put_together(self, edits: Sequence[ImageEdit], private: Sequence[PrivateImage]) -> None:
         if self._file is None:
             return
         listed = merge(self._file, edits)
-        catalogue = Catalogue((*listed.catalogue.images, *private))
+        shared = listed.catalogue
+        catalogue = Catalogue((*shared.images, *private_entries(private, shared)))
         for problem in listed.problems:
             if problem not in self.listed.problems:
                 log.warning("The catalogue: %s", problem)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.private_images import PrivateImages
+from fgpu_scheduler.schema import private_images
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.live import Images
-from fgpuspawner.images.model import Image
+from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.private import private_entries
 
 PYTHON = """[[image]]
 slug = "python"
@@ -141,12 +146,43 @@ def test_a_database_that_is_away_keeps_what_there_is(
     assert images.trouble is None
 
 
-def test_private_images_come_after_the_catalogues(path: Path, store: Store) -> None:
-    own = Image(
-        "alice/mine:1", "mine", "pytorch", "2", "3.12", "fgpu/alice/mine:1", owner="alice", node_id="n1"
-    )
-    images = Images(path, store, private=lambda: (own,))
+def saved(store: Store, base: str) -> None:
+    """Put a private image into the store that is ready, as the worker does it."""
+    values = {
+        "owner": "alice",
+        "name": f"alice/{base}:1",
+        "reference": f"fgpu-x/alice/{base}:1",
+        "state": "READY",
+        "node_id": "n1",
+        "image_id": "sha256:0",
+        "session_id": 7,
+        "made_from": base,
+        "base": base,
+        "facts": '{"name": "Old Torch", "framework": "pytorch", "version": "1.5", "python": "3.8", "kernels": ["k"]}',
+        "shared_users": '["bob"]',
+        "asked_by": "alice",
+        "asked_at_s": 1,
+    }
+    with store.writing(now_s=1) as write:
+        write.connection.execute(insert(private_images).values(values))
+        write.event("images", reason="saved")
+
+
+def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_them(
+    path: Path, store: Store
+) -> None:
+    saved(store, "python")
+    saved(store, "gone")
+    images = Images(path, store)
     images.refresh()
-    assert slugs(images) == ["python", "alice/mine:1"]
-    assert images.catalogue.get("alice/mine:1") == own
+    assert slugs(images) == ["python", "alice/python:1", "alice/gone:1"]
+    base, own, old = images.catalogue.images
+    assert (own.framework, own.version, own.python) == (base.framework, base.version, base.python)
+    assert (own.name, own.reference, own.digest) == ("alice/python:1", "fgpu-x/alice/python:1", "sha256:0")
+    assert (own.owner, own.node_id, own.users, own.default) == ("alice", "n1", ("bob",), False)
+    assert (old.framework, old.version, old.kernels, old.sudo) == ("pytorch", "1.5", ("k",), False)
     assert own not in images.listed.catalogue.images
+    for user, sees in (("alice", True), ("bob", True), ("carol", False)):
+        assert (own in images.catalogue.visible_to(user, ())) is sees
+    edited = [replace(base, sudo=True, deprecated="use another")]
+    assert private_entries(PrivateImages(store).all()[:1], Catalogue(tuple(edited)))[0].sudo

@@ -1,0 +1,265 @@
+"""Sessions that become private images, on a real engine: what is in them, who sees them, what a killed Hub leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dockerhub import BASE, ONE, DockerHub, Engine, Running, entry, until
+
+from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
+from fgpu_scheduler.store import Store
+
+SECRET = "secret-of-the-lab-0123456789"
+HOME_FILE = "only-in-the-home-9876543210"
+SITE = "/opt/env/lib/python3.11/site-packages"
+SETTINGS = """
+from pathlib import Path
+def note(spawner):
+    Path({folder!r}, spawner.user.name).write_text(spawner.api_token)
+c.Spawner.pre_spawn_hook = note
+c.Spawner.environment = {{"LAB_SECRET": {secret!r}}}
+c.FGPUSpawner.volumes = {{"{volume}-{{username}}": "/home/jovyan"}}
+"""
+INSTALL = f"""
+import os, pathlib
+site = pathlib.Path({SITE!r})
+(site / "my_pkg-1.0.dist-info").mkdir(parents=True)
+(site / "my_pkg-1.0.dist-info" / "METADATA").write_text("Name: my-pkg")
+(site / "my_pkg.py").write_text("answer = 42")
+pathlib.Path("/home/jovyan/notes").write_text({HOME_FILE!r})
+"""
+IMPORT = f"import sys; sys.path.insert(0, {SITE!r}); import my_pkg; print(my_pkg.answer)"
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tokens")
+
+
+@pytest.fixture(scope="module")
+def hub(
+    make_hub: Callable[..., DockerHub], engine: Engine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DockerHub]:
+    """A Hub with homes, whose images have a folder that users may write; one image cannot wait for its identity."""
+    own = f"FROM {BASE}\nUSER root\nRUN mkdir -p {SITE} && chown -R 1000:1000 /opt/env\nUSER 1000:1000\n"
+    python, old = engine.build("own", own), engine.build("old", f"{own}LABEL fgpu.handover=\n")
+    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
+    path.write_text(entry("python", python) + entry("old", old))
+    after = SETTINGS.format(folder=str(tokens), secret=SECRET, volume=engine.prefix)
+    made = make_hub(
+        after=after, catalogue=str(path), max_private_images=3, max_private_images_mib=100
+    ).start()
+    yield made
+    made.end_all_but(set())
+    installation = made.installation
+    for image in images_of(engine, installation):
+        engine.client.remove_image(image, force=True)
+    for user in ("alice", "bob"):
+        engine.remove_volume(f"{engine.prefix}-{user}")
+
+
+def images_of(engine: Engine, installation: str) -> list[str]:
+    """Return the names of all images that an installation has made, carriers too."""
+    names = [name for image in engine.client.images() for name in image.get("RepoTags") or ()]
+    return [name for name in names if name.startswith((f"fgpu-{installation}/", f"fgpu-{installation}-"))]
+
+
+@pytest.fixture(scope="module")
+def images(hub: DockerHub) -> Iterator[PrivateImages]:
+    """The store, written as the service and the command line do."""
+    store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
+    store.connect()
+    yield PrivateImages(store)
+    store.close()
+
+
+def wish(images: PrivateImages, running: Running, name: str, **more: Any) -> PrivateImage:
+    given = {"asked_by": "test", "quota": ImageQuota(), "now_s": 1, **more}
+    return images.wish(running.session.id, name=name, **given)
+
+
+def settled(images: PrivateImages, found: PrivateImage) -> PrivateImage:
+    """Wait until an image is ready or has failed."""
+    making = (ImageState.WISHED, ImageState.COMMITTING)
+    until(lambda: images.get(found.id).state not in making, within_s=60, what=f"{found.name} is made")
+    return images.get(found.id)
+
+
+@pytest.fixture(scope="module")
+def saved(hub: DockerHub, engine: Engine, images: PrivateImages) -> tuple[Running, PrivateImage]:
+    """Alice's session, in which she has installed something, and the image that it was saved as."""
+    alice = hub.running("alice")
+    engine.python_in(alice.id, INSTALL)
+    found = settled(images, wish(images, alice, "torch-more"))
+    assert found.state is ImageState.READY, found.message
+    return alice, found
+
+
+def test_what_was_installed_is_there_in_a_session_of_the_image(
+    hub: DockerHub, engine: Engine, saved: tuple[Running, PrivateImage]
+) -> None:
+    alice, image = saved
+    assert engine.python_in(alice.id, IMPORT) == "42", "the session goes on"
+    again = hub.running("alice", "again", image=image.name)
+    assert again.container["Image"] == image.image_id
+    assert engine.python_in(again.id, IMPORT) == "42"
+    assert again.labels["fgpu.session"] == str(again.session.id)
+    assert engine.python_in(again.id, "print(open('/home/jovyan/notes').read())") == HOME_FILE
+    hub.end("alice", "again")
+
+
+def test_the_image_has_no_token_no_home_and_no_labels_of_the_session(
+    engine: Engine, saved: tuple[Running, PrivateImage], tokens: Path, tmp_path: Path
+) -> None:
+    alice, image = saved
+    token = (tokens / "alice").read_text()
+    inspected = engine.client.inspect_image(image.reference)
+    labels = inspected["Config"]["Labels"]
+    base = engine.client.inspect_image(alice.container["Image"])
+    assert {k: v for k, v in labels.items() if k.startswith("fgpu.private")} == {
+        "fgpu.private": "1",
+        "fgpu.private.owner": "alice",
+        "fgpu.private.session": str(alice.session.id),
+        "fgpu.private.from": "python",
+        "fgpu.private.base": "python",
+        "fgpu.private.installation": labels["fgpu.private.installation"],
+        "fgpu.private.made-at": labels["fgpu.private.made-at"],
+    }
+    own = ("installation", "session", "attempt", "node", "user", "server", "image", "amount", "slug")
+    assert [key for key in own if f"fgpu.{key}" in labels] == []
+    for key in ("Env", "Cmd", "Entrypoint", "User", "WorkingDir", "Volumes"):
+        assert inspected["Config"][key] == base["Config"][key], key
+    tar = tmp_path / "image.tar"
+    subprocess.run(["docker", "save", "-o", tar, image.reference], check=True, timeout=120)
+    secrets = (
+        token,
+        SECRET,
+        HOME_FILE,
+        "JUPYTERHUB_API_TOKEN=",
+        f"fgpu-{labels['fgpu.private.installation']}-",
+    )
+    for secret in secrets:
+        assert grep(tar, secret) == 1, f"{secret} is in the image"
+    assert grep(tar, "answer = 42") == 0, "the search finds what is there"
+    known = json.dumps([inspected, engine.client.history(image.reference)])
+    assert [secret for secret in secrets if secret in known] == []
+    assert image.size_bytes is not None
+    assert 0 < image.size_bytes < 2**20
+
+
+def grep(path: Path, text: str) -> int:
+    """Return 0 if a file has a text, 1 if not. Layers are not compressed in there."""
+    return subprocess.run(["grep", "-q", "-a", "-F", text, path], check=False).returncode
+
+
+def test_the_recipe_says_what_was_installed(saved: tuple[Running, PrivateImage]) -> None:
+    _, image = saved
+    assert image.recipe is not None
+    assert "RUN /opt/env/bin/python3 -m pip install --no-deps \\\n    'my-pkg==1.0'\n" in image.recipe
+
+
+def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist(
+    hub: DockerHub, images: PrivateImages, saved: tuple[Running, PrivateImage]
+) -> None:
+    _, image = saved
+    hub.add_user("bob")
+
+    def words(name: str) -> str:
+        answer = hub.spawn("bob", options={**ONE, "image": name})
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["message"])
+
+    assert words(image.name).replace(image.name, "X") == words("alice/none:1").replace("alice/none:1", "X")
+    images.share(image.id, users=["bob"], groups=[], now_s=2)
+
+    def admitted() -> bool:
+        return hub.spawn("bob", options={**ONE, "image": image.name}).status_code in (201, 202)
+
+    until(admitted, what="bob may start it")
+    hub.wait_ready("bob")
+    hub.end("bob")
+    images.share(image.id, users=[], groups=[], now_s=3)
+
+
+def test_a_session_whose_environment_has_its_token_is_saved_without_it(
+    hub: DockerHub, engine: Engine, images: PrivateImages, tokens: Path, tmp_path: Path
+) -> None:
+    bob = hub.running("bob", image="old")
+    token = (tokens / "bob").read_text()
+    assert token in bob.env["JUPYTERHUB_API_TOKEN"]
+    found = settled(images, wish(images, bob, "old"))
+    assert found.state is ImageState.READY
+    tar = tmp_path / "image.tar"
+    subprocess.run(["docker", "save", "-o", tar, found.reference], check=True, timeout=120)
+    assert [grep(tar, text) for text in (token, "JUPYTERHUB_API_TOKEN=")] == [1, 1]
+    hub.end("bob")
+
+
+def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
+    hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
+) -> None:
+    _, first = saved
+    again = hub.running("alice", "again", image=first.name)
+    engine.python_in(again.id, f"open('{SITE}/more.py', 'w').write('more = ' + '1' * 10**6)")
+    second = settled(images, wish(images, again, "torch-more"))
+    assert (second.name, second.made_from, second.base) == ("alice/torch-more:2", first.name, "python")
+    assert second.size_bytes is not None
+    assert first.size_bytes is not None
+    assert second.size_bytes >= first.size_bytes + 10**6
+    hub.end("alice", "again")
+    renamed = images.rename(second.id, name="vision", tag="v1", now_s=4)
+    wanted = images.wanted_reference(renamed)
+    until(lambda: images.get(second.id).reference == wanted, what="the engine knows its new name")
+    until(
+        lambda: (
+            set(images_of(engine, hub.installation)) >= {wanted}
+            and second.reference not in images_of(engine, hub.installation)
+        ),
+        what="the old name is gone",
+    )
+    third = hub.running("alice", "again", image="alice/vision:v1")
+    assert engine.python_in(third.id, IMPORT) == "42"
+    hub.end("alice", "again")
+    images.delete(second.id, now_s=5)
+    until(lambda: second.id not in [i.id for i in images.all()], what="it is removed")
+    assert wanted not in images_of(engine, hub.installation)
+    assert first.reference in images_of(engine, hub.installation)
+
+
+def test_what_is_larger_than_the_quota_is_refused_and_nothing_is_left(
+    hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
+) -> None:
+    again = hub.running("alice", "again")
+    engine.python_in(again.id, "open('/opt/env/large', 'wb').write(b'x' * 101 * 2**20)")
+    found = settled(images, wish(images, again, "large"))
+    assert found.state is ImageState.FAILED
+    assert "alice/large:1 would have 101 MiB" in str(found.message)
+    assert "of the 100 MiB" in str(found.message)
+    assert [name for name in images_of(engine, hub.installation) if "large" in name] == []
+    hub.end("alice", "again")
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_killed_while_the_engine_writes_saves_it_when_it_is_back(
+    hub: DockerHub, engine: Engine, images: PrivateImages
+) -> None:
+    again = hub.running("alice", "again")
+    engine.python_in(again.id, "import os; open('/opt/env/large', 'wb').write(os.urandom(90 * 2**20))")
+    found = wish(images, again, "killed")
+    until(lambda: "paused" in str(images.get(found.id).message), what="the engine writes")
+    hub.kill()
+    assert images.get(found.id).state is ImageState.COMMITTING
+    hub.start()
+    found = settled(images, found)
+    assert found.state is ImageState.READY, found.message
+    assert [n for n in images_of(engine, hub.installation) if "carrier" in n] == []
+    container = engine.inspect(again.name)
+    assert container is not None
+    assert not container["State"]["Paused"]
+    hub.end("alice", "again")
+    images.delete(found.id, now_s=5)
