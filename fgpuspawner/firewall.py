@@ -234,8 +234,9 @@ jump() { # PROGRAM TABLE CHAIN RULE
 }
 # All of a table in one transaction: there is no instant with half of it.
 apply() { # PROGRAM RULES AFTER
-    # Looked up first: iptables-restore holds a lock that these would wait for.
-    if $1 -w 30 -n -L DOCKER-USER >/dev/null 2>&1; then chain=""; else chain=":DOCKER-USER - [0:0]"; fi
+    # Made by itself if it is not there: named below, it would lose what others have in it. All this comes before
+    # iptables-restore, which holds a lock.
+    $1 -w 30 -N DOCKER-USER 2>/dev/null || true
     hooked=$(
 JUMPS
     )
@@ -251,7 +252,6 @@ COMMIT"; fi
 $after
 *filter
 CHAINS
-$chain
 $2
 $hooked
 COMMIT
@@ -430,9 +430,16 @@ class Firewall:
         Raises:
             FirewallFailed: they are not.
         """
-        for _ in range(APPLY_TRIES):
-            run(script(self.rules))
-            self._applied = state(self.rules.installation)
+        for left in reversed(range(APPLY_TRIES)):
+            try:
+                run(script(self.rules))
+                self._applied = state(self.rules.installation)
+            except FirewallFailed:
+                # Somebody else changed the rules between a look and the change that came of it.
+                if not left:
+                    raise
+                time.sleep(APPLY_AGAIN_S)
+                continue
             if complete(self._applied, self.rules.installation):
                 if any(NO_TABLE_AFTER in rules for rules in self._applied.values()):
                     log.warning(

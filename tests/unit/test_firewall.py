@@ -170,6 +170,27 @@ def test_rules_that_are_spoiled_are_put_right_and_only_then(spoiled: str) -> Non
     in_network_of_its_own(world)
 
 
+@pytest.mark.usefixtures("iptables")
+def test_what_others_have_in_dockers_chain_stays_though_it_cannot_be_listed_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing fails now and then while somebody else changes the tables."""
+    real = shutil.which("iptables")
+    (tmp_path / "busy").mkdir()
+    program = tmp_path / "busy" / "iptables"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" -L "*) exit 4;; esac\nexec {real} "$@"\n')
+    program.chmod(0o755)
+
+    def world() -> None:
+        other = "-A DOCKER-USER -s 203.0.113.0/24 -j DROP"
+        sh(f"iptables -N DOCKER-USER; iptables {other}")
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        run(script(RULES))
+        assert other in sh("iptables -S DOCKER-USER").splitlines()
+
+    in_network_of_its_own(world)
+
+
 def test_what_is_passed_on_meets_our_rules_first_in_forward_or_in_docker_user() -> None:
     to_sessions, from_sessions = (rule for _, rule in firewall.jumps("abc123")[1:3])
     in_forward = [f"-A FORWARD {from_sessions}", f"-A FORWARD {to_sessions}"]
