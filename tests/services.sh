@@ -139,6 +139,7 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
             start_dockerd
         fi
         wait_for_docker || return 1
+        if is_root; then sweep; fi
     fi
     # For images/build.sh --base host, which makes the image out of these packages' files.
     if is_root && command -v apt-get >/dev/null; then
@@ -157,6 +158,29 @@ start_dockerd() {
     setsid dockerd --host unix:///var/run/docker.sock --pidfile "$dir/dockerd.pid" \
         >"$dir/dockerd.log" 2>&1 </dev/null 9>&- &
     dockerd_job=$!
+}
+
+# What tests leave that were killed: hundreds of networks, and rules for them, slow down every later run.
+sweep() {
+    local tool table tag line
+    docker network prune --force --filter label=fgpu.installation >>"$dir/dockerd.log" 2>&1 || true
+    for tool in iptables ip6tables; do
+        for table in filter security; do
+            for tag in $("$tool" -w -t "$table" -S 2>/dev/null | sed -n 's/^-N FGPU-[A-Z]*-//p' | sort -u); do
+                # Of an installation that has sessions.
+                if compgen -G "/sys/class/net/fgpu$tag*" >/dev/null; then continue; fi
+                "$tool" -w -t "$table" -S | grep -e "-j FGPU-[A-Z]*-$tag\$" | sed 's/^-A/-D/' |
+                    while read -r line; do
+                        # shellcheck disable=SC2086
+                        "$tool" -w -t "$table" $line || true
+                    done
+                "$tool" -w -t "$table" -S | sed -n "s/^-N \(FGPU-[A-Z]*-$tag\)\$/\1/p" |
+                    while read -r line; do
+                        "$tool" -w -t "$table" -F "$line" && "$tool" -w -t "$table" -X "$line" || true
+                    done
+            done
+        done
+    done >>"$dir/dockerd.log" 2>&1
 }
 
 wait_for_docker() {

@@ -15,6 +15,7 @@ import psutil
 
 from fgpu_scheduler.store import Store
 from hubprocess import ROOT, free_ports, until
+from leftovers import remove_leftovers
 
 BANNER = "fgpuspawner is running"
 # The first time in a new checkout, it installs what it needs.
@@ -141,8 +142,8 @@ class MakeRun:
         if self._make is not None:
             self._make.wait(10)
         if self.runtime == "docker":
-            if containers := self._containers():
-                _docker("rm", "-f", *containers)
+            if self.installation:
+                remove_leftovers(self.installation)
             for user in self._homes:
                 _docker("volume", "rm", "-f", f"fgpu-home-{user}")
 

@@ -12,9 +12,10 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fgpu_scheduler import Session
-from fgpuspawner import execs, firewall
+from fgpuspawner import execs
 from fgpuspawner.homes import Homes
 from hubprocess import WITHOUT_SERVICE, HubProcess, until
+from leftovers import remove_leftovers
 
 BASE = "fgpuspawner/base:0.1"
 PYTHON = "/opt/fgpu/bin/python"
@@ -272,12 +273,7 @@ class DockerHub(HubProcess):
         installation = self.installation if (self.data / "fgpu.sqlite").exists() else None
         super().close()
         if installation is not None:
-            for container in self.engine.of_installation(installation).values():
-                self.engine.remove(container)
-            for network in self.engine.networks_of(installation).values():
-                self.engine.client.remove_network(network)
-            if firewall.can_apply():
-                firewall.run(firewall.removal(installation))
+            remove_leftovers(installation)
             homes = Homes(installation)
             homes.remove(homes.names())
             homes.close()

@@ -220,7 +220,8 @@ def test_a_session_does_not_reach_what_else_the_host_listens_on(
 ) -> None:
     """A database, the engine's own port: whatever listens on all addresses, or on one of the bridges'."""
     neighbour = engine.start(f"{engine.prefix}-unguarded", network="bridge")
-    with socket.create_server(("0.0.0.0", 0)) as listener:
+    # Nobody accepts: as many connections as the machine has addresses must find room.
+    with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
         everywhere = [(a, port) for a in host_addresses()]
         assert (two.alice.gateway, port) in everywhere

@@ -13,6 +13,7 @@ import pytest
 from machines import Machine
 
 from hubprocess import HubProcess
+from leftovers import remove_leftovers
 from servers import MINI, QUICK, server_lines
 
 
@@ -76,7 +77,7 @@ def make_hub(
         installation = hub.store.installation_id if hub.process is not None else None
         hub.close()
         if kind != "local" and installation:
-            remove_containers(hub, installation)
+            remove_leftovers(installation, hub.docker_hosts)
 
 
 def on_two(there: Machine) -> dict[str, Any]:
@@ -87,15 +88,3 @@ def on_two(there: Machine) -> dict[str, Any]:
         "fgpu_per_gpu": 2,
         "hub_address": there.hub_address,
     }
-
-
-def remove_containers(hub: HubProcess, installation: str) -> None:
-    """Remove the containers that a Hub left, on every engine that it used."""
-    label = f"label=fgpu.installation={installation}"
-    for host in hub.docker_hosts:
-        cli = ["docker", *(["-H", host] if host else [])]
-        ids = subprocess.run(
-            [*cli, "ps", "-aq", "--filter", label], capture_output=True, text=True, check=True
-        ).stdout.split()
-        if ids:
-            subprocess.run([*cli, "rm", "-f", *ids], capture_output=True, check=True)
