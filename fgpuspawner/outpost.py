@@ -26,7 +26,7 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 
 AT = "/fgpu"
 MACHINE_AT = "/machine"
-ASK = 'printf "%s\\n" "$1" | "$(command -v python3 || echo /opt/fgpu/bin/python)" -I -S "$0" "$2"'
+ASK = 'python=/opt/fgpu/bin/python; [ -x "$python" ] || python=python3; printf "%s\\n" "$1" | "$python" -I -S "$0" "$2"'
 MOST_BYTES = 1 << 20
 NOBODY = "65534:65534"
 

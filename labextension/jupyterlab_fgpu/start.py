@@ -144,9 +144,10 @@ def read_identity(line: bytes) -> Identity:
 
 
 def is_ours(program: str) -> bool:
-    """Return whether a program is of this very Python environment."""
+    """Return whether a program is of this very Python environment, perhaps through a link."""
     found = shutil.which(program)
-    return found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
+    own = os.path.join(os.path.dirname(sys.executable), os.path.basename(program))
+    return found is not None and os.path.realpath(found) == os.path.realpath(own)
 
 
 def preload() -> None:
