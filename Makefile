@@ -1,7 +1,7 @@
 # make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
 # make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
-# make image   build the default session image (BASE=host: without a registry, from this machine's packages)
+# make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
 SHELL := /bin/bash
 PY := .venv/bin/python

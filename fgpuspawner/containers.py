@@ -23,7 +23,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.utils import parse_repository_tag
 
 from fgpu_scheduler import EndCause, FGPUError, Observed, Session
-from fgpuspawner import shipping
+from fgpuspawner import handover, shipping
 from fgpuspawner.waiting import to_the_end
 from fgpuspawner.words import fgpu_of
 
@@ -42,6 +42,8 @@ GONE = (
 """What docker-py raises when its engine does not answer."""
 
 KILLED = 128 + signal.SIGKILL
+NOT_FOUND = 127
+"""What shells, and programs like tini, end with when there is no such program."""
 
 REMOVAL_TIMEOUT_S = 30
 
@@ -386,6 +388,9 @@ def how_it_ended(container: dict[str, Any]) -> tuple[int, EndCause, str]:
     if state.get("OOMKilled") and code == KILLED:
         limit = (container.get("HostConfig", {}).get("Memory") or 0) // 2**20
         return code, EndCause.OOM, f"the session used more than its {limit} MiB of memory and was ended"
+    program = ((container.get("Config") or {}).get("Cmd") or [""])[0]
+    if code == NOT_FOUND and is_of_server(program):
+        return code, EndCause.EXITED, no_server(program)
     if state.get("Error"):
         return code, EndCause.EXITED, f"the container ended with status {code}: {state['Error']}"
     return code, EndCause.EXITED, f"the session's server ended with status {code}"
@@ -416,6 +421,22 @@ NO_GPU_RUNTIME = ("could not select device driver", "unknown or invalid runtime"
 """How engines of different ages say that they have no such runtime."""
 
 
+NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|(?:stat .*)?no such file)')
+
+
+def is_of_server(program: str) -> bool:
+    """Return whether a program is what starts a session's server, which every image has to have."""
+    return program in (handover.SERVER, handover.PROGRAM) or program.startswith("/opt/fgpu/")
+
+
+def no_server(program: str) -> str:
+    """Return the words for the owner of a session whose image cannot start its server."""
+    return (
+        f"this image has no server environment: {program} is not in it, or cannot run; "
+        "ask an administrator to build it with images/build.sh (docs/images.md), or choose another image"
+    )
+
+
 def in_words(error: APIError) -> str:
     """Return an engine's refusal in words for the owner of the session."""
     text = str(error.explanation or error)
@@ -425,4 +446,7 @@ def in_words(error: APIError) -> str:
         return "the server's disk is full; ask an administrator"
     if "no available IPv4 addresses" in text:
         return "you have as many sessions as fit on your network; end one, or ask an administrator"
+    missing = NO_PROGRAM.search(text)
+    if missing is not None and is_of_server(missing[1]):
+        return no_server(missing[1])
     return f"the container could not be started: {text[:300]}"

@@ -204,10 +204,11 @@ find_python() { # one that reads TOML
     die "Python 3.11 or newer is needed"
 }
 
-build_server() { # [host]: tags the server environment, which every other image copies
+build_server() { # BASE TAG: makes the server environment, which every other image copies
     local arguments=()
     find_wheel
-    if [[ $1 == host ]]; then
+    # This machine's own packages are as good as a container's, and need no registry.
+    if [[ $1 == host ]] || { [[ -z $1 ]] && "$PYTHON" -sE "$here/hostimage.py" check server 2>/dev/null; }; then
         if [[ -n $wheel ]]; then arguments+=(--wheel "$wheel"); fi
         build_from_host server "${arguments[@]}"
         docker tag "$id" "$2"

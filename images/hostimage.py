@@ -1,5 +1,6 @@
 """Images made of this machine's own Debian packages, without a registry.
 
+    images/hostimage.py check PART                         ends well if this machine can make it
     images/hostimage.py inputs PART [OPTION]...            prints a hash of all that goes in
     images/hostimage.py write PART [OPTION]... --out FILE  writes the archive that `docker load` reads
     images/hostimage.py folder PART ... --out FOLDER       leaves the files there, as a Dockerfile wants them
@@ -210,7 +211,7 @@ def label(text: str) -> tuple[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="hostimage.py", description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=("inputs", "write", "folder"))
+    parser.add_argument("action", choices=("check", "inputs", "write", "folder"))
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--uv", default="uv")
     parser.add_argument("--patchelf", default="patchelf")
@@ -220,7 +221,7 @@ def main() -> int:
     parser.add_argument("--package", action="append", default=[], help="with --python: what it has")
     parser.add_argument("--out", type=Path, help="the archive to write")
     given = parser.parse_args()
-    if given.action != "inputs" and given.out is None:
+    if given.action in ("write", "folder") and given.out is None:
         parser.error(f"{given.action} needs --out")
     try:
         check_machine()
@@ -236,7 +237,7 @@ def main() -> int:
         packages = closure()
         if given.action == "inputs":
             print(inputs_hash(packages, options))
-        else:
+        elif given.action != "check":
             build(packages, options, given.out.resolve(), as_folder=given.action == "folder")
     except CannotBuild as error:
         print(f"images: {error}", file=sys.stderr)

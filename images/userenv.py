@@ -94,7 +94,8 @@ def make_kernel(root: Path, framework: Framework) -> None:
         "argv": [f"/{ENVIRONMENT}/bin/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": framework.name,
         "language": "python",
-        "metadata": {"debugger": True},
+        # Its packages for Python 3.6 have no debugger.
+        "metadata": {"debugger": not framework.version.startswith("3.6.")},
     }
     write(folder / "kernel.json", json.dumps(spec, indent=1) + "\n")
 

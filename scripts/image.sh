@@ -8,7 +8,5 @@ base=${2:-}
 export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
 rm -rf labextension/dist
 .venv/bin/pip wheel --quiet --no-deps --wheel-dir labextension/dist ./labextension
-if [ "$base" = host ]; then
-  .venv/bin/pip install --quiet 'uv>=0.8'
-fi
+command -v uv >/dev/null || .venv/bin/pip install --quiet 'uv>=0.8'
 exec images/build.sh "$name" ${base:+--base "$base"} --smoke

@@ -25,6 +25,8 @@ c.FGPUSpawner.extra_host_config = {
 }
 """
 
+PLAIN = "/usr/local/bin:/usr/bin:/bin"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of connections that are cut docker-py leaves the sockets to the collector: no test here is blamed for them."""
@@ -93,6 +95,9 @@ def catalogue(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFacto
             "dies", f'FROM {image}\nENTRYPOINT ["/bin/bash", "-c", "echo no luck >&2; exit 7"]\n'
         ),
         "empty": engine.build("empty", f'FROM {image}\nENTRYPOINT ["/no/such/program"]\n'),
+        # A system and nothing of ours on its path; and one that has tini.
+        "plain": engine.build("plain", f"FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\n"),
+        "plain-tini": engine.build("plain-tini", f"FROM {image}\nENV PATH={PLAIN}\n"),
         "missing": "127.0.0.1:1/fgpu-test/missing:1",
     }
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"

@@ -62,3 +62,18 @@ def test_the_server_learns_its_slice_from_the_service_with_its_own_token(
     session = answer["session"]
     assert (session["id"], session["state"]) == (alice.session.id, "RUNNING")
     assert (session["fgpu"], session["gpu_memory_mib"], session["compute_percent"]) == ("0.5", 2048, 25)
+
+
+@pytest.mark.parametrize("image", ["plain", "plain-tini"])
+def test_an_image_without_the_server_environment_ends_the_session_with_words(
+    real_hub: DockerHub, image: str
+) -> None:
+    real_hub.add_user("dave")
+    real_hub.spawn("dave", options={**HALF, "image": image})
+    real_hub.wait_state("dave", "", None)
+    ended = real_hub.last("dave")
+    assert (ended.request.image, ended.state.value) == (image, "ERROR")
+    assert ended.message is not None
+    assert ended.message.startswith("this image has no server environment: ")
+    assert "images/build.sh" in ended.message
+    assert real_hub.states().get("dave/") is None
