@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
-from docker.utils import parse_repository_tag
 
 from fgpu_scheduler import EndCause, FGPUError, Observed, Session
 from fgpuspawner import handover, shipping
@@ -406,15 +405,6 @@ def with_last_words(status: int, cause: EndCause, message: str, tail: Sequence[s
     if status > 0 and tail and cause is EndCause.EXITED:
         return f"{message}; its last words: {tail[-1][:200]}"
     return message
-
-
-def pull(client: docker.APIClient, reference: str) -> str | None:
-    """Fetch an image; return the engine's reason if it could not be fetched."""
-    repository, tag = parse_repository_tag(reference)
-    for line in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        if "error" in line:
-            return str(line["error"])
-    return None
 
 
 NO_GPU_RUNTIME = ("could not select device driver", "unknown or invalid runtime", "Unknown runtime specified")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest
 from docker.utils import convert_volume_binds
 from dockerspawner import DockerSpawner
@@ -28,13 +28,14 @@ from fgpuspawner.containers import (
     EngineSilent,
     how_it_ended,
     in_words,
-    pull,
     with_last_words,
 )
 from fgpuspawner.engines import Engine, Engines, engines_for
 from fgpuspawner.execs import run_in
 from fgpuspawner.gpus import some_gpus
 from fgpuspawner.images.live import Images
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.pulls import PullFailed
 from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.backend import IN_CONTAINER
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
@@ -62,6 +63,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     containers = True
     _image_environment: Mapping[str, str] = {}
     _found_image: Mapping[str, Any] = {}
+    _fetching: str | None = None
+    """What its launch waits for, while that is an image."""
     _handover: handover.Handover | None = None
 
     pids_limit = Integer(
@@ -294,7 +297,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if image is None or not image.reference:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         self.image = image.reference
-        found = self._found_image = await self._image(session, image.reference)
+        found = self._found_image = await self._image(session, image)
         self._image_environment = _given(parse_environment((found.get("Config") or {}).get("Env")))
         self.mem_limit = f"{session.request.memory_mib}M"
         self.cpu_limit = session.request.cpu_milli / 1000
@@ -350,23 +353,32 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             raise LaunchFailed("the container ended, or its machine published no port for it")
         return self.host_ip, int(published[0]["HostPort"])
 
-    async def _image(self, session: Session, reference: str) -> dict[str, Any]:
+    async def _image(self, session: Session, image: Image) -> dict[str, Any]:
+        """Return what the engine says of the session's image, fetched first where it is not there."""
+        pulls = self.runtime.pulls
+        assert pulls is not None
+        self._fetching = None
         try:
-            return dict(await self.docker("inspect_image", reference))
-        except (ImageNotFound, NotFound):
-            pass
-        except (DockerException, *GONE) as e:
+            found = await pulls.here(self._engine, image)
+            if found is None:
+                self._session = await self.runtime.scheduler.pulling(session.id, session.attempt)
+                self._fetching = image.reference
+                # Not run to its end when the session is cancelled: a pull touches no GPU.
+                found = await pulls.ensure(self._engine, image, session.id)
+                self._fetching = None
+        except PullFailed as e:
+            self._fetching = None
+            raise LaunchFailed(str(e), EndCause.PULL_FAILED) from e
+        except EngineSilent as e:
             raise LaunchFailed("the Docker engine does not answer") from e
-        self._session = await self.runtime.scheduler.pulling(session.id, session.attempt)
-        try:
-            # Not run to its end when the session is cancelled: a pull touches no GPU.
-            refused = await in_a_thread_of_its_own(pull, self.client, reference)
-            if refused is None:
-                return dict(await self.docker("inspect_image", reference))
-        except (DockerException, *GONE) as e:
-            refused = getattr(e, "explanation", None) or str(e)
-        raise LaunchFailed(
-            f"image {reference} is not on the engine and could not be fetched: {refused}",
+        return dict(found)
+
+    def too_late(self, limit_s: int) -> LaunchFailed:
+        """Return what a launch fails with that took longer than it may; where its image did, that is named."""
+        if self._fetching is None:
+            return super().too_late(limit_s)
+        return LaunchFailed(
+            f"image {self._fetching} was not fetched within the launch limit of {limit_s} seconds",
             EndCause.PULL_FAILED,
         )
 

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fgpu_scheduler import Forecast, Session, SessionState
+from fgpuspawner.images.pull_file import PullState
 from fgpuspawner.words import ahead_words, amount_words
 
 
-def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) -> dict[str, Any]:
-    """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence."""
+def waiting_event(
+    session: Session, found: Forecast | None, *, simulated: bool, pull: PullState | None = None
+) -> dict[str, Any]:
+    """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
+
+    ``pull`` is how far its image is, where that is fetched beforehand.
+    """
     facts: dict[str, Any] = {
         "session_id": session.id,
         "state": session.state.value,
@@ -23,6 +29,7 @@ def waiting_event(session: Session, found: Forecast | None, *, simulated: bool) 
         "basis": found.basis if found else None,
         "waits_for": ahead_words(found.ahead) if found else None,
         "submitted_at_s": session.submitted_at_s,
+        "pull": pull.as_json() if pull is not None else None,
     }
     if found is not None and found.position == 0:
         return {"progress": 30, "message": "Starting", "fgpu": facts}
@@ -46,10 +53,13 @@ _STARTING = {
 }
 
 
-def starting_event(session: Session, *, simulated: bool) -> dict[str, Any]:
+def starting_event(session: Session, *, simulated: bool, pull: PullState | None = None) -> dict[str, Any]:
     """Return the progress event of a session that has its share and is being launched."""
     progress, message = _STARTING[session.state]
     amount = amount_words(session.request)
+    if pull is not None:
+        words = pull.words()
+        message = words[:1].upper() + words[1:]
     return {
         "progress": progress,
         "message": f"{message} ({amount})",
@@ -65,5 +75,6 @@ def starting_event(session: Session, *, simulated: bool) -> dict[str, Any]:
             "basis": None,
             "waits_for": None,
             "submitted_at_s": session.submitted_at_s,
+            "pull": pull.as_json() if pull is not None else None,
         },
     }

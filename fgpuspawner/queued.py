@@ -67,6 +67,7 @@ LONGEST_LOOK_S = 2.0
 OWN_TOKEN_S = 3600
 TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
+PULL_TOLD_EVERY_S = 1.0
 
 
 class LaunchFailed(FGPUError):
@@ -114,6 +115,10 @@ class QueuedSpawner(AskingSpawner, Spawner):
             LaunchFailed: with words for the owner.
         """
         raise NotImplementedError
+
+    def too_late(self, limit_s: int) -> LaunchFailed:
+        """Return what a launch fails with that took longer than it may."""
+        return LaunchFailed(f"the server did not answer within the launch limit of {limit_s} seconds")
 
     async def exit_status(self, session: Session) -> tuple[int, EndCause, str] | None:
         """Return None while the session's server lives, else its status, the cause and words for the owner."""
@@ -352,10 +357,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
                 ip, port = await self.launch(session)
                 await self._answers_and_holds(session, ip, port)
         except TimeoutError:
-            limit = self.runtime.settings.launch_timeout_s
-            raise LaunchFailed(
-                f"the server did not answer within the launch limit of {limit} seconds"
-            ) from None
+            raise self.too_late(self.runtime.settings.launch_timeout_s) from None
         except (FGPUError, asyncio.CancelledError):
             raise
         except Exception as e:
@@ -649,7 +651,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what to show while the session waits and starts, whenever that changes."""
         last: dict[str, Any] | None = None
-        async for _ in self.runtime.scheduler.changes(at_least_every_s=20):
+        async for _ in self.runtime.scheduler.changes(at_least_every_s=self._told_every_s):
             try:
                 async with asyncio.timeout(TELL_WITHIN_S):
                     event = await self._progress_event()
@@ -661,6 +663,11 @@ class QueuedSpawner(AskingSpawner, Spawner):
                 yield event
                 last = event
 
+    def _told_every_s(self) -> float:
+        """Return how often a waiting page is told something: more often while an image is on its way."""
+        going = self._session is not None and self.runtime.pull_of(self._session.id) is not None
+        return PULL_TOLD_EVERY_S if going else 20
+
     async def _progress_event(self) -> dict[str, Any] | None:
         if self.runtime.scheduler.database_is_away:
             raise StoreUnavailable("the scheduler's database does not answer")
@@ -669,9 +676,13 @@ class QueuedSpawner(AskingSpawner, Spawner):
         session = await self.runtime.scheduler.session(self._session.id)
         if session.state is SessionState.PENDING:
             found = (await self.runtime.scheduler.forecasts()).get(session.id)
-            return progress.waiting_event(session, found, simulated=self.runtime.simulated)
+            return progress.waiting_event(
+                session, found, simulated=self.runtime.simulated, pull=self.runtime.pull_of(session.id)
+            )
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
-            return progress.starting_event(session, simulated=self.runtime.simulated)
+            return progress.starting_event(
+                session, simulated=self.runtime.simulated, pull=self.runtime.pull_of(session.id)
+            )
         return None
 
 

@@ -31,6 +31,9 @@ from fgpuspawner.engines import Engines
 from fgpuspawner.idle import Servers, SessionActivity
 from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.prefetch import Prefetch
+from fgpuspawner.images.pull_file import PullState, write_pulls
+from fgpuspawner.images.pulls import Pulls
 from fgpuspawner.images.worker import ImageWorker
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
@@ -97,6 +100,8 @@ class Runtime:
         self.warm: WarmPool | None = None
         self.warming: asyncio.Future[None] | None = None
         self.saving: asyncio.Future[None] | None = None
+        self.pulls: Pulls | None = None
+        self._pulling: list[asyncio.Future[None]] = []
 
     @classmethod
     def current(cls) -> Runtime:
@@ -152,6 +157,8 @@ class Runtime:
             ),
         )
         self.scheduler.on_end = self._spawner_class.ended
+        # Whatever the last run told of its pulls: they have ended with it.
+        write_pulls(self.settings.data_path(), {}, now_s=0)
         # However the Hub ends, as long as it can: its threads may be in the middle of something then.
         atexit.register(self.store.close)
         Runtime._current = self
@@ -263,6 +270,33 @@ class Runtime:
         )
         await worker.run()
 
+    def fetch_images(self, engines: Engines) -> None:
+        """Begin to fetch images, in the running event loop: for whoever asks, and for the first who wait."""
+        pulls = self.pulls = Pulls(
+            engines,
+            self.settings.data_path(),
+            at_a_time=self.settings.pulls_at_a_time,
+            changed=self.scheduler.nudge,
+        )
+        self._pulling = [asyncio.ensure_future(pulls.tell())]
+        if self.settings.prefetch:
+            prefetch = Prefetch(
+                pulls,
+                engines,
+                self.scheduler,
+                first=self.settings.prefetch,
+                catalogue=lambda: self.catalogue,
+            )
+            self._pulling.append(asyncio.ensure_future(self._prefetch(prefetch)))
+
+    async def _prefetch(self, prefetch: Prefetch) -> None:
+        await self.ready()
+        await prefetch.run()
+
+    def pull_of(self, session_id: int) -> PullState | None:
+        """Return how far the pull is that a session waits for, None where it waits for none."""
+        return self.pulls.of(session_id) if self.pulls is not None else None
+
     async def prepare(self, session: Session) -> Prepared:
         """Write what a session needs for its launch.
 
@@ -325,6 +359,7 @@ def start_with_the_hub(app: Any) -> None:
             runtime.tenants = Tenants(settings, runtime.launcher, installation=installation)
             runtime.tenants.open(app)
             runtime.warm = runtime.warm_pool(runtime.launcher)
+            runtime.fetch_images(runtime.launcher)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711

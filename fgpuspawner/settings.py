@@ -303,6 +303,22 @@ class FGPU(QueueSettings, ImageSettings):
         Example: ``c.FGPU.warm_pool = {"python": 2, "pytorch": "auto"}``
         """,
     ).tag(config=True)
+    prefetch = Integer(
+        2,
+        help="""Of how many of the first waiting requests of each resource group the image is fetched beforehand; 0: none.
+
+        It is fetched on the engine of every node of the group that could hold the session.
+
+        Example: ``c.FGPU.prefetch = 5``
+        """,
+    ).tag(config=True)
+    pulls_at_a_time = Integer(
+        3,
+        help="""How many images one Docker engine fetches at a time; more wait for their turn, those of a launch first.
+
+        Example: ``c.FGPU.pulls_at_a_time = 1``
+        """,
+    ).tag(config=True)
     verify_timeout_s = Integer(
         60,
         help="""How long the check of a session's limits may take after its start. One that takes longer has failed.
@@ -457,7 +473,9 @@ class FGPU(QueueSettings, ImageSettings):
             raise BadSettings(f"c.FGPU.resume_grace_s is {self.resume_grace_s}; it must not be negative")
         if not 1 <= self.service_port <= 65535:
             raise BadSettings(f"c.FGPU.service_port is {self.service_port}; it must be between 1 and 65535")
-        for name in ("max_sessions", "max_pending_per_user"):
+        if self.prefetch < 0:
+            raise BadSettings(f"c.FGPU.prefetch is {self.prefetch}; it must be 0 (none) or more")
+        for name in ("max_sessions", "max_pending_per_user", "pulls_at_a_time"):
             if getattr(self, name) < 1:
                 raise BadSettings(f"c.FGPU.{name} is {getattr(self, name)}; it must be at least 1")
         return self

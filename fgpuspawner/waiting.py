@@ -21,8 +21,14 @@ async def to_the_end(awaitable: Awaitable[T]) -> T:
         raise
 
 
-async def in_a_thread_of_its_own(function: Callable[..., T], *args: Any) -> T:
-    """Run what can take hours, such that no other call waits for a free thread, nor the Hub's end for it."""
+async def in_a_thread_of_its_own(
+    function: Callable[..., T], *args: Any, cut: Callable[[], None] | None = None
+) -> T:
+    """Run what can take hours, such that no other call waits for a free thread, nor the Hub's end for it.
+
+    A caller that is cancelled leaves it behind. ``cut`` is called then: it ends what the thread waits for, or the
+    thread may be there for ever.
+    """
     outcome: Future[T] = Future()
     # From here on a cancelled caller cannot cancel it, and does not hear of it either.
     outcome.set_running_or_notify_cancel()
@@ -34,4 +40,9 @@ async def in_a_thread_of_its_own(function: Callable[..., T], *args: Any) -> T:
             outcome.set_exception(e)
 
     threading.Thread(target=run, name="fgpu-long", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    try:
+        return await asyncio.wrap_future(outcome)
+    except asyncio.CancelledError:
+        if cut is not None:
+            cut()
+        raise

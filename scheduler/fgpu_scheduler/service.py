@@ -392,8 +392,15 @@ class Scheduler:
 
     async def live(self) -> tuple[Session, ...]:
         """Return every live session, in order of their ids."""
-        snapshot = await self.patiently(lambda: self._call(self.store.snapshot, self._clock.now_s()))
-        return snapshot.sessions
+        return (await self.patiently(self.snapshot)).sessions
+
+    async def snapshot(self) -> Snapshot:
+        """Return the live sessions, and the nodes.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        return await self._call(self.store.snapshot, self._clock.now_s())
 
     async def serving(self, user: str, server_name: str) -> Session | None:
         """Return this server's current session, or None."""
@@ -428,14 +435,19 @@ class Scheduler:
                 found[f.session_id] = f
         return _Forecasts(snapshot.version, snapshot.now_s, found)
 
-    async def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
+    async def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
         """Yield at once, and then whenever anything changed, or that much time has passed."""
         while True:
             changed = self._changed
             yield
+            every_s = at_least_every_s() if callable(at_least_every_s) else at_least_every_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(at_least_every_s):
+                async with asyncio.timeout(every_s):
                     await changed.wait()
+
+    def nudge(self) -> None:
+        """Have those who follow `changes` look again: something beside the store has changed for them."""
+        self._announce()
 
     def wake(self) -> None:
         """Plan again soon."""

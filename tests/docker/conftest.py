@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 from dockerhub import BASE, MINI, DockerHub, Engine, entry
+from imageregistry import ImageRegistry
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import network
@@ -79,7 +80,17 @@ def build(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def catalogue(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_registry() -> Iterator[ImageRegistry]:
+    """A registry that answers, and has nothing."""
+    found = ImageRegistry()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def catalogue(
+    engine: Engine, image: str, empty_registry: ImageRegistry, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A catalogue of images that are right, and of some that are not."""
     forged = engine.mine(f"{engine.prefix}/forged:1")
     labels = {"installation": "other", "session": "999", "attempt": "7", "user": "mallory", "node": "moon"}
@@ -98,7 +109,7 @@ def catalogue(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFacto
         # A system and nothing of ours on its path; and one that has tini.
         "plain": engine.build("plain", f"FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\n"),
         "plain-tini": engine.build("plain-tini", f"FROM {image}\nENV PATH={PLAIN}\n"),
-        "missing": "127.0.0.1:1/fgpu-test/missing:1",
+        "missing": f"{empty_registry.host}/fgpu-test/missing:1",
     }
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text("\n".join(entry(slug, reference) for slug, reference in images.items()))

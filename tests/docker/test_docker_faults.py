@@ -14,6 +14,7 @@ import machines
 import pytest
 from docker.errors import DockerException
 from dockerhub import MINI, ONE, WHOLE_FIVE, DockerHub, Engine, until
+from imageregistry import ImageRegistry
 from machines import Machine
 
 from fgpu_scheduler import ENDED, Session, SessionState
@@ -166,12 +167,18 @@ def wait_in_line_or_run(hub: DockerHub, user: str) -> Session:
             "no-image",
             {"image": "missing"},
             "PULL_FAILED",
-            "image 127.0.0.1:1/fgpu-test/missing:1 is not on the engine and could not be fetched: ",
+            "image {empty_registry}/fgpu-test/missing:1 is not on the engine and could not be fetched: ",
         ),
     ],
 )
 def test_what_the_engine_refuses(
-    hub: DockerHub, engine: Engine, server: str, more: dict[str, str], cause: str, words: str
+    hub: DockerHub,
+    engine: Engine,
+    empty_registry: ImageRegistry,
+    server: str,
+    more: dict[str, str],
+    cause: str,
+    words: str,
 ) -> None:
     holder = hub.running("holder", **WHOLE_FIVE)
     hub.add_user("alice")
@@ -184,7 +191,7 @@ def test_what_the_engine_refuses(
     began = time.monotonic()
     found, at = ended(hub, session)
     assert found.end_cause == cause
-    assert str(found.message).startswith(words)
+    assert str(found.message).startswith(words.replace("{empty_registry}", empty_registry.host))
     print(f"{server}: told {at - began:.2f} s after its launch began")
     assert at - began <= TOLD_WITHIN_S
     freed_once_and_the_next_one_runs(hub, session, waiting)

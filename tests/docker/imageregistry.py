@@ -1,0 +1,253 @@
+"""Images that registries serve, from nothing or on top of the default one; and a registry that does as it is told."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import docker
+import requests
+
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+PIECE_BYTES = 1 << 16
+
+
+def digest(body: bytes) -> str:
+    """Return what a registry calls these bytes."""
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as it is sent, packed, and the digest of what is in it."""
+
+    packed: bytes
+    diff_id: str
+
+
+def packed(tar: bytes) -> Layer:
+    """Return a tar as a layer. It is not made smaller: what counts is how much is sent."""
+    return Layer(gzip.compress(tar, compresslevel=0, mtime=0), digest(tar))
+
+
+def random_layer(mib: float, name: str = "large") -> Layer:
+    """Return a layer with one file that nobody has seen before."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = int(mib * 2**20)
+        tar.addfile(info, io.BytesIO(os.urandom(info.size)))
+    return packed(held.getvalue())
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image as a registry has it."""
+
+    layers: tuple[Layer, ...]
+    config: Mapping[str, Any] = field(default_factory=lambda: {"Cmd": ["/large"]})
+
+    @property
+    def config_blob(self) -> bytes:
+        """The image's configuration."""
+        return json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": dict(self.config),
+                "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in self.layers]},
+                "history": [{"created_by": "tests"}] * len(self.layers),
+            }
+        ).encode()
+
+    @property
+    def manifest(self) -> bytes:
+        """What its tag leads to."""
+        config = self.config_blob
+        return json.dumps(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": {"mediaType": CONFIG, "size": len(config), "digest": digest(config)},
+                "layers": [
+                    {"mediaType": LAYER, "size": len(layer.packed), "digest": digest(layer.packed)}
+                    for layer in self.layers
+                ],
+            }
+        ).encode()
+
+    def with_layers(self, *layers: Layer) -> Made:
+        """Return the same with more layers on top."""
+        return Made((*self.layers, *layers), self.config)
+
+    def put(self, url: str, name: str, tag: str = "1") -> None:
+        """Put it into a registry, the way that `docker push` does."""
+        for blob in (*(layer.packed for layer in self.layers), self.config_blob):
+            begun = requests.post(f"{url}/v2/{name}/blobs/uploads/", timeout=60)
+            begun.raise_for_status()
+            where = requests.compat.urljoin(url, begun.headers["Location"])
+            done = requests.put(
+                where + ("&" if "?" in where else "?") + f"digest={digest(blob)}",
+                data=blob,
+                headers={"Content-Type": "application/octet-stream"},
+                timeout=60,
+            )
+            done.raise_for_status()
+        requests.put(
+            f"{url}/v2/{name}/manifests/{tag}",
+            data=self.manifest,
+            headers={"Content-Type": MANIFEST},
+            timeout=60,
+        ).raise_for_status()
+
+
+def made_of(client: docker.APIClient, reference: str) -> Made:
+    """Return an image that an engine has, as a registry would have it."""
+    with tarfile.open(fileobj=io.BytesIO(b"".join(client.get_image(reference)))) as saved:
+
+        def read(name: str) -> bytes:
+            file = saved.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        (entry,) = json.loads(read("manifest.json"))
+        config = json.loads(read(entry["Config"]))
+        return Made(tuple(packed(read(name)) for name in entry["Layers"]), config["config"])
+
+
+class ImageRegistry:
+    """As much of the registry API as ``docker pull`` asks for. What it is to do can be changed at any time.
+
+    ``mib_per_s`` is how fast it sends a blob; ``refuse`` what it answers whoever asks for a manifest, ``cut_after`` after
+    how many bytes of a blob it closes the connection, once; ``asked`` counts the blobs and manifests that were asked for.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.mib_per_s = 1000.0
+        self.refuse: tuple[int, str] | None = None
+        self.refuse_blobs: int | None = None
+        self.cut_after: int | None = None
+        self.asked: Counter[str] = Counter()
+        self.sent = 0
+        self.broken = 0
+        """How many blobs were not wanted to their end."""
+        self._manifests: dict[str, bytes] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._server: ThreadingHTTPServer | None = None
+        self.port = port
+        self.start()
+
+    @property
+    def host(self) -> str:
+        """Where it is, as references begin."""
+        return f"127.0.0.1:{self.port}"
+
+    def add(self, name: str, made: Made, tag: str = "1") -> str:
+        """Take in an image and return its reference."""
+        for blob in (*(layer.packed for layer in made.layers), made.config_blob):
+            self._blobs[digest(blob)] = blob
+        self._manifests[f"{name}/{tag}"] = made.manifest
+        self._manifests[f"{name}/{digest(made.manifest)}"] = made.manifest
+        return f"{self.host}/{name}:{tag}"
+
+    def blobs_asked(self, made: Made) -> list[int]:
+        """Return how often each of an image's layers was asked for."""
+        return [self.asked[digest(layer.packed)] for layer in made.layers]
+
+    def start(self) -> None:
+        """Answer, at the same port as before."""
+        registry = self
+
+        class Answer(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                registry.answer(self, with_body=False)
+
+            def do_GET(self) -> None:
+                registry.answer(self, with_body=True)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Answer)
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more, also in the middle of a blob."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def answer(self, request: BaseHTTPRequestHandler, *, with_body: bool) -> None:
+        """Answer one request."""
+        path = request.path.partition("?")[0]
+        kind, body = "application/json", b"{}"
+        status = 200
+        if "/manifests/" in path:
+            name, _, tag = path.removeprefix("/v2/").partition("/manifests/")
+            self.asked[f"{name}:{tag}"] += 1
+            found = self._manifests.get(f"{name}/{tag}")
+            kind = MANIFEST
+            if self.refuse is not None:
+                status, body = self.refuse[0], _error(self.refuse[1])
+            elif found is None:
+                status, body = 404, _error("MANIFEST_UNKNOWN")
+            else:
+                body = found
+        elif "/blobs/" in path:
+            wanted = path.rpartition("/")[2]
+            self.asked[wanted] += with_body
+            kind = "application/octet-stream"
+            if self.refuse_blobs is not None:
+                status, body = self.refuse_blobs, b"{}"
+            elif wanted in self._blobs:
+                body = self._blobs[wanted]
+            else:
+                status, body = 404, _error("BLOB_UNKNOWN")
+        elif path != "/v2/":
+            status = 404
+        request.send_response(status)
+        request.send_header("Content-Type", kind if status == 200 else "application/json")
+        request.send_header("Content-Length", str(len(body)))
+        request.send_header("Docker-Content-Digest", digest(body))
+        request.end_headers()
+        if with_body:
+            self._send(request, body)
+
+    def _send(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        began = time.monotonic()
+        for start in range(0, len(body), PIECE_BYTES):
+            if self._server is None or (self.cut_after is not None and start >= self.cut_after):
+                self.cut_after = None
+                request.close_connection = True
+                return
+            try:
+                request.wfile.write(body[start : start + PIECE_BYTES])
+            except OSError:
+                self.broken += 1
+                request.close_connection = True
+                return
+            self.sent += PIECE_BYTES
+            time.sleep(max(0, began + start / 2**20 / self.mib_per_s - time.monotonic()))
+
+
+def _error(code: str) -> bytes:
+    words: Sequence[Mapping[str, str]] = [{"code": code, "message": code.lower().replace("_", " ")}]
+    return json.dumps({"errors": words}).encode()

@@ -1,0 +1,162 @@
+"""A server that answers as much of a Docker engine's API as pulls ask for, the way that a test tells it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from fgpuspawner.engines import Engine, EngineAddress, Engines
+
+Step = dict[str, Any] | threading.Event | int
+"""A line that is told, what is waited for before the next one, or a status to refuse with."""
+
+
+class StandIn:
+    """An engine: ``images`` are what it has, ``pulls`` what becomes of each next pull of a reference."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, dict[str, Any]] = {}
+        self.pulls: dict[str, list[list[Step]]] = {}
+        self.asked: Counter[str] = Counter()
+        self.loaded: list[bytes] = []
+        self.cut = threading.Event()
+        """Set once a pull's connection has been closed by whoever asked."""
+        self.auth: list[str | None] = []
+        stand_in = self
+
+        class Answer(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                stand_in.get(self)
+
+            def do_POST(self) -> None:
+                stand_in.post(self)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self._server.daemon_threads = True
+        self.url = f"tcp://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def get(self, request: BaseHTTPRequestHandler) -> None:
+        path = unquote(urlsplit(request.path).path)
+        if path.endswith("/version"):
+            self._say(request, 200, {"ApiVersion": "1.41"})
+            return
+        name = path.partition("/images/")[2]
+        if name.endswith("/get"):
+            self.asked["get"] += 1
+            self._stream(request, [b"tar of ", name.removesuffix("/get").encode()])
+            return
+        found = self.images.get(name.removesuffix("/json"))
+        self._say(request, 200 if found else 404, found or {"message": f"No such image: {name}"})
+
+    def post(self, request: BaseHTTPRequestHandler) -> None:
+        split = urlsplit(request.path)
+        given = {key: values[0] for key, values in parse_qs(split.query).items()}
+        if split.path.endswith("/images/load"):
+            body = self._chunks(request)
+            self.loaded.append(body)
+            self.images[body.decode().removeprefix("tar of ")] = {"Id": "sha256:copied"}
+            self._stream(request, [b'{"stream": "Loaded image"}\r\n'])
+            return
+        separator = "@" if given["tag"].startswith("sha256:") else ":"
+        reference = f"{given['fromImage']}{separator}{given['tag']}"
+        self.asked[reference] += 1
+        self.auth.append(request.headers.get("X-Registry-Auth"))
+        self._pull(request, reference, self.pulls[reference].pop(0))
+
+    def _pull(self, request: BaseHTTPRequestHandler, reference: str, steps: list[Step]) -> None:
+        if steps and isinstance(steps[0], int):
+            self._say(request, steps[0], steps[1])
+            return
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        for step in steps:
+            if isinstance(step, threading.Event):
+                self._wait(request, step)
+                if self.cut.is_set():
+                    return
+            elif step == {}:
+                request.close_connection = True
+                return
+            else:
+                self._chunk(request, json.dumps(step).encode() + b"\r\n")
+        if not any(isinstance(step, dict) and "error" in step for step in steps):
+            self.images.setdefault(
+                reference, {"Id": "sha256:pulled", "RepoDigests": [f"x@sha256:{'a' * 64}"]}
+            )
+        self._chunk(request, b"")
+
+    def _wait(self, request: BaseHTTPRequestHandler, step: threading.Event) -> None:
+        """Wait for an event, or until nobody is at the other end any more."""
+        request.connection.settimeout(0.02)
+        while not step.is_set():
+            try:
+                if request.connection.recv(1) == b"":
+                    self.cut.set()
+                    request.close_connection = True
+                    return
+            except TimeoutError:
+                pass
+        request.connection.settimeout(None)
+
+    def _say(self, request: BaseHTTPRequestHandler, status: int, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        request.send_response(status)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def _stream(self, request: BaseHTTPRequestHandler, pieces: list[bytes]) -> None:
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        for piece in [*pieces, b""]:
+            self._chunk(request, piece)
+
+    @staticmethod
+    def _chunk(request: BaseHTTPRequestHandler, piece: bytes) -> None:
+        request.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        request.wfile.flush()
+
+    @staticmethod
+    def _chunks(request: BaseHTTPRequestHandler) -> bytes:
+        found = b""
+        while size := int(request.rfile.readline(), 16):
+            found += request.rfile.read(size)
+            request.rfile.readline()
+        request.rfile.readline()
+        return found
+
+
+def connected(*stand_ins: StandIn) -> Engines:
+    """Return the engines a, b, ... that these stand in for."""
+    engines = []
+    for name, stand_in in zip("abcdef", stand_ins, strict=False):
+        made = Engine(
+            EngineAddress("", (name,)), installation="test", client_kwargs={"base_url": stand_in.url}
+        )
+        made.connect()
+        engines.append(made)
+    return Engines(engines)
+
+
+Make = Callable[..., Engines]

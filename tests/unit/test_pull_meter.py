@@ -1,0 +1,124 @@
+"""How far a pull is, from an engine's own lines; and what is told of it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from fgpuspawner.images.meter import MIB, Meter, Progress
+from fgpuspawner.images.pull_file import Phase, PullState, read_pulls, write_pulls
+
+
+def line(status: str, layer: str = "1", done: int | None = None, of: int | None = None) -> dict[str, object]:
+    detail = {} if done is None else {"current": done * MIB, "total": of * MIB if of else None}
+    return {"status": status, "id": layer, "progressDetail": detail}
+
+
+def test_a_total_and_a_rest_are_told_only_once_all_sizes_are_known() -> None:
+    meter = Meter()
+    meter.note({"status": "Pulling from lab/torch", "id": "1.0"}, 0)
+    for layer in "abc":
+        meter.note(line("Pulling fs layer", layer), 0)
+    meter.note(line("Already exists", "a"), 0)
+    meter.note(line("Downloading", "b", 1, 10), 0)
+    meter.note(line("Downloading", "b", 3, 10), 2)
+    assert meter.progress(2) == Progress(1, 3, 3 * MIB, None, None)
+    meter.note(line("Downloading", "c", 1, 10), 2)
+    found = meter.progress(2)
+    assert (found.bytes_done, found.bytes_total) == (4 * MIB, 20 * MIB)
+    # 4 MiB took 2 s.
+    assert found.seconds_left == 8
+    assert found.words() == "1 of 3 layers, 4 of 20 MiB, about 8 s left"
+
+
+def test_what_is_here_and_not_unpacked_has_no_seconds_left() -> None:
+    meter = Meter()
+    meter.note(line("Downloading", "a", 1, 10), 0)
+    meter.note(line("Download complete", "a"), 3)
+    meter.note(line("Extracting", "a", 2, 10), 4)
+    assert meter.progress(4) == Progress(0, 1, 10 * MIB, 10 * MIB, None, unpacks=True)
+    meter.note(line("Pull complete", "a"), 5)
+    assert meter.progress(5).layers_done == 1
+
+
+def test_a_small_layer_without_a_size_does_not_keep_the_total_unknown() -> None:
+    meter = Meter()
+    meter.note(line("Pulling fs layer", "tiny"), 0)
+    meter.note(line("Downloading", "a", 1, 10), 0)
+    meter.note(line("Download complete", "tiny"), 0)
+    assert meter.progress(0).bytes_total == 10 * MIB
+
+
+def test_an_engine_that_tells_no_sizes_gives_no_total_and_no_rest() -> None:
+    meter = Meter()
+    meter.note(line("Downloading", "a", 1), 0)
+    meter.note(line("Downloading", "a", 5), 5)
+    assert meter.progress(5) == Progress(0, 1, 5 * MIB, None, None)
+    assert meter.progress(5).words() == "0 of 1 layers, 5 MiB so far"
+
+
+def test_nothing_ever_becomes_less_also_when_it_is_begun_again() -> None:
+    draw = random.Random(7)
+    meter, before = Meter(), Progress()
+    for at_s in range(400):
+        layer = draw.choice("abcde")
+        words = ["Pulling fs layer", "Downloading", "Downloading", "Verifying Checksum", "Extracting"]
+        status = draw.choice([*words, "Pull complete"])
+        meter.note(line(status, layer, draw.randrange(9), draw.choice([9, 12])), at_s)
+        now = meter.progress(at_s)
+        assert now.layers_done >= before.layers_done
+        assert now.bytes_done >= before.bytes_done
+        assert (now.bytes_total or 0) >= (before.bytes_total or 0)
+        assert now.bytes_total is None or now.bytes_done <= now.bytes_total
+        assert now.layers_done <= now.layers
+        before = now
+    assert before.layers_done == 5
+
+
+def test_lines_that_are_none_of_a_pulls_are_passed_over() -> None:
+    meter = Meter()
+    for told in ({}, {"status": 1, "id": "a"}, {"status": "Downloading"}, {"status": "Downloading", "id": 3}):
+        meter.note(told, 0)
+    meter.note({"status": "Downloading", "id": "a", "progressDetail": "much"}, 0)
+    assert meter.progress(0) == Progress(0, 1)
+
+
+def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
+    meter = Meter()
+    meter.count(10 * MIB, 100 * MIB, 0)
+    meter.count(60 * MIB, 100 * MIB, 5)
+    assert meter.progress(5) == Progress(0, 0, 60 * MIB, 100 * MIB, 4)
+    meter.count(101 * MIB, 100 * MIB, 6)
+    assert meter.progress(6).bytes_done == 100 * MIB
+
+
+def test_what_is_told_says_the_phase_the_try_and_the_trouble() -> None:
+    progress = Progress(1, 2, 3 * MIB, 4 * MIB, 130)
+    assert PullState(Phase.FETCHING, progress).words() == (
+        "fetching the image: 1 of 2 layers, 3 of 4 MiB, about 3 min left"
+    )
+    assert PullState(Phase.FETCHING, Progress(), attempt=2).words() == "fetching the image (try 2)"
+    again = PullState(Phase.AGAIN, progress, trouble="the registry does not answer")
+    assert again.words() == "the image could not be fetched yet, trying again: the registry does not answer"
+    told = PullState(Phase.COPYING, progress, 1).as_json()
+    assert told["text"] == "copying the image from another machine: " + progress.words()
+    assert told["bytes_total"] == 4 * MIB
+    assert "unpacks" not in told
+
+
+def test_what_is_written_is_read_until_it_is_old(tmp_path: Path) -> None:
+    states = {
+        7: PullState(Phase.FETCHING, Progress(1, 2, 3, 4, 5, unpacks=True), 2, "x"),
+        8: PullState(Phase.WAITING),
+    }
+    write_pulls(tmp_path, states, now_s=1000)
+    assert read_pulls(tmp_path, now_s=1009) == states
+    assert read_pulls(tmp_path, now_s=1011) == {}
+    assert read_pulls(tmp_path, now_s=900) == {}
+
+
+def test_a_file_that_is_none_tells_nothing(tmp_path: Path) -> None:
+    assert read_pulls(tmp_path, now_s=0) == {}
+    for text in ("", "[]", "{}", '{"written_at_s": 0, "sessions": {"a": 1}}', '{"written_at_s": "x"}'):
+        (tmp_path / "pulls.json").write_text(text)
+        assert read_pulls(tmp_path, now_s=0) == {}

@@ -1,0 +1,349 @@
+"""Pulls: shared, in turns, cut off, tried again where that can help; against servers that stand in for engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standinengine import StandIn, connected
+
+from fgpuspawner.engines import Engine, Engines
+from fgpuspawner.images import pulls as module
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.pull_file import Phase
+from fgpuspawner.images.pulls import PullFailed, Pulls
+
+A_DIGEST = "sha256:" + "a" * 64
+OTHER_DIGEST = "sha256:" + "b" * 64
+
+
+def image(reference: str = "lab/torch:1", **more: Any) -> Image:
+    return Image("torch", "Torch", "pytorch", "2", "3.11", reference, **more)
+
+
+@pytest.fixture
+def engine() -> Iterator[StandIn]:
+    found = StandIn()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def other() -> Iterator[StandIn]:
+    found = StandIn()
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", (0.01, 0.01))
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Engines]]:
+    opened: list[Engines] = []
+    yield opened
+    for engines in opened:
+        engines.close()
+
+
+class Lab:
+    """The pulls of the engines that are stood in for."""
+
+    def __init__(self, engines: Engines, folder: Path, **more: Any) -> None:
+        self.pulls = Pulls(engines, folder, **more)
+        self.engines: tuple[Engine, ...] = engines.engines
+
+    def waits(self, session_id: int, wanted: Image, *, ahead: bool = False) -> asyncio.Task[Any]:
+        """Have a session wait for an image on the first engine."""
+        return asyncio.create_task(self.pulls.ensure(self.engines[0], wanted, session_id, ahead=ahead))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, closing: list[Engines]) -> Callable[..., Lab]:
+    def make(*stand_ins: StandIn, **more: Any) -> Lab:
+        closing.append(connected(*stand_ins))
+        return Lab(closing[-1], tmp_path, **more)
+
+    return make
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0.005)
+
+
+def threads() -> int:
+    return sum(thread.name == "fgpu-long" for thread in threading.enumerate())
+
+
+async def test_all_who_wait_for_one_image_share_one_pull(engine: StandIn, lab: Callable[..., Lab]) -> None:
+    go = threading.Event()
+    engine.pulls["lab/torch:1"] = [[{"status": "Pulling fs layer", "id": "1"}, go]]
+    world = lab(engine)
+    tasks = [world.waits(n, image()) for n in range(10)]
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    assert set(world.pulls.states()) == set(range(10))
+    go.set()
+    found = await asyncio.gather(*tasks)
+    assert {one["Id"] for one in found} == {"sha256:pulled"}
+    assert engine.asked["lab/torch:1"] == 1
+    assert world.pulls.states() == {}
+
+
+async def test_a_pull_goes_on_while_anybody_waits_and_the_last_to_leave_ends_it(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    never = threading.Event()
+    engine.pulls["lab/torch:1"] = [[{"status": "Pulling fs layer", "id": "1"}, never]]
+    world = lab(engine)
+    first, second = world.waits(1, image()), world.waits(2, image(), ahead=True)
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    first.cancel()
+    await eventually(first.done)
+    assert set(world.pulls.states()) == {2}
+    assert not engine.cut.is_set()
+    second.cancel()
+    await eventually(engine.cut.is_set)
+    await eventually(lambda: threads() == 0)
+    assert world.pulls.states() == {}
+
+
+async def test_a_pull_that_was_left_is_begun_anew_by_the_next_one(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.pulls["lab/torch:1"] = [[{"status": "x"}, threading.Event()], [{"status": "x"}]]
+    world = lab(engine)
+    first = world.waits(1, image())
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    first.cancel()
+    second = world.waits(2, image())
+    await eventually(engine.cut.is_set)
+    engine.cut.clear()
+    assert (await second)["Id"] == "sha256:pulled"
+    assert engine.asked["lab/torch:1"] == 2
+
+
+async def test_an_engine_that_has_not_even_answered_leaves_no_thread_behind(
+    lab: Callable[..., Lab], engine: StandIn
+) -> None:
+    engine.pulls["lab/torch:1"] = []
+    world = lab(engine)
+    silent = threading.Event()
+    # Before the first byte of its answer.
+    engine._pull = lambda request, reference, steps: engine._wait(request, silent)  # type: ignore[method-assign]
+    engine.pulls["lab/torch:1"] = [[]]
+    task = world.waits(1, image())
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    assert threads() == 1
+    task.cancel()
+    await eventually(engine.cut.is_set)
+    await eventually(lambda: threads() == 0)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [500, {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}],
+        [{"status": "x"}, {"error": "received unexpected HTTP status: 503 Service Unavailable"}],
+        [{"status": "x"}, {}],
+    ],
+)
+async def test_what_may_pass_is_tried_again(
+    engine: StandIn, lab: Callable[..., Lab], trouble: list[Any]
+) -> None:
+    engine.pulls["lab/torch:1"] = [trouble, trouble, [{"status": "x"}]]
+    assert (await lab(engine).waits(1, image()))["Id"] == "sha256:pulled"
+    assert engine.asked["lab/torch:1"] == 3
+
+
+async def test_what_does_not_pass_is_told_after_the_last_try(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    refused = {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}
+    engine.pulls["lab/torch:1"] = [[500, refused]] * 4
+    with pytest.raises(PullFailed) as caught:
+        await lab(engine).waits(1, image())
+    assert engine.asked["lab/torch:1"] == 3
+    assert str(caught.value) == (
+        "image lab/torch:1 is not on the engine and could not be fetched: the registry does not answer: "
+        "dial tcp 10.0.0.1:443: connect: connection refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("manifest for lab/torch:1 not found: manifest unknown", "the registry has no such image"),
+        ("pull access denied for lab/torch, repository does not exist", "the registry denies access to it"),
+        ("dial tcp: lookup nowhere on 1.1.1.1:53: no such host", "there is no such registry"),
+        ("write /x: no space left on device", "the disk of the engine is full"),
+        ("filesystem layer verification failed for digest sha256:1", "what came is not what its digest says"),
+        (
+            "no matching manifest for linux/amd64 in the manifest list",
+            "the image is for another kind of machine",
+        ),
+    ],
+)
+async def test_what_does_not_pass_by_itself_is_not_tried_again(
+    engine: StandIn, lab: Callable[..., Lab], said: str, words: str
+) -> None:
+    engine.pulls["lab/torch:1"] = [[500, {"message": said}], [{"status": "x"}]]
+    with pytest.raises(PullFailed) as caught:
+        await lab(engine).waits(1, image())
+    assert engine.asked["lab/torch:1"] == 1
+    assert words in str(caught.value)
+    assert said in str(caught.value)
+
+
+async def test_an_image_that_is_there_is_not_fetched(engine: StandIn, lab: Callable[..., Lab]) -> None:
+    engine.images["lab/torch:1"] = {"Id": "sha256:1"}
+    world = lab(engine)
+    assert await world.waits(1, image()) == {"Id": "sha256:1"}
+    assert await world.pulls.here(world.engines[0], image()) == {"Id": "sha256:1"}
+    assert not engine.asked
+
+
+async def test_an_image_with_another_digest_is_fetched_again_and_taken_if_it_is_the_one_then(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.images["lab/torch:1"] = {"Id": "sha256:old", "RepoDigests": [f"lab/torch@{OTHER_DIGEST}"]}
+    world, wanted = lab(engine), image(digest=A_DIGEST)
+    assert await world.pulls.here(world.engines[0], wanted) is None
+    new = {"Id": "sha256:new", "RepoDigests": [f"lab/torch@{A_DIGEST}"]}
+    arrived = threading.Event()
+    engine.pulls["lab/torch:1"] = [[{"status": "x"}, arrived]]
+    task = world.waits(1, wanted)
+    await eventually(lambda: engine.asked["lab/torch:1"])
+    engine.images["lab/torch:1"] = new
+    arrived.set()
+    assert await task == new
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_an_image_with_another_digest_is_refused_with_both_and_not_tried_again(
+    engine: StandIn, lab: Callable[..., Lab], pinned: bool
+) -> None:
+    wanted = image(f"lab/torch@{A_DIGEST}") if pinned else image(digest=A_DIGEST)
+    engine.images[wanted.reference] = {"Id": "sha256:old", "RepoDigests": [f"lab/torch@{OTHER_DIGEST}"]}
+    engine.pulls[wanted.reference] = [[{"status": "x"}]] * 2
+    with pytest.raises(PullFailed) as caught:
+        await lab(engine).waits(1, wanted)
+    assert f"the engine has {OTHER_DIGEST} and sha256:old, the catalogue wants {A_DIGEST}" in str(
+        caught.value
+    )
+    assert engine.asked[wanted.reference] == 1
+
+
+async def test_an_image_can_be_pinned_by_the_engines_own_id(engine: StandIn, lab: Callable[..., Lab]) -> None:
+    engine.images["lab/torch:1"] = {"Id": A_DIGEST}
+    assert await lab(engine).waits(1, image(digest=A_DIGEST)) == {"Id": A_DIGEST}
+
+
+async def test_what_no_registry_has_is_copied_from_another_engine_that_has_it(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.pulls["lab/torch:1"] = [[404, {"message": "manifest unknown"}]]
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    assert await lab(engine, other).waits(1, image()) == {"Id": "sha256:copied"}
+    assert engine.loaded == [b"tar of lab/torch:1"]
+
+
+async def test_a_private_image_is_copied_from_where_it_was_made_and_never_pulled(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab]
+) -> None:
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    private = image(owner="alice", node_id="b")
+    assert await lab(engine, other).waits(1, private) == {"Id": "sha256:copied"}
+    assert not engine.asked
+
+
+@pytest.mark.parametrize(
+    ("node_id", "answers", "words"),
+    [
+        ("a", True, "the Docker engine of a, where it was made, does not have it any more"),
+        ("b", True, "the Docker engine of b does not have it any more"),
+        ("b", False, "the Docker engine of b, which has it, does not answer now"),
+        ("z", True, "node z is not configured any more"),
+    ],
+)
+async def test_a_private_image_that_cannot_be_copied_says_why(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab], node_id: str, answers: bool, words: str
+) -> None:
+    world = lab(engine, other)
+    world.engines[1].answers = answers
+    with pytest.raises(PullFailed, match=words):
+        await world.waits(1, image(owner="alice", node_id=node_id))
+
+
+async def test_pulls_take_turns_and_those_of_a_launch_come_first(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    goes = {name: threading.Event() for name in "abcd"}
+    for name, go in goes.items():
+        engine.pulls[f"lab/{name}:1"] = [[{"status": "x"}, go]]
+    world = lab(engine, at_a_time=2)
+    tasks = {"a": world.waits(0, image("lab/a:1"), ahead=True)}
+    await eventually(lambda: engine.asked["lab/a:1"])
+    for n, name in enumerate("bc", start=1):
+        tasks[name] = world.waits(n, image(f"lab/{name}:1"), ahead=True)
+        await eventually(lambda: [s.phase for s in world.pulls.states().values()].count(Phase.WAITING) == n)  # noqa: B023
+    # One is kept free for a launch.
+    assert not engine.asked["lab/b:1"]
+    tasks["d"] = world.waits(3, image("lab/d:1"))
+    await eventually(lambda: engine.asked["lab/d:1"])
+    # One whose turn comes with a launch that waits for it.
+    joined = world.waits(4, image("lab/c:1"))
+    goes["a"].set()
+    await eventually(lambda: engine.asked["lab/c:1"])
+    assert not engine.asked["lab/b:1"]
+    for go in goes.values():
+        go.set()
+    await asyncio.gather(joined, *tasks.values())
+    assert engine.asked["lab/b:1"] == 1
+
+
+async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_the_end(
+    engine: StandIn, lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
+    go = threading.Event()
+    half = {"status": "Downloading", "id": "1", "progressDetail": {"current": 1 << 20, "total": 2 << 20}}
+    engine.pulls["lab/torch:1"] = [[half, go]]
+    world = lab(engine)
+    telling = asyncio.create_task(world.pulls.tell())
+    task = world.waits(7, image())
+
+    def told() -> Any:
+        return json.loads((tmp_path / "pulls.json").read_text())["sessions"]
+
+    await eventually(lambda: (tmp_path / "pulls.json").exists() and "7" in told())
+    await eventually(lambda: told()["7"]["progress"]["bytes_done"] == 1 << 20)
+    go.set()
+    await task
+    await eventually(lambda: told() == {})
+    telling.cancel()
+
+
+async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(
+    engine: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.pulls = {f"lab/{n}:1": [[{"status": "x"}, threading.Event()]] for n in range(3)}
+    engine.images["lab/there:1"] = {"Id": "sha256:1"}
+    world = lab(engine)
+    tasks = [world.waits(n, image(f"lab/{n}:1")) for n in range(3)]
+    await eventually(lambda: sum(engine.asked.values()) == 3)
+    began = time.monotonic()
+    assert await world.waits(9, image("lab/there:1")) == {"Id": "sha256:1"}
+    assert time.monotonic() - began < 5
+    for task in tasks:
+        task.cancel()
+    await eventually(lambda: threads() == 0)
