@@ -1,7 +1,7 @@
 """The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
-wrongly. Only ``fgpu node`` writes to the database, and no password is ever shown.
+wrongly. Only ``fgpu node`` and ``fgpu images`` write to the database, and no password is ever shown.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
-from traitlets import TraitError
-from traitlets.config import Config
 
 from fgpu_scheduler import (
     HOLDING,
@@ -40,7 +38,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
-from fgpuspawner.hubfile import CONFIG, UsageError, load_config
+from fgpuspawner.hubfile import CONFIG, UsageError, checked_like_the_hub, load_config, quiet
+from fgpuspawner.images import command as images
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
@@ -119,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     node.add_argument("action", choices=sorted(NODE_ACTIONS), help="what becomes of it")
     node.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
     node.set_defaults(run=run_node)
+    images.add_to(commands)
     replay.add_to(commands)
     return parser
 
@@ -185,8 +185,8 @@ def run_node(given: argparse.Namespace) -> list[str]:
 def run_check(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines, the first of them "OK"."""
     config = load_config(given.config)
-    with _quiet():
-        settings, app = _checked_like_the_hub(config, given.config)
+    with quiet():
+        settings, app = checked_like_the_hub(config, given.config)
     spawner_class: type[QueuedSpawner] = app.spawner_class
     containers = spawner_class.containers
     kind = "containers" if containers else "local processes, all of one system user"
@@ -206,45 +206,6 @@ def run_check(given: argparse.Namespace) -> list[str]:
     lines.append(f"  images: {len(catalogue.images)} ({slugs})")
     lines.append(f"  database: {_database(settings.database_url())}")
     return lines
-
-
-def _checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
-    """Return the settings and the Hub's application, after the checks that the Hub makes when it starts."""
-    # Imported here: `fgpu status --db` needs no Hub, and these take a second.
-    from jupyterhub.app import JupyterHub
-
-    from fgpuspawner.config import SERVICE, check_hub
-    from fgpuspawner.queued import QueuedSpawner
-
-    config.JupyterHub.log_level = "CRITICAL"
-    try:
-        app = JupyterHub(config=config)
-        app.hub = None
-        app.proxy = app.proxy_class(parent=app, app=app)
-        spawner_class = app.spawner_class
-    except TraitError as e:
-        raise BadSettings(f"{path}: {e}") from None
-    configured = any(service.get("name") == SERVICE for service in app.services)
-    if not configured or not issubclass(spawner_class, QueuedSpawner):
-        raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")
-    settings = FGPU.from_config(config).checked()
-    check_hub(app, settings)
-    return settings, app
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep off the screen what the Hub's classes log and warn of while they only are made."""
-    import logging
-    import warnings
-
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _node_line(node: Node) -> str:
@@ -280,8 +241,8 @@ def _database(url: str) -> str:
 def run_firewall(given: argparse.Namespace) -> list[str]:
     """Print, apply or remove the rules of the installation that a configuration is of."""
     config = load_config(given.config)
-    with _quiet():
-        settings, app = _checked_like_the_hub(config, given.config)
+    with quiet():
+        settings, app = checked_like_the_hub(config, given.config)
         if not app.spawner_class.containers:
             raise BadSettings(f"{given.config}: sessions are local processes; no firewall holds these")
         app.init_hub()

@@ -437,8 +437,8 @@ def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.Ca
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', 'replay'); "
-            "see fgpu --help",
+            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', 'images', "
+            "'replay'); see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
         (["status", "--db"], "argument --db: expected one argument; see fgpu status --help"),
@@ -551,19 +551,29 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return dict(chosen.choices)
 
 
+def own_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
 def test_every_command_and_option_is_documented() -> None:
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert "`fgpu --version`" in text
     assert set(re.findall(r"^### `fgpu (\w+)`$", text, flags=re.MULTILINE)) == set(commands())
     for name, parser in commands().items():
         own = text.partition(f"### `fgpu {name}`\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-        options = {o for a in parser._actions for o in a.option_strings if o not in ("-h", "--help")}
+        parsers = [parser, *own_commands(parser).values()]
+        options = {
+            o for p in parsers for a in p._actions for o in a.option_strings if o not in ("-h", "--help")
+        }
+        assert [sub for sub in own_commands(parser) if f"`{sub}" not in own] == [], name
         assert set(re.findall(r"`(--[a-z]+)", own)) == options, name
         assert f"fgpu {name}" in own
 
 
 def test_every_command_has_help() -> None:
     for parser in commands().values():
-        assert parser.description
-        for action in parser._actions:
-            assert action.help
+        for one in (parser, *own_commands(parser).values()):
+            assert one.description
+            for action in one._actions:
+                assert action.help or isinstance(action, argparse._SubParsersAction)

@@ -1,0 +1,153 @@
+"""What administrators do with images: what is written, what is refused, and that it comes out as it was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler.image_edits import ImageEdit
+from fgpuspawner.images.catalogue import CatalogueError
+from fgpuspawner.images.editing import Action, Update, added, done, edited
+from fgpuspawner.images.entry import entry_of
+from fgpuspawner.images.merging import Merged, merge
+from fgpuspawner.images.model import Catalogue, Image
+
+PYTHON = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1", default=True)
+TORCH = Image("torch", "PyTorch", "pytorch", "2.13", "3.12", "lab/torch:1")
+FLOW = Image("flow", "TensorFlow", "tensorflow", "2.7", "3.9", "lab/flow:1", enabled=False)
+FILE = Catalogue((PYTHON, TORCH, FLOW))
+JAX = Image("jax", "JAX", "jax", "0.5", "3.12", "lab/jax:1", default=True)
+
+Edits = tuple[ImageEdit, ...]
+
+
+def written(edits: Edits, update: Update, *, now_s: int = 1) -> Edits:
+    """Return the edits after an update, as the store has them."""
+    kept = {edit.slug: edit for edit in edits if edit.slug not in update.drop}
+    kept |= {edit.slug: replace(edit, changed_at_s=now_s) for edit in update.put}
+    return tuple(kept.values())
+
+
+def after(*steps: tuple[Action, str], edits: Edits = ()) -> tuple[Merged, Edits]:
+    for number, (action, slug) in enumerate(steps):
+        edits = written(edits, done(action, slug, FILE, edits), now_s=number)
+    return merge(FILE, edits), edits
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "key"),
+    [
+        (Action.DISABLE, Action.ENABLE, lambda i: i.enabled),
+        (Action.HIDE, Action.SHOW, lambda i: not i.hidden),
+    ],
+)
+def test_what_is_turned_off_and_on_again_leaves_no_edit(
+    there: Action, back: Action, key: Callable[[Image], bool]
+) -> None:
+    found, edits = after((there, "torch"))
+    assert [key(image) for image in found.catalogue.images if image.slug == "torch"] == [False]
+    found, edits = after((back, "torch"), edits=edits)
+    assert (found.catalogue, edits) == (FILE, ())
+
+
+def test_what_the_file_disables_can_be_enabled() -> None:
+    found, _ = after((Action.ENABLE, "flow"))
+    assert found.catalogue.images[2].enabled
+
+
+def test_one_image_is_the_default_whoever_was_it_before() -> None:
+    def default(found: Merged) -> list[str]:
+        return [image.slug for image in found.catalogue.images if image.default]
+
+    found, edits = after((Action.DEFAULT, "torch"), (Action.DEFAULT, "flow"))
+    assert default(found) == ["flow"]
+    # Not again the torch of before, once flow is back to the file.
+    found, _ = after((Action.BACK, "flow"), edits=edits)
+    assert default(found) == ["python"]
+    found, edits = after((Action.DEFAULT, "python"), edits=edits)
+    assert default(found) == ["python"]
+    # Also where the one before is of the database only.
+    jax = written((), added([entry_of(JAX)], FILE, ()))
+    assert default(merge(FILE, jax)) == ["jax"]
+    found, _ = after((Action.DEFAULT, "torch"), edits=jax)
+    assert default(found) == ["torch"]
+
+
+def test_images_move_by_one_place_and_not_beyond_the_ends() -> None:
+    def order(found: Merged) -> list[str]:
+        return [one.image.slug for one in found.listed]
+
+    found, edits = after((Action.UP, "flow"))
+    assert (order(found), found.reordered) == (["python", "flow", "torch"], True)
+    found, edits = after((Action.UP, "flow"), (Action.UP, "flow"), edits=edits)
+    assert order(found) == ["flow", "python", "torch"]
+    found, edits = after((Action.DOWN, "torch"), edits=edits)
+    assert order(found) == ["flow", "python", "torch"]
+    # Only moved: nothing else of them differs.
+    assert [one.differences for one in found.listed] == [(), (), ()]
+
+
+def test_back_to_the_file_forgets_what_was_changed_and_what_was_added() -> None:
+    edits = written((), added([entry_of(replace(JAX, default=False))], FILE, ()))
+    found, edits = after((Action.HIDE, "torch"), (Action.BACK, "torch"), (Action.BACK, "jax"), edits=edits)
+    assert (found.catalogue, edits) == (FILE, ())
+    # Also of an image that the file does not have any more.
+    _, edits = after((Action.BACK, "old"), edits=(ImageEdit("old", changes={"name": "Old"}),))
+    assert edits == ()
+
+
+def test_a_whole_entry_is_written_as_what_differs_from_the_file() -> None:
+    wanted = entry_of(replace(TORCH, name="Torch", min_fgpu_milli=500))
+    edits = written((), edited("torch", wanted, FILE, ()))
+    assert edits[0].changes == {"name": "Torch", "minimum": {"fgpu": "0.5"}}
+    assert merge(FILE, edits).catalogue.images[1] == replace(TORCH, name="Torch", min_fgpu_milli=500)
+    assert written(edits, edited("torch", entry_of(TORCH), FILE, edits)) == ()
+
+
+def test_an_added_image_keeps_its_entry_when_it_is_edited() -> None:
+    edits = written((), added([entry_of(JAX)], FILE, ()))
+    edits = written(edits, edited("jax", entry_of(replace(JAX, name="Jax")), FILE, edits))
+    assert merge(FILE, edits).catalogue.entry("jax") == replace(JAX, name="Jax")
+
+
+@pytest.mark.parametrize(
+    ("act", "line"),
+    [
+        (
+            lambda: done(Action.HIDE, "none", FILE, ()),
+            'there is no image "none"; there are python, torch, flow',
+        ),
+        (
+            lambda: done(Action.UP, "none", FILE, ()),
+            'there is no image "none"; there are python, torch, flow',
+        ),
+        (
+            lambda: done(Action.BACK, "none", FILE, ()),
+            'there is no image "none"; there are python, torch, flow',
+        ),
+        (
+            lambda: edited("torch", {**entry_of(TORCH), "reference": "a; reboot"}, FILE, ()),
+            'image "torch": reference: "a; reboot" cannot be used; '
+            'write a Docker image reference such as "fgpuspawner/base:0.1"',
+        ),
+        (
+            lambda: added([entry_of(TORCH)], FILE, ()),
+            'image "torch": slug: there is one already; slugs must differ',
+        ),
+        (
+            lambda: added([entry_of(JAX), entry_of(JAX)], FILE, ()),
+            'image "jax": slug: there is one already; slugs must differ',
+        ),
+        (
+            lambda: added([{"slug": "x", "evil": 1}], FILE, ()),
+            'image "x": evil: unknown key; known: ',
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(act: Callable[[], Update], line: str) -> None:
+    with pytest.raises(CatalogueError) as caught:
+        act()
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,163 @@
+"""Labels, files and pins: an image's facts go out and come back the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, parse_catalogue
+from fgpuspawner.images.labels import LABELS, entry_from, labels_of
+from fgpuspawner.images.merging import checked
+from fgpuspawner.images.on_engines import Found
+from fgpuspawner.images.pinning import pinned
+from fgpuspawner.images.writing import written
+
+LEAST = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1")
+FULL = Image(
+    slug="torch",
+    name="PyTorch \"2\" \\ 'x' # é [",
+    framework="pytorch",
+    version="2.13",
+    python="3.12",
+    reference="lab/torch:2.13",
+    description="With CUDA; $(id) {{ 1 }}",
+    icon="flame",
+    kernels=("python3", "torch-2.13"),
+    gpu_architectures=("7.0", "10.0"),
+    cuda="12.4",
+    min_fgpu_milli=200,
+    min_gpu_memory_mib=1024,
+    min_cpu_milli=1500,
+    min_memory_mib=2048,
+    recommended_fgpu_milli=1000,
+    recommended_gpu_memory_mib=4096,
+    recommended_cpu_milli=4000,
+    recommended_memory_mib=8192,
+    deprecated="Removed in May.",
+    groups=("vision, and more", "nlp"),
+    users=("[alice]", "bob"),
+)
+ADMINISTRATORS = {
+    "digest": "sha256:" + "a" * 64,
+    "environment": "/opt/x",
+    "sudo": True,
+    "hidden": True,
+    "enabled": False,
+    "default": True,
+}
+
+
+@pytest.mark.parametrize("image", [LEAST, FULL])
+def test_labels_say_what_the_entry_says(image: Image) -> None:
+    labels = labels_of(image)
+    assert checked(entry_from(labels, image.reference)) == image
+    assert set(labels) <= set(LABELS)
+    assert all(isinstance(value, str) for value in labels.values())
+
+
+def test_every_label_is_written_of_an_image_that_has_everything() -> None:
+    assert set(labels_of(FULL)) == set(LABELS)
+
+
+def test_what_administrators_decide_is_no_label() -> None:
+    labels = labels_of(replace(FULL, **ADMINISTRATORS))  # type: ignore[arg-type]
+    assert labels == labels_of(FULL)
+    forged = {
+        **labels,
+        "fgpu.sudo": "true",
+        "fgpu.default": "true",
+        "fgpu.digest": "x",
+        "fgpu.enabled": "false",
+    }
+    assert checked(entry_from(forged, FULL.reference)) == FULL
+
+
+def test_lists_are_readable_where_no_entry_has_a_comma() -> None:
+    labels = labels_of(FULL)
+    assert labels["fgpu.gpu_architectures"] == "7.0,10.0"
+    assert labels["fgpu.groups"] == '["vision, and more", "nlp"]'
+    by_hand = {**labels, "fgpu.gpu_architectures": " 7.0 , 10.0"}
+    assert checked(entry_from(by_hand, FULL.reference)) == FULL
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "line"),
+    [
+        ("fgpu.slug", "../x", 'image "../x": slug: "../x" cannot be used; write 1 to 40 of a-z, 0-9 and -'),
+        (
+            "fgpu.name",
+            "a\nb",
+            'image "torch": name: "a\\nb" has a line break or control character; remove it',
+        ),
+        ("fgpu.kernels", "[1", 'image "torch": kernels: "[1" is a text; write a list such as ["python3"]'),
+        ("fgpu.groups", '["a", {}]', 'image "torch": groups: {} is a table; every entry must be a text'),
+        ("fgpu.groups", "[" * 100_000, 'image "torch": groups: '),
+        ("fgpu.minimum.cpu", "lots", "image \"torch\": minimum.cpu: 'lots' is not a number such as 0.5"),
+        (
+            "fgpu.minimum.memory_mib",
+            "9" * 5000,
+            'image "torch": minimum.memory_mib: ',
+        ),
+    ],
+)
+def test_forged_labels_are_refused_in_one_line(label: str, value: str, line: str) -> None:
+    with pytest.raises(CatalogueError) as caught:
+        checked(entry_from({**labels_of(FULL), label: value}, FULL.reference))
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_the_file_that_is_written_is_read_as_the_same_catalogue() -> None:
+    whole = Catalogue((replace(LEAST, default=True), replace(FULL, **{**ADMINISTRATORS, "default": False})))  # type: ignore[arg-type]
+    assert parse_catalogue(written(whole).encode(), name="x") == whole
+
+
+def test_private_images_are_in_no_file() -> None:
+    public = replace(LEAST, default=True)
+    private = replace(LEAST, slug="alice/mine:1", owner="alice")
+    assert parse_catalogue(written(Catalogue((public, private))).encode(), name="x") == Catalogue((public,))
+
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def found(image_id: str, *digests: str) -> Found:
+    return Found(image_id, (FULL.reference,), digests, {})
+
+
+def test_what_came_from_a_registry_is_pinned_by_its_digest_there() -> None:
+    old = replace(FULL, digest=B)
+    entry, said = pinned(
+        old, {"n1": found(A, f"other/torch@{A}", f"lab/torch@{B}"), "n2": found(B, f"lab/torch@{B}")}
+    )
+    assert checked(entry) == replace(FULL, reference=f"lab/torch:2.13@{B}")
+    assert said == f"pinned to lab/torch:2.13@{B}"
+    # Once more is the same.
+    again, _ = pinned(checked(entry), {"n1": found(A, f"lab/torch@{B}")})
+    assert again == entry
+
+
+def test_the_repository_is_known_by_the_name_that_engines_give_it() -> None:
+    for reference, listed in (
+        ("docker.io/library/python:3", "python"),
+        ("python:3", "python"),
+        ("localhost:5000/a/b:1", "localhost:5000/a/b"),
+        ("localhost:5000/a/b", "localhost:5000/a/b"),
+    ):
+        entry, _ = pinned(replace(LEAST, reference=reference), {"n1": found(A, f"{listed}@{B}")})
+        assert entry["reference"] == f"{reference}@{B}"
+
+
+def test_what_was_built_there_is_pinned_by_its_id() -> None:
+    entry, said = pinned(FULL, {"n1": found(A), "n2": found(A)})
+    assert checked(entry) == replace(FULL, digest=A)
+    assert A in said
+
+
+def test_engines_that_differ_and_an_image_that_is_nowhere_cannot_be_pinned() -> None:
+    with pytest.raises(CatalogueError, match="the engines have different images under lab"):
+        pinned(FULL, {"n1": found(A), "n2": found(B)})
+    with pytest.raises(CatalogueError, match="; pull or build it first"):
+        pinned(FULL, {})
