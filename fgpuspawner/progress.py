@@ -49,7 +49,7 @@ def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
 _STARTING = {
     SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
     SessionState.PREPARING: (60, "Starting your session"),
-    SessionState.PULLING: (50, "Fetching the image"),
+    SessionState.PULLING: (60, "Fetching the image"),
 }
 
 
@@ -60,6 +60,9 @@ def starting_event(session: Session, *, simulated: bool, pull: PullState | None 
     if pull is not None:
         words = pull.words()
         message = words[:1].upper() + words[1:]
+        done = pull.progress
+        if done.bytes_total:
+            progress += 30 * done.bytes_done // done.bytes_total
     return {
         "progress": progress,
         "message": f"{message} ({amount})",

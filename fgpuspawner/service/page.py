@@ -65,6 +65,7 @@ class Row:
     basis: str
     unexpected: str
     waits_for: str
+    pull: str
     submitted: Instant | None
     started: Instant | None
     warning: str
@@ -244,6 +245,7 @@ def _row(session: Json, hub_host: str) -> Row:
         expected=instant(expected) if waits and expected is not None else None,
         basis=session["forecast_basis"] or "",
         waits_for=session["waits_for"]["text"] if session["waits_for"] else "",
+        pull=session["pull"]["text"] if session["pull"] else "",
         unexpected=(session["forecast_basis"] or "") if waits and expected is None else "",
         submitted=instant(session["submitted_at_s"]),
         started=instant(started) if started is not None else None,

@@ -29,6 +29,7 @@ from fgpu_scheduler.store import Store
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
+from fgpuspawner.images.pull_file import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import World
@@ -219,7 +220,8 @@ class Reader:
             found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
             largest[group] = self._largest_now(own, group)
         isolation = read_choices(self.settings.data_path())
-        return World(snapshot, found, largest, typical, isolation, self._rules)
+        pulls = read_pulls(self.settings.data_path(), now_s=self._clock.now_s())
+        return World(snapshot, found, largest, typical, isolation, self._rules, pulls)
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
         default = make_offer(self.settings, own.nodes, [ANY_IMAGE], (group,)).default

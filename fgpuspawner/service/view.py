@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from fgpu_scheduler import (
     HOLDING,
+    LAUNCHING,
     Device,
     EndCause,
     Forecast,
@@ -33,6 +34,7 @@ from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
 from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
+from fgpuspawner.images.pull_file import PullState
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
 
@@ -81,7 +83,7 @@ class World:
 
     ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
     median length of the sessions that ended there; ``isolation`` what holds the sessions of each node; ``rules`` what
-    ends them.
+    ends them; ``pulls`` how far the images are that sessions wait for.
     """
 
     snapshot: Snapshot
@@ -90,6 +92,7 @@ class World:
     typical_length_s: Mapping[str, int | None] = field(default_factory=dict)
     isolation: tuple[Chosen, ...] = ()
     rules: AllRules = field(default_factory=AllRules)
+    pulls: Mapping[int, PullState] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -208,6 +211,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "expected_start_at_s": found.expected_start_at_s if found else None,
         "forecast_basis": found.basis if found else None,
         "waits_for": _waits_for(found.ahead if found else None, world, viewer),
+        "pull": _pull(session, world),
         "submitted_at_s": session.submitted_at_s,
         "started_at_s": session.started_at_s,
         "time_limit_s": asked.time_limit_s,
@@ -240,6 +244,14 @@ def _waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None
         "sessions": listed,
         "text": text,
     }
+
+
+def _pull(session: Session, world: World) -> Json | None:
+    """Return how far the image is that a session waits for, in the queue or at its start."""
+    state = world.pulls.get(session.id)
+    if state is None or session.state not in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING):
+        return None
+    return state.as_json()
 
 
 def _name_for(session: Session, viewer: Viewer) -> str:

@@ -73,6 +73,7 @@ class Session(TypedDict):
     ahead: int | None
     expected_start_at_s: int | None
     forecast_basis: str | None
+    pull_text: str | None
     message: str | None
     warning: str | None
     ends_at_s: int | None
@@ -169,6 +170,7 @@ def parse_session(raw: Any) -> Session:
     if not isinstance(raw, dict):
         raise _malformed("a session is not an object")
     server_name = _required(raw, "server_name", str)
+    pull = _optional(raw, "pull", dict) or {}
     return Session(
         id=_required(raw, "id", int),
         server_name=server_name,
@@ -187,6 +189,7 @@ def parse_session(raw: Any) -> Session:
         ahead=_optional(raw, "ahead", int),
         expected_start_at_s=_optional(raw, "expected_start_at_s", int),
         forecast_basis=_optional(raw, "forecast_basis", str),
+        pull_text=_optional(pull, "text", str),
         message=_optional(raw, "message", str),
         warning=_optional(raw, "warning", str),
         ends_at_s=_optional(raw, "ends_at_s", int),

@@ -208,6 +208,7 @@ def session_from_environment(slice_: Slice) -> Session:
         ahead=None,
         expected_start_at_s=None,
         forecast_basis=None,
+        pull_text=None,
         message=None,
         warning=None,
         ends_at_s=None,

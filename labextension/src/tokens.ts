@@ -34,6 +34,8 @@ export interface ISession {
   ahead: number | null;
   expected_start_at_s: number | null;
   forecast_basis: string | null;
+  /** How far its image is, in words, while it is fetched. */
+  pull_text: string | null;
   message: string | null;
   /** Why it is about to be ended, in words; `ends_at_s` is when. */
   warning: string | null;

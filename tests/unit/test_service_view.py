@@ -28,6 +28,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpuspawner.images.meter import Progress
+from fgpuspawner.images.pull_file import Phase, PullState
 from fgpuspawner.isolation.choice import Chosen, read_choices
 from fgpuspawner.service import page as words
 from fgpuspawner.service import view
@@ -307,6 +309,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "expected_start_at_s": None,
         "forecast_basis": None,
         "waits_for": None,
+        "pull": None,
         "submitted_at_s": 100,
         "started_at_s": 110,
         "time_limit_s": None,
@@ -611,6 +614,28 @@ def test_a_row_offers_what_can_be_done_now() -> None:
     ]
     assert rows["p"].position == "1st in the queue, nobody is ahead"
     assert rows["p"].unexpected == "unknown: too few sessions have ended to tell"
+
+
+def test_how_far_its_image_is_is_told_until_a_session_runs() -> None:
+    build = Build(node("n1", "default", gpu("n1", milli=500)))
+    world = build.running("alice", 500, server="up").pending("alice", 500, server="waits").world()
+    state = PullState(Phase.FETCHING, Progress(1, 2, 45 << 20, 200 << 20, 12))
+    world = replace(world, pulls={1: state, 2: state})
+    text = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
+    up, waits = view.sessions_object(world.snapshot.sessions, world, ALICE, SITE)["sessions"]
+    assert up["pull"] is None
+    assert waits["pull"] == {
+        "phase": "FETCHING",
+        "text": text,
+        "layers_done": 1,
+        "layers": 2,
+        "bytes_done": 45 << 20,
+        "bytes_total": 200 << 20,
+        "seconds_left": 12,
+        "attempt": 1,
+        "trouble": None,
+    }
+    assert [row.pull for row in shown(world, ALICE).rows] == ["", text]
 
 
 # --- Event streams ---

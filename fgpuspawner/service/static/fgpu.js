@@ -13,6 +13,7 @@
   }
 
   const POLL_MS = 5000;
+  const PULL_MS = 3000;
   const RETRY_STREAM_MS = 20000;
   const AT_MOST_EVERY_MS = 400;
   // A proxy keeps the stream of a service that was killed open; the service itself is heard of every 8 s.
@@ -49,6 +50,7 @@
     let poll = null;
     let retry = null;
     let planned = null;
+    let pulled = null;
     let busy = false;
     let again = false;
 
@@ -117,6 +119,9 @@
       fresh.innerHTML = html;
       localise(fresh);
       live.replaceChildren(...fresh.childNodes);
+      // No event tells how far an image is.
+      clearTimeout(pulled);
+      pulled = live.querySelector(".pull") ? setTimeout(refresh, PULL_MS) : null;
       const again = focused ? document.getElementById(focused) : null;
       if (again) {
         again.focus({ preventScroll: true });
@@ -182,6 +187,7 @@
 
     function rest() {
       stopPolling();
+      clearTimeout(pulled);
       clearTimeout(retry);
       if (source !== null) {
         source.close();

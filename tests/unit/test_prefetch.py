@@ -1,0 +1,223 @@
+"""Whose images are fetched beforehand, on which engines, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standinengine import StandIn, connected
+
+from fgpu_scheduler import (
+    Device,
+    Forecast,
+    Node,
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+    WaitReason,
+)
+from fgpuspawner.engines import Engines
+from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.images.prefetch import Prefetch
+from fgpuspawner.images.pull_file import Phase
+from fgpuspawner.images.pulls import Pulls
+
+S = SessionState
+
+
+def device(name: str, milli: int = 2000) -> Device:
+    return Device(f"GPU-{name}", name, 0, "card", 8192, milli, simulated=True)
+
+
+def node(name: str, milli: int = 2000, **more: Any) -> Node:
+    return Node(name, more.pop("group", "default"), 8000, 16384, (device(name, milli),), **more)
+
+
+def waits(number: int, image: str, *, milli: int = 1000, group: str = "default") -> Session:
+    return Session(number, Request(f"u{number}", "", image, group, milli, 1000, 1024), S.PENDING, number)
+
+
+class Lab:
+    """A queue and a catalogue that a test changes as it likes."""
+
+    def __init__(self, engines: Engines, folder: Path, first: int) -> None:
+        self.nodes: tuple[Node, ...] = (node("a"), node("b"))
+        self.sessions: list[Session] = []
+        self.order: list[int] = []
+        self.pulls = Pulls(engines, folder)
+        self.engines = engines.engines
+        self.images = [f"i{n}" for n in range(9)]
+        self.prefetch = Prefetch(self.pulls, engines, self, first=first, catalogue=self.catalogue)
+
+    def catalogue(self) -> Catalogue:
+        return Catalogue(tuple(Image(i, i, "x", "1", "3.11", f"lab/{i}:1") for i in self.images))
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(1000, 1, self.nodes, tuple(self.sessions))
+
+    async def forecasts(self) -> dict[int, Forecast]:
+        return {i: Forecast(i, n, WaitReason.RESOURCES, "", None, "") for n, i in enumerate(self.order)}
+
+    async def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
+        while True:
+            yield
+            await asyncio.sleep(at_least_every_s)
+
+    async def look(self, *sessions: Session) -> None:
+        self.sessions = list(sessions)
+        await self.prefetch.look()
+
+
+@pytest.fixture
+def stand_ins() -> Iterator[tuple[StandIn, StandIn]]:
+    found = StandIn(), StandIn()
+    for one in found:
+        one.pulls = {
+            f"lab/i{n}:1": [[{"status": "x"}, threading.Event()] for _ in range(4)] for n in range(9)
+        }
+    yield found
+    for one in found:
+        one.close()
+
+
+@pytest.fixture
+async def lab(stand_ins: tuple[StandIn, StandIn], tmp_path: Path) -> AsyncIterator[Callable[..., Lab]]:
+    made: list[Lab] = []
+    engines = connected(*stand_ins)
+
+    def make(first: int = 2) -> Lab:
+        made.append(Lab(engines, tmp_path, first))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.look()
+        await eventually(lambda one=one: not one.pulls.states())  # type: ignore[misc]
+    await eventually(lambda: not any(t.name == "fgpu-long" for t in threading.enumerate()))
+    engines.close()
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0.005)
+
+
+async def test_the_first_few_of_each_queue_are_served_on_every_engine_where_they_could_run(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(first=1), stand_ins
+    world.nodes = (node("a", 4000), node("b"))
+    world.order = [2, 1]
+    await world.look(waits(1, "i1"), waits(2, "i2", milli=2000))
+    await eventually(lambda: a.asked["lab/i2:1"] and b.asked["lab/i2:1"])
+    assert not a.asked["lab/i1:1"]
+    await world.look(waits(3, "i3", milli=4000))
+    await eventually(lambda: a.asked["lab/i3:1"])
+    assert not b.asked["lab/i3:1"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [node("b", state=NodeState.CORDONED), node("b", state=NodeState.LOST), node("b", group="other")],
+)
+async def test_nodes_that_would_not_take_it_are_left_alone(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], elsewhere: Node
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    world.nodes = (node("a"), elsewhere)
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"])
+    assert not b.asked
+
+
+async def test_held_requests_and_unknown_images_are_passed_over(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, _) = lab(first=1), stand_ins
+    world.order = [1, 2, 3]
+    await world.look(replace(waits(1, "i1"), held=True), waits(2, "gone"), waits(3, "i3"))
+    await world.look(waits(4, "i4"))
+    await eventually(lambda: a.asked["lab/i4:1"])
+    assert sum(a.asked.values()) == 1
+
+
+async def test_what_was_begun_is_kept_however_far_back_it_gets(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, _) = lab(first=1), stand_ins
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"])
+    world.order = [2, 1]
+    await world.look(waits(1, "i1"), waits(2, "i2"))
+    await eventually(lambda: a.asked["lab/i2:1"])
+    assert set(world.pulls.states()) == {1, 2}
+    assert not a.cut.is_set()
+
+
+async def test_a_request_that_is_ended_stops_its_pull(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    await world.look(waits(1, "i1"), waits(2, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"] and b.asked["lab/i1:1"])
+    await world.look(waits(2, "i1"))
+    await eventually(lambda: set(world.pulls.states()) == {2})
+    assert not a.cut.is_set()
+    await world.look()
+    await eventually(lambda: a.cut.is_set() and b.cut.is_set())
+
+
+async def test_once_it_has_its_place_only_that_engines_pull_goes_on(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"] and b.asked["lab/i1:1"])
+    place = Placement("a", (Share.of(device("a"), 1000),))
+    await world.look(replace(waits(1, "i1"), state=S.SCHEDULED, placement=place))
+    await eventually(b.cut.is_set)
+    assert set(world.pulls.states()) == {1}
+    assert not a.cut.is_set()
+
+
+async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    world.nodes = (node("a"),)
+    a.pulls["lab/i1:1"] = [[404, {"message": "manifest unknown"}]]
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: (state := world.pulls.of(1)) and state.phase is Phase.FAILED)
+    state = world.pulls.of(1)
+    assert state is not None
+    assert "the registry has no such image: manifest unknown" in state.words()
+    await world.look(waits(1, "i1"))
+    await asyncio.sleep(0)
+    assert a.asked["lab/i1:1"] == 1
+    await world.look()
+    assert world.pulls.states() == {}
+    assert not b.asked
+
+
+async def test_what_is_there_is_asked_for_once(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    for one in (a, b):
+        one.images["lab/i1:1"] = {"Id": "sha256:1"}
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: not world.prefetch._waiting)
+    await world.look(waits(1, "i1"))
+    assert not world.prefetch._waiting
+    assert not a.asked
+    assert not b.asked

@@ -1,0 +1,37 @@
+"""What the waiting page is told while an image is on its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpu_scheduler import Request, Session, SessionState
+from fgpuspawner.images.meter import MIB, Progress
+from fgpuspawner.images.pull_file import Phase, PullState
+from fgpuspawner.progress import starting_event, waiting_event
+
+HALF = PullState(Phase.FETCHING, Progress(1, 2, 100 * MIB, 200 * MIB, 12))
+TEXT = "etching the image: 1 of 2 layers, 100 of 200 MiB, about 12 s left"
+
+
+def session(state: SessionState) -> Session:
+    return Session(7, Request("alice", "", "torch", "default", 500, 1000, 1024), state, 100)
+
+
+def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
+    event = waiting_event(session(SessionState.PENDING), None, simulated=False, pull=HALF)
+    assert event["message"] == "Waiting in the queue"
+    assert event["fgpu"]["pull"]["text"] == f"f{TEXT}"
+    assert waiting_event(session(SessionState.PENDING), None, simulated=False)["fgpu"]["pull"] is None
+
+
+def test_a_session_that_starts_is_told_of_its_image_first() -> None:
+    event = starting_event(session(SessionState.PULLING), simulated=False, pull=HALF)
+    assert event["message"] == f"F{TEXT} (0.5 fGPU)"
+    assert event["progress"] == 75
+    assert event["fgpu"]["pull"]["bytes_done"] == 100 * MIB
+
+
+@pytest.mark.parametrize("total", [None, 0])
+def test_without_a_total_the_bar_stays(total: int | None) -> None:
+    unknown = PullState(Phase.FETCHING, Progress(0, 2, 100 * MIB, total))
+    assert starting_event(session(SessionState.PULLING), simulated=False, pull=unknown)["progress"] == 60
