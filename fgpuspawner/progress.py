@@ -7,15 +7,20 @@ from typing import Any
 
 from fgpu_scheduler import Forecast, Session, SessionState
 from fgpuspawner.images.pull_file import PullState
-from fgpuspawner.words import ahead_words, amount_words
+from fgpuspawner.words import WITHDRAWN, ahead_words, amount_words
 
 
 def waiting_event(
-    session: Session, found: Forecast | None, *, simulated: bool, pull: PullState | None = None
+    session: Session,
+    found: Forecast | None,
+    *,
+    simulated: bool,
+    pull: PullState | None = None,
+    withdrawn: bool = False,
 ) -> dict[str, Any]:
     """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
 
-    ``pull`` is how far its image is, where that is fetched beforehand.
+    ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now.
     """
     facts: dict[str, Any] = {
         "session_id": session.id,
@@ -31,6 +36,8 @@ def waiting_event(
         "submitted_at_s": session.submitted_at_s,
         "pull": pull.as_json() if pull is not None else None,
     }
+    if withdrawn:
+        return {"progress": 5, "message": WITHDRAWN[:1].upper() + WITHDRAWN[1:], "fgpu": facts}
     if found is not None and found.position == 0:
         return {"progress": 30, "message": "Starting", "fgpu": facts}
     if found is None:

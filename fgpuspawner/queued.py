@@ -677,7 +677,11 @@ class QueuedSpawner(AskingSpawner, Spawner):
         if session.state is SessionState.PENDING:
             found = (await self.runtime.scheduler.forecasts()).get(session.id)
             return progress.waiting_event(
-                session, found, simulated=self.runtime.simulated, pull=self.runtime.pull_of(session.id)
+                session,
+                found,
+                simulated=self.runtime.simulated,
+                pull=self.runtime.pull_of(session.id),
+                withdrawn=self.runtime.catalogue.get(session.request.image) is None,
             )
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
             return progress.starting_event(

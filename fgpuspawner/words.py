@@ -31,6 +31,12 @@ def warning_words(session: Session) -> str | None:
     return WARNINGS.get(session.ends_cause, "it is about to be ended")
 
 
+WITHDRAWN = (
+    "its image is not in the catalogue any more: it is refused when its turn comes, unless that changes; cancel it and "
+    "choose another image"
+)
+"""What the owner of a waiting session is told while nobody may start its image."""
+
 MOST_NAMED = 3
 
 

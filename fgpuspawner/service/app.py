@@ -23,7 +23,7 @@ from traitlets import TraitError
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.live import Images, keep_current
-from fgpuspawner.service import handlers, pages
+from fgpuspawner.service import handlers, images_page, pages
 from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.reader import Reader
@@ -59,6 +59,8 @@ def make_app(service: Service) -> Application:
             url(f"{prefix}", pages.Front, own),
             url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
             url(f"{prefix}keep/([0-9]{{1,15}})", pages.Keep, own),
+            url(f"{prefix}{images_page.ADDRESS}", images_page.CataloguePage, own),
+            url(f"{prefix}{images_page.ADDRESS}/([a-z0-9-]{{1,40}})", images_page.EditPage, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
             url(f"{api}me", handlers.Me, own),
@@ -171,7 +173,12 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
     auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
-    site = Site(base_url, images.names, *hosts_from(environment))
+    site = Site(
+        base_url,
+        images.names,
+        *hosts_from(environment),
+        is_offered=lambda slug: images.catalogue.get(slug) is not None,
+    )
     reader = Reader(store, settings, images, SystemClock())
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)

@@ -240,7 +240,9 @@ def _row(session: Json, hub_host: str) -> Row:
         state=state,
         state_words=words,
         # A message of a session that runs is a warning to its owner.
-        why=session["wait_text"] or "" if waits else ((session["message"] or "") if running else words),
+        why=(session["message"] or (session["wait_text"] if waits else "") or "")
+        if waits or running
+        else words,
         position=position_words(position, session["ahead"]) if position else "",
         expected=instant(expected) if waits and expected is not None else None,
         basis=session["forecast_basis"] or "",

@@ -130,7 +130,7 @@ class End(PageHandler):
             session, await self.service.reader.world(), self.viewer, self.service.site
         )
         # Asked for here: it sets the cookie that the form's field is compared with.
-        self.render("end.html", session=shown, xsrf=_text(self.xsrf_token))
+        self.render("end.html", session=shown, xsrf=xsrf_text(self.xsrf_token))
 
     async def post(self, session_id: str) -> None:
         await end_session(self, session_id)
@@ -147,5 +147,6 @@ class Keep(PageHandler):
         self.redirect(self.service.prefix, status=303)
 
 
-def _text(token: bytes | str) -> str:
+def xsrf_text(token: bytes | str) -> str:
+    """Return the token that a form sends back."""
     return token.decode("ascii") if isinstance(token, bytes) else token

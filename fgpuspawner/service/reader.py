@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     of_group,
 )
 from fgpu_scheduler.store import Store
+from fgpuspawner.images.editing import Editor
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
@@ -175,6 +176,14 @@ class Reader:
         """
         return await self._read(self._keep, session_id, keep_s)
 
+    async def change_images(self, change: Callable[[Editor], None]) -> None:
+        """Change the catalogue, on top of the last good file, and read it again.
+
+        Raises:
+            CatalogueError: it cannot be done; one line.
+        """
+        await self._read(self._change_images, change)
+
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
@@ -248,6 +257,15 @@ class Reader:
             return store.keep(session_id, now_s + keep_s, now_s=now_s)
         finally:
             store.close()
+
+    def _change_images(self, change: Callable[[Editor], None]) -> None:
+        store = Store(self.settings.database_url())
+        store.connect()
+        try:
+            change(Editor(store, self.images.file))
+        finally:
+            store.close()
+        self.images.refresh()
 
     def _changes(self, after_id: int) -> Changes | None:
         events = self._store.events(after_id=after_id, limit=MAX_EVENTS + 1)

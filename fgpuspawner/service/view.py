@@ -6,7 +6,7 @@ numbers, never a name or an id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -36,7 +36,7 @@ from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import PullState
 from fgpuspawner.isolation.choice import Chosen
-from fgpuspawner.words import ahead_words, amount_words, fgpu_of, warning_words
+from fgpuspawner.words import WITHDRAWN, ahead_words, amount_words, fgpu_of, warning_words
 
 Json = dict[str, Any]
 
@@ -62,14 +62,15 @@ class Viewer:
 class Site:
     """The Hub's base URL, and the names of the images by their slugs.
 
-    ``hub_host`` and ``own_host`` (``https://HOST``) are where the Hub and the service are when each has a domain of its
-    own, else empty.
+    ``is_offered`` tells of a slug whether anybody may start that image now. ``hub_host`` and ``own_host``
+    (``https://HOST``) are where the Hub and the service are when each has a domain of its own, else empty.
     """
 
     base_url: str = "/"
     image_names: Mapping[str, str] = field(default_factory=dict)
     hub_host: str = ""
     own_host: str = ""
+    is_offered: Callable[[str], bool] = lambda slug: True
 
     @property
     def hub_base_url(self) -> str:
@@ -219,12 +220,17 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         **_end_object(session, world),
         "ended_at_s": session.ended_at_s,
         "end_cause": session.end_cause.value if session.end_cause else None,
-        "message": session.message,
+        "message": session.message or _withdrawn(session, site),
         "url": f"{site.base_url}user/{server}/",
         "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
     }
+
+
+def _withdrawn(session: Session, site: Site) -> str | None:
+    waits = session.state is SessionState.PENDING and not site.is_offered(session.request.image)
+    return WITHDRAWN if waits else None
 
 
 def _waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:

@@ -1,0 +1,245 @@
+"""The image catalogue of a running Hub and its service: changed in the file, and on the administrators' page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from bs4 import BeautifulSoup
+
+from hubprocess import HubProcess, until
+
+MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+ENTRY = """[[image]]
+slug = "{slug}"
+name = "{name}"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "lab/{slug}:1"
+"""
+PYTHON = ENTRY.format(slug="python", name="Python") + "default = true\n"
+TORCH = ENTRY.format(slug="torch", name="PyTorch")
+MARKUP = "<img src=x onerror=alert(1)>"
+PAGE = "admin/images"
+ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
+
+
+class Site:
+    """A Hub with a catalogue of its own, in which alice and an administrator have tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "catalogue.toml"
+        self.path.write_text(PYTHON + TORCH)
+        self.hub = HubProcess(folder / "hub", after=MINI, catalogue=str(self.path))
+        self.hub.start()
+        self.alice, self.admin = self.hub.add_user("alice"), self.hub.add_user("admin")
+        until(lambda: self.ask("GET", "health").status_code == 200, what="the service reads the store")
+
+    def ask(self, method: str, path: str, token: str | None = None, **kwargs: Any) -> requests.Response:
+        headers = {"Authorization": f"token {token}"} if token else {}
+        url = f"{self.hub.url}/services/fgpu/{path}"
+        return requests.request(method, url, headers=headers, timeout=30, allow_redirects=False, **kwargs)
+
+    def slugs(self) -> list[str]:
+        """Return what the service shows to alice."""
+        return [image["slug"] for image in self.ask("GET", "api/v1/images", self.alice).json()["images"]]
+
+    def hub_offers(self, slug: str) -> bool:
+        """Return whether the Hub knows the image. Nothing starts: no GPU is so large."""
+        answer = self.hub.spawn("alice", "never", options={"image": slug, "fgpu": "99"})
+        assert answer.status_code >= 400
+        return f"there is no '{slug}'" not in answer.text
+
+    def page(self, path: str = PAGE, *, status: int = 200) -> BeautifulSoup:
+        answer = self.ask("GET", path, self.admin)
+        assert answer.status_code == status, answer.text
+        return BeautifulSoup(answer.text, "html.parser")
+
+    def act(self, slug: str, action: str) -> None:
+        answer = self.ask("POST", PAGE, self.admin, data={"slug": slug, "action": action})
+        assert answer.status_code == 303, answer.text
+        assert answer.headers["Location"] == f"/services/fgpu/{PAGE}#image-{slug}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    found: Site | None = None
+    try:
+        found = Site(tmp_path_factory.mktemp("images"))
+        yield found
+    finally:
+        if found is not None:
+            found.hub.close()
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(site: Site) -> Iterator[None]:
+    yield
+    site.path.write_text(PYTHON + TORCH)
+    for slug in ("python", "torch"):
+        site.act(slug, "back")
+    until(lambda: site.slugs() == ["python", "torch"], what="the service has the file of before")
+    until(lambda: site.hub_offers("torch"), what="the Hub has the file of before")
+
+
+def test_an_image_comes_and_goes_with_the_file_while_hub_and_service_run(site: Site) -> None:
+    site.path.write_text(PYTHON + TORCH + ENTRY.format(slug="flow", name="TensorFlow"))
+    until(lambda: site.slugs() == ["python", "torch", "flow"], what="the service has the new image")
+    until(lambda: site.hub_offers("flow"), what="the Hub has it")
+    site.path.write_text(PYTHON)
+    until(lambda: site.slugs() == ["python"], what="the service has only one left")
+    until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
+
+
+def test_a_file_that_is_wrong_keeps_the_last_good_one_and_is_told(site: Site) -> None:
+    site.path.write_text(PYTHON + TORCH.replace('"3.11"', "3.11", 1))
+    until(
+        lambda: site.ask("GET", "health").json() == {"status": "ok", "catalogue": "last good"},
+        what="it is told",
+    )
+    line = 'catalogue.toml:13: image "torch": version: 3.11 is a number; write a text'
+    assert line in site.page().select_one(".notice.bad").text
+    assert site.slugs() == ["python", "torch"]
+    until(lambda: f"the last good one stays in force: {line}" in site.hub.log_text(), what="the Hub logs it")
+    assert site.hub_offers("torch")
+    # What is done on the page counts all the same.
+    site.act("torch", "disable")
+    assert site.slugs() == ["python"]
+    until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
+
+
+def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site) -> None:
+    hub = site.hub
+    whole = {"image": "torch", "fgpu": "2", "cpu": "0.1", "memory_mib": 128}
+    assert hub.spawn("alice", "runs", options=whole).status_code in (201, 202)
+    until(lambda: hub.ready("alice", "runs"), what="the session runs")
+    assert hub.spawn("alice", "waits", options=whole).status_code == 202
+    hub.reach({"alice/runs": "RUNNING", "alice/waits": "PENDING"})
+    site.act("torch", "disable")
+    until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
+    sessions = {
+        s["server_name"]: s for s in site.ask("GET", "api/v1/sessions", site.alice).json()["sessions"]
+    }
+    assert sessions["runs"]["state"] == "RUNNING"
+    assert sessions["runs"]["message"] is None
+    assert sessions["waits"]["message"].startswith("its image is not in the catalogue any more")
+    stream = requests.get(
+        f"{hub.url}/hub/api/users/alice/servers/waits/progress",
+        headers={"Authorization": f"token {hub.token}"},
+        stream=True,
+        timeout=60,
+    )
+    with stream:
+        events = (json.loads(line[5:]) for line in stream.iter_lines() if line.startswith(b"data:"))
+        told = next(event for event in events if "fgpu" in event)
+    assert told["message"].startswith("Its image is not in the catalogue any more")
+    assert hub.states() == {"alice/runs": "RUNNING", "alice/waits": "PENDING"}
+    # Its turn comes: it is refused, and gives its share back.
+    assert hub.stop("alice", "runs").status_code in (202, 204)
+    hub.reach({})
+    (ended,) = (s for s in hub.store.ended(user="alice", limit=9) if s.request.server_name == "waits")
+    assert (ended.end_cause, ended.message) == ("PULL_FAILED", "there is no image 'torch' any more")
+
+
+def test_buttons_change_one_image_and_take_it_back(site: Site) -> None:
+    def row(slug: str) -> Any:
+        found = site.page().select_one(f"#image-{slug}")
+        assert found is not None
+        return found
+
+    site.act("torch", "hide")
+    assert site.slugs() == ["python"]
+    assert site.hub_offers("torch")
+    assert row("torch").select_one(".badge").text == "hidden"
+    assert "from the file, changed" in row("torch").text
+    assert "hidden: true, in the file nothing" in row("torch").text
+    site.act("torch", "default")
+    site.act("torch", "up")
+    assert [tr["id"] for tr in site.page().select("table.images tbody tr")] == ["image-torch", "image-python"]
+    assert "default" in [badge.text for badge in row("torch").select(".badge")]
+    assert "The order is not the file's." in site.page().text
+    answer = site.ask("POST", PAGE, site.admin, data={"action": "file-order"})
+    assert answer.status_code == 303
+    site.act("torch", "back")
+    assert [tr["id"] for tr in site.page().select("table.images tbody tr")] == ["image-python", "image-torch"]
+    assert "from the file, changed" not in site.page().text
+
+
+def test_an_entry_is_edited_whole_and_checked_like_the_file(site: Site) -> None:
+    form = site.page(f"{PAGE}/torch").select_one("form.entry")
+    assert form is not None
+    values = {field["name"]: field.get("value", "") for field in form.select("input[type=text]")}
+    assert (values["name"], values["reference"], values["minimum.fgpu"]) == ("PyTorch", "lab/torch:1", "")
+    values |= {"name": MARKUP, "minimum.fgpu": "0.5", "groups": "lab\nnlp, too", "enabled": "1"}
+    bad = site.ask("POST", f"{PAGE}/torch", site.admin, data={**values, "reference": "a; reboot"})
+    assert bad.status_code == 400
+    page = BeautifulSoup(bad.text, "html.parser")
+    assert 'image "torch": reference: "a; reboot" cannot be used' in page.select_one(".notice.bad").text
+    assert page.select_one("input[name=name]")["value"] == MARKUP
+    assert page.find("img") is None
+    assert site.ask("POST", f"{PAGE}/torch", site.admin, data=values).status_code == 303
+    assert site.slugs() == ["python"], "alice is in neither group"
+    page = site.page()
+    assert page.find("img") is None
+    row = page.select_one("#image-torch")
+    assert 'minimum: {"fgpu": "0.5"}, in the file nothing' in row.text
+    assert MARKUP in row.select_one("th").text
+    assert "for group lab, group nlp, too" in row.text
+    # The same form again changes nothing.
+    again = site.page(f"{PAGE}/torch").select_one("textarea[name=groups]")
+    assert again.text.strip() == "lab\nnlp, too"
+
+
+def test_a_minimum_that_nothing_can_hold_is_told_and_the_image_is_offered_to_nobody(site: Site) -> None:
+    site.path.write_text(PYTHON + TORCH + 'minimum = { fgpu = "40" }\n')
+    until(lambda: site.slugs() == ["python"], what="the service does not show it")
+    until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
+    said = site.page().select_one("#image-torch .warning")
+    assert said is not None
+    assert "minimum.fgpu: 40 is more than the largest GPU has" in said.text
+
+
+def test_only_administrators_see_and_change_the_catalogue(site: Site) -> None:
+    for path in (PAGE, f"{PAGE}/torch"):
+        assert site.ask("GET", path, site.alice).status_code == 403
+        assert site.ask("POST", path, site.alice, data={"slug": "torch", "action": "hide"}).status_code == 403
+        assert site.ask("POST", path, None, data={"slug": "torch", "action": "hide"}).status_code in (
+            401,
+            403,
+        )
+    assert site.slugs() == ["python", "torch"]
+    assert f"/services/fgpu/{PAGE}" not in site.ask("GET", "", site.alice).text
+    assert f"/services/fgpu/{PAGE}" in site.ask("GET", "", site.admin).text
+
+
+def test_a_browser_needs_the_forms_own_field_against_forgery(site: Site) -> None:
+    browser = requests.Session()
+    login = browser.get(f"{site.hub.url}/hub/login", timeout=30)
+    field = BeautifulSoup(login.text, "html.parser").find("input", {"name": "_xsrf"})
+    assert field is not None
+    who = {"username": "admin", "password": ADMIN_PASSWORD, "_xsrf": field["value"]}
+    browser.post(f"{site.hub.url}/hub/login", data=who, allow_redirects=False, timeout=30)
+    url = f"{site.hub.url}/services/fgpu/{PAGE}"
+    page = BeautifulSoup(browser.get(url, timeout=30).text, "html.parser")
+    own = page.select_one("#image-torch form")
+    assert own is not None
+    fields = {i["name"]: i["value"] for i in own.select("input")} | {"action": "hide"}
+    forged = {name: value for name, value in fields.items() if name != "_xsrf"}
+    assert browser.post(url, data=forged, allow_redirects=False, timeout=30).status_code == 403
+    assert site.slugs() == ["python", "torch"]
+    assert browser.post(url, data=fields, allow_redirects=False, timeout=30).status_code == 303
+    assert site.slugs() == ["python"]
+
+
+def test_an_action_or_an_image_that_there_is_not_is_an_error(site: Site) -> None:
+    assert site.ask("POST", PAGE, site.admin, data={"slug": "torch", "action": "explode"}).status_code == 400
+    unknown = site.ask("POST", PAGE, site.admin, data={"slug": MARKUP, "action": "hide"})
+    assert unknown.status_code == 400
+    assert "there is no image" in unknown.text
+    assert MARKUP not in unknown.text
+    site.page(f"{PAGE}/none", status=404)
