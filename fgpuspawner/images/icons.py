@@ -7,7 +7,7 @@ from markupsafe import Markup
 from fgpuspawner.images.model import Image
 
 ICONS = {
-    "snake": "M5 8a4 4 0 0 1 8 0v8a3 3 0 0 0 6 0V7M5 8h3M19 7l-2-2M19 7l2-2",
+    "snake": "M18 6a3 3 0 0 0-3-2h-5a4 4 0 0 0 0 8h4a4 4 0 0 1 0 8H8a3 3 0 0 1-3-2M18 6h-3M18 6l2-2",
     "flame": "M12 3c1 4 6 6 6 11a6 6 0 0 1-12 0c0-3 2-4 2-7 2 1 3 2 3 4 1-2 2-4 1-8z",
     "flow": "M4 6h10a4 4 0 0 1 0 8H9M9 14l3-3M9 14l3 3M4 18h16M4 6l3-3M4 6l3 3",
     "chart": "M4 4v16h16M8 16v-5M12 16V7M16 16v-7",

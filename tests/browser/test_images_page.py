@@ -1,0 +1,130 @@
+"""Images in a real browser: the administrators' page without scripts, and what the launch form makes of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from hubprocess import HubProcess, until
+from steps import Person, forecast, scrolls_sideways
+
+pytestmark = pytest.mark.timeout(150)
+
+NARROW = {"width": 390, "height": 844}
+ADMIN = "test-admin-password-0123456789-abcdef"
+MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
+CATALOGUE = """
+[[image]]
+slug = "python"
+name = "Python 3.11"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "lab/python:1"
+description = "Plain Python."
+default = true
+
+[[image]]
+slug = "torch"
+name = "PyTorch 1.9"
+framework = "pytorch"
+version = "1.9"
+python = "3.9"
+reference = "registry.example:5000/lab/a-long-name/of-an-image/pytorch:1.9@sha256:DIGEST"
+description = "PyTorch with CUDA."
+deprecated = "Removed in May."
+minimum = { fgpu = "0.4" }
+recommended = { fgpu = "0.7", cpu = "0.5", memory_mib = 768 }
+""".replace("DIGEST", "0123456789abcdef" * 4)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    folder = tmp_path_factory.mktemp("imagespage")
+    path = folder / "catalogue.toml"
+    path.write_text(CATALOGUE)
+    after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
+    found = HubProcess(folder / "hub", after=after, catalogue=str(path))
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def row(page: Page, slug: str) -> Locator:
+    return page.locator(f"#image-{slug}")
+
+
+def opened(person: Person) -> Page:
+    """Go from the sessions to the images, once the service answers."""
+    page = person.page
+
+    def there() -> bool:
+        page.goto(f"{person.url}/services/fgpu/")
+        return page.get_by_role("link", name="Images").count() == 1
+
+    until(there, what="the service answers")
+    page.get_by_role("link", name="Images").click()
+    return page
+
+
+@pytest.mark.parametrize(
+    "look", [{}, {"viewport": NARROW, "color_scheme": "dark"}], ids=["wide", "narrow and dark"]
+)
+def test_an_administrator_changes_an_image_and_takes_it_back_without_scripts(
+    hub: HubProcess, log_in: Callable[..., Person], look: dict[str, object]
+) -> None:
+    page = opened(log_in(hub.url, "admin", ADMIN, java_script_enabled=False, **look))
+    torch = row(page, "torch")
+    expect(torch).to_contain_text("deprecated")
+    expect(torch).to_contain_text("from the file")
+    assert not scrolls_sideways(page)
+    torch.get_by_role("button", name="Hide").click()
+    expect(torch.locator(".badge").first).to_have_text("hidden")
+    expect(torch).to_contain_text("hidden: true, in the file nothing")
+    torch.get_by_role("button", name="Up").click()
+    expect(page.locator("table.images tbody tr").first).to_have_id("image-torch")
+    torch.get_by_role("link", name="Edit").click()
+    assert not scrolls_sideways(page)
+    page.get_by_label("Name", exact=True).fill("Torch")
+    page.get_by_label("Hidden").uncheck()
+    page.get_by_role("button", name="Save").click()
+    expect(torch.locator(".badge").first).to_have_text("enabled")
+    expect(torch).to_contain_text('name: "Torch", in the file "PyTorch 1.9"')
+    torch.get_by_role("button", name="Back to the file").click()
+    expect(torch).to_contain_text("PyTorch 1.9")
+    expect(page.locator("table.images tbody tr").first).to_have_id("image-python")
+
+
+def test_with_an_image_the_form_preselects_what_is_recommended_but_keeps_what_was_typed(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = log_in(hub.url, "ina", "test-password").page
+
+    def offered() -> bool:
+        # The Hub follows within seconds to what another test did.
+        page.goto(f"{hub.url}/hub/spawn")
+        return page.locator("#fgpu-image option").all_inner_texts() == ["Python 3.11", "PyTorch 1.9"]
+
+    until(offered, what="the form has both images")
+    page.fill("#fgpu-memory", "640")
+    page.select_option("#fgpu-image", "torch")
+    expect(page.locator("#fgpu-fgpu")).to_have_value("0.7")
+    expect(page.locator("#fgpu-cpu")).to_have_value("0.5")
+    expect(page.locator("#fgpu-memory")).to_have_value("640")
+    hint = page.locator("#fgpu-image-hint [data-image=torch]")
+    expect(hint).to_contain_text("At least 0.4 fGPU.")
+    expect(hint).to_contain_text("Deprecated: Removed in May.")
+    expect(hint.locator("svg")).to_be_visible()
+    expect(page.locator("#fgpu-image-hint [data-image=python]")).to_be_hidden()
+    page.fill("#fgpu-fgpu", "0.3")
+    expect(forecast(page)).to_contain_text("fgpu: 0.3 is below the least of 0.4 that PyTorch 1.9 needs")
+    page.fill("#fgpu-fgpu", "0.4")
+    expect(forecast(page)).to_contain_text("Starts now.")
+    # An image by its name counts in place of the list's.
+    page.get_by_text("Another image, by its name").click()
+    page.fill("#fgpu-image-name", "eve/secret:1")
+    expect(forecast(page)).to_contain_text("image: there is no 'eve/secret:1'; choose one of python, torch")
