@@ -269,27 +269,29 @@ def _proposals(found: Sequence[tuple[str, Found]], own: Opened) -> list[tuple[st
     in_force = own.images.listed.catalogue
     proposals: list[tuple[str, Image | None]] = []
     said: set[str] = set()
+    references = {image.reference for image in in_force.images}
     for engine, one in found:
-        for reference in one.references:
-            where = f"{reference} on {engine}"
-            try:
-                image = checked(entry_from(one.labels, reference))
-            except CatalogueError as e:
-                proposals.append((f"{where}: its labels cannot be used: {e}", None))
-                continue
-            known = in_force.entry(image.slug)
-            if known is not None:
-                same = (
-                    "it is in the catalogue"
-                    if known.reference == reference
-                    else f"that is {known.reference} there"
-                )
-                proposals.append((f"{where}: {image.slug}: {same}", None))
-            elif image.slug in said:
-                proposals.append((f"{where}: {image.slug}: proposed by another image already", None))
-            else:
-                said.add(image.slug)
-                proposals.append((f"{where}: new: {image.slug}: {image.name}", image))
+        # One image can have several names.
+        reference = next((name for name in one.references if name in references), one.references[0])
+        where = f"{reference} on {engine}"
+        try:
+            image = checked(entry_from(one.labels, reference))
+        except CatalogueError as e:
+            proposals.append((f"{where}: its labels cannot be used: {e}", None))
+            continue
+        known = in_force.entry(image.slug)
+        if known is not None:
+            same = (
+                "it is in the catalogue"
+                if known.reference == reference
+                else f"that is {known.reference} there"
+            )
+            proposals.append((f"{where}: {image.slug}: {same}", None))
+        elif image.slug in said:
+            proposals.append((f"{where}: {image.slug}: proposed by another image already", None))
+        else:
+            said.add(image.slug)
+            proposals.append((f"{where}: new: {image.slug}: {image.name}", image))
     return proposals
 
 
