@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fgpu_scheduler import image_names as names
 from fgpu_scheduler.errors import BadImageName
-from fgpuspawner.images.catalogue import REFERENCE
+from fgpuspawner.images.entry import REFERENCE
 
 INSTALLATION = "0123456789ab"
 
