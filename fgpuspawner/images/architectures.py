@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from fgpuspawner.images.model import Image
 
 CAPABILITIES = {
+    r"RTX 50\d\d.*|RTX PRO \d+ Blackwell.*": "12.0",
+    "B300|GB300": "10.3",
     "B200|B100|GB200": "10.0",
     "H100|H200|H20|H800|GH200": "9.0",
     r"L4|L40S?|RTX 40\d\d.*|RTX \d000 Ada.*": "8.9",

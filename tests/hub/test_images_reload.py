@@ -14,6 +14,8 @@ from bs4 import BeautifulSoup
 from hubprocess import HubProcess, until
 
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+QUICK = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 1}\n"
+"""A request that has to wait is answered after a second."""
 ENTRY = """[[image]]
 slug = "{slug}"
 name = "{name}"
@@ -35,7 +37,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "catalogue.toml"
         self.path.write_text(PYTHON + TORCH)
-        self.hub = HubProcess(folder / "hub", after=MINI, catalogue=str(self.path))
+        self.hub = HubProcess(folder / "hub", after=MINI + QUICK, catalogue=str(self.path))
         self.hub.start()
         self.alice, self.admin = self.hub.add_user("alice"), self.hub.add_user("admin")
         until(lambda: self.ask("GET", "health").status_code == 200, what="the service reads the store")

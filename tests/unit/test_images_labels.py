@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from fgpuspawner.images.on_engines import Found
 from fgpuspawner.images.pinning import pinned
 from fgpuspawner.images.writing import written
 
+ROOT = Path(__file__).parents[2]
 LEAST = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1")
 FULL = Image(
     slug="torch",
@@ -54,6 +57,22 @@ def test_labels_say_what_the_entry_says(image: Image) -> None:
     assert checked(entry_from(labels, image.reference)) == image
     assert set(labels) <= set(LABELS)
     assert all(isinstance(value, str) for value in labels.values())
+
+
+RECIPES = sorted(path.parent for path in (ROOT / "images").glob("*/image.toml"))
+
+
+@pytest.mark.parametrize("folder", RECIPES, ids=lambda folder: folder.name)
+def test_what_is_built_carries_labels_that_a_scan_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "images")
+    onbase = importlib.import_module("onbase")
+    # As the build adds to it: what the base itself says.
+    told = {"slug": folder.name.replace(".", "-"), "python": "3.8", "kernels": ["python3"]}
+    facts = {**onbase.read_recipe(folder).facts, **told}
+    image = checked(entry_from(onbase.labels_of(facts), "lab/x:1"))
+    assert image == checked({**facts, "reference": "lab/x:1"})
 
 
 def test_every_label_is_written_of_an_image_that_has_everything() -> None:

@@ -213,6 +213,8 @@ def test_the_form_takes_an_image_by_its_name_in_place_of_the_one_in_its_list() -
 @pytest.mark.parametrize(
     ("model", "capability"),
     [
+        ("NVIDIA GeForce RTX 5090", "12.0"),
+        ("NVIDIA B200", "10.0"),
         ("NVIDIA H200", "9.0"),
         ("NVIDIA H100 80GB HBM3", "9.0"),
         ("NVIDIA A100-SXM4-40GB", "8.0"),
