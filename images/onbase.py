@@ -182,7 +182,8 @@ def build(recipe: Recipe, *, base: str, server: str, tag: str, uv: str, labels: 
             "--build-arg",
             f"SEARCH={path}",
         ]
-        for key, value in labels_of(facts).items():
+        # The base's own, where it was made here, says what went into the base.
+        for key, value in {**labels_of(facts), "fgpu.inputs": ""}.items():
             arguments += ["--label", f"{key}={value}"]
         for label in labels:
             arguments += ["--label", label]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from debianfiles import HOME, run, write
 from serverenv import COMMANDS, PREFIX
+from serverenv import USERS_ENVIRONMENT as ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = "opt/env"
 SCRIPTS = {
     "pip": "pip._internal.cli.main",
     "pip3": "pip._internal.cli.main",

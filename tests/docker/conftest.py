@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 import pytest
 from docker.errors import ImageNotFound
-from dockerhub import BASE, MINI, DockerHub, Engine, entry
+from dockerhub import BASE, MINI, DockerHub, Engine, build, entry
 from imageregistry import ImageRegistry
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import network
-from hubprocess import ROOT
 
 ADMINISTRATORS = """
 c.Spawner.poll_interval = 2
@@ -70,13 +68,6 @@ def image(engine: Engine) -> str:
         built = build("base", "--base", base)
         assert built.returncode == 0, built.stderr[-2000:]
     return BASE
-
-
-def build(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run images/build.sh."""
-    return subprocess.run(
-        [ROOT / "images/build.sh", *arguments], capture_output=True, text=True, check=False, timeout=600
-    )
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import secrets
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from docker.errors import APIError, NotFound
 from fgpu_scheduler import Session
 from fgpuspawner import execs
 from fgpuspawner.homes import Homes
-from hubprocess import WITHOUT_SERVICE, HubProcess, until
+from hubprocess import ROOT, WITHOUT_SERVICE, HubProcess, until
 from leftovers import remove_leftovers
 
 BASE = "fgpuspawner/base:0.1"
@@ -46,6 +47,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run images/build.sh."""
+    return subprocess.run(
+        [ROOT / "images/build.sh", *arguments], capture_output=True, text=True, check=False, timeout=600
+    )
+
+
 class Engine:
     """The engine, and what a test made on it, which `close` removes again: nothing else."""
 
@@ -69,6 +77,11 @@ class Engine:
         """Remember an image that was made for this run by other means."""
         self._images.append(reference)
         return reference
+
+    def forget(self, reference: str) -> None:
+        """Remove an image now."""
+        self._images.remove(reference)
+        self.client.remove_image(reference, force=True)
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume, once the last container that used it is gone."""
@@ -279,7 +292,7 @@ class DockerHub(HubProcess):
             homes.close()
 
 
-__all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "until"]
+__all__ = ["BASE", "MINI", "ONE", "PYTHON", "WHOLE_FIVE", "DockerHub", "Engine", "Running", "build", "until"]
 
 
 def entry(slug: str, reference: str) -> str:

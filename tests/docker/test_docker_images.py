@@ -1,0 +1,227 @@
+"""Images that are built on a base: another Python and another version of a library in each, under one server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from dockerhub import DockerHub, Engine, Running, build, entry
+
+from hubprocess import ROOT
+
+HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
+PYTHONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
+VERSIONS = ("0.8.10", "0.9.0")
+RECIPE = """
+name = "Tabulate {version}"
+framework = "tabulate"
+version = "{version}"
+module = "tabulate"
+base = "127.0.0.1:1/nowhere:1"
+minimum = {{ memory_mib = 512 }}
+
+[host]
+python = "{python}"
+packages = ["tabulate=={version}"]
+"""
+IN_A_KERNEL = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(startup_timeout=120)
+client.execute_interactive(sys.argv[1], timeout=240)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+print("kernel:", manager.kernel_spec.display_name)
+"""
+SAY = "import sys, {module} as m; print(m.__version__, '%d.%d' % sys.version_info[:2])"
+
+
+def cpython(version: str) -> bool:
+    """Return whether a CPython of this version is where images/build.sh looks."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return bool(list(pyenv.glob(f"versions/{version}.*/bin/python{version}"))) or bool(
+        shutil.which(f"python{version}")
+    )
+
+
+def built(engine: Engine, image: str, folder: str | Path, name: str) -> str:
+    """Build an image without a registry, with the default image's server environment, and return its tag."""
+    tag = f"{engine.prefix}/{name}:1"
+    made = build(str(folder), "--base", "host", "--server", image, "--tag", tag)
+    assert made.returncode == 0, made.stderr[-2000:]
+    return engine.mine(tag)
+
+
+def with_recipe(parent: Path, recipe: str) -> str:
+    """Return a folder of an image with this image.toml."""
+    folder = parent / "ours"
+    folder.mkdir()
+    (folder / "image.toml").write_text(recipe)
+    return str(folder)
+
+
+def said_by_kernel(engine: Engine, container: str, code: str) -> list[str]:
+    """Run code in the kernel on which a notebook opens; return the lines that it printed, and the kernel's name."""
+    status, output = engine.run_in(container, "/opt/fgpu/bin/python", "-I", "-c", IN_A_KERNEL, code)
+    assert status == 0, output
+    return output.strip().splitlines()[-2:]
+
+
+@pytest.fixture(scope="module")
+def two(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two versions of one library on two Pythons: the Pythons by the images' slugs."""
+    found = [version for version in PYTHONS if cpython(version)]
+    if len(found) < 2:
+        pytest.skip(f"two CPythons of {', '.join(PYTHONS)} are needed (pyenv, or on the PATH); here: {found}")
+    pythons = dict(zip(("old", "new"), (found[0], found[-1]), strict=True))
+    for (slug, python), version in zip(pythons.items(), VERSIONS, strict=True):
+        recipe = RECIPE.format(version=version, python=python)
+        folder = with_recipe(tmp_path_factory.mktemp(slug), recipe)
+        built(engine, image, folder, slug)
+    return pythons
+
+
+@pytest.fixture(scope="module")
+def hub(
+    make_hub: Callable[..., DockerHub],
+    engine: Engine,
+    two: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> DockerHub:
+    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
+    path.write_text(
+        "".join(entry(slug, f"{engine.prefix}/{slug}:1") for slug in two).replace("false", "true", 1)
+    )
+    return make_hub(after="c.JupyterHub.allow_named_servers = True\n", catalogue=str(path)).start()
+
+
+@pytest.fixture(scope="module")
+def both(hub: DockerHub, two: dict[str, str]) -> Iterator[dict[str, Running]]:
+    """Two named servers of one user at once, each of its own image."""
+    yield {slug: hub.running("alice", slug, image=slug, **HALF) for slug in two}
+    for slug in two:
+        hub.end("alice", slug)
+
+
+@pytest.mark.parametrize(("slug", "version"), list(zip(("old", "new"), VERSIONS, strict=True)))
+def test_each_prints_its_version_in_a_notebook_and_in_a_terminal(
+    engine: Engine, two: dict[str, str], both: dict[str, Running], slug: str, version: str
+) -> None:
+    code = SAY.format(module="tabulate")
+    wanted = f"{version} {two[slug]}"
+    kernel = f"kernel: Tabulate {version} (Python {two[slug]})"
+    assert said_by_kernel(engine, both[slug].id, code) == [wanted, kernel]
+    assert engine.run_in(both[slug].id, "bash", "-lc", f'python -c "{code}"')[1].strip() == wanted
+
+
+@pytest.mark.parametrize("slug", ["old", "new"])
+def test_jupyterlab_has_the_extension_and_those_that_the_user_installs(
+    hub: DockerHub, engine: Engine, both: dict[str, Running], slug: str
+) -> None:
+    built_extension = {"name": "demo-of-the-user", "version": "1.0.0", "jupyterlab": {"extension": True}}
+    built_extension["jupyterlab"] |= {"_build": {"load": "static/x.js", "extension": "./extension"}}  # type: ignore[operator]
+    folder = "/opt/env/share/jupyter/labextensions/demo-of-the-user"
+    command = f"mkdir -p {folder} && cat > {folder}/package.json <<< '{json.dumps(built_extension)}'"
+    assert engine.run_in(both[slug].id, "bash", "-c", command)[0] == 0
+    headers = {"Authorization": f"token {both[slug].token}"}
+    lab = requests.get(f"{hub.url}/user/alice/{slug}/lab", headers=headers, timeout=60)
+    assert lab.status_code == 200
+    assert "jupyterlab-fgpu" in lab.text
+    assert "demo-of-the-user" in lab.text
+
+
+def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: dict[str, str]) -> None:
+    found = engine.client.inspect_image(f"{engine.prefix}/old:1")["Config"]
+    labels = {name: value for name, value in found["Labels"].items() if name != "fgpu.inputs"}
+    assert labels == {
+        "fgpu.slug": "ours",
+        "fgpu.name": f"Tabulate {VERSIONS[0]}",
+        "fgpu.framework": "tabulate",
+        "fgpu.version": VERSIONS[0],
+        "fgpu.python": two["old"],
+        "fgpu.kernels": "python3",
+        "fgpu.minimum.memory_mib": "512",
+        "fgpu.handover": "1",
+    }
+    assert (found["User"], found["Cmd"]) == ("1000:1000", ["jupyterhub-singleuser"])
+
+
+def test_a_base_with_another_version_is_refused(engine: Engine, two: dict[str, str], tmp_path: Path) -> None:
+    folder = with_recipe(tmp_path, RECIPE.format(version="0.7", python="3.7"))
+    made = build(
+        str(tmp_path), "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2"
+    )
+    assert made.returncode == 1
+    assert f"has tabulate {VERSIONS[1]}, and" in made.stderr
+    assert "says version 0.7" in made.stderr
+
+
+def test_a_base_without_the_framework_is_refused(engine: Engine, two: dict[str, str], tmp_path: Path) -> None:
+    recipe = RECIPE.format(version="1.0", python="3.7").replace(
+        'module = "tabulate"', 'module = "no_such_module"'
+    )
+    folder = with_recipe(tmp_path, recipe)
+    made = build(
+        str(tmp_path), "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2"
+    )
+    assert made.returncode == 1
+    assert "cannot run python3 with no_such_module: ModuleNotFoundError" in made.stderr
+
+
+def torch_is_near() -> bool:
+    """Return whether PyTorch for CPUs is in a folder that pip looks into: from elsewhere it is gigabytes of CUDA."""
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    return any(list(Path(folder).glob("torch-2.13.0*cp311*.whl")) for folder in folders)
+
+
+REAL = (
+    "tensorflow-1.13",
+    "tensorflow-1.15",
+    "tensorflow-2.2",
+    "tensorflow-2.7",
+    "pytorch-1.5",
+    "pytorch-1.9",
+)
+
+
+@pytest.mark.parametrize("name", ["pytorch", *(pytest.param(name, marks=pytest.mark.slow) for name in REAL)])
+@pytest.mark.timeout(900)
+def test_a_real_framework_prints_its_version_in_a_notebook_under_the_one_server_environment(
+    engine: Engine, image: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    recipe: dict[str, Any] = tomllib.loads((ROOT / "images" / name / "image.toml").read_text())
+    python = recipe["host"]["python"]
+    if not cpython(python):
+        pytest.skip(f"no CPython {python} is here (pyenv, or on the PATH)")
+    if name == "pytorch" and not torch_is_near():
+        pytest.skip("PyTorch for CPUs is in no folder that PIP_FIND_LINKS names")
+    tag = built(engine, image, name, name)
+    # Not kept until the end of the run: these are large.
+    request.addfinalizer(lambda: engine.forget(tag))
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        tag,
+        "/opt/fgpu/bin/python",
+        "-I",
+        "-c",
+        IN_A_KERNEL,
+    ]
+    code = SAY.format(module=recipe["module"])
+    said = subprocess.run([*command, code], capture_output=True, text=True, check=False, timeout=300)
+    assert said.returncode == 0, said.stderr
+    version, kernel = said.stdout.strip().splitlines()[-2:]
+    assert version.startswith(f"{recipe['version']}."), said.stdout
+    assert version.endswith(f" {python}")
+    assert kernel == f"kernel: {recipe['name']} (Python {python})"
