@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import posixpath
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,10 @@ FOR_ONE_LAUNCH = ("extra_create_kwargs", "extra_host_config", "use_internal_ip",
 
 LIMITS = ("mem_limit", "cpu_quota", "nano_cpus")
 """What the session's request decides, whatever ``extra_host_config`` says."""
+
+
+INTERPRETERS = ("bash", "sh", "dash", "ash", "python", "python3")
+"""What the images of frameworks run when nothing else is asked for."""
 
 
 class FGPUSpawner(QueuedSpawner, DockerSpawner):
@@ -281,6 +286,13 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             self.log.warning("Session %d could not be told who it is: %s", self.session.id, e.explanation)
         except OSError as e:
             raise LaunchFailed("the Docker engine did not tell the container which session it is") from e
+
+    async def get_command(self) -> list[str]:
+        """Return the configured command, else the image's own. A bare shell is no server: it would end at once."""
+        own = (self._found_image.get("Config") or {}).get("Cmd") or []
+        if len(own) == 1 and posixpath.basename(own[0]) in INTERPRETERS:
+            own = []
+        return [*(self.cmd or own or [handover.SERVER]), *self.get_args()]
 
     @property
     def object_name(self) -> str:

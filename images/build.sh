@@ -243,6 +243,7 @@ build_on_base() {
         [[ -n $of ]] || die "images/$name/image.toml has no [host] python: give --base a registry's image"
         build_from_host system --python "$of" "${packages[@]}"
         base=$id
+        arguments+=(--made-here)
     fi
     # The wheel brings fgpu-start, which takes a session's identity over standard input.
     if [[ $labextension != none ]]; then arguments+=(--label fgpu.handover=1); fi

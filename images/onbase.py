@@ -30,6 +30,7 @@ from userenv import Framework, make_kernel, make_user_environment, search_path
 HERE = Path(__file__).resolve().parent
 # Of image.toml; all others are facts, which become labels (docs/images.md).
 ABOUT_BUILDING = ("base", "program", "module", "host")
+OF_ITS_OWN_BASE = ("cuda", "gpu_architectures", "minimum", "recommended")
 NEEDED = ("name", "framework", "version", "base")
 ASK = """
 import json, os, sys
@@ -135,8 +136,10 @@ def labels_of(facts: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def build(recipe: Recipe, *, base: str, server: str, tag: str, uv: str, labels: Sequence[str]) -> None:
-    """Build and tag the image.
+def build(
+    recipe: Recipe, *, base: str, server: str, tag: str, uv: str, labels: Sequence[str], made_here: bool
+) -> None:
+    """Build and tag the image; ``made_here``: the base is not the framework's own, so not what it has of GPUs either.
 
     Raises:
         CannotBuild: the base does not fit, or Docker refuses.
@@ -160,19 +163,22 @@ def build(recipe: Recipe, *, base: str, server: str, tag: str, uv: str, labels: 
         "python": minor,
         "kernels": ["python3"],
     }
+    if made_here:
+        facts = {key: value for key, value in facts.items() if key not in OF_ITS_OWN_BASE}
     with tempfile.TemporaryDirectory(prefix="fgpu-image.") as folder:
         context = Path(folder)
-        make_user_environment(context, framework, uv=uv)
+        roots, users = context / "roots", context / "users"
+        make_user_environment(users, framework, uv=uv)
         if found["packages"]:
             # The base's Python is a virtual environment itself, and one does not see through another.
             write(
-                context / f"opt/env/lib/python{minor}/site-packages/fgpu_framework.pth",
+                users / f"opt/env/lib/python{minor}/site-packages/fgpu_framework.pth",
                 "".join(f"{path}\n" for path in found["packages"]),
             )
-        make_kernel(context, framework)
+        make_kernel(roots, framework)
         path = search_path(found["path"])
-        write(context / "etc/profile.d/fgpu.sh", f"PATH={shlex.quote(path)}\nexport PATH\n")
-        shutil.copy2(HERE / "prepare.py", context)
+        write(roots / "etc/profile.d/fgpu.sh", f"PATH={shlex.quote(path)}\nexport PATH\n")
+        shutil.copy2(HERE / "prepare.py", roots / "opt/fgpu/prepare.py")
         shutil.copy2(HERE / "Dockerfile", context)
         arguments = [
             "--build-arg",
@@ -198,6 +204,9 @@ def main() -> int:
     parser.add_argument("--server", default="")
     parser.add_argument("--tag", default="")
     parser.add_argument("--uv", default="uv")
+    parser.add_argument(
+        "--made-here", action="store_true", help="the base was made of this machine's packages"
+    )
     parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
     try:
@@ -215,6 +224,7 @@ def main() -> int:
                 tag=given.tag,
                 uv=given.uv,
                 labels=given.label,
+                made_here=given.made_here,
             )
     except CannotBuild as error:
         print(f"images: {error}", file=sys.stderr)

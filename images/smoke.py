@@ -90,9 +90,9 @@ def check_users_environment() -> None:
     ).split()
     check("Python", site == f"/opt/env/lib/python{version}/site-packages", version)
     pip = output_of("/opt/env/bin/pip", "--version")
-    check(
-        "pip installs there", f"/opt/env/lib/python{version}/site-packages/pip" in pip, pip.partition(" (")[0]
-    )
+    there = pip.startswith("pip ") and f" /opt/env/lib/python{version}/site-packages/pip" in pip
+    # Before Python 3.10 it needs distutils, which Debian and Ubuntu have in a package of its own.
+    check("pip installs there", there, pip.splitlines()[-1].partition(" (")[0])
     for folder in (site, home):
         Path(folder).mkdir(parents=True, exist_ok=True)
     (Path(home) / "traitlets.py").write_text("broken = True\n", encoding="ascii")

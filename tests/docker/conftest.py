@@ -98,7 +98,7 @@ def catalogue(
         ),
         "empty": engine.build("empty", f'FROM {image}\nENTRYPOINT ["/no/such/program"]\n'),
         # A system and nothing of ours on its path; and one that has tini.
-        "plain": engine.build("plain", f"FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\n"),
+        "plain": engine.build("plain", f'FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\nCMD ["bash"]\n'),
         "plain-tini": engine.build("plain-tini", f"FROM {image}\nENV PATH={PLAIN}\n"),
         "missing": f"{empty_registry.host}/fgpu-test/missing:1",
     }

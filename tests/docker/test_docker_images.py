@@ -26,7 +26,7 @@ framework = "tabulate"
 version = "{version}"
 module = "tabulate"
 base = "127.0.0.1:1/nowhere:1"
-minimum = {{ memory_mib = 512 }}
+cuda = "10.0"
 
 [host]
 python = "{python}"
@@ -139,6 +139,7 @@ def test_jupyterlab_has_the_extension_and_those_that_the_user_installs(
 
 
 def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: dict[str, str]) -> None:
+    """Not what the framework's own base has: this one was made without it."""
     found = engine.client.inspect_image(f"{engine.prefix}/old:1")["Config"]
     labels = {name: value for name, value in found["Labels"].items() if name != "fgpu.inputs"}
     assert labels == {
@@ -148,7 +149,6 @@ def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: dict[str,
         "fgpu.version": VERSIONS[0],
         "fgpu.python": two["old"],
         "fgpu.kernels": "python3",
-        "fgpu.minimum.memory_mib": "512",
         "fgpu.handover": "1",
     }
     assert (found["User"], found["Cmd"]) == ("1000:1000", ["jupyterhub-singleuser"])
@@ -156,9 +156,7 @@ def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: dict[str,
 
 def test_a_base_with_another_version_is_refused(engine: Engine, two: dict[str, str], tmp_path: Path) -> None:
     folder = with_recipe(tmp_path, RECIPE.format(version="0.7", python="3.7"))
-    made = build(
-        str(tmp_path), "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2"
-    )
+    made = build(folder, "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2")
     assert made.returncode == 1
     assert f"has tabulate {VERSIONS[1]}, and" in made.stderr
     assert "says version 0.7" in made.stderr
@@ -169,9 +167,7 @@ def test_a_base_without_the_framework_is_refused(engine: Engine, two: dict[str, 
         'module = "tabulate"', 'module = "no_such_module"'
     )
     folder = with_recipe(tmp_path, recipe)
-    made = build(
-        str(tmp_path), "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2"
-    )
+    made = build(folder, "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2")
     assert made.returncode == 1
     assert "cannot run python3 with no_such_module: ModuleNotFoundError" in made.stderr
 

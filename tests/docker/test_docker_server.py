@@ -64,15 +64,15 @@ def test_the_server_learns_its_slice_from_the_service_with_its_own_token(
     assert (session["fgpu"], session["gpu_memory_mib"], session["compute_percent"]) == ("0.5", 2048, 25)
 
 
-@pytest.mark.parametrize("image", ["plain", "plain-tini"])
+@pytest.mark.parametrize("slug", ["plain", "plain-tini"])
 def test_an_image_without_the_server_environment_ends_the_session_with_words(
-    real_hub: DockerHub, image: str
+    real_hub: DockerHub, slug: str
 ) -> None:
     real_hub.add_user("dave")
-    real_hub.spawn("dave", options={**HALF, "image": image})
+    real_hub.spawn("dave", options={**HALF, "image": slug})
     real_hub.wait_state("dave", "", None)
     ended = real_hub.last("dave")
-    assert (ended.request.image, ended.state.value) == (image, "ERROR")
+    assert (ended.request.image, ended.state.value) == (slug, "ERROR")
     assert ended.message is not None
     assert ended.message.startswith("this image has no server environment: ")
     assert "images/build.sh" in ended.message
