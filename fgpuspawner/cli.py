@@ -40,6 +40,7 @@ from fgpu_scheduler.store import Store
 from fgpuspawner import __version__
 from fgpuspawner.hubfile import CONFIG, UsageError, checked_like_the_hub, load_config, quiet
 from fgpuspawner.images import command as images
+from fgpuspawner.images import private_command as private_images
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
@@ -118,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     node.add_argument("action", choices=sorted(NODE_ACTIONS), help="what becomes of it")
     node.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
     node.set_defaults(run=run_node)
-    images.add_to(commands)
+    private_images.add_to(images.add_to(commands))
     replay.add_to(commands)
     return parser
 

@@ -27,6 +27,7 @@ log = logging.getLogger("fgpu")
 SERVICE = "fgpu"
 QUEUE_READ = "custom:fgpu:queue:read"
 KEEP = "custom:fgpu:sessions:keep"
+IMAGES = "custom:fgpu:images"
 ADMIN = "custom:fgpu:admin"
 ACCESS = f"access:services!service={SERVICE}"
 SLACK_S = 60
@@ -61,7 +62,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         c.JupyterHub.spawner_class = LocalFGPUSpawner
     found = FGPU.from_config(c).checked()
     _use_hub(c, found)
-    _use_service(c, found)
+    _use_service(c, found, containers=runtime == "docker")
     if JupyterHub.initialized():
         # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
@@ -129,15 +130,19 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     c.Spawner.setdefault("server_token_scopes", scopes)
 
 
-def _use_service(c: Any, settings: FGPU) -> None:
+def _use_service(c: Any, settings: FGPU, *, containers: bool = True) -> None:
     hub = c.JupyterHub
     hub.custom_scopes = {
         **_given(hub, "custom_scopes", {}),
         QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
         KEEP: {"description": "Keep one's own idle GPU sessions from being ended"},
-        ADMIN: {"description": "See and manage everybody's GPU sessions", "subscopes": [QUEUE_READ, KEEP]},
+        IMAGES: {"description": "Save one's own GPU sessions as private images, and manage these"},
+        ADMIN: {
+            "description": "See and manage everybody's GPU sessions and private images",
+            "subscopes": [QUEUE_READ, KEEP, IMAGES],
+        },
     }
-    hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ, KEEP]
+    hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ, KEEP, IMAGES]
     hub.services = [
         *_given(hub, "services", []),
         {
@@ -148,6 +153,7 @@ def _use_service(c: Any, settings: FGPU) -> None:
                 "FGPU_SETTINGS": settings.to_json(),
                 "FGPU_FORECAST_KEY": ticket.KEY,
                 "FGPU_HUB_PID": str(os.getpid()),
+                "FGPU_CONTAINERS": "1" if containers else "0",
             },
             "oauth_no_confirm": True,
             # A caller's token gets of these what the caller may do anyway.
@@ -156,6 +162,7 @@ def _use_service(c: Any, settings: FGPU) -> None:
                 "read:servers",
                 QUEUE_READ,
                 KEEP,
+                IMAGES,
                 ADMIN,
                 ACCESS,
             ],

@@ -51,35 +51,36 @@ def add_to(commands: Any) -> Any:
         description="Look at the image catalogue, and change it. The Hub and the service follow within seconds.",
     )
     own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
-    listing = _command(
+    listing = command(
         own, "list", "the images, their state, where file and database differ, and who has them"
     )
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=run_list)
-    check = _command(own, "check", "whether the catalogue can be used, and what of it has no effect")
+    check = command(own, "check", "whether the catalogue can be used, and what of it has no effect")
     check.add_argument("file", nargs="?", metavar="FILE", help="another catalogue's file, checked alone")
     check.set_defaults(run=run_check)
-    scan = _command(own, "scan", "what the labels of the engines' images propose for the catalogue")
+    scan = command(own, "scan", "what the labels of the engines' images propose for the catalogue")
     scan.add_argument(
         "--add", nargs="*", metavar="SLUG", help="add these to the catalogue; without a slug all new ones"
     )
     scan.set_defaults(run=run_scan)
-    export = _command(own, "export", "the catalogue in force, as the file that says the same")
+    export = command(own, "export", "the catalogue in force, as the file that says the same")
     export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
     export.set_defaults(run=run_export)
-    pin = _command(own, "pin", "keep an image to what the engines have of it now")
+    pin = command(own, "pin", "keep an image to what the engines have of it now")
     pin.add_argument("slug", metavar="SLUG", help="which image")
     pin.set_defaults(run=run_pin)
     for action, said in DONE.items():
-        command = _command(own, action.value, f"the image {said}")
-        command.add_argument("slug", metavar="SLUG", help="which image")
-        command.set_defaults(run=run_action, action=action)
-    order = _command(own, "file-order", "the order is the file's again")
+        one = command(own, action.value, f"the image {said}")
+        one.add_argument("slug", metavar="SLUG", help="which image")
+        one.set_defaults(run=run_action, action=action)
+    order = command(own, "file-order", "the order is the file's again")
     order.set_defaults(run=run_file_order)
     return own
 
 
-def _command(own: Any, name: str, what: str) -> argparse.ArgumentParser:
+def command(own: Any, name: str, what: str) -> argparse.ArgumentParser:
+    """Add one command, which takes the Hub's configuration."""
     parser: argparse.ArgumentParser = own.add_parser(
         name, help=what, description=f"{what[0].upper()}{what[1:]}."
     )
@@ -139,7 +140,8 @@ def opened(path: str) -> Iterator[Opened]:
         yield Opened(config, settings, store, images, store.snapshot(0).nodes)
 
 
-def _who() -> str:
+def who() -> str:
+    """Return who runs this, for the record."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -234,14 +236,14 @@ def run_export(given: argparse.Namespace) -> list[str]:
 def run_action(given: argparse.Namespace) -> list[str]:
     """Do one thing with one image."""
     with opened(given.config) as own:
-        own.editor().do(given.action, given.slug, by=_who())
+        own.editor().do(given.action, given.slug, by=who())
     return [f"image {given.slug} {DONE[given.action]}"]
 
 
 def run_file_order(given: argparse.Namespace) -> list[str]:
     """Take the order of the file again."""
     with opened(given.config) as own:
-        own.editor().file_order(by=_who())
+        own.editor().file_order(by=who())
     return ["the images are in the file's order"]
 
 
@@ -260,7 +262,7 @@ def run_scan(given: argparse.Namespace) -> list[str]:
             there = ", ".join(new) or "none"
             raise CatalogueError(f"no new image is proposed as {shown(unknown[0])}; there are {there}")
         chosen = [new[slug] for slug in given.add or new]
-        own.editor().add([entry_of(image) for image in chosen], by=_who())
+        own.editor().add([entry_of(image) for image in chosen], by=who())
         return [*lines, *(f"added {image.slug}" for image in chosen)]
 
 
@@ -308,5 +310,5 @@ def run_pin(given: argparse.Namespace) -> list[str]:
             name_of(e): one for e in engines.engines if (one := found_on(e, image.reference)) is not None
         }
         entry, said = pinned(image, found)
-        own.editor().edit(given.slug, entry, by=_who())
+        own.editor().edit(given.slug, entry, by=who())
         return [f"image {given.slug}: {said}"]

@@ -23,7 +23,7 @@ from traitlets import TraitError
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.live import Images, keep_current
-from fgpuspawner.service import handlers, images_page, pages
+from fgpuspawner.service import handlers, images_page, pages, private_images, private_pages
 from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.reader import Reader
@@ -61,12 +61,23 @@ def make_app(service: Service) -> Application:
             url(f"{prefix}keep/([0-9]{{1,15}})", pages.Keep, own),
             url(f"{prefix}{images_page.ADDRESS}", images_page.CataloguePage, own),
             url(f"{prefix}{images_page.ADDRESS}/([a-z0-9-]{{1,40}})", images_page.EditPage, own),
+            url(f"{prefix}save/([0-9]{{1,15}})", private_pages.Save, own),
+            url(f"{prefix}private-images", private_pages.MyImages, own),
+            url(f"{prefix}private-images/([0-9]{{1,15}})/rename", private_pages.Rename, own),
+            url(f"{prefix}private-images/([0-9]{{1,15}})/share", private_pages.Share, own),
+            url(f"{prefix}private-images/([0-9]{{1,15}})/delete", private_pages.Delete, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
             url(f"{api}me", handlers.Me, own),
             url(f"{api}sessions", handlers.Sessions, own),
             url(f"{api}sessions/([0-9]{{1,15}})", handlers.OneSession, own),
             url(f"{api}sessions/([0-9]{{1,15}})/keep", handlers.Keep, own),
+            url(f"{api}sessions/([0-9]{{1,15}})/image", private_images.SaveSession, own),
+            url(f"{api}private-images", private_images.PrivateImagesApi, own),
+            url(f"{api}private-images/([0-9]{{1,15}})", private_images.OnePrivateImage, own),
+            url(f"{api}private-images/([0-9]{{1,15}})/name", private_images.ImageName, own),
+            url(f"{api}private-images/([0-9]{{1,15}})/shares", private_images.ImageShares, own),
+            url(f"{api}private-images/([0-9]{{1,15}})/recipe", private_images.Recipe, own),
             url(f"{api}queue", handlers.Queue, own),
             url(f"{api}capacity", handlers.Capacity, own),
             url(f"{api}forecast", handlers.Forecast, own),
@@ -179,7 +190,8 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
         *hosts_from(environment),
         is_offered=lambda slug: images.catalogue.get(slug) is not None,
     )
-    reader = Reader(store, settings, images, SystemClock())
+    containers = environment.get("FGPU_CONTAINERS", "1") == "1"
+    reader = Reader(store, settings, images, SystemClock(), containers=containers)
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)

@@ -24,6 +24,16 @@ log = logging.getLogger(__name__)
 ADMIN_SCOPE = "custom:fgpu:admin"
 QUEUE_SCOPE = "custom:fgpu:queue:read"
 KEEP_SCOPE = "custom:fgpu:sessions:keep"
+IMAGES_SCOPE = "custom:fgpu:images"
+
+STATUS_OF = {
+    "image_refused": 409,
+    "image_name_taken": 409,
+    "image_in_use": 409,
+    "over_image_quota": 409,
+    "no_such_image": 404,
+}
+"""Of errors that are no fault of what was sent."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -135,7 +145,7 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             # Its text names the database; that is for the log.
             return Problem(503, error.code, "the scheduler's database cannot be read; try again in a moment")
         if isinstance(error, FGPUError):
-            return Problem(400, error.code, str(error))
+            return Problem(STATUS_OF.get(error.code, 400), error.code, str(error))
         phrase = HTTPStatus(status).phrase if status in {s.value for s in HTTPStatus} else "error"
         return Problem(status, phrase.lower().replace(" ", "_").replace("-", "_"), phrase)
 

@@ -71,6 +71,8 @@ class Row:
     warning: str
     ends: Instant | None
     can_keep: bool
+    can_save: bool
+    saving: str
     time_limit: str
     open_url: str | None
     wait_url: str | None
@@ -254,6 +256,8 @@ def _row(session: Json, hub_host: str) -> Row:
         warning=session["warning"] or "",
         ends=instant(session["ends_at_s"]) if session["ends_at_s"] is not None else None,
         can_keep=session["can_keep"],
+        can_save=session["can_save"] and session["saving"] is None,
+        saving=saving_words(session["saving"]),
         time_limit="" if limit_s is None else hours_minutes(limit_s),
         # Others' servers are not for an administrator to walk into from here.
         open_url=hub_host + session["url"] if running and session["mine"] else None,
@@ -278,6 +282,14 @@ def _past(session: Json) -> Past:
         why=f"{why}: {message}" if why and message else (why or message),
         ended=instant(session["ended_at_s"]) if session["ended_at_s"] is not None else None,
     )
+
+
+def saving_words(saving: Json | None) -> str:
+    """Return how far the image is that a session is being saved as; empty where it is not."""
+    if saving is None:
+        return ""
+    how_far = saving["message"] or "it waits for its turn"
+    return f"being saved as {saving['name']}: {how_far}"
 
 
 def position_words(position: int, ahead: int) -> str:

@@ -25,6 +25,7 @@ from fgpu_scheduler import (
     forecast_request,
     of_group,
 )
+from fgpu_scheduler.private_images import PrivateImage, PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.editing import Editor
 from fgpuspawner.images.live import Images
@@ -33,7 +34,7 @@ from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_file import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.options import Offer, Wanted, make_offer
-from fgpuspawner.service.view import World
+from fgpuspawner.service.view import Savers, World
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger(__name__)
@@ -66,8 +67,13 @@ class Changes:
 class Reader:
     """Reads the store for everybody. Every failure is `StoreUnavailable`, never an empty answer."""
 
-    def __init__(self, store: Store, settings: FGPU, images: Images, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, settings: FGPU, images: Images, clock: Clock, *, containers: bool = True
+    ) -> None:
         self.settings = settings
+        self.savers = Savers.ADMINISTRATORS if containers else Savers.NOBODY
+        if containers and settings.owners_may_commit:
+            self.savers = Savers.OWNERS
         self.images = images
         self._store = store
         self._clock = clock
@@ -184,6 +190,17 @@ class Reader:
         """
         await self._read(self._change_images, change)
 
+    async def private_images(self) -> tuple[PrivateImage, ...]:
+        """Return every private image, whoever may see it, in the order in which they were asked for."""
+        return await self._read(PrivateImages(self._store).all)
+
+    async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:
+        """Write a wish about private images. What it raises is raised here."""
+        found = await self._read(self._changing, lambda store, now_s: change(PrivateImages(store), now_s))
+        # Whoever asked sees it at once.
+        await self._read(self.images.refresh)
+        return found
+
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
@@ -229,8 +246,17 @@ class Reader:
             found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
             largest[group] = self._largest_now(own, group)
         isolation = read_choices(self.settings.data_path())
-        pulls = read_pulls(self.settings.data_path(), now_s=self._clock.now_s())
-        return World(snapshot, found, largest, typical, isolation, self._rules, pulls)
+        return World(
+            snapshot,
+            found,
+            largest,
+            typical,
+            isolation,
+            self._rules,
+            read_pulls(self.settings.data_path(), now_s=self._clock.now_s()),
+            private=PrivateImages(self._store).all(),
+            savers=self.savers,
+        )
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
         default = make_offer(self.settings, own.nodes, [ANY_IMAGE], (group,)).default
@@ -249,12 +275,14 @@ class Reader:
         )
 
     def _keep(self, session_id: int, keep_s: int) -> Session:
+        return self._changing(lambda store, now_s: store.keep(session_id, now_s + keep_s, now_s=now_s))
+
+    def _changing(self, change: Callable[[Store, int], R]) -> R:
         # By a connection of its own: all others of this process can only read.
         store = Store(self.settings.database_url())
         store.connect()
         try:
-            now_s = self._clock.now_s()
-            return store.keep(session_id, now_s + keep_s, now_s=now_s)
+            return change(store, self._clock.now_s())
         finally:
             store.close()
 

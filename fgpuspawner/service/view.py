@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
+from fgpu_scheduler.private_images import ImageState, PrivateImage
 from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import PullState
@@ -78,13 +80,23 @@ class Site:
         return self.hub_host + self.base_url
 
 
+class Savers(StrEnum):
+    """Who may save a running session as a private image."""
+
+    NOBODY = "nobody"
+    ADMINISTRATORS = "administrators"
+    OWNERS = "owners"
+    """And administrators."""
+
+
 @dataclass(frozen=True)
 class World:
     """One reading of the store and what follows from it.
 
     ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
     median length of the sessions that ended there; ``isolation`` what holds the sessions of each node; ``rules`` what
-    ends them; ``pulls`` how far the images are that sessions wait for.
+    ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every private image, and ``savers``
+    who may save a session as one.
     """
 
     snapshot: Snapshot
@@ -94,6 +106,8 @@ class World:
     isolation: tuple[Chosen, ...] = ()
     rules: AllRules = field(default_factory=AllRules)
     pulls: Mapping[int, PullState] = field(default_factory=dict)
+    private: tuple[PrivateImage, ...] = ()
+    savers: Savers = Savers.NOBODY
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -223,6 +237,8 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "message": session.message or _withdrawn(session, site),
         "url": f"{site.base_url}user/{server}/",
         "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
+        "saving": saving_object(session, world),
+        "can_save": may_save(session, world, viewer),
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
     }
@@ -231,6 +247,23 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
 def _withdrawn(session: Session, site: Site) -> str | None:
     waits = session.state is SessionState.PENDING and not site.is_offered(session.request.image)
     return WITHDRAWN if waits else None
+
+
+def may_save(session: Session, world: World, viewer: Viewer) -> bool:
+    """Return whether the viewer may have a session saved as a private image, as far as it runs."""
+    allowed = world.savers is Savers.OWNERS and is_mine(session, viewer)
+    return session.state is SessionState.RUNNING and (
+        allowed or (world.savers is not Savers.NOBODY and viewer.admin)
+    )
+
+
+def saving_object(session: Session, world: World) -> Json | None:
+    """Return how far the image is that a session is being saved as; None where it is not."""
+    making = (ImageState.WISHED, ImageState.COMMITTING)
+    found = next((i for i in world.private if i.session_id == session.id and i.state in making), None)
+    if found is None:
+        return None
+    return {"id": found.id, "name": found.name, "state": found.state.value, "message": found.message}
 
 
 def _waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:

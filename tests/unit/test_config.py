@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "jupyterhub_config.py"
 QUEUE_READ = "custom:fgpu:queue:read"
 KEEP = "custom:fgpu:sessions:keep"
+IMAGES = "custom:fgpu:images"
 ACCESS = "access:services!service=fgpu"
 
 
@@ -131,9 +132,9 @@ def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
 
 def test_scopes_and_roles_let_users_see_the_queue_and_the_service_resume_it(folder: Path) -> None:
     c = configured(folder)
-    assert set(c.JupyterHub.custom_scopes) == {QUEUE_READ, KEEP, "custom:fgpu:admin"}
-    assert c.JupyterHub.custom_scopes["custom:fgpu:admin"]["subscopes"] == [QUEUE_READ, KEEP]
-    assert c.JupyterHub.extra_user_scopes == [ACCESS, QUEUE_READ, KEEP]
+    assert set(c.JupyterHub.custom_scopes) == {QUEUE_READ, KEEP, IMAGES, "custom:fgpu:admin"}
+    assert c.JupyterHub.custom_scopes["custom:fgpu:admin"]["subscopes"] == [QUEUE_READ, KEEP, IMAGES]
+    assert c.JupyterHub.extra_user_scopes == [ACCESS, QUEUE_READ, KEEP, IMAGES]
     assert c.Spawner.server_token_scopes == [
         "users:activity!user",
         "access:servers!server",
@@ -207,8 +208,8 @@ def test_what_was_set_before_is_added_to(given: Callable[[Config], None], folder
     assert [s["name"] for s in c.JupyterHub.services] == ["idle-culler", "fgpu"]
     assert [r["name"] for r in c.JupyterHub.load_roles] == ["own", "fgpu-service", "fgpu-admin"]
     assert c.JupyterHub.load_roles[-1]["users"] == ["root"]
-    assert c.JupyterHub.extra_user_scopes == ["read:hub", ACCESS, QUEUE_READ, KEEP]
-    assert set(c.JupyterHub.custom_scopes) == {"custom:own", QUEUE_READ, KEEP, "custom:fgpu:admin"}
+    assert c.JupyterHub.extra_user_scopes == ["read:hub", ACCESS, QUEUE_READ, KEEP, IMAGES]
+    assert set(c.JupyterHub.custom_scopes) == {"custom:own", QUEUE_READ, KEEP, IMAGES, "custom:fgpu:admin"}
     assert c.JupyterHub.template_paths[0] == "/srv/templates"
     assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 9, "headers": {"X-Own": "1"}}
 

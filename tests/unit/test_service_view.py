@@ -318,6 +318,8 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "ends_cause": None,
         "warning": None,
         "can_keep": False,
+        "saving": None,
+        "can_save": False,
         "ended_at_s": None,
         "end_cause": None,
         "message": None,

@@ -1,0 +1,193 @@
+"""The commands of ``fgpu images`` for private images: for administrators, who may do all of it for everybody."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fgpu_scheduler import BadSettings, FGPUError, Session, UnknownSession
+from fgpu_scheduler.private_images import (
+    ImageInUse,
+    ImageState,
+    PrivateImage,
+    PrivateImages,
+    in_use_words,
+    shown_mib,
+)
+from fgpuspawner.hubfile import UsageError
+from fgpuspawner.images.command import Opened, command, opened, who
+
+LOOK_EVERY_S = 0.3
+WAIT_S = 3600
+MAKING = (ImageState.WISHED, ImageState.COMMITTING)
+
+
+class NotSaved(FGPUError):
+    """The Hub could not save a session, and says why."""
+
+    code = "not_saved"
+
+
+def add_to(own: Any) -> None:
+    """Add the commands to those of ``fgpu images``."""
+    listing = command(own, "private", "everybody's private images")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=run_private)
+    commit = command(own, "commit", "save a running session as a private image of its owner")
+    commit.add_argument(
+        "session", metavar="SESSION", help="its number, or USER/SERVER; USER/ is the default server"
+    )
+    commit.add_argument("--name", required=True, help="what the image is called, such as torch-more")
+    commit.add_argument("--tag", help="its tag; default: the next number")
+    commit.add_argument("--no-wait", action="store_true", help="do not wait until the Hub has made it")
+    commit.set_defaults(run=run_commit)
+    rename = command(own, "rename", "give a private image another name")
+    _image(rename)
+    rename.add_argument("--name", required=True, help="its new name, without its owner")
+    rename.add_argument("--tag", help="its new tag; default: the next number")
+    rename.set_defaults(run=run_rename)
+    share = command(own, "share", "say who may see and start a private image beside its owner")
+    _image(share)
+    share.add_argument("--users", default="", help="users, with commas between them; default: nobody")
+    share.add_argument("--groups", default="", help="Hub groups, with commas between them; default: none")
+    share.set_defaults(run=run_share)
+    delete = command(own, "delete", "remove a private image")
+    _image(delete)
+    delete.set_defaults(run=run_delete)
+    recipe = command(own, "recipe", "print a private image's Dockerfile")
+    _image(recipe)
+    recipe.set_defaults(run=run_recipe)
+
+
+def _image(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("image", metavar="IMAGE", help="its full name, such as alice/torch-more:2")
+
+
+# --- Looking ---
+
+
+def run_private(given: argparse.Namespace) -> list[str]:
+    """Return every private image, as lines or as JSON."""
+    with opened(given.config) as own:
+        found = PrivateImages(own.store).all()
+    if given.json:
+        return [json.dumps({"version": 1, "images": [_as_json(image) for image in found]}, indent=2)]
+    return [line for image in found for line in _lines(image)] or ["there is no private image"]
+
+
+def _as_json(image: PrivateImage) -> dict[str, Any]:
+    left_out = ("facts", "recipe")
+    found = {name: getattr(image, name) for name in image.__dataclass_fields__ if name not in left_out}
+    return {**found, "state": image.state.value}
+
+
+def _lines(image: PrivateImage) -> list[str]:
+    size = "" if image.size_bytes is None else f", {shown_mib(image.size_bytes)} MiB"
+    lines = [
+        f"{image.name}: {image.state}{size}, from session {image.session_id} ({image.made_from}), on {image.node_id}"
+    ]
+    if image.message:
+        lines.append(f"  {image.message}")
+    shared = [*image.shared_users, *(f"group {name}" for name in image.shared_groups)]
+    if shared:
+        lines.append(f"  shared with {', '.join(shared)}")
+    # What people chose as names must not tell a terminal what to do.
+    return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
+
+
+def run_recipe(given: argparse.Namespace) -> list[str]:
+    """Return an image's Dockerfile."""
+    with opened(given.config) as own:
+        found = PrivateImages(own.store).named(given.image)
+    if found.recipe is None:
+        raise BadSettings(f"there is no recipe of {found.name}, which is {found.state}")
+    return found.recipe.rstrip("\n").split("\n")
+
+
+# --- Changing ---
+
+
+def run_commit(given: argparse.Namespace) -> list[str]:
+    """Ask that a session be saved, and wait until the Hub has done so."""
+    with opened(given.config) as own:
+        images = PrivateImages(own.store)
+        wished = images.wish(
+            _session(own, given.session).id,
+            name=given.name,
+            tag=given.tag,
+            asked_by=who(),
+            quota=own.settings.image_quota(),
+            now_s=int(time.time()),
+        )
+        if given.no_wait:
+            return [f"the Hub is going to save it as {wished.name}"]
+        found = _made(images, wished)
+    if found.state is ImageState.FAILED:
+        raise NotSaved(f"{found.name}: {found.message}")
+    return [f"saved as {found.name}, {shown_mib(found.size_bytes or 0)} MiB"]
+
+
+def _session(own: Opened, text: str) -> Session:
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        found = own.store.session(int(text))
+    elif "/" in text:
+        user, _, server = text.partition("/")
+        found = own.store.serving(user, server)
+    else:
+        raise UsageError(f"SESSION is {text!r}; give its number, or USER/SERVER")
+    if found is None:
+        raise UnknownSession(f"there is no session {text}")
+    return found
+
+
+def _made(images: PrivateImages, wished: PrivateImage) -> PrivateImage:
+    """Wait until it is made, or not; say how far it is on standard error."""
+    said, deadline = "", time.monotonic() + WAIT_S
+    while (found := images.get(wished.id)).state in MAKING:
+        message = found.message or "waiting for the Hub"
+        if message != said:
+            print(f"{found.name}: {message}", file=sys.stderr, flush=True)
+            said = message
+        if time.monotonic() > deadline:
+            raise NotSaved(f"{found.name} is not made yet; is the Hub running? It does it when it is")
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _changed(given: argparse.Namespace, change: Callable[[PrivateImages, int, int], Any]) -> Any:
+    """Change an image; who uses it is named: administrators may know."""
+    with opened(given.config) as own:
+        images = PrivateImages(own.store)
+        try:
+            return change(images, images.named(given.image).id, int(time.time()))
+        except ImageInUse as e:
+            raise BadSettings(in_use_words(e.name, e.sessions, user=None, admin=True)) from None
+
+
+def run_rename(given: argparse.Namespace) -> list[str]:
+    """Give an image another name."""
+    found = _changed(given, lambda i, id_, now_s: i.rename(id_, name=given.name, tag=given.tag, now_s=now_s))
+    return [f"{given.image} is now {found.name}"]
+
+
+def run_share(given: argparse.Namespace) -> list[str]:
+    """Set with whom an image is shared."""
+    users, groups = _listed(given.users), _listed(given.groups)
+    found = _changed(given, lambda i, id_, now_s: i.share(id_, users=users, groups=groups, now_s=now_s))
+    shared = [*found.shared_users, *(f"group {name}" for name in found.shared_groups)]
+    return [f"{given.image} is shared with {', '.join(shared) or 'nobody'}"]
+
+
+def run_delete(given: argparse.Namespace) -> list[str]:
+    """Remove an image."""
+    left = _changed(given, lambda i, id_, now_s: i.delete(id_, now_s=now_s))
+    follows = "is gone" if left is None else "the Hub removes it from the engines within seconds"
+    return [f"{given.image}: {follows}"]
+
+
+def _listed(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]

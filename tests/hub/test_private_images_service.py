@@ -1,0 +1,270 @@
+"""Private images in the service's API and on its pages: who may save, see, name, share and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bs4 import BeautifulSoup
+from test_service import ServiceHub, end, now_s, run, submit
+
+from fgpu_scheduler import Device, Node
+from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImages
+from hubprocess import until
+
+JSON = dict[str, Any]
+
+
+class World:
+    """A Hub whose users may save sessions: alice runs two, bob one."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        given = {"owners_may_commit": True, "max_private_images": 3, **settings}
+        self.hub = ServiceHub(folder, **given)
+        store = self.store = self.hub.writable
+        self.images = PrivateImages(store)
+        gpu = Device("GPU-simulated-local-0", "local", 0, "Simulated GPU", 8192, 2000, simulated=True)
+        store.set_nodes([Node("local", "default", 8000, 16384, (gpu,))], now_s=now_s())
+        self.alice_runs = run(store, "alice", "", 500)
+        self.alice_second = run(store, "alice", "two", 500)
+        self.bob_runs = run(store, "bob", "", 500)
+        self.hub.start()
+        self.alice, self.bob = (self.hub.add_user(name) for name in ("alice", "bob"))
+        self.admin = self.hub.add_user("admin")
+        until(
+            lambda: self.hub.ask("GET", "health", None).status_code == 200, what="the service reads the store"
+        )
+
+    def ask(self, method: str, path: str, token: str, status: int, body: Any = None) -> JSON:
+        answer = self.hub.ask(method, f"api/v1/{path}", token, json=body)
+        assert answer.status_code == status, answer.text
+        return dict(answer.json())
+
+    def save(self, session: Any, token: str, name: str, **more: Any) -> JSON:
+        return dict(
+            self.ask("POST", f"sessions/{session.id}/image", token, 202, {"name": name, **more})["image"]
+        )
+
+    def ready(self, image_id: int) -> None:
+        """Make it, as the worker does."""
+        self.images.begin(image_id, facts="", now_s=now_s())
+        self.images.made(
+            image_id,
+            engines_id="sha256:0",
+            size_bytes=3 * 2**20,
+            recipe="FROM x\n# <b>recipe</b>\n",
+            quota=ImageQuota(),
+            now_s=now_s(),
+        )
+
+    def offers(self, name: str, token: str) -> None:
+        """Wait until the service offers an image: it looks every other second."""
+
+        def offered() -> bool:
+            return name in [image["slug"] for image in self.hub.get("images", token)["images"]]
+
+        until(offered, what=f"{name} is offered")
+
+    def forget_all(self) -> None:
+        for image in self.images.all():
+            if image.state is ImageState.COMMITTING:
+                self.images.fail(image.id, "not now", now_s=1)
+            self.images.delete(image.id, now_s=1)
+            self.images.removed(image.id, now_s=1)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    found = World(tmp_path_factory.mktemp("images"))
+    yield found
+    found.hub.close()
+
+
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    yield shared
+    shared.forget_all()
+
+
+def test_an_owner_saves_their_session_and_is_told_the_full_name(world: World) -> None:
+    image = world.save(world.alice_runs, world.alice, "torch-more")
+    assert image["name"] == "alice/torch-more:1"
+    assert (image["state"], image["mine"], image["asked_by"]) == ("WISHED", True, "alice")
+    session = world.hub.get(f"sessions/{world.alice_runs.id}", world.alice)["session"]
+    assert session["saving"] == {
+        "id": image["id"],
+        "name": "alice/torch-more:1",
+        "state": "WISHED",
+        "message": None,
+    }
+    found = world.hub.get("private-images", world.alice)
+    assert [i["name"] for i in found["images"]] == ["alice/torch-more:1"]
+    assert found["quota"] == {"images": 3, "mib": 20480, "images_used": 1, "mib_used": 0}
+    world.ready(image["id"])
+    world.offers("alice/torch-more:1", world.alice)
+    assert world.save(world.alice_runs, world.alice, "torch-more:v2")["name"] == "alice/torch-more:v2"
+
+
+def test_another_user_sees_it_nowhere(world: World) -> None:
+    image = world.save(world.alice_runs, world.alice, "torch")
+    world.ready(image["id"])
+    world.offers(image["name"], world.alice)
+    assert world.hub.get("private-images", world.bob)["images"] == []
+    assert [i["slug"] for i in world.hub.get("images", world.bob)["images"]] == ["python"]
+    none = world.ask("GET", "private-images/99", world.bob, 404)["error"]
+    for method, path, body in (
+        ("GET", "", None),
+        ("DELETE", "", None),
+        ("GET", "/recipe", None),
+        ("PUT", "/name", {"name": "mine"}),
+        ("PUT", "/shares", {"users": ["bob"], "groups": []}),
+    ):
+        told = world.ask(method, f"private-images/{image['id']}{path}", world.bob, 404, body)["error"]
+        assert told["message"].replace(str(image["id"]), "99") == none["message"]
+    refused = [
+        world.hub.get(f"forecast?image={name}", world.bob)["refusals"][0]["message"].replace(name, "X")
+        for name in (image["name"], "alice/none:1")
+    ]
+    assert refused[0] == refused[1]
+    assert "there is no" in refused[0]
+    page = world.hub.page(world.hub.browser("bob"), "private-images")
+    assert "alice" not in page.text
+
+
+def test_only_the_owner_or_an_administrator_saves_a_session(world: World) -> None:
+    told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.bob, 404, {"name": "torch"})
+    assert told["error"]["code"] == "no_such_session"
+    image = world.save(world.alice_runs, world.admin, "by-admin")
+    assert (image["owner"], image["asked_by"], image["mine"]) == ("alice", "admin", False)
+    assert world.hub.get("private-images", world.admin)["images"] == []
+    assert len(world.hub.get("private-images?all=1", world.admin)["images"]) == 1
+    assert world.ask("GET", "private-images?all=1", world.alice, 403)["error"]["field"] == "all"
+
+
+def test_a_servers_own_token_does_not_reach_them(world: World) -> None:
+    assert world.hub.spawn("alice", "lab").status_code in (201, 202)
+    note = world.hub.folder / "token-alice-lab"
+    token = until(lambda: note.exists() and note.read_text(), what="the server has its token")
+    told = world.ask("GET", "private-images", str(token), 403)["error"]
+    assert told["message"] == "this needs the scope custom:fgpu:images"
+    world.hub.stop("alice", "lab")
+
+
+def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) -> None:
+    image = world.save(world.alice_runs, world.alice, "torch")
+    world.ready(image["id"])
+    path = f"private-images/{image['id']}"
+    shared = world.ask("PUT", f"{path}/shares", world.alice, 200, {"users": ["bob"], "groups": ["class"]})
+    assert (shared["image"]["shared_users"], shared["image"]["shared_groups"]) == (["bob"], ["class"])
+    seen = world.ask("GET", path, world.bob, 200)["image"]
+    assert (seen["mine"], seen["can_manage"], seen["shared_users"]) == (False, False, None)
+    world.offers(image["name"], world.bob)
+    assert world.hub.ask("GET", f"api/v1/{path}/recipe", world.bob).text == "FROM x\n# <b>recipe</b>\n"
+    assert world.ask("DELETE", path, world.bob, 403)["error"]["code"] == "forbidden"
+    world.ask("PUT", f"{path}/shares", world.alice, 200, {"users": [], "groups": []})
+    world.ask("GET", path, world.bob, 404)
+
+
+def test_one_in_use_is_not_deleted_and_the_owner_is_told_no_names(world: World) -> None:
+    image = world.save(world.alice_runs, world.alice, "torch")
+    world.ready(image["id"])
+    path = f"private-images/{image['id']}"
+    waits = submit(world.store, "bob", "b2", 500, image=image["name"])
+    own = world.ask("DELETE", path, world.alice, 409)["error"]
+    assert own["code"] == "image_in_use"
+    assert "1 of others" in own["message"]
+    assert "bob" not in own["message"]
+    assert "bob/b2" in world.ask("DELETE", path, world.admin, 409)["error"]["message"]
+    assert (
+        world.ask("PUT", f"{path}/name", world.alice, 409, {"name": "b"})["error"]["code"] == "image_in_use"
+    )
+    end(world.store, waits)
+    assert world.ask("PUT", f"{path}/name", world.alice, 200, {"name": "b"})["image"]["name"] == "alice/b:1"
+    assert world.ask("DELETE", path, world.alice, 202)["image"]["state"] == "DELETING"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"name": "Torch"}, 400, "such as torch-more"),
+        ({"name": "$(id)"}, 400, "cannot be an image's name"),
+        ({"name": "n" * 300}, 400, "300 characters; at most"),
+        ({"name": "torch", "tag": "t" * 129}, 400, "129 characters; at most 128"),
+        ({}, 400, "name: must be a text"),
+        ({"name": 5}, 400, "name: must be a text"),
+        ({"name": "torch", "owner": "bob"}, 400, "'owner' is unknown"),
+        ([], 400, "JSON object"),
+    ],
+)
+def test_what_cannot_be_a_name_is_refused_with_what_would_do(
+    world: World, body: Any, status: int, said: str
+) -> None:
+    told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, status, body)["error"]
+    assert said in told["message"]
+
+
+def test_a_quota_is_refused_with_its_limit(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.ready(world.save(world.alice_runs, world.alice, name)["id"])
+    told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, 409, {"name": "d"})[
+        "error"
+    ]
+    assert told["code"] == "over_image_quota"
+    assert "3 private images of the 3" in told["message"]
+
+
+def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> None:
+    browser = world.hub.browser("alice")
+    front = world.hub.page(browser)
+    link = front.select_one(f"#save-{world.alice_runs.id}")
+    assert link is not None
+    form = world.hub.page(browser, f"save/{world.alice_runs.id}")
+    assert "The home folder is not saved in it" in form.text
+    after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="<i>", status=400)
+    assert "such as torch-more" in after.text
+    after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="torch")
+    assert "alice/torch:1" in after.text
+    assert "is going to be made" in after.text
+    assert after.select_one("meta[http-equiv=refresh]") is not None
+    assert "being saved as alice/torch:1" in world.hub.page(browser).text
+    assert world.hub.page(browser).select_one(f"#save-{world.alice_runs.id}") is None
+    image = world.images.named("alice/torch:1")
+    world.ready(image.id)
+    listed = world.hub.page(browser, "private-images")
+    assert listed.select_one("meta[http-equiv=refresh]") is None
+    assert "3 MiB" in listed.text
+    assert "The home folder is not in it" in listed.text
+    path = f"private-images/{image.id}"
+    submit_form(world, browser, listed, f"{path}/share", users="bob, <script>", groups="")
+    assert world.images.get(image.id).shared_users == ("bob", "<script>")
+    assert "<script>" not in str(world.hub.page(browser, "private-images").select_one("table"))
+    submit_form(world, browser, listed, f"{path}/rename", name="vision:v1")
+    assert world.images.get(image.id).name == "alice/vision:v1"
+    submit_form(world, browser, world.hub.page(browser, f"{path}/delete"), f"{path}/delete")
+    assert world.images.get(image.id).state is ImageState.DELETING
+    answer = browser.post(f"{world.hub.url}/services/fgpu/{path}/rename", data={"name": "x"}, timeout=30)
+    assert answer.status_code == 403, "a form of another site has no XSRF field"
+
+
+def submit_form(
+    world: World, browser: Any, page: BeautifulSoup, path: str, *, status: int = 200, **fields: str
+) -> BeautifulSoup:
+    xsrf = page.select_one("input[name=_xsrf]")
+    assert xsrf is not None
+    data = {"_xsrf": xsrf["value"], **fields}
+    answer = browser.post(f"{world.hub.url}/services/fgpu/{path}", data=data, timeout=30)
+    assert answer.status_code == status, answer.text
+    return BeautifulSoup(answer.text, "html.parser")
+
+
+def test_where_owners_may_not_only_administrators_save(tmp_path: Path) -> None:
+    world = World(tmp_path, owners_may_commit=False)
+    try:
+        told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.alice, 403, {"name": "torch"})
+        assert told["error"]["message"] == "only administrators save sessions as images here"
+        assert world.hub.page(world.hub.browser("alice")).select_one(f"#save-{world.alice_runs.id}") is None
+        assert world.save(world.alice_runs, world.admin, "torch")["owner"] == "alice"
+    finally:
+        world.hub.close()
