@@ -43,7 +43,7 @@ def add_to(own: Any) -> None:
     )
     commit.add_argument("--name", required=True, help="what the image is called, such as torch-more")
     commit.add_argument("--tag", help="its tag; default: the next number")
-    commit.add_argument("--no-wait", action="store_true", help="do not wait until the Hub has made it")
+    commit.add_argument("--later", action="store_true", help="do not wait until the Hub has made it")
     commit.set_defaults(run=run_commit)
     rename = command(own, "rename", "give a private image another name")
     _image(rename)
@@ -123,7 +123,7 @@ def run_commit(given: argparse.Namespace) -> list[str]:
             quota=own.settings.image_quota(),
             now_s=int(time.time()),
         )
-        if given.no_wait:
+        if given.later:
             return [f"the Hub is going to save it as {wished.name}"]
         found = _made(images, wished)
     if found.state is ImageState.FAILED:
