@@ -46,6 +46,7 @@ c.Authenticator.allow_all = True
 c.JupyterHub.cleanup_servers = True
 
 if os.environ.get("RUNTIME", "local") == "docker":
+    # Homes outlive sessions, and are in no image that a session is saved as.
     c.FGPUSpawner.volumes = {"fgpu-home-{username}": "/home/jovyan"}
 
 configure(
@@ -54,5 +55,6 @@ configure(
     data_dir=str(data),
     service_port=port + 3,
     fgpu_per_gpu=os.environ.get("FGPU_PER_GPU", "2"),
+    owners_may_commit=True,
     simulated_gpus=os.environ.get("SIMULATED_GPUS", "auto"),
 )

@@ -54,6 +54,9 @@ NO_NAME_SERVER = "127.0.0.1"
 FOR_ONE_LAUNCH = ("extra_create_kwargs", "extra_host_config", "use_internal_ip", "host_ip", "network_name")
 """What a launch sets for itself, and then puts back as it was configured."""
 
+SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
+"""What `sudo` and `apt-get` need, and no more: none to mount, to trace others, to make devices, or of the network."""
+
 LIMITS = ("mem_limit", "cpu_quota", "nano_cpus")
 """What the session's request decides, whatever ``extra_host_config`` says."""
 
@@ -413,6 +416,10 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if self.runtime.settings.egress == "closed":
             # Docker's resolver would ask outside for the container, from the host's side of the firewall.
             ours["dns"] = [NO_NAME_SERVER]
+        if self._has_sudo(session):
+            # A set-user-id program, which sudo is, gives nothing where new privileges are off.
+            ours["security_opt"] = [o for o in self.security_opt if not o.startswith("no-new-privileges")]
+            ours["cap_add"] = list(SUDO_CAPABILITIES)
         if self.read_only_root:
             ours |= {"read_only": True, "tmpfs": dict(self.writable_in_memory)}
         given = dict(await _evaluated(self._eval_if_callable(self.extra_host_config)))
@@ -427,6 +434,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         if request is not None:
             always["device_requests"] = [request]
         return {**ours, **given, **self.prepared.host_config, **always}
+
+    def _has_sudo(self, session: Session) -> bool:
+        """Return whether the session's user may become root in it: by the image, or by a Hub group of theirs."""
+        image = self.runtime.catalogue.get(session.request.image)
+        groups = self.runtime.settings.sudo_groups
+        return (image is not None and image.sudo) or any(g in groups for g in session.request.groups)
 
     async def _gpus(self, session: Session) -> DeviceRequest | None:
         """Return the request for the session's real GPUs, None where it gets none."""

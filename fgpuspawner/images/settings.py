@@ -1,8 +1,8 @@
-"""The administrator's settings of private images."""
+"""The administrator's settings of what users may make of images."""
 
 from __future__ import annotations
 
-from traitlets import Bool, Integer
+from traitlets import Bool, Integer, List, Unicode
 from traitlets.config import Configurable
 
 from fgpu_scheduler import BadSettings
@@ -12,7 +12,7 @@ LARGEST_MIB = 10**9
 
 
 class ImageSettings(Configurable):
-    """What the administrator sets of private images."""
+    """What the administrator sets of private images, and of becoming root in sessions."""
 
     owners_may_commit = Bool(
         False,
@@ -35,6 +35,16 @@ class ImageSettings(Configurable):
         help="""Most MiB that all private images of one user have beyond the catalogue's images; 0: no limit.
 
         Example: ``c.FGPU.max_private_images_mib = 102400``
+        """,
+    ).tag(config=True)
+
+    sudo_groups = List(
+        Unicode(),
+        help="""Hub groups whose members may become root in all their sessions in containers, where the image has `sudo`.
+
+        For everybody in one image: ``sudo = true`` in the catalogue. docs/isolation.md says what it weakens.
+
+        Example: ``c.FGPU.sudo_groups = ["staff"]``
         """,
     ).tag(config=True)
 
