@@ -46,9 +46,7 @@ def test_with_it_a_user_becomes_root_and_is_held_all_the_same(
 ) -> None:
     user = "bob" if by == "group" else "alice"
     bob = hub.running(user, image="python" if by == "group" else "sudo")
-    status, said = as_root(
-        engine, bob, "id -u; echo package > /usr/lib/new && chown 33:33 /usr/lib/new"
-    )
+    status, said = as_root(engine, bob, "id -u; echo package > /usr/lib/new && chown 33:33 /usr/lib/new")
     assert (status, said.split()[0]) == (0, "0"), said
     assert bob.host["CapDrop"] == ["ALL"]
     assert sorted(bob.host["CapAdd"]) == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID"]
