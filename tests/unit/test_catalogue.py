@@ -528,6 +528,10 @@ REFUSED = {
         with_line('sudo = "yes"'),
         'catalogue.toml:10: image "python": sudo: "yes" is a text; write true or false',
     ),
+    "a key that only the next image has": (
+        without("version") + TORCH,
+        'catalogue.toml:2: image "python": version: missing; write a text',
+    ),
     "the same slug twice": (
         PYTHON + TORCH.replace('"torch"', '"python"'),
         'catalogue.toml:12: image 2: slug: "python" is image 1\'s already; slugs must differ',

@@ -14,6 +14,7 @@ from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.schema import private_images
 from fgpu_scheduler.store import Store
+from fgpuspawner.images import live
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue
@@ -102,6 +103,23 @@ def test_a_bad_edit_of_the_file_keeps_the_last_good_one_and_is_logged_once(
         images.refresh()
     assert images.problem is None
     assert "The catalogue can be used again" in caplog.messages
+
+
+def test_a_file_that_is_still_being_written_is_left_to_the_next_look(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(PYTHON + TORCH)
+    images = Images(path, store)
+    images.refresh()
+    # Half of it is a catalogue, too, but not what is meant.
+    path.write_text(PYTHON)
+    monkeypatch.setattr(live.time, "sleep", lambda _: path.write_text(PYTHON + TORCH + "# as it was meant\n"))
+    images.refresh()
+    assert (slugs(images), images.problem) == (["python", "torch"], None)
+    monkeypatch.undo()
+    path.write_text(PYTHON)
+    images.refresh()
+    assert slugs(images) == ["python"]
 
 
 def test_a_file_that_was_away_is_good_again_when_it_is_back(path: Path, store: Store) -> None:
