@@ -30,6 +30,8 @@ from fgpu_scheduler.writing import Write
 MIB = 2**20
 MOST_SHARED = 100
 MOST_NAME = 255
+MOST_FAILED = 10
+"""So many of a user's failures are kept for them to read."""
 
 
 class ImageState(StrEnum):
@@ -174,6 +176,11 @@ class PrivateImages:
             path = checked_name(self._store.installation_id, owner, name)
             full = f"{path}:{checked_tag(tag) if tag is not None else _next_tag(known, path)}"
             reference = self._free(write, known, full, instead_of_failed=True)
+            failed = [
+                i for i in known if i.owner == owner and i.state is ImageState.FAILED and i.name != full
+            ]
+            for old in failed[:-MOST_FAILED]:
+                _forget(write, old)
             under = next((i for i in known if i.name == session.request.image), None)
             values: dict[str, Any] = {
                 "owner": owner,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dockerhub import BASE, ONE, DockerHub, Engine, Running, entry, until
+import requests
+from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
 from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
 from fgpu_scheduler.store import Store
 
 SECRET = "secret-of-the-lab-0123456789"
 HOME_FILE = "only-in-the-home-9876543210"
-SITE = "/opt/env/lib/python3.11/site-packages"
 SETTINGS = """
 from pathlib import Path
 def note(spawner):
@@ -25,15 +26,20 @@ c.Spawner.pre_spawn_hook = note
 c.Spawner.environment = {{"LAB_SECRET": {secret!r}}}
 c.FGPUSpawner.volumes = {{"{volume}-{{username}}": "/home/jovyan"}}
 """
-INSTALL = f"""
-import os, pathlib
-site = pathlib.Path({SITE!r})
-(site / "my_pkg-1.0.dist-info").mkdir(parents=True)
-(site / "my_pkg-1.0.dist-info" / "METADATA").write_text("Name: my-pkg")
-(site / "my_pkg.py").write_text("answer = 42")
-pathlib.Path("/home/jovyan/notes").write_text({HOME_FILE!r})
+WHEEL = "my_pkg-1.0-py3-none-any.whl"
+MAKE_WHEEL = f"""
+import zipfile
+with zipfile.ZipFile("/wheels/{WHEEL}", "w") as wheel:
+    wheel.writestr("my_pkg.py", "answer = 42")
+    wheel.writestr("my_pkg-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: my-pkg\\nVersion: 1.0\\n")
+    wheel.writestr(
+        "my_pkg-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    )
+    wheel.writestr("my_pkg-1.0.dist-info/RECORD", "my_pkg.py,,\\nmy_pkg-1.0.dist-info/METADATA,,\\n"
+        "my_pkg-1.0.dist-info/WHEEL,,\\nmy_pkg-1.0.dist-info/RECORD,,\\n")
 """
-IMPORT = f"import sys; sys.path.insert(0, {SITE!r}); import my_pkg; print(my_pkg.answer)"
+PIP = ("pip", "install", "--no-index", "--find-links", "/wheels", "my-pkg")
+IMPORT = ("python", "-c", "import my_pkg; print(my_pkg.answer)")
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +51,12 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(
     make_hub: Callable[..., DockerHub], engine: Engine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DockerHub]:
-    """A Hub with homes, whose images have a folder that users may write; one image cannot wait for its identity."""
-    own = f"FROM {BASE}\nUSER root\nRUN mkdir -p {SITE} && chown -R 1000:1000 /opt/env\nUSER 1000:1000\n"
+    """A Hub with homes, whose images bring a wheel; one image cannot wait for its identity."""
+    code = base64.b64encode(MAKE_WHEEL.encode()).decode()
+    own = (
+        f"FROM {BASE}\nUSER root\n"
+        f"RUN mkdir /wheels && echo {code} | base64 -d | {PYTHON} - && chmod -R a+rX /wheels\nUSER 1000:1000\n"
+    )
     python, old = engine.build("own", own), engine.build("old", f"{own}LABEL fgpu.handover=\n")
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text(entry("python", python) + entry("old", old))
@@ -94,7 +104,9 @@ def settled(images: PrivateImages, found: PrivateImage) -> PrivateImage:
 def saved(hub: DockerHub, engine: Engine, images: PrivateImages) -> tuple[Running, PrivateImage]:
     """Alice's session, in which she has installed something, and the image that it was saved as."""
     alice = hub.running("alice")
-    engine.python_in(alice.id, INSTALL)
+    engine.python_in(alice.id, f"open('/home/jovyan/notes', 'w').write({HOME_FILE!r})")
+    status, said = engine.run_in(alice.id, *PIP)
+    assert status == 0, said
     found = settled(images, wish(images, alice, "torch-more"))
     assert found.state is ImageState.READY, found.message
     return alice, found
@@ -104,10 +116,10 @@ def test_what_was_installed_is_there_in_a_session_of_the_image(
     hub: DockerHub, engine: Engine, saved: tuple[Running, PrivateImage]
 ) -> None:
     alice, image = saved
-    assert engine.python_in(alice.id, IMPORT) == "42", "the session goes on"
+    assert engine.run_in(alice.id, *IMPORT) == (0, "42\n"), "the session goes on"
     again = hub.running("alice", "again", image=image.name)
     assert again.container["Image"] == image.image_id
-    assert engine.python_in(again.id, IMPORT) == "42"
+    assert engine.run_in(again.id, *IMPORT) == (0, "42\n")
     assert again.labels["fgpu.session"] == str(again.session.id)
     assert engine.python_in(again.id, "print(open('/home/jovyan/notes').read())") == HOME_FILE
     hub.end("alice", "again")
@@ -175,6 +187,8 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
         return str(answer.json()["message"])
 
     assert words(image.name).replace(image.name, "X") == words("alice/none:1").replace("alice/none:1", "X")
+    assert image.name in form_of(hub, "alice")
+    assert "alice/" not in form_of(hub, "bob")
     images.share(image.id, users=["bob"], groups=[], now_s=2)
 
     def admitted() -> bool:
@@ -184,6 +198,18 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
     hub.wait_ready("bob")
     hub.end("bob")
     images.share(image.id, users=[], groups=[], now_s=3)
+
+
+def form_of(hub: DockerHub, user: str) -> str:
+    """Return the launch form as a user sees it."""
+    browser = requests.Session()
+    login = browser.get(f"{hub.url}/hub/login", timeout=30)
+    form = {"username": user, "password": "test-password", "_xsrf": browser.cookies["_xsrf"]}
+    assert login.ok
+    assert browser.post(f"{hub.url}/hub/login", data=form, timeout=30).ok
+    found = browser.get(f"{hub.url}/hub/spawn/{user}/another", timeout=30)
+    assert "fgpu" in found.text
+    return found.text
 
 
 def test_a_session_whose_environment_has_its_token_is_saved_without_it(
@@ -205,7 +231,7 @@ def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
 ) -> None:
     _, first = saved
     again = hub.running("alice", "again", image=first.name)
-    engine.python_in(again.id, f"open('{SITE}/more.py', 'w').write('more = ' + '1' * 10**6)")
+    engine.python_in(again.id, "open('/opt/env/more', 'w').write('1' * 10**6)")
     second = settled(images, wish(images, again, "torch-more"))
     assert (second.name, second.made_from, second.base) == ("alice/torch-more:2", first.name, "python")
     assert second.size_bytes is not None
@@ -223,7 +249,7 @@ def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
         what="the old name is gone",
     )
     third = hub.running("alice", "again", image="alice/vision:v1")
-    assert engine.python_in(third.id, IMPORT) == "42"
+    assert engine.run_in(third.id, *IMPORT) == (0, "42\n")
     hub.end("alice", "again")
     images.delete(second.id, now_s=5)
     until(lambda: second.id not in [i.id for i in images.all()], what="it is removed")
@@ -263,3 +289,24 @@ def test_a_hub_that_is_killed_while_the_engine_writes_saves_it_when_it_is_back(
     assert not container["State"]["Paused"]
     hub.end("alice", "again")
     images.delete(found.id, now_s=5)
+
+
+@pytest.mark.slow
+def test_the_recipe_builds_and_has_the_package(
+    engine: Engine, saved: tuple[Running, PrivateImage], tmp_path: Path
+) -> None:
+    _, image = saved
+    assert image.recipe is not None
+    name = engine.mine(f"{engine.prefix}/rebuilt:1")
+    arguments = ("--build-arg", "PIP_FIND_LINKS=/wheels", "--build-arg", "PIP_NO_INDEX=1")
+    done = subprocess.run(
+        ["docker", "build", "--network", "none", "--tag", name, *arguments, "-"],
+        input=image.recipe,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = ["docker", "run", "--rm", "--network", "none", name, *IMPORT]
+    assert subprocess.run(run, capture_output=True, text=True, check=True, timeout=120).stdout == "42\n"

@@ -236,6 +236,9 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert listed.select_one("meta[http-equiv=refresh]") is None
     assert "3 MiB" in listed.text
     assert "The home folder is not in it" in listed.text
+    recipe = listed.select_one("a[download]")
+    assert recipe is not None
+    assert "# <b>recipe</b>" in browser.get(f"{world.hub.url}{recipe['href']}", timeout=30).text
     path = f"private-images/{image.id}"
     submit_form(world, browser, listed, f"{path}/share", users="bob, <script>", groups="")
     assert world.images.get(image.id).shared_users == ("bob", "<script>")

@@ -99,6 +99,15 @@ def test_a_failed_one_says_why_and_makes_room_for_its_name(images: PrivateImages
     assert images.begin(failed.id, facts="", now_s=8) is None
 
 
+def test_of_failures_the_newest_are_kept(images: PrivateImages) -> None:
+    for number in range(14):
+        images.fail(wish(images, name=f"torch{number}").id, "no", now_s=6)
+    images.fail(wish(images, 2).id, "no", now_s=6)
+    own = [i.name for i in images.all() if i.owner == "alice"]
+    assert own == [f"alice/torch{number}:1" for number in range(3, 14)]
+    assert len(images.all()) == len(own) + 1
+
+
 def test_the_quota_of_images_counts_what_is_made_and_what_is_wished(images: PrivateImages) -> None:
     make(images, wish(images))
     wish(images, 2)
