@@ -1,0 +1,163 @@
+"""What is saved of a session's container, and what never is; and wishes where there are no containers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Device, Node, Policy, Request, SessionState, plan
+from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
+from fgpu_scheduler.store import Store
+from fgpuspawner.images.committing import (
+    CannotCommit,
+    configuration,
+    labels_of,
+    left_behind,
+    refuse_what_cannot_be_saved,
+)
+from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.worker import ImageWorker
+
+IMAGE = PrivateImage(
+    id=7,
+    owner="alice",
+    name="alice/torch:1",
+    reference="fgpu-0123456789ab/alice/torch:1",
+    state=ImageState.COMMITTING,
+    message=None,
+    node_id="local",
+    image_id=None,
+    size_bytes=None,
+    session_id=12,
+    made_from="python",
+    base="python",
+    facts="{}",
+    recipe=None,
+    shared_users=(),
+    shared_groups=(),
+    asked_by="alice",
+    asked_at_s=1,
+    made_at_s=None,
+)
+
+
+def container(*mounts: str, read_only: bool = False, running: bool = True) -> dict[str, Any]:
+    return {
+        "State": {"Running": running},
+        "HostConfig": {"ReadonlyRootfs": read_only},
+        "Config": {"Env": ["HOME=/home/jovyan", "EMPTY"], "WorkingDir": "/srv"},
+        "Mounts": [{"Destination": mount} for mount in mounts],
+    }
+
+
+@pytest.mark.parametrize("mount", ["/home/jovyan", "/home/jovyan/", "/home", "/"])
+def test_a_session_whose_home_is_mounted_can_be_saved(mount: str) -> None:
+    refuse_what_cannot_be_saved(container("/etc/ld.so.preload", mount))
+
+
+@pytest.mark.parametrize("mounts", [(), ("/home/jovyan/data",), ("/home/jov",), ("/etc/ld.so.preload",)])
+def test_one_whose_home_would_be_in_the_image_is_refused_with_what_would_do(mounts: tuple[str, ...]) -> None:
+    with pytest.raises(
+        CannotCommit, match=r"home folder /home/jovyan would be in the image.*FGPUSpawner.volumes"
+    ):
+        refuse_what_cannot_be_saved(container(*mounts))
+
+
+def test_one_that_cannot_have_changed_anything_or_has_ended_is_refused() -> None:
+    with pytest.raises(CannotCommit, match="read_only_root"):
+        refuse_what_cannot_be_saved(container("/home/jovyan", read_only=True))
+    with pytest.raises(CannotCommit, match="has ended"):
+        refuse_what_cannot_be_saved(container("/home/jovyan", running=False))
+
+
+BASE = {
+    "Architecture": "amd64",
+    "Os": "linux",
+    "Variant": "v2",
+    "Config": {
+        "Env": ["PATH=/bin"],
+        "Cmd": ["server"],
+        "User": "1000:1000",
+        "Hostname": "box",
+        "Image": "sha256:0",
+        "Labels": {"fgpu.slug": "python", "fgpu.name": "Python", "fgpu.handover": "1", "lab.own": "kept"},
+    },
+    "RootFS": {"Layers": ["sha256:a", "sha256:b"]},
+}
+HISTORY = [
+    {"Created": 30, "CreatedBy": "COPY", "Size": 5},
+    {"Created": 20, "CreatedBy": "ENV", "Size": 0},
+    {"Created": 10, "CreatedBy": "ADD", "Size": 9},
+]
+
+
+def test_the_configuration_is_that_of_the_image_under_it_with_labels_that_say_whose_it_is() -> None:
+    labels = labels_of(IMAGE, "0123456789ab", 60)
+    layers = ["sha256:a", "sha256:b", "sha256:c"]
+    found = json.loads(configuration(BASE, HISTORY, layers, labels=labels, made_at_s=60))
+    assert found["config"] == {
+        "Env": ["PATH=/bin"],
+        "Cmd": ["server"],
+        "User": "1000:1000",
+        "Labels": {"fgpu.handover": "1", "lab.own": "kept", **labels},
+    }
+    assert found["rootfs"] == {"type": "layers", "diff_ids": layers}
+    assert [(h["created_by"], h.get("empty_layer", False)) for h in found["history"]] == [
+        ("ADD", False),
+        ("ENV", True),
+        ("COPY", False),
+        ("saved from a session", False),
+    ]
+    assert (found["architecture"], found["os"], found["variant"]) == ("amd64", "linux", "v2")
+    assert "container_config" not in found
+
+
+def test_a_history_that_does_not_fit_the_layers_is_replaced_by_one_that_does() -> None:
+    # A layer can be empty and be one all the same.
+    layers = ["sha256:a", "sha256:b", "sha256:c"]
+    found = json.loads(configuration(BASE, HISTORY[1:], layers, labels={}, made_at_s=60))
+    assert len([h for h in found["history"] if not h.get("empty_layer")]) == 3
+
+
+class FakeEngine:
+    """Lists images, and notes when what is known was asked for."""
+
+    def images(self, **kwargs: Any) -> list[Any]:
+        if kwargs.get("quiet"):
+            return ["sha256:1"] if "private" in kwargs["filters"]["label"] else ["sha256:2"]
+        own = ["fgpu-0123456789ab/alice/a:1", "fgpu-0123456789ab/alice/b:1", "fgpu-0123456789ab-carrier:7"]
+        others = ["fgpu-0123456789ab2/alice/c:1", "fgpuspawner/base:0.1", "alice/a:1"]
+        return [{"RepoTags": [*own, *others]}, {"RepoTags": None}]
+
+
+def test_only_names_of_this_installation_that_no_row_has_are_left_behind() -> None:
+    found = left_behind(FakeEngine(), "0123456789ab", lambda: ["fgpu-0123456789ab/alice/a:1"])
+    assert found == ["fgpu-0123456789ab/alice/b:1", "fgpu-0123456789ab-carrier:7", "sha256:2", "sha256:1"]
+
+
+async def test_where_sessions_are_no_containers_a_wish_fails_and_says_so(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/fgpu.sqlite")
+    store.open()
+    gpu = Device("GPU-0", "local", 0, "Test GPU", 8192, 1000, True)
+    store.set_nodes([Node("local", "default", 8000, 16384, (gpu,))], now_s=1)
+    session = store.submit([Request("alice", "", "python", "default", 500, 1000, 1024)], now_s=1)[0]
+    store.commit(plan(store.snapshot(1), Policy()), now_s=1)
+    store.move(session.id, SessionState.PREPARING, now_s=1)
+    store.move(session.id, SessionState.RUNNING, now_s=1)
+    images = PrivateImages(store)
+    wished = images.wish(session.id, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
+    worker = ImageWorker(
+        store, None, catalogue=lambda: Catalogue(()), refresh=lambda: None, quota=ImageQuota()
+    )
+    task = asyncio.create_task(worker.run())
+    async with asyncio.timeout(60):
+        while images.get(wished.id).state is not ImageState.FAILED:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert "local processes" in str(images.get(wished.id).message)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    store.close()
