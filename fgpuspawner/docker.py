@@ -71,8 +71,6 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     containers = True
     _image_environment: Mapping[str, str] = {}
     _found_image: Mapping[str, Any] = {}
-    _fetching: str | None = None
-    """What its launch waits for, while that is an image."""
     _handover: handover.Handover | None = None
 
     pids_limit = Integer(
@@ -376,8 +374,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         try:
             found = await pulls.here(self._engine, image)
             if found is None:
-                self._session = await self.runtime.scheduler.pulling(session.id, session.attempt)
                 self._fetching = image.reference
+                self._session = await self.runtime.scheduler.pulling(session.id, session.attempt)
                 # Not run to its end when the session is cancelled: a pull touches no GPU.
                 found = await pulls.ensure(self._engine, image, session.id)
                 self._fetching = None

@@ -60,11 +60,18 @@ _STARTING = {
 }
 
 
-def starting_event(session: Session, *, simulated: bool, pull: PullState | None = None) -> dict[str, Any]:
-    """Return the progress event of a session that has its share and is being launched."""
+def starting_event(
+    session: Session, *, simulated: bool, pull: PullState | None = None, fetched: bool = False
+) -> dict[str, Any]:
+    """Return the progress event of a session that has its share and is being launched.
+
+    ``fetched`` says that nothing is fetched for it any more: then it starts, though its state is PULLING still.
+    """
     progress, message = _STARTING[session.state]
     amount = amount_words(session.request)
-    if pull is not None:
+    if session.state is SessionState.PULLING and fetched:
+        progress, message = 90, "The image is there; starting your session"
+    elif pull is not None:
         words = pull.words()
         message = words[:1].upper() + words[1:]
         done = pull.progress

@@ -89,6 +89,9 @@ class QueuedSpawner(AskingSpawner, Spawner):
     containers: ClassVar[bool]
     """Whether sessions are containers; else they are local processes."""
 
+    _fetching: str | None = None
+    """The image that its launch waits for, while it does."""
+
     # What the Hub has its spawners remember.
     _check_pending: bool
     _stop_pending: bool
@@ -685,7 +688,10 @@ class QueuedSpawner(AskingSpawner, Spawner):
             )
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
             return progress.starting_event(
-                session, simulated=self.runtime.simulated, pull=self.runtime.pull_of(session.id)
+                session,
+                simulated=self.runtime.simulated,
+                pull=self.runtime.pull_of(session.id),
+                fetched=self._fetching is None,
             )
         return None
 

@@ -144,6 +144,8 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
     # For images/build.sh --base host, which makes the image out of these packages' files.
     if is_root && command -v apt-get >/dev/null; then
         install_packages tini procps ca-certificates >/dev/null || note "tini or procps is missing"
+        # A real registry, which tests start themselves.
+        install_packages docker-registry >/dev/null || note "docker-registry is missing"
     fi
     assign FGPU_TEST_DOCKER 1
 }

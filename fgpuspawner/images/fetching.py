@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 """Is given each line that the engine tells of a pull."""
 Count = Callable[[int], None]
 """Is given how many bytes of a copy have gone over."""
+COUNTED_EVERY_S = 0.2
 
 
 def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell) -> Reason | None:
@@ -48,11 +50,13 @@ def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | N
     """Bring an image from one engine to another; return why it could not be, or None."""
 
     def sent() -> Iterator[bytes]:
-        done = 0
+        done, told_at = 0, 0.0
         for piece in source.pieces():
             yield piece
             done += len(piece)
-            count(done)
+            if time.monotonic() - told_at >= COUNTED_EVERY_S:
+                told_at = time.monotonic()
+                count(done)
 
     try:
         source.ask("GET", f"/images/{quote(reference, safe='/:@')}/get")

@@ -18,6 +18,8 @@ MIB = 1 << 20
 BEGUN = ("Pulling fs layer", "Waiting")
 FETCHED = ("Verifying Checksum", "Download complete")
 DONE = ("Pull complete", "Already exists")
+BROKE_OFF = "Retrying in "
+"""How the engine begins to tell that it asks the registry for a layer again by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Progress:
     seconds_left: int | None = None
     unpacks: bool = False
     """All is here, and not all of it is unpacked."""
+    broke_off: bool = False
+    """The registry broke off, and the engine is about to ask it again by itself."""
 
     def words(self) -> str:
         """Return it as "3 of 7 layers, 45 of 200 MiB, about 12 s left"; empty where nothing is known yet."""
@@ -57,6 +61,7 @@ class _Layer:
     bytes_total: int | None = None
     fetched: bool = False
     done: bool = False
+    broke_off: bool = False
 
 
 @dataclass(slots=True)
@@ -72,9 +77,11 @@ class Meter:
         status, name = told.get("status"), told.get("id")
         if not isinstance(status, str) or not isinstance(name, str):
             return
-        if status not in (*BEGUN, *FETCHED, *DONE, "Downloading", "Extracting"):
+        broke_off = status.startswith(BROKE_OFF)
+        if not broke_off and status not in (*BEGUN, *FETCHED, *DONE, "Downloading", "Extracting"):
             return
         layer = self._layers.setdefault(name, _Layer())
+        layer.broke_off = broke_off
         detail = told.get("progressDetail")
         detail = detail if isinstance(detail, dict) else {}
         if status == "Downloading":
@@ -121,6 +128,7 @@ class Meter:
             total,
             self._seconds_left(done, total, now_s),
             bool(named) and all(layer.fetched for layer in named),
+            any(layer.broke_off for layer in named),
         )
         return self._most
 

@@ -59,7 +59,7 @@ class PullState:
     def as_json(self) -> dict[str, Any]:
         """Return the API's ``pull``."""
         own = asdict(self.progress)
-        del own["unpacks"]
+        del own["unpacks"], own["broke_off"]
         return {
             "phase": self.phase.value,
             "text": self.words(),

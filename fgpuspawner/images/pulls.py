@@ -38,6 +38,8 @@ FINAL = (Kind.DISK_FULL, Kind.DIGEST)
 AT_A_TIME = 3
 """Pulls of one engine at a time: as many layers as it fetches at a time by itself."""
 WRITE_EVERY_S = 1.0
+BROKE_OFF = "the registry broke off"
+"""What is told of what the engine itself tries again."""
 
 Found = Mapping[str, Any]
 """What an engine says of an image that it has."""
@@ -72,8 +74,11 @@ class _Pull:
     def state(self) -> PullState:
         progress = self.meter.progress(time.monotonic())
         phase = self.phase
-        if phase is Phase.FETCHING and progress.unpacks:
-            phase = Phase.UNPACKING
+        if phase is not Phase.FETCHING:
+            return PullState(phase, progress, self.attempt, self.trouble)
+        if progress.broke_off:
+            return PullState(Phase.AGAIN, progress, self.attempt, BROKE_OFF)
+        phase = Phase.UNPACKING if progress.unpacks else phase
         return PullState(phase, progress, self.attempt, self.trouble)
 
 

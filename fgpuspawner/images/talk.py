@@ -91,16 +91,20 @@ class Talk:
         Raises:
             BrokenOff: see `ask`.
         """
+        for line in self._lines():
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found
+
+    def _lines(self) -> Iterator[bytes]:
         left = b""
-        for piece in self._read(at_once=True):
+        for piece in self.pieces():
             *whole, left = (left + piece).split(b"\n")
             if len(left) > LONGEST_LINE:
                 raise BrokenOff("the Docker engine's answer cannot be read: a line of it is too long")
-            for line in whole:
-                with contextlib.suppress(ValueError):
-                    found = json.loads(line)
-                    if isinstance(found, dict):
-                        yield found
+            yield from whole
+        yield left
 
     def pieces(self) -> Iterator[bytes]:
         """Return the answer's bytes.
@@ -108,15 +112,11 @@ class Talk:
         Raises:
             BrokenOff: see `ask`.
         """
-        return self._read(at_once=False)
-
-    def _read(self, *, at_once: bool) -> Iterator[bytes]:
         assert self._answer is not None
-        # Not by `readline`, which takes an answer that breaks off for one that has ended.
-        read = self._answer.read1 if at_once else self._answer.read
         while True:
             with _as_broken_off():
-                piece = read(PIECE_BYTES)
+                # Not by `readline`, which takes an answer that breaks off for one that has ended.
+                piece = self._answer.read1(PIECE_BYTES)
             if not piece:
                 break
             yield piece

@@ -32,15 +32,17 @@ def digest(body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as it is sent, packed, and the digest of what is in it."""
+    """A layer as it is sent, packed; what that is called, and what is in it."""
 
-    packed: bytes
+    packed: bytes = field(repr=False)
+    digest: str
     diff_id: str
 
 
-def packed(tar: bytes) -> Layer:
+def packed(tar: bytes, diff_id: str = "") -> Layer:
     """Return a tar as a layer. It is not made smaller: what counts is how much is sent."""
-    return Layer(gzip.compress(tar, compresslevel=0, mtime=0), digest(tar))
+    body = gzip.compress(tar, compresslevel=0, mtime=0)
+    return Layer(body, digest(body), diff_id or digest(tar))
 
 
 def random_layer(mib: float, name: str = "large") -> Layer:
@@ -83,11 +85,17 @@ class Made:
                 "mediaType": MANIFEST,
                 "config": {"mediaType": CONFIG, "size": len(config), "digest": digest(config)},
                 "layers": [
-                    {"mediaType": LAYER, "size": len(layer.packed), "digest": digest(layer.packed)}
+                    {"mediaType": LAYER, "size": len(layer.packed), "digest": layer.digest}
                     for layer in self.layers
                 ],
             }
         ).encode()
+
+    @property
+    def blobs(self) -> dict[str, bytes]:
+        """Its layers and its configuration, by what they are called."""
+        config = self.config_blob
+        return {**{layer.digest: layer.packed for layer in self.layers}, digest(config): config}
 
     def with_layers(self, *layers: Layer) -> Made:
         """Return the same with more layers on top."""
@@ -95,12 +103,12 @@ class Made:
 
     def put(self, url: str, name: str, tag: str = "1") -> None:
         """Put it into a registry, the way that `docker push` does."""
-        for blob in (*(layer.packed for layer in self.layers), self.config_blob):
+        for called, blob in self.blobs.items():
             begun = requests.post(f"{url}/v2/{name}/blobs/uploads/", timeout=60)
             begun.raise_for_status()
             where = requests.compat.urljoin(url, begun.headers["Location"])
             done = requests.put(
-                where + ("&" if "?" in where else "?") + f"digest={digest(blob)}",
+                where + ("&" if "?" in where else "?") + f"digest={called}",
                 data=blob,
                 headers={"Content-Type": "application/octet-stream"},
                 timeout=60,
@@ -125,7 +133,8 @@ def made_of(client: docker.APIClient, reference: str) -> Made:
 
         (entry,) = json.loads(read("manifest.json"))
         config = json.loads(read(entry["Config"]))
-        return Made(tuple(packed(read(name)) for name in entry["Layers"]), config["config"])
+        named = zip(entry["Layers"], config["rootfs"]["diff_ids"], strict=True)
+        return Made(tuple(packed(read(name), diff_id) for name, diff_id in named), config["config"])
 
 
 class ImageRegistry:
@@ -157,15 +166,14 @@ class ImageRegistry:
 
     def add(self, name: str, made: Made, tag: str = "1") -> str:
         """Take in an image and return its reference."""
-        for blob in (*(layer.packed for layer in made.layers), made.config_blob):
-            self._blobs[digest(blob)] = blob
+        self._blobs |= made.blobs
         self._manifests[f"{name}/{tag}"] = made.manifest
         self._manifests[f"{name}/{digest(made.manifest)}"] = made.manifest
         return f"{self.host}/{name}:{tag}"
 
     def blobs_asked(self, made: Made) -> list[int]:
         """Return how often each of an image's layers was asked for."""
-        return [self.asked[digest(layer.packed)] for layer in made.layers]
+        return [self.asked[layer.digest] for layer in made.layers]
 
     def start(self) -> None:
         """Answer, at the same port as before."""
@@ -199,7 +207,7 @@ class ImageRegistry:
         """Answer one request."""
         path = request.path.partition("?")[0]
         kind, body = "application/json", b"{}"
-        status = 200
+        status, called, rest = 200, "", ""
         if "/manifests/" in path:
             name, _, tag = path.removeprefix("/v2/").partition("/manifests/")
             self.asked[f"{name}:{tag}"] += 1
@@ -218,15 +226,22 @@ class ImageRegistry:
             if self.refuse_blobs is not None:
                 status, body = self.refuse_blobs, b"{}"
             elif wanted in self._blobs:
-                body = self._blobs[wanted]
+                body, called = self._blobs[wanted], wanted
+                # An engine that was broken off goes on where it was.
+                begins = int((request.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
+                if begins:
+                    status, whole, body = 206, len(body), body[begins:]
+                    rest = f"bytes {begins}-{whole - 1}/{whole}"
             else:
                 status, body = 404, _error("BLOB_UNKNOWN")
         elif path != "/v2/":
             status = 404
         request.send_response(status)
-        request.send_header("Content-Type", kind if status == 200 else "application/json")
+        if rest:
+            request.send_header("Content-Range", rest)
+        request.send_header("Content-Type", kind if status in (200, 206) else "application/json")
         request.send_header("Content-Length", str(len(body)))
-        request.send_header("Docker-Content-Digest", digest(body))
+        request.send_header("Docker-Content-Digest", called or digest(body))
         request.end_headers()
         if with_body:
             self._send(request, body)

@@ -26,6 +26,8 @@ class StandIn:
         self.loaded: list[bytes] = []
         self.cut = threading.Event()
         """Set once a pull's connection has been closed by whoever asked."""
+        self.holds: threading.Event | None = None
+        """In the middle of an image that it gives away, it waits for this."""
         self.auth: list[str | None] = []
         stand_in = self
 
@@ -61,7 +63,7 @@ class StandIn:
         name = path.partition("/images/")[2]
         if name.endswith("/get"):
             self.asked["get"] += 1
-            self._stream(request, [b"tar of ", name.removesuffix("/get").encode()])
+            self._stream(request, [b"tar of ", name.removesuffix("/get").encode()], self.holds)
             return
         found = self.images.get(name.removesuffix("/json"))
         self._say(request, 200 if found else 404, found or {"message": f"No such image: {name}"})
@@ -70,7 +72,12 @@ class StandIn:
         split = urlsplit(request.path)
         given = {key: values[0] for key, values in parse_qs(split.query).items()}
         if split.path.endswith("/images/load"):
-            body = self._chunks(request)
+            try:
+                body = self._chunks(request)
+            except (OSError, ValueError):
+                self.cut.set()
+                request.close_connection = True
+                return
             self.loaded.append(body)
             self.images[body.decode().removeprefix("tar of ")] = {"Id": "sha256:copied"}
             self._stream(request, [b'{"stream": "Loaded image"}\r\n'])
@@ -97,7 +104,8 @@ class StandIn:
                 request.close_connection = True
                 return
             else:
-                self._chunk(request, json.dumps(step).encode() + b"\r\n")
+                # The last line may end with the answer.
+                self._chunk(request, json.dumps(step).encode() + (b"" if step is steps[-1] else b"\r\n"))
         if not any(isinstance(step, dict) and "error" in step for step in steps):
             self.images.setdefault(
                 reference, {"Id": "sha256:pulled", "RepoDigests": [f"x@sha256:{'a' * 64}"]}
@@ -125,12 +133,18 @@ class StandIn:
         request.end_headers()
         request.wfile.write(body)
 
-    def _stream(self, request: BaseHTTPRequestHandler, pieces: list[bytes]) -> None:
+    def _stream(
+        self, request: BaseHTTPRequestHandler, pieces: list[bytes], holds: threading.Event | None = None
+    ) -> None:
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
         for piece in [*pieces, b""]:
             self._chunk(request, piece)
+            if holds is not None:
+                self._wait(request, holds)
+                if self.cut.is_set():
+                    return
 
     @staticmethod
     def _chunk(request: BaseHTTPRequestHandler, piece: bytes) -> None:

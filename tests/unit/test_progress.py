@@ -35,3 +35,11 @@ def test_a_session_that_starts_is_told_of_its_image_first() -> None:
 def test_without_a_total_the_bar_stays(total: int | None) -> None:
     unknown = PullState(Phase.FETCHING, Progress(0, 2, 100 * MIB, total))
     assert starting_event(session(SessionState.PULLING), simulated=False, pull=unknown)["progress"] == 60
+
+
+def test_once_the_image_is_there_nothing_more_is_told_of_it() -> None:
+    event = starting_event(session(SessionState.PULLING), simulated=False, fetched=True)
+    assert event["message"] == "The image is there; starting your session (0.5 fGPU)"
+    assert event["progress"] == 90
+    preparing = starting_event(session(SessionState.PREPARING), simulated=False, fetched=True)
+    assert preparing["message"] == "Starting your session (0.5 fGPU)"

@@ -41,6 +41,15 @@ def test_what_is_here_and_not_unpacked_has_no_seconds_left() -> None:
     assert meter.progress(5).layers_done == 1
 
 
+def test_a_registry_that_broke_off_is_told_of_until_the_layer_goes_on() -> None:
+    meter = Meter()
+    meter.note(line("Downloading", "a", 1, 10), 0)
+    meter.note(line("Retrying in 5 seconds", "a"), 1)
+    assert meter.progress(1).broke_off
+    meter.note(line("Downloading", "a", 2, 10), 6)
+    assert not meter.progress(6).broke_off
+
+
 def test_a_small_layer_without_a_size_does_not_keep_the_total_unknown() -> None:
     meter = Meter()
     meter.note(line("Pulling fs layer", "tiny"), 0)

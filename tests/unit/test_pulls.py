@@ -284,6 +284,24 @@ async def test_a_private_image_that_cannot_be_copied_says_why(
         await world.waits(1, image(owner="alice", node_id=node_id))
 
 
+async def test_a_copy_that_nobody_waits_for_any_more_is_stopped_on_both_engines(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab]
+) -> None:
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    other.holds = threading.Event()
+    world = lab(engine, other)
+    task = world.waits(1, image(owner="alice", node_id="b"))
+    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.bytes_done)
+    state = world.pulls.of(1)
+    assert state is not None
+    assert state.phase is Phase.COPYING
+    assert state.progress.bytes_total == 18
+    task.cancel()
+    await eventually(lambda: engine.cut.is_set() and other.cut.is_set())
+    await eventually(lambda: threads() == 0)
+    assert engine.loaded == []
+
+
 async def test_pulls_take_turns_and_those_of_a_launch_come_first(
     engine: StandIn, lab: Callable[..., Lab]
 ) -> None:

@@ -1,0 +1,341 @@
+"""Images that an engine fetches: once for all who wait, beforehand, stopped, tried again, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from docker.errors import APIError, ImageNotFound
+from dockerhub import BASE, MINI, ONE, WHOLE_FIVE, DockerHub, Engine, entry, until
+from imageregistry import ImageRegistry, Made, digest, made_of, random_layer
+
+from fgpuspawner.images.pull_file import Phase, PullState, read_pulls
+from hubprocess import free_ports
+
+pytestmark = pytest.mark.xdist_group("pulls")
+
+SMALL: dict[str, Any] = {**ONE, "fgpu": "0.1", "cpu": "0.1"}
+OTHER_DIGEST = "sha256:" + "b" * 64
+SLUGS = ("shared", "left", "shown", "again", "trouble", "queued", "killed", "pinned", "denied")
+REGISTRY = """
+version: 0.1
+log: {accesslog: {disabled: false}, level: error}
+storage: {filesystem: {rootdirectory: %s}, delete: {enabled: true}}
+http: {addr: "127.0.0.1:%d"}
+"""
+
+
+class RealRegistry:
+    """Debian's docker-registry, and its log of who asked for what."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / "registry.log"
+        config = folder / "registry.yml"
+        config.write_text(REGISTRY % (folder / "blobs", self.port))
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["docker-registry", "serve", str(config)], stdout=log, stderr=subprocess.STDOUT
+            )
+        until(self._answers, what="the registry answers")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()[-2000:]
+        try:
+            return requests.get(f"{self.url}/v2/", timeout=5).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    def times_sent(self, blob: str) -> int:
+        """Return how often a blob was asked for, as a whole or in part."""
+        return len(re.findall(rf'"GET /v2/[^ "]*/blobs/{blob}', self._log.read_text()))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def real_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
+    """A real registry. Without one the tests that need it are skipped; in CI that is a failure."""
+    if shutil.which("docker-registry") is None:
+        missing = "no docker-registry; tests/services.sh installs it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    folder = tmp_path_factory.mktemp("registry")
+    found = RealRegistry(folder)
+    yield found
+    found.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def base(engine: Engine, image: str) -> Made:
+    """The default image, as a registry has it. The engine knows its layers by what the registry calls them.
+
+    So only what a test puts on top of it is fetched, and sessions can be started from that.
+    """
+    found = made_of(engine.client, image)
+    registry = ImageRegistry()
+    try:
+        reference = registry.add("fgpu-test/base", found)
+        engine.client.pull(reference.rpartition(":")[0], tag="1")
+        engine.client.remove_image(reference)
+    finally:
+        registry.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def images(base: Made) -> dict[str, Made]:
+    """An image of a layer of its own for every test."""
+    mib = {"shared": 200, "left": 40, "shown": 16, "again": 8, "queued": 2, "killed": 40}
+    return {slug: base.with_layers(random_layer(mib.get(slug, 1))) for slug in SLUGS}
+
+
+@pytest.fixture(scope="module")
+def registry(images: dict[str, Made]) -> Iterator[ImageRegistry]:
+    """A registry that does as it is told, with all of them."""
+    found = ImageRegistry()
+    for slug, made in images.items():
+        found.add(f"fgpu-test/{slug}", made)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pulling_hub(
+    engine: Engine,
+    images: dict[str, Made],
+    registry: ImageRegistry,
+    real_registry: RealRegistry,
+    make_hub: Callable[..., DockerHub],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[DockerHub]:
+    """A Hub whose images are in registries."""
+    images["shared"].put(real_registry.url, "fgpu-test/shared")
+    references = {slug: f"{registry.host}/fgpu-test/{slug}:1" for slug in SLUGS}
+    references["shared"] = f"127.0.0.1:{real_registry.port}/fgpu-test/shared:1"
+    path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
+    entries = [entry("python", BASE), *(entry(slug, name) for slug, name in references.items())]
+    entries[1 + SLUGS.index("pinned")] += f'digest = "{OTHER_DIGEST}"\n'
+    path.write_text("\n".join(entries))
+    yield make_hub(after=MINI, catalogue=str(path), max_pending_per_user=100).start()
+    for name in references.values():
+        try:
+            engine.client.remove_image(name, force=True)
+        except ImageNotFound:
+            continue
+
+
+@pytest.fixture
+def hub(pulling_hub: DockerHub, registry: ImageRegistry) -> Iterator[DockerHub]:
+    """The Hub, without sessions, and its registry as it was."""
+    yield pulling_hub
+    registry.refuse = registry.refuse_blobs = registry.cut_after = None
+    registry.mib_per_s = 1000.0
+    pulling_hub.end_all_but(set())
+
+
+def told(hub: DockerHub, key: str) -> PullState | None:
+    """Return what the Hub tells of the pull that a session waits for."""
+    session = hub.sessions().get(key)
+    return None if session is None else read_pulls(hub.data, now_s=time.time()).get(session.id)
+
+
+def moves(hub: DockerHub, session_id: int) -> list[str]:
+    """Return the states that a session has been in."""
+    events = hub.store.events(limit=10000)
+    return [str(e.to_state) for e in events if e.session_id == session_id and e.to_state]
+
+
+def there(engine: Engine, reference: str) -> bool:
+    try:
+        engine.client.inspect_image(reference)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def test_ten_sessions_that_wait_for_an_image_of_200_mb_cause_one_pull_and_all_start(
+    hub: DockerHub, images: dict[str, Made], real_registry: RealRegistry
+) -> None:
+    hub.add_user("alice")
+    servers = [f"s{n}" for n in range(10)]
+    with ThreadPoolExecutor(10) as threads:
+        options = {**SMALL, "image": "shared", "memory_mib": 128}
+        answers = list(threads.map(lambda server: hub.spawn("alice", server, options=options), servers))
+    assert {a.status_code for a in answers} <= {201, 202}
+    hub.reach({f"alice/{server}": "RUNNING" for server in servers}, within_s=120)
+    (large,) = images["shared"].layers[-1:]
+    assert len(large.packed) > 200 * 10**6
+    assert real_registry.times_sent(large.digest) == 1
+    pulled = [s for s in hub.sessions().values() if "PULLING" in moves(hub, s.id)]
+    assert len(pulled) == 10
+
+
+def test_a_pull_goes_on_for_who_waits_in_the_queue_and_stops_when_the_last_one_leaves(
+    hub: DockerHub, engine: Engine, registry: ImageRegistry, images: dict[str, Made]
+) -> None:
+    registry.mib_per_s = 4
+    hub.running("holder", **WHOLE_FIVE)
+    for user, options in (("alice", SMALL), ("bob", WHOLE_FIVE)):
+        hub.add_user(user)
+        hub.spawn(user, options={**options, "image": "left"})
+    hub.wait_state("alice", "", "PULLING")
+    hub.wait_state("bob", "", "PENDING")
+    until(lambda: told(hub, "bob/") is not None, what="bob's image is fetched beforehand")
+    hub.end("alice")
+    sent, broken = registry.sent, registry.broken
+    until(lambda: registry.sent > sent + 2**20, what="the pull goes on")
+    assert registry.broken == broken
+    hub.end("bob")
+    until(lambda: registry.broken == broken + 1, what="the engine hangs up on the registry")
+    assert not there(engine, f"{registry.host}/fgpu-test/left:1")
+    assert registry.blobs_asked(images["left"])[-1] == 1
+    assert hub.states() == {"holder/": "RUNNING"}
+
+
+def test_how_far_it_is_only_ever_rises_to_all_of_it(
+    hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
+) -> None:
+    registry.mib_per_s = 6
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**SMALL, "image": "shown"}).status_code == 202
+    url = f"{hub.url}/hub/api/users/alice/server/progress"
+    events = []
+    with requests.get(
+        url, headers={"Authorization": f"token {hub.token}"}, stream=True, timeout=60
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith(b"data:"):
+                events.append(json.loads(line[5:]))
+    assert events[-1].get("ready"), events[-1]
+    pulls = [e["fgpu"]["pull"] for e in events if e.get("fgpu") and e["fgpu"]["pull"]]
+    for kind in ("layers_done", "bytes_done"):
+        values = [pull[kind] for pull in pulls]
+        assert values == sorted(values)
+    assert len({pull["bytes_done"] for pull in pulls}) >= 3
+    size = len(images["shown"].layers[-1].packed)
+    # The layers beneath were there, and of no size any more.
+    assert {pull["bytes_total"] for pull in pulls if pull["bytes_total"]} == {size}
+    assert any(pull["seconds_left"] for pull in pulls)
+    bars = [e["progress"] for e in events]
+    assert bars == sorted(bars)
+    assert told(hub, "alice/") is None
+
+
+def again(hub: DockerHub, key: str) -> PullState | None:
+    """Return how far a pull is that is tried again; None where it is not, or not yet."""
+    found = told(hub, key)
+    return found if found is not None and found.phase is Phase.AGAIN else None
+
+
+def test_a_registry_that_has_trouble_is_asked_again_until_it_has_none(
+    hub: DockerHub, registry: ImageRegistry
+) -> None:
+    registry.refuse = (503, "UNAVAILABLE")
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**SMALL, "image": "trouble"}).status_code == 202
+    state = until(lambda: again(hub, "alice/"), what="it is told that it is tried again")
+    assert str(state.trouble).startswith("the registry has trouble of its own: ")
+    assert hub.states() == {"alice/": "PULLING"}
+    registry.refuse = None
+    hub.wait_ready("alice", within_s=60)
+
+
+def test_a_registry_that_dies_midway_is_asked_again_until_it_is_back(
+    hub: DockerHub, registry: ImageRegistry
+) -> None:
+    registry.mib_per_s = 4
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**SMALL, "image": "again"}).status_code == 202
+    sent = registry.sent
+    until(lambda: registry.sent > sent + 2**20, what="the pull is on its way")
+    registry.close()
+    state = until(lambda: again(hub, "alice/"), what="it is told that it is tried again")
+    assert state.trouble == "the registry broke off"
+    registry.mib_per_s = 1000
+    registry.start()
+    hub.wait_ready("alice", within_s=60)
+    assert moves(hub, hub.sessions()["alice/"].id)[-2:] == ["PULLING", "RUNNING"]
+
+
+def test_an_image_that_is_fetched_while_its_request_waits_is_there_when_it_starts(
+    hub: DockerHub, engine: Engine, registry: ImageRegistry
+) -> None:
+    hub.running("holder", **WHOLE_FIVE)
+    hub.add_user("alice")
+    hub.spawn("alice", options={**WHOLE_FIVE, "image": "queued"})
+    until(lambda: there(engine, f"{registry.host}/fgpu-test/queued:1"), what="the image is there")
+    hub.wait_state("alice", "", "PENDING")
+    hub.end("holder")
+    hub.wait_ready("alice")
+    assert moves(hub, hub.sessions()["alice/"].id) == ["PENDING", "SCHEDULED", "PREPARING", "RUNNING"]
+
+
+def test_what_the_registry_denies_is_told_at_once_and_asked_for_no_more(
+    hub: DockerHub, engine: Engine, registry: ImageRegistry
+) -> None:
+    registry.refuse = (403, "DENIED")
+    name = f"{registry.host}/fgpu-test/denied"
+    with pytest.raises(APIError):
+        engine.client.pull(name, tag="1")
+    asked = registry.asked["fgpu-test/denied:1"]
+    assert asked
+    hub.add_user("alice")
+    answer = hub.spawn("alice", options={**SMALL, "image": "denied"})
+    assert answer.status_code == 500
+    ended = hub.last("alice")
+    assert ended.end_cause == "PULL_FAILED"
+    assert str(ended.message).startswith(
+        f"image {name}:1 is not on the engine and could not be fetched: the registry denies access to it"
+    )
+    assert registry.asked["fgpu-test/denied:1"] == 2 * asked
+    assert hub.states() == {}
+
+
+def test_an_image_whose_digest_does_not_match_is_refused_with_both(
+    hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
+) -> None:
+    hub.add_user("alice")
+    assert hub.spawn("alice", options={**SMALL, "image": "pinned"}).status_code == 500
+    ended = hub.last("alice")
+    assert ended.end_cause == "PULL_FAILED"
+    assert f"the catalogue wants {OTHER_DIGEST}" in str(ended.message)
+    assert f"the engine has {digest(images['pinned'].manifest)} and sha256:" in str(ended.message)
+    assert registry.blobs_asked(images["pinned"])[-1] == 1
+
+
+def test_a_pull_ends_with_its_hub_and_the_next_hub_begins_again(
+    hub: DockerHub, registry: ImageRegistry, images: dict[str, Made]
+) -> None:
+    registry.mib_per_s = 4
+    hub.add_user("carol")
+    assert hub.spawn("carol", options={**SMALL, "image": "killed"}).status_code == 202
+    until(lambda: told(hub, "carol/") is not None, what="it is told how far it is")
+    session = hub.sessions()["carol/"]
+    broken = registry.broken
+    hub.kill()
+    until(lambda: registry.broken == broken + 1, what="the engine hangs up on the registry")
+    registry.mib_per_s = 1000
+    hub.start()
+    assert read_pulls(hub.data, now_s=time.time()) == {}
+    hub.spawn("carol", options={**SMALL, "image": "killed"})
+    hub.wait_ready("carol", within_s=60)
+    assert hub.sessions()["carol/"].id == session.id
+    assert moves(hub, session.id).count("PULLING") == 2
+    assert registry.blobs_asked(images["killed"])[-1] == 2
