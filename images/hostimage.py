@@ -43,8 +43,8 @@ from debianfiles import (
     run,
 )
 from localpython import copy_python, find_python
-from serverenv import OWN_PYTHON, PREFIX, SERVER_FILES, make_server_environment, site_packages
-from userenv import ENVIRONMENT, Framework, make_kernel, make_user_environment, search_path
+from serverenv import ENVIRONMENT, OWN_PYTHON, PREFIX, SERVER_FILES, make_server_environment, site_packages
+from userenv import Framework, make_kernel, make_user_environment, search_path
 
 HERE = Path(__file__).resolve().parent
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -28,10 +28,15 @@ from debianfiles import CannotBuild, run, write
 from userenv import Framework, make_kernel, make_user_environment, search_path
 
 HERE = Path(__file__).resolve().parent
-# Of image.toml; all others are facts, which become labels (docs/images.md).
+# The keys of image.toml: what is done, and facts, which become labels (docs/images.md).
 ABOUT_BUILDING = ("base", "program", "module", "host")
+FACTS = (
+    *("slug", "name", "framework", "version", "description", "icon", "cuda", "gpu_architectures"),
+    *("minimum", "recommended", "deprecated", "groups", "users"),
+)
 OF_ITS_OWN_BASE = ("cuda", "gpu_architectures", "minimum", "recommended")
 NEEDED = ("name", "framework", "version", "base")
+OLDEST_PYTHON = (3, 6)
 ASK = """
 import json, os, sys
 def version_of(module):
@@ -79,6 +84,11 @@ def read_recipe(folder: Path) -> Recipe:
         raise CannotBuild(f"there is no {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CannotBuild(f"{path}: {error}") from None
+    unknown = [key for key in said if key not in (*ABOUT_BUILDING, *FACTS)]
+    if unknown:
+        raise CannotBuild(
+            f"{path}: unknown key {unknown[0]}; known are {', '.join((*ABOUT_BUILDING, *FACTS))}"
+        )
     missing = [key for key in NEEDED if not said.get(key)]
     if missing:
         raise CannotBuild(f"{path}: {missing[0]} is missing")
@@ -123,6 +133,21 @@ def ask(recipe: Recipe, base: str) -> dict[str, Any]:
     return found
 
 
+def facts_of(recipe: Recipe, found: Mapping[str, Any], *, made_here: bool) -> dict[str, Any]:
+    """Return what is known of the image: what its folder says, and over it what the base was asked for."""
+    minor = ".".join(found["python"].split(".")[:2])
+    facts = {
+        "slug": recipe.name.replace(".", "-"),
+        **recipe.facts,
+        "version": found["version"].split("+")[0],
+        "python": minor,
+        "kernels": ["python3"],
+    }
+    if recipe.facts["framework"] == "python":
+        facts["name"] = f"Python {minor}"
+    return {key: value for key, value in facts.items() if not made_here or key not in OF_ITS_OWN_BASE}
+
+
 def labels_of(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return facts as labels: tables become longer names, lists are separated by commas."""
     found: dict[str, str] = {}
@@ -145,26 +170,21 @@ def build(
         CannotBuild: the base does not fit, or Docker refuses.
     """
     found = ask(recipe, base)
+    if tuple(map(int, found["python"].split("."))) < OLDEST_PYTHON:
+        raise CannotBuild(
+            f"{base} has Python {found['python']}, which is too old for notebooks: give --base an image with "
+            f"{recipe.facts['framework']} {recipe.facts['version']} on Python 3.6 or newer"
+        )
     minor = ".".join(found["python"].split(".")[:2])
+    facts = facts_of(recipe, found, made_here=made_here)
     plain = recipe.facts["framework"] == "python"
-    name = f"Python {minor}" if plain else str(recipe.facts["name"])
     framework = Framework(
         program=found["program"],
         version=found["python"],
         libc=found["libc"] or "2.17",
-        name=name if plain else f"{name} (Python {minor})",
+        name=facts["name"] if plain else f"{facts['name']} (Python {minor})",
         machine=found["machine"],
     )
-    facts = {
-        "slug": recipe.name.replace(".", "-"),
-        **recipe.facts,
-        "name": name,
-        "version": found["version"].split("+")[0],
-        "python": minor,
-        "kernels": ["python3"],
-    }
-    if made_here:
-        facts = {key: value for key, value in facts.items() if key not in OF_ITS_OWN_BASE}
     with tempfile.TemporaryDirectory(prefix="fgpu-image.") as folder:
         context = Path(folder)
         roots, users = context / "roots", context / "users"

@@ -17,7 +17,7 @@ from debianfiles import PYTHON, CannotBuild, run, write
 
 HERE = Path(__file__).resolve().parent
 PREFIX = "opt/fgpu"
-USERS_ENVIRONMENT = "opt/env"
+ENVIRONMENT = "opt/env"
 OWN_PYTHON = f"{PREFIX}/python"
 LIBRARIES = f"{OWN_PYTHON}/lib"
 # Before everything else on the PATH of a session: what starts its server must not be something that a user installed.
@@ -76,7 +76,7 @@ def _make_environment(root: Path, uv: str, wheel: Path | None, work: Path) -> No
     for file in SERVER_FILES:
         shutil.copy2(HERE / "server" / file, site_packages(root) / file)
     # So that a package with a front end, such as ipywidgets, is whole when a user installs it.
-    lab = {"LabApp": {"extra_labextensions_path": [f"/{USERS_ENVIRONMENT}/share/jupyter/labextensions"]}}
+    lab = {"LabApp": {"extra_labextensions_path": [f"/{ENVIRONMENT}/share/jupyter/labextensions"]}}
     write(prefix / "etc/jupyter/jupyter_lab_config.json", json.dumps(lab) + "\n")
     # The sources of the Hub's own pages: a tenth of the image, and only the Hub serves them.
     shutil.rmtree(prefix / "share/jupyterhub/static/components", ignore_errors=True)

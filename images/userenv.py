@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debianfiles import HOME, run, write
-from serverenv import COMMANDS, PREFIX
-from serverenv import USERS_ENVIRONMENT as ENVIRONMENT
+from serverenv import COMMANDS, ENVIRONMENT, PREFIX
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = {
