@@ -203,8 +203,11 @@ def run_check(given: argparse.Namespace) -> list[str]:
             for d in node.devices
         )
         lines.append(f"    isolation: {chosen[node.id].backend.name}: {chosen[node.id].reason}")
-    slugs = ", ".join(image.slug for image in catalogue.images)
-    lines.append(f"  images: {len(catalogue.images)} ({slugs})")
+    offered = [image.slug for image in catalogue.images if image.enabled]
+    others = len(catalogue.images) - len(offered)
+    lines.append(
+        f"  images: {len(offered)} ({', '.join(offered)})" + (f", {others} not enabled" if others else "")
+    )
     lines.append(f"  database: {_database(settings.database_url())}")
     return lines
 

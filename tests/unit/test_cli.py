@@ -322,7 +322,7 @@ def test_check_says_what_a_good_configuration_gives(
         "  node box (group default): 4 CPU, 8192 MiB, 1 GPU",
         "    0: Simulated GPU 8192 MiB, 8192 MiB = 5 fGPU, GPU-simulated-box-0 (simulated)",
         "    isolation: interposer: libfgpu holds memory and compute; its GPUs are simulated",
-        "  images: 1 (python)",
+        "  images: 1 (python), 8 not enabled",
         f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
