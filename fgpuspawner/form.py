@@ -37,7 +37,8 @@ def render(
     shown again, with why it was (``refusals``) at its fields; it is only ever shown as text.
     """
     groups = [_group(offer, name) for name in offer.groups]
-    images = [_image(offer, image) for image in offer.shown_images]
+    amounts = {name: offer.amounts(name) for name in offer.groups}
+    images = [_image(offer, image, amounts) for image in offer.shown_images]
     template = _jinja.get_template("fgpu_options_form.html")
     return template.render(
         images=images,
@@ -62,7 +63,7 @@ def render(
     )
 
 
-def _image(offer: Offer, image: Image) -> dict[str, Any]:
+def _image(offer: Offer, image: Image, amounts: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return what the form says of an image, and its script preselects with it in each resource group."""
     return {
         "slug": image.slug,
@@ -78,7 +79,7 @@ def _image(offer: Offer, image: Image) -> dict[str, Any]:
                 "memory_mib": str(usual.memory_mib),
             }
             for group in offer.groups
-            for usual in [offer.amounts_with(image, group)]
+            for usual in [offer.amounts_with(image, group, amounts[group])]
         },
         "gpu_memory_mib": image.recommended_gpu_memory_mib or image.min_gpu_memory_mib or None,
     }

@@ -82,12 +82,12 @@ class Offer:
         """The images that the user is shown."""
         return tuple(image for image in self.images if not image.hidden)
 
-    def amounts_with(self, image: Image, group: str) -> Wanted:
-        """Return what is preselected with an image in a resource group."""
+    def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> Wanted:
+        """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
         devices = [d for n in self.nodes if n.resource_group == group for d in n.devices]
         usual = self.default.fgpu_milli, self.default.cpu_milli, self.default.memory_mib
         fgpu, cpu, memory_mib = amounts_for(image, usual, devices, step_milli=self.caps.fgpu_step_milli)
-        amounts = self.amounts(group)
+        amounts = self.amounts(group) if amounts is None else amounts
         fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
         return replace(
             self.default,
