@@ -64,10 +64,10 @@ def opened(person: Person) -> Page:
 
     def there() -> bool:
         page.goto(f"{person.url}/services/fgpu/")
-        return page.get_by_role("link", name="Images").count() == 1
+        return page.get_by_role("link", name="Images", exact=True).count() == 1
 
     until(there, what="the service answers")
-    page.get_by_role("link", name="Images").click()
+    page.get_by_role("link", name="Images", exact=True).click()
     return page
 
 
