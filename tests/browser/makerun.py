@@ -33,6 +33,7 @@ KEPT = {
     "logs",
     "password",
     "proxy-token",
+    "pulls.json",
     "run",
     "simulated",
     "tools",
