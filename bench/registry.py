@@ -72,7 +72,12 @@ class Registry:
                 self.end_headers()
                 if with_body:
                     for start in range(0, len(body), PIECE_BYTES):
-                        self.wfile.write(body[start : start + PIECE_BYTES])
+                        try:
+                            self.wfile.write(body[start : start + PIECE_BYTES])
+                        except OSError:
+                            # The last who waited has gone.
+                            self.close_connection = True
+                            return
                         time.sleep(registry._pause_s if len(body) > PIECE_BYTES else 0)
 
             def log_message(self, *args: object) -> None:

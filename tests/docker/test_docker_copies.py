@@ -21,7 +21,7 @@ NOWHERE = "127.0.0.1:1/fgpu-test/only-here"
 @pytest.fixture(scope="module")
 def there(engine: Engine, image: str) -> Iterator[Machine]:
     """Another machine, with the default image."""
-    with machines.running(engine.client) as machine:
+    with machines.running(engine.client, tls=True) as machine:
         yield machine
 
 

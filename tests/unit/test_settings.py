@@ -360,6 +360,8 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"queue_timeout_s": 0}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 second"),
         ({"launch_timeout_s": 0}, "c.FGPU.launch_timeout_s is 0; it must be at least 1 second"),
         ({"abandoned_after_s": -5}, "c.FGPU.abandoned_after_s is -5; it must be at least 1 second"),
+        ({"pulls_at_a_time": 0}, "c.FGPU.pulls_at_a_time is 0; it must be at least 1"),
+        ({"prefetch": -1}, "c.FGPU.prefetch is -1; it must be 0 (none) or more"),
         ({"resume_grace_s": -1}, "c.FGPU.resume_grace_s is -1; it must not be negative"),
         ({"service_port": 0}, "c.FGPU.service_port is 0; it must be between 1 and 65535"),
         ({"service_port": 70000}, "c.FGPU.service_port is 70000; it must be between 1 and 65535"),
