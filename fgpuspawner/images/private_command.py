@@ -80,8 +80,7 @@ def run_private(given: argparse.Namespace) -> list[str]:
 
 
 def _as_json(image: PrivateImage) -> dict[str, Any]:
-    left_out = ("facts", "recipe")
-    found = {name: getattr(image, name) for name in image.__dataclass_fields__ if name not in left_out}
+    found = {name: getattr(image, name) for name in image.__dataclass_fields__ if name != "facts"}
     return {**found, "state": image.state.value}
 
 
@@ -103,9 +102,10 @@ def run_recipe(given: argparse.Namespace) -> list[str]:
     """Return an image's Dockerfile."""
     with opened(given.config) as own:
         found = PrivateImages(own.store).named(given.image)
-    if found.recipe is None:
+        text = PrivateImages(own.store).recipe(found.id)
+    if text is None:
         raise BadSettings(f"there is no recipe of {found.name}, which is {found.state}")
-    return found.recipe.rstrip("\n").split("\n")
+    return text.rstrip("\n").split("\n")
 
 
 # --- Changing ---

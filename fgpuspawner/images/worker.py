@@ -207,7 +207,7 @@ class ImageWorker:
         image = self._catalogue().entry(row.base)
         reference = image.reference if image is not None else str(container["Config"]["Image"])
         base = recipe.base_of(client.inspect_image(container["Image"]), reference)
-        before = under.recipe if under is not None else None
+        before = self._images.recipe(under.id) if under is not None else None
         return recipe.recorded(client, container["Id"], base, name=row.name, before=before)
 
     def _note(self, row: PrivateImage, message: str) -> None:

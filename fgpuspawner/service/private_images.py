@@ -167,8 +167,9 @@ class ImageShares(ImageApi):
 class Recipe(ImageApi):
     async def get(self, image_id: str) -> None:
         found = await image_of(self, image_id, to_manage=False)
-        if found.recipe is None:
+        lines = await self.service.reader.recipe(found.id)
+        if lines is None:
             raise Problem(404, "no_recipe", f"there is no recipe of {found.name}")
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.set_header("Content-Disposition", f'attachment; filename="Dockerfile.{found.id}"')
-        self.finish(found.recipe)
+        self.finish(lines)

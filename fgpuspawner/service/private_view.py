@@ -46,7 +46,7 @@ def image_object(image: PrivateImage, viewer: Viewer) -> Json:
         "asked_by": image.asked_by if managed else None,
         "asked_at_s": image.asked_at_s,
         "made_at_s": image.made_at_s,
-        "has_recipe": image.recipe is not None,
+        "has_recipe": image.has_recipe,
     }
 
 

@@ -194,6 +194,10 @@ class Reader:
         """Return every private image, whoever may see it, in the order in which they were asked for."""
         return await self._read(PrivateImages(self._store).all)
 
+    async def recipe(self, image_id: int) -> str | None:
+        """Return the Dockerfile of a private image."""
+        return await self._read(PrivateImages(self._store).recipe, image_id)
+
     async def change_private_images(self, change: Callable[[PrivateImages, int], R]) -> R:
         """Write a wish about private images. What it raises is raised here."""
         found = await self._read(self._changing, lambda store, now_s: change(PrivateImages(store), now_s))

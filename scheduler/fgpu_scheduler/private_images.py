@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Row, delete, insert, select, update
 
 from fgpu_scheduler.core.model import Session, SessionState
 from fgpu_scheduler.errors import (
@@ -74,7 +74,7 @@ class PrivateImage:
     made_from: str
     base: str
     facts: str
-    recipe: str | None
+    has_recipe: bool
     shared_users: tuple[str, ...]
     shared_groups: tuple[str, ...]
     asked_by: str
@@ -117,7 +117,7 @@ class PrivateImages:
     def all(self) -> tuple[PrivateImage, ...]:
         """Return every one, in the order in which they were asked for."""
         with self._store.reading() as connection:
-            return tuple(_image(row) for row in connection.execute(select(table).order_by(table.c.id)))
+            return tuple(_image(row) for row in connection.execute(_ROWS.order_by(table.c.id)))
 
     def get(self, image_id: int) -> PrivateImage:
         """Return the one with this id.
@@ -126,10 +126,17 @@ class PrivateImages:
             UnknownImage: there is none.
         """
         with self._store.reading() as connection:
-            row = connection.execute(select(table).where(table.c.id == image_id)).one_or_none()
+            row = connection.execute(_ROWS.where(table.c.id == image_id)).one_or_none()
         if row is None:
             raise UnknownImage(f"there is no private image {image_id}")
         return _image(row)
+
+    def recipe(self, image_id: int) -> str | None:
+        """Return an image's Dockerfile; None where there is none, or no such image."""
+        with self._store.reading() as connection:
+            return connection.execute(
+                select(table.c.recipe).where(table.c.id == image_id)
+            ).scalar_one_or_none()
 
     def named(self, name: str) -> PrivateImage:
         """Return the one of this full name, such as ``alice/torch-more:2``.
@@ -138,7 +145,7 @@ class PrivateImages:
             UnknownImage: there is none.
         """
         with self._store.reading() as connection:
-            row = connection.execute(select(table).where(table.c.name == name)).one_or_none()
+            row = connection.execute(_ROWS.where(table.c.name == name)).one_or_none()
         if row is None:
             raise UnknownImage(f"there is no private image {name!r}")
         return _image(row)
@@ -403,11 +410,13 @@ def in_use_words(name: str, sessions: Sequence[Session], *, user: str | None, ad
 
 
 _MAKING = (ImageState.WISHED, ImageState.COMMITTING)
-_COLUMNS = tuple(table.c.keys())
+# Without the recipes: all rows are read every other second, and of these each may be long.
+_ROWS = select(*(c for c in table.c if c.name != "recipe"), table.c.recipe.is_not(None).label("has_recipe"))
 
 
-def _image(row: Sequence[Any]) -> PrivateImage:
-    values = dict(zip(_COLUMNS, row, strict=True))
+def _image(row: Row[*tuple[Any, ...]]) -> PrivateImage:
+    values = dict(row._mapping)
+    values["has_recipe"] = bool(values["has_recipe"])
     values["state"] = ImageState(values["state"])
     for shared in ("shared_users", "shared_groups"):
         values[shared] = tuple(json.loads(values[shared]))
@@ -415,11 +424,11 @@ def _image(row: Sequence[Any]) -> PrivateImage:
 
 
 def _all(write: Write) -> tuple[PrivateImage, ...]:
-    return tuple(_image(row) for row in write.connection.execute(select(table).order_by(table.c.id)))
+    return tuple(_image(row) for row in write.connection.execute(_ROWS.order_by(table.c.id)))
 
 
 def _find(write: Write, image_id: int) -> PrivateImage | None:
-    row = write.connection.execute(select(table).where(table.c.id == image_id)).one_or_none()
+    row = write.connection.execute(_ROWS.where(table.c.id == image_id)).one_or_none()
     return None if row is None else _image(row)
 
 

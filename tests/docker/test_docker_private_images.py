@@ -169,10 +169,12 @@ def grep(path: Path, text: str) -> int:
     return subprocess.run(["grep", "-q", "-a", "-F", text, path], check=False).returncode
 
 
-def test_the_recipe_says_what_was_installed(saved: tuple[Running, PrivateImage]) -> None:
-    _, image = saved
-    assert image.recipe is not None
-    assert "RUN /opt/env/bin/python3 -m pip install --no-deps \\\n    'my-pkg==1.0'\n" in image.recipe
+def test_the_recipe_says_what_was_installed(
+    images: PrivateImages, saved: tuple[Running, PrivateImage]
+) -> None:
+    recipe = images.recipe(saved[1].id)
+    assert recipe is not None
+    assert "RUN /opt/env/bin/python3 -m pip install --no-deps \\\n    'my-pkg==1.0'\n" in recipe
 
 
 def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist(
@@ -293,15 +295,15 @@ def test_a_hub_that_is_killed_while_the_engine_writes_saves_it_when_it_is_back(
 
 @pytest.mark.slow
 def test_the_recipe_builds_and_has_the_package(
-    engine: Engine, saved: tuple[Running, PrivateImage], tmp_path: Path
+    engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
 ) -> None:
-    _, image = saved
-    assert image.recipe is not None
+    recipe = images.recipe(saved[1].id)
+    assert recipe is not None
     name = engine.mine(f"{engine.prefix}/rebuilt:1")
     arguments = ("--build-arg", "PIP_FIND_LINKS=/wheels", "--build-arg", "PIP_NO_INDEX=1")
     done = subprocess.run(
         ["docker", "build", "--network", "none", "--tag", name, *arguments, "-"],
-        input=image.recipe,
+        input=recipe,
         capture_output=True,
         text=True,
         check=False,

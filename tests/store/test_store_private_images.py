@@ -65,7 +65,8 @@ def test_a_wish_is_the_owners_whoever_asks_and_names_what_it_comes_from(
 
 
 def test_a_tag_counts_up_or_is_given(images: PrivateImages) -> None:
-    assert make(images, wish(images)).name == "alice/torch:1"
+    first = make(images, wish(images))
+    assert (first.name, first.has_recipe, images.recipe(first.id)) == ("alice/torch:1", True, "FROM x")
     assert make(images, wish(images, tag="7")).name == "alice/torch:7"
     assert make(images, wish(images, tag="v1")).name == "alice/torch:v1"
     assert wish(images).name == "alice/torch:8"
@@ -88,6 +89,7 @@ def test_what_cannot_be_wished_is_refused(store: Store, images: PrivateImages) -
 
 def test_a_failed_one_says_why_and_makes_room_for_its_name(images: PrivateImages) -> None:
     failed = wish(images, tag="1")
+    assert (failed.has_recipe, images.recipe(failed.id), images.recipe(99)) == (False, None, None)
     images.begin(failed.id, facts="", now_s=6)
     images.note(failed.id, "writing 20 MiB", now_s=6)
     assert images.get(failed.id).message == "writing 20 MiB"
