@@ -20,7 +20,7 @@ exact = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=100,
+    max_examples=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
