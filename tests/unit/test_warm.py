@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fgpuspawner.homes import Home
-from fgpuspawner.warm import Unpoolable, busiest, files_of, shape_of
+from fgpuspawner.warm import Unpoolable, WarmPool, busiest, files_of, shape_of
 
 FOLDER, ACCOUNT = Path("/srv/data/limits/7"), Path("/dev/shm/fgpu/7")
 
@@ -118,3 +119,21 @@ def test_the_busiest_five_minutes_are_found_wherever_they_begin() -> None:
     assert busiest([], window_s=300) == 0
     assert busiest([0, 10, 299, 300, 310, 800], window_s=300) == 3
     assert busiest([800, 5, 3], window_s=300) == 2
+
+
+async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_path: Path) -> None:
+    offered = {"torch"}
+    containers: Any = SimpleNamespace(installation="abc")
+    nobody: Any = None
+    pool = WarmPool(
+        containers,
+        nobody,
+        nobody,
+        nobody,
+        sizes={"torch": 2},
+        data=tmp_path,
+        is_offered=lambda slug: slug in offered,
+    )
+    assert await pool._size("torch") == 2
+    offered.clear()
+    assert await pool._size("torch") == 0
