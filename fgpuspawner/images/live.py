@@ -150,6 +150,15 @@ def told(before: Catalogue, after: Catalogue) -> str:
 
 async def keep_current(images: Images) -> None:
     """Read again every two seconds, for ever."""
+    failed = ""
     while True:
         await asyncio.sleep(REFRESH_EVERY_S)
-        await asyncio.to_thread(images.refresh)
+        try:
+            await asyncio.to_thread(images.refresh)
+        except Exception as e:
+            # Whatever it is: without the next look nothing would ever be read again. Told once.
+            if repr(e) != failed:
+                log.exception("The catalogue could not be read again")
+            failed = repr(e)
+        else:
+            failed = ""
