@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -14,24 +13,24 @@ from typing import Any
 import pytest
 import requests
 from dockerhub import DockerHub, Engine, Running, build, entry
+from localimages import (
+    RECIPE,
+    SLUGS,
+    VERSIONS,
+    TwoImages,
+    built,
+    cpython,
+    missing_pythons,
+    two_images,
+    with_recipe,
+)
 
 from hubprocess import ROOT
 
-HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
-PYTHONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
-VERSIONS = ("0.8.10", "0.9.0")
-RECIPE = """
-name = "Tabulate {version}"
-framework = "tabulate"
-version = "{version}"
-module = "tabulate"
-base = "127.0.0.1:1/nowhere:1"
-cuda = "10.0"
+# The images are made once, for these tests and those in a browser.
+pytestmark = pytest.mark.xdist_group("images")
 
-[host]
-python = "{python}"
-packages = ["tabulate=={version}"]
-"""
+HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
 IN_A_KERNEL = """
 import sys
 from jupyter_client.manager import start_new_kernel
@@ -44,30 +43,6 @@ print("kernel:", manager.kernel_spec.display_name)
 SAY = "import sys, {module} as m; print(m.__version__, '%d.%d' % sys.version_info[:2])"
 
 
-def cpython(version: str) -> bool:
-    """Return whether a CPython of this version is where images/build.sh looks."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    return bool(list(pyenv.glob(f"versions/{version}.*/bin/python{version}"))) or bool(
-        shutil.which(f"python{version}")
-    )
-
-
-def built(engine: Engine, image: str, folder: str | Path, name: str) -> str:
-    """Build an image without a registry, with the default image's server environment, and return its tag."""
-    tag = f"{engine.prefix}/{name}:1"
-    made = build(str(folder), "--base", "host", "--server", image, "--tag", tag)
-    assert made.returncode == 0, made.stderr[-2000:]
-    return engine.mine(tag)
-
-
-def with_recipe(parent: Path, recipe: str) -> str:
-    """Return a folder of an image with this image.toml."""
-    folder = parent / "ours"
-    folder.mkdir()
-    (folder / "image.toml").write_text(recipe)
-    return str(folder)
-
-
 def said_by_kernel(engine: Engine, container: str, code: str) -> list[str]:
     """Run code in the kernel on which a notebook opens; return the lines that it printed, and the kernel's name."""
     status, output = engine.run_in(container, "/opt/fgpu/bin/python", "-I", "-c", IN_A_KERNEL, code)
@@ -76,48 +51,44 @@ def said_by_kernel(engine: Engine, container: str, code: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def two(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two versions of one library on two Pythons: the Pythons by the images' slugs."""
-    found = [version for version in PYTHONS if cpython(version)]
-    if len(found) < 2:
-        pytest.skip(f"two CPythons of {', '.join(PYTHONS)} are needed (pyenv, or on the PATH); here: {found}")
-    pythons = dict(zip(("old", "new"), (found[0], found[-1]), strict=True))
-    for (slug, python), version in zip(pythons.items(), VERSIONS, strict=True):
-        recipe = RECIPE.format(version=version, python=python)
-        folder = with_recipe(tmp_path_factory.mktemp(slug), recipe)
-        built(engine, image, folder, slug)
-    return pythons
+def two(image: str) -> TwoImages:
+    """Two versions of one library on two Pythons."""
+    if reason := missing_pythons():
+        pytest.skip(reason)
+    return two_images(image)
 
 
 @pytest.fixture(scope="module")
 def hub(
     make_hub: Callable[..., DockerHub],
     engine: Engine,
-    two: dict[str, str],
+    two: TwoImages,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> DockerHub:
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text(
-        "".join(entry(slug, f"{engine.prefix}/{slug}:1") for slug in two).replace("false", "true", 1)
+        "".join(entry(slug, reference) for slug, reference in two.references.items()).replace(
+            "false", "true", 1
+        )
     )
     return make_hub(after="c.JupyterHub.allow_named_servers = True\n", catalogue=str(path)).start()
 
 
 @pytest.fixture(scope="module")
-def both(hub: DockerHub, two: dict[str, str]) -> Iterator[dict[str, Running]]:
+def both(hub: DockerHub, two: TwoImages) -> Iterator[dict[str, Running]]:
     """Two named servers of one user at once, each of its own image."""
-    yield {slug: hub.running("alice", slug, image=slug, **HALF) for slug in two}
-    for slug in two:
+    yield {slug: hub.running("alice", slug, image=slug, **HALF) for slug in SLUGS}
+    for slug in SLUGS:
         hub.end("alice", slug)
 
 
 @pytest.mark.parametrize(("slug", "version"), list(zip(("old", "new"), VERSIONS, strict=True)))
 def test_each_prints_its_version_in_a_notebook_and_in_a_terminal(
-    engine: Engine, two: dict[str, str], both: dict[str, Running], slug: str, version: str
+    engine: Engine, two: TwoImages, both: dict[str, Running], slug: str, version: str
 ) -> None:
     code = SAY.format(module="tabulate")
-    wanted = f"{version} {two[slug]}"
-    kernel = f"kernel: Tabulate {version} (Python {two[slug]})"
+    wanted = f"{version} {two.pythons[slug]}"
+    kernel = f"kernel: Tabulate {version} (Python {two.pythons[slug]})"
     assert said_by_kernel(engine, both[slug].id, code) == [wanted, kernel]
     assert engine.run_in(both[slug].id, "bash", "-lc", f'python -c "{code}"')[1].strip() == wanted
 
@@ -138,36 +109,36 @@ def test_jupyterlab_has_the_extension_and_those_that_the_user_installs(
     assert "demo-of-the-user" in lab.text
 
 
-def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: dict[str, str]) -> None:
+def test_the_labels_say_what_the_base_itself_says(engine: Engine, two: TwoImages) -> None:
     """Not what the framework's own base has: this one was made without it."""
-    found = engine.client.inspect_image(f"{engine.prefix}/old:1")["Config"]
+    found = engine.client.inspect_image(two.references["old"])["Config"]
     labels = {name: value for name, value in found["Labels"].items() if name != "fgpu.inputs"}
     assert labels == {
         "fgpu.slug": "ours",
         "fgpu.name": f"Tabulate {VERSIONS[0]}",
         "fgpu.framework": "tabulate",
         "fgpu.version": VERSIONS[0],
-        "fgpu.python": two["old"],
+        "fgpu.python": two.pythons["old"],
         "fgpu.kernels": "python3",
         "fgpu.handover": "1",
     }
     assert (found["User"], found["Cmd"]) == ("1000:1000", ["jupyterhub-singleuser"])
 
 
-def test_a_base_with_another_version_is_refused(engine: Engine, two: dict[str, str], tmp_path: Path) -> None:
+def test_a_base_with_another_version_is_refused(engine: Engine, two: TwoImages, tmp_path: Path) -> None:
     folder = with_recipe(tmp_path, RECIPE.format(version="0.7", python="3.7"))
-    made = build(folder, "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2")
+    made = build(folder, "--base", two.references["new"], "--server", "nowhere:1", "--tag", "nowhere:2")
     assert made.returncode == 1
     assert f"has tabulate {VERSIONS[1]}, and" in made.stderr
     assert "says version 0.7" in made.stderr
 
 
-def test_a_base_without_the_framework_is_refused(engine: Engine, two: dict[str, str], tmp_path: Path) -> None:
+def test_a_base_without_the_framework_is_refused(engine: Engine, two: TwoImages, tmp_path: Path) -> None:
     recipe = RECIPE.format(version="1.0", python="3.7").replace(
         'module = "tabulate"', 'module = "no_such_module"'
     )
     folder = with_recipe(tmp_path, recipe)
-    made = build(folder, "--base", f"{engine.prefix}/new:1", "--server", "nowhere:1", "--tag", "nowhere:2")
+    made = build(folder, "--base", two.references["new"], "--server", "nowhere:1", "--tag", "nowhere:2")
     assert made.returncode == 1
     assert "cannot run python3 with no_such_module: ModuleNotFoundError" in made.stderr
 
