@@ -164,7 +164,7 @@ def build(packages: Sequence[Package], options: Options, out: Path, *, as_folder
                 labels["fgpu.handover"] = "1"
         if options.part == "base":
             framework = _debian_python(options.labels)
-            make_user_environment(root, framework, uv=options.uv)
+            make_user_environment(root / ENVIRONMENT, framework, uv=options.uv)
             make_kernel(root, framework)
             config = _session_config()
         compile_all(root)

@@ -192,7 +192,7 @@ def build(
         if found["packages"]:
             # The base's Python is a virtual environment itself, and one does not see through another.
             write(
-                users / f"opt/env/lib/python{minor}/site-packages/fgpu_framework.pth",
+                users / f"lib/python{minor}/site-packages/fgpu_framework.pth",
                 "".join(f"{path}\n" for path in found["packages"]),
             )
         make_kernel(roots, framework)

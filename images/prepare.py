@@ -33,7 +33,7 @@ def make_account() -> None:
     for skeleton in Path("/etc/skel").glob(".*"):
         if skeleton.is_file():
             shutil.copy(skeleton, HOME / skeleton.name)
-    for path in (HOME, *HOME.iterdir()):
+    for path in (HOME, *HOME.iterdir(), ENVIRONMENT):
         os.chown(path, UID, UID, follow_symlinks=False)
 
 

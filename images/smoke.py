@@ -88,6 +88,9 @@ def check_users_environment() -> None:
         "import sys, sysconfig, site; print('%d.%d' % sys.version_info[:2], sysconfig.get_path('purelib'),"
         "site.getusersitepackages())",
     ).split()
+    writable = [path for path in ("/", "/opt", "/opt/fgpu", "/opt/fgpu/commands") if os.access(path, os.W_OK)]
+    check("the server environment is root's", not writable, " ".join(writable) or "yes")
+    check("the users' environment is writable", os.access("/opt/env", os.W_OK), "/opt/env")
     check("Python", site == f"/opt/env/lib/python{version}/site-packages", version)
     pip = output_of("/opt/env/bin/pip", "--version")
     there = pip.startswith("pip ") and f" /opt/env/lib/python{version}/site-packages/pip" in pip

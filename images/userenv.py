@@ -41,13 +41,12 @@ class Framework:
         return ".".join(self.version.split(".")[:2])
 
 
-def make_user_environment(root: Path, framework: Framework, *, uv: str) -> None:
-    """Make /opt/env below ``root``.
+def make_user_environment(prefix: Path, framework: Framework, *, uv: str) -> None:
+    """Make in this folder what is to be /opt/env.
 
     Raises:
         CannotBuild: the kernel's packages cannot be had for this Python.
     """
-    prefix = root / ENVIRONMENT
     site = prefix / "lib" / f"python{framework.minor}" / "site-packages"
     major, _, minor = framework.libc.partition(".")
     libc = NEW_LIBC if (int(major), int(minor)) >= (2, 28) else OLD_LIBC

@@ -201,6 +201,16 @@ async def test_servers_that_take_long_to_stop_delay_no_other_call(
             "failed to create shim: write /var/lib/docker/x: no space left on device: unknown",
             "the server's disk is full; ask an administrator",
         ),
+        (
+            'unable to start container process: exec: "jupyterhub-singleuser": executable file not found in $PATH',
+            "this image has no server environment: jupyterhub-singleuser is not in it, or cannot run; ask an "
+            "administrator to build it with images/build.sh (docs/images.md), or choose another image",
+        ),
+        (
+            'exec: "/no/such/program": stat /no/such/program: no such file or directory',
+            'the container could not be started: exec: "/no/such/program": stat /no/such/program: no such file or '
+            "directory",
+        ),
         ("invalid mount config", "the container could not be started: invalid mount config"),
     ],
 )
