@@ -76,7 +76,11 @@ def install_packages(program: Path, site: Path, *, uv: str, packages: Sequence[s
     site.mkdir(exist_ok=True)
     if not packages:
         return
-    environment = {"UV_FIND_LINKS": os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS", "")}
+    # Not as hard links into uv's cache: their times are set below.
+    environment = {
+        "UV_LINK_MODE": "copy",
+        "UV_FIND_LINKS": os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS", ""),
+    }
     run(
         [
             uv,

@@ -73,6 +73,7 @@ def _make_environment(root: Path, uv: str, wheel: Path | None, work: Path) -> No
         shutil.copy2(wheel, folder)
         name = wheel.name.partition("-")[0]
         run([*install, "--no-deps", "--no-index", "--find-links", str(folder), name])
+        _forget_when(site_packages(root), name)
     for file in SERVER_FILES:
         shutil.copy2(HERE / "server" / file, site_packages(root) / file)
     # So that a package with a front end, such as ipywidgets, is whole when a user installs it.
@@ -85,6 +86,14 @@ def _make_environment(root: Path, uv: str, wheel: Path | None, work: Path) -> No
     for script in sorted((prefix / "bin").iterdir()):
         if script.name.startswith("activate") or script.name in ("deactivate.bat", "pydoc.bat"):
             script.unlink()
+
+
+def _forget_when(site: Path, name: str) -> None:
+    """Remove uv's note on when a wheel was made: the same wheel gives the same image."""
+    (found,) = site.glob(f"{name}-*.dist-info")
+    (found / "uv_cache.json").unlink(missing_ok=True)
+    lines = (found / "RECORD").read_text(encoding="utf-8").splitlines(keepends=True)
+    write(found / "RECORD", "".join(line for line in lines if "uv_cache.json" not in line))
 
 
 def _make_own(root: Path, patchelf: str) -> None:
@@ -113,6 +122,11 @@ def _make_own(root: Path, patchelf: str) -> None:
     for module in sorted((prefix / "lib").rglob("*.so*")):
         own = run([patchelf, "--print-rpath", str(module)]).strip()
         if own:
+            # A file of its own first: what uv installs are hard links into its cache.
+            linked = module.with_name(f"{module.name}.linked")
+            module.rename(linked)
+            shutil.copy2(linked, module)
+            linked.unlink()
             # As DT_RUNPATH it would keep the interpreter's from being looked at, and the image's libraries be found.
             run([patchelf, "--force-rpath", "--set-rpath", f"{own}:/{LIBRARIES}", str(module)])
     for name in ("python", "python3", PYTHON):
@@ -136,6 +150,7 @@ def _make_commands(root: Path) -> None:
         own = re.sub(r"\A#!/bin/sh\n'''exec' .*\n' '''\n", HEADER, text)
         if own == text:
             raise CannotBuild(f"{script.name} in the server environment does not begin as expected")
-        script.write_text(own, encoding="utf-8")
+        write(script, own)
+        script.chmod(0o755)
         if COMMAND.fullmatch(script.name):
             (commands / script.name).symlink_to(f"../bin/{script.name}")

@@ -192,3 +192,16 @@ def test_a_real_framework_prints_its_version_in_a_notebook_under_the_one_server_
     assert version.startswith(f"{recipe['version']}."), said.stdout
     assert version.endswith(f" {python}")
     assert kernel == f"kernel: {recipe['name']} (Python {python})"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_inputs_give_the_same_image(
+    engine: Engine, image: str, request: pytest.FixtureRequest
+) -> None:
+    tag = f"{engine.prefix}/again:1"
+    ids = [build("base", "--base", "host", "--tag", tag, "--force") for _ in range(2)]
+    assert [made.returncode for made in ids] == [0, 0], ids[0].stderr[-2000:]
+    engine.mine(tag)
+    request.addfinalizer(lambda: engine.forget(tag))
+    assert ids[0].stdout.splitlines()[-1] == ids[1].stdout.splitlines()[-1]
