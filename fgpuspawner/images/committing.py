@@ -26,7 +26,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 
 from fgpu_scheduler import FGPUError
 from fgpu_scheduler.image_names import prefix_of
-from fgpu_scheduler.private_images import MIB, PrivateImage
+from fgpu_scheduler.private_image import MIB, PrivateImage
 from fgpuspawner.containers import LABEL
 
 log = logging.getLogger("fgpu.images")

@@ -13,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import StoreUnavailable
 from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
-from fgpu_scheduler.private_images import PrivateImage, PrivateImages
+from fgpu_scheduler.private_image import PrivateImage
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.catalogue import CatalogueError, parse_catalogue, read_file
 from fgpuspawner.images.merging import Merged, merge

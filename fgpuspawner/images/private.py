@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fgpu_scheduler.private_images import ImageState, PrivateImage
+from fgpu_scheduler.private_image import ImageState, PrivateImage
 from fgpuspawner.images.model import Catalogue, Image
 
 TEXTS = ("framework", "version", "python", "icon", "cuda")

@@ -10,14 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fgpu_scheduler import BadSettings, FGPUError, Session, UnknownSession
-from fgpu_scheduler.private_images import (
-    ImageInUse,
-    ImageState,
-    PrivateImage,
-    PrivateImages,
-    in_use_words,
-    shown_mib,
-)
+from fgpu_scheduler.private_image import ImageInUse, ImageState, PrivateImage, in_use_words, shown_mib
+from fgpu_scheduler.private_images import PrivateImages
 from fgpuspawner.hubfile import UsageError
 from fgpuspawner.images.command import Opened, command, opened, who
 

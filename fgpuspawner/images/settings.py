@@ -6,7 +6,7 @@ from traitlets import Bool, Integer, List, Unicode
 from traitlets.config import Configurable
 
 from fgpu_scheduler import BadSettings
-from fgpu_scheduler.private_images import ImageQuota
+from fgpu_scheduler.private_image import ImageQuota
 
 LARGEST_MIB = 10**9
 

@@ -17,13 +17,8 @@ import docker
 from docker.errors import APIError, DockerException
 
 from fgpu_scheduler import FGPUError, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.private_images import (
-    ImageQuota,
-    ImageState,
-    PrivateImage,
-    PrivateImages,
-    check_size,
-)
+from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage, check_size
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.containers import GONE, EngineSilent
 from fgpuspawner.engines import Engine, Engines

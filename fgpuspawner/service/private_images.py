@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fgpu_scheduler.private_images import ImageInUse, PrivateImage, PrivateImages, in_use_words
+from fgpu_scheduler.private_image import ImageInUse, PrivateImage, in_use_words
+from fgpu_scheduler.private_images import PrivateImages
 from fgpuspawner.service import private_view, view
 from fgpuspawner.service.base import IMAGES_SCOPE, Handler
 from fgpuspawner.service.handlers import Api, no_such_session

@@ -25,7 +25,8 @@ from fgpu_scheduler import (
     forecast_request,
     of_group,
 )
-from fgpu_scheduler.private_images import PrivateImage, PrivateImages
+from fgpu_scheduler.private_image import PrivateImage
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.editing import Editor
 from fgpuspawner.images.live import Images

@@ -33,7 +33,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
-from fgpu_scheduler.private_images import ImageState, PrivateImage
+from fgpu_scheduler.private_image import ImageState, PrivateImage
 from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import PullState

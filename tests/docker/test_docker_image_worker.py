@@ -12,7 +12,8 @@ import pytest
 from dockerhub import BASE, Engine
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
+from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.engines import Engine as OneEngine
 from fgpuspawner.engines import EngineAddress, Engines

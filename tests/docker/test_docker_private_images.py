@@ -13,7 +13,8 @@ import pytest
 import requests
 from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
-from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
+from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 
 SECRET = "secret-of-the-lab-0123456789"

@@ -9,7 +9,8 @@ import pytest
 from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
 
-from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImages
+from fgpu_scheduler.private_image import ImageQuota, ImageState
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner import execs
 

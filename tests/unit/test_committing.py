@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.private_images import ImageQuota, ImageState, PrivateImage, PrivateImages
+from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.committing import (
     CannotCommit,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.private_images import MIB, ImageQuota, ImageState, PrivateImages
+from fgpu_scheduler.private_image import MIB, ImageQuota, ImageState
+from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner import cli
 
