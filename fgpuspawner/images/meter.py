@@ -42,7 +42,9 @@ class Progress:
         if self.layers:
             parts.append(f"{self.layers_done} of {self.layers} layers")
         if self.bytes_total:
-            parts.append(f"{self.bytes_done // MIB} of {-(-self.bytes_total // MIB)} MiB")
+            whole = -(-self.bytes_total // MIB)
+            done = whole if self.bytes_done >= self.bytes_total else self.bytes_done // MIB
+            parts.append(f"{done} of {whole} MiB")
         elif self.bytes_done:
             parts.append(f"{self.bytes_done // MIB} MiB so far")
         if self.seconds_left is not None:

@@ -101,6 +101,11 @@ def test_a_copy_is_counted_in_bytes_and_never_above_its_size() -> None:
     assert meter.progress(6).bytes_done == 100 * MIB
 
 
+def test_all_of_a_size_that_is_no_whole_number_of_mib_is_all_of_it() -> None:
+    assert Progress(bytes_done=MIB + 1, bytes_total=MIB + 1).words() == "2 of 2 MiB"
+    assert Progress(bytes_done=MIB, bytes_total=MIB + 1).words() == "1 of 2 MiB"
+
+
 def test_what_is_told_says_the_phase_the_try_and_the_trouble() -> None:
     progress = Progress(1, 2, 3 * MIB, 4 * MIB, 130)
     assert PullState(Phase.FETCHING, progress).words() == (
