@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from fgpu_scheduler import LAUNCHING, FGPUError, Forecast, Node, NodeState, Session, SessionState, Snapshot
@@ -69,22 +69,31 @@ class Prefetch:
         self._waiting: dict[Wish, asyncio.Task[None]] = {}
         self._not_again: dict[tuple[Engine, str], float] = {}
         self._failed: set[int] = set()
+        self._seen: frozenset[int] = frozenset()
 
     async def run(self) -> None:
         """Look after the queue, for as long as this is not cancelled."""
         async for _ in self._queue.changes(at_least_every_s=LOOK_EVERY_S):
-            try:
-                await self.look()
-            except FGPUError as e:
-                # It is looked at again soon.
-                log.debug("Whose image is to be fetched is not known now: %s", e)
-            await asyncio.sleep(QUIET_S)
+            again = True
+            while again:
+                try:
+                    again = await self.look()
+                except FGPUError as e:
+                    # It is looked at again soon.
+                    log.debug("Whose image is to be fetched is not known now: %s", e)
+                    again = False
+                await asyncio.sleep(QUIET_S)
 
-    async def look(self) -> None:
-        """Begin what is to be fetched now, and leave what nobody needs any more."""
+    async def look(self) -> bool:
+        """Begin what is to be fetched now, and leave what nobody needs any more.
+
+        Return whether somebody waits who did not at the look before: they may have their place in a moment, and what they
+        need elsewhere would have been begun for nothing.
+        """
         snapshot = await self._queue.snapshot()
         waiting = [s for s in snapshot.sessions if s.state is SessionState.PENDING]
-        wished = self._wished(await self._in_order(waiting), snapshot.nodes)
+        before, self._seen = self._seen, frozenset(s.id for s in waiting)
+        wished = self._wished(await self._in_order(waiting), before, snapshot.nodes)
         kept = self._kept({s.id: s for s in snapshot.sessions})
         for wish in [wish for wish in self._waiting if wish not in kept]:
             self._waiting.pop(wish).cancel()
@@ -96,6 +105,7 @@ class Prefetch:
             _, engine, reference = wish
             if wish not in self._waiting and self._not_again.get((engine, reference), 0) <= now_s:
                 self._waiting[wish] = asyncio.create_task(self._fetched(wish, image))
+        return bool(self._seen - before)
 
     async def _in_order(self, waiting: Sequence[Session]) -> Sequence[Session]:
         # A long queue takes long to forecast: only where it matters who is first.
@@ -108,7 +118,9 @@ class Prefetch:
         places = {session_id: n for n, session_id in enumerate(await self._queue.forecasts())}
         return sorted(waiting, key=lambda s: places.get(s.id, len(places)))
 
-    def _wished(self, waiting: Iterable[Session], nodes: Sequence[Node]) -> Mapping[Wish, Image]:
+    def _wished(
+        self, waiting: Iterable[Session], before: Collection[int], nodes: Sequence[Node]
+    ) -> Mapping[Wish, Image]:
         """Return what is to be fetched for those who wait, given in the order of the queues."""
         left: dict[str, int] = {}
         found: dict[Wish, Image] = {}
@@ -119,7 +131,7 @@ class Prefetch:
                 continue
             left[group] -= 1
             image = self._catalogue().get(session.request.image)
-            if image is None or not image.reference:
+            if session.id not in before or image is None or not image.reference:
                 continue
             for engine in self._engines_of(nodes_for(session, nodes)):
                 found[session.id, engine, image.reference] = image

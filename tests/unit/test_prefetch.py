@@ -74,7 +74,8 @@ class Lab:
 
     async def look(self, *sessions: Session) -> None:
         self.sessions = list(sessions)
-        await self.prefetch.look()
+        while await self.prefetch.look():
+            pass
 
 
 @pytest.fixture
@@ -124,6 +125,19 @@ async def test_the_first_few_of_each_queue_are_served_on_every_engine_where_they
     await world.look(waits(3, "i3", milli=4000))
     await eventually(lambda: a.asked["lab/i3:1"])
     assert not b.asked["lab/i3:1"]
+
+
+async def test_who_has_a_place_at_once_has_nothing_begun_elsewhere(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    world.sessions = [waits(1, "i1")]
+    assert await world.prefetch.look()
+    place = Placement("a", (Share.of(device("a"), 1000),))
+    await world.look(replace(waits(1, "i1"), state=S.SCHEDULED, placement=place))
+    assert not world.prefetch._waiting
+    assert not a.asked
+    assert not b.asked
 
 
 @pytest.mark.parametrize(
