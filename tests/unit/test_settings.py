@@ -568,7 +568,8 @@ def test_a_missing_catalogue_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_that_came_with_the_package_is_the_default() -> None:
-    assert [image.slug for image in load_catalogue(made().catalogue_path()).images] == ["python"]
+    images = load_catalogue(made().catalogue_path()).images
+    assert [image.slug for image in images if image.default] == ["python"]
 
 
 def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
