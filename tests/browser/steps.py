@@ -181,6 +181,20 @@ def expect_lab(page: Page, user: str, server: str = "") -> None:
         expect(page.locator(".jp-Launcher")).to_be_visible(timeout=START_MS)
 
 
+def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> None:
+    """Open a notebook from JupyterLab's launcher, run a cell of code, and wait for what it prints."""
+    if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
+        news.click()
+    card = page.locator(".jp-LauncherCard[data-category=Notebook]").first
+    expect(card).to_contain_text(kernel)
+    card.click()
+    expect(page.locator("#jp-bottom-panel")).to_contain_text("| Idle", timeout=START_MS)
+    page.locator(".jp-Notebook .cm-content").click()
+    page.keyboard.insert_text(code)
+    page.keyboard.press("Shift+Enter")
+    expect(page.locator(".jp-OutputArea-output")).to_contain_text(prints, timeout=START_MS)
+
+
 def scrolls_sideways(page: Page) -> bool:
     """Return whether the page is wider than its window."""
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from fgpuspawner import network
 from hubprocess import until
-from steps import START_MS, Person, Sessions, expect_lab, start
+from steps import START_MS, Person, Sessions, expect_lab, run_in_notebook, start
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("images")]
 
@@ -90,16 +90,7 @@ def expect_versions(page: Page, hub: DockerHub, two: TwoImages, slug: str, *, se
     """See which version a new notebook prints, and a new terminal."""
     version = two.versions[slug]
     wanted = f"it is {version} on {two.pythons[slug]}"
-    if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
-        news.click()
-    card = page.locator(".jp-LauncherCard[data-category=Notebook]").first
-    expect(card).to_contain_text(f"Tabulate {version}")
-    card.click()
-    expect(page.locator("#jp-bottom-panel")).to_contain_text("| Idle", timeout=START_MS)
-    page.locator(".jp-Notebook .cm-content").click()
-    page.keyboard.insert_text(SAY)
-    page.keyboard.press("Shift+Enter")
-    expect(page.locator(".jp-OutputArea-output")).to_contain_text(wanted, timeout=START_MS)
+    run_in_notebook(page, SAY, wanted, kernel=f"Tabulate {version}")
 
     # What a terminal shows is drawn, so it writes it down.
     name = f"said-{secrets.token_hex(3)}.txt"

@@ -1,0 +1,109 @@
+"""A session that becomes an image of its owner's own, in a real browser and on a real engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dockerhub import BASE, DockerHub, Engine, entry
+from playwright.sync_api import Page, expect
+
+from fgpuspawner import network
+from steps import START_MS, Person, Sessions, expect_lab, run_in_notebook, scrolls_sideways, start
+
+pytestmark = pytest.mark.timeout(600)
+
+LITTLE = {"fgpu": "0.5", "cpu": "0.5", "memory_mib": 1024}
+INSTALL = (
+    "import pathlib, sysconfig\n"
+    "pathlib.Path(sysconfig.get_path('purelib'), 'of_mine.py').write_text('answer = 42')\n"
+    "pathlib.Path('at-home.txt').write_text('stays at home')\n"
+    "print('installed')"
+)
+USE = "import of_mine, pathlib; print('it is', of_mine.answer, sorted(p.name for p in pathlib.Path().glob('at-*')))"
+
+
+@pytest.fixture(scope="module")
+def engine(docker_engine: None) -> Iterator[Engine]:
+    found = Engine(network.connect({"timeout": 60}))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def hub(engine: Engine, tmp_path: Path) -> Iterator[DockerHub]:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(entry("python", BASE))
+    volumes = f"c.FGPUSpawner.volumes = {{'{engine.prefix}-{{username}}': '/home/jovyan'}}\n"
+    found = DockerHub(tmp_path / "hub", engine, catalogue=str(path), after=volumes)
+    try:
+        yield found.start()
+    finally:
+        installation = found.installation
+        found.close()
+        for image in engine.client.images():
+            for name in image.get("RepoTags") or ():
+                if name.startswith(f"fgpu-{installation}/"):
+                    engine.client.remove_image(name, force=True)
+
+
+def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
+    hub: DockerHub, engine: Engine, log_in: Callable[..., Person]
+) -> None:
+    amy = log_in(hub.url, f"amy{secrets.token_hex(3)}", "test-password")
+    page, full_name = amy.page, f"{amy.name}/torch-more:1"
+    page.goto(amy.link(image="python", **LITTLE))
+    expect_lab(page, amy.name)
+    run_in_notebook(page, INSTALL, "installed")
+
+    # Saved from the sessions page; what is saved and what is not is said first, and the full name afterwards.
+    page.goto(f"{hub.url}/services/fgpu/")
+    page.get_by_role("link", name="Save as image default server").click()
+    expect(page.get_by_role("main")).to_contain_text("The home folder is not saved in it")
+    page.get_by_label("Name").fill("torch-more")
+    page.get_by_role("button", name="Save").click()
+    row = page.get_by_role("table").get_by_role("row").filter(has_text=full_name)
+    expect(row).to_contain_text("MiB", timeout=START_MS)
+    expect(row.locator(".badge")).to_have_count(0)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert not scrolls_sideways(page)
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+    # The next session has what was installed, and the home of before.
+    page.goto(f"{hub.url}/services/fgpu/")
+    Sessions(page).end("default server")
+    expect(Sessions(page).none).to_be_visible(timeout=START_MS)
+    page.goto(amy.link())
+    page.get_by_label("Image", exact=True).select_option(full_name)
+    ask_for_little(page)
+    start(page)
+    expect_lab(page, amy.name)
+    run_in_notebook(page, USE, "it is 42 ['at-home.txt']")
+
+    # Nobody else sees it, and who types its name is told the same as of one that is not there.
+    bob = log_in(hub.url, f"bob{secrets.token_hex(3)}", "test-password")
+    page = bob.page
+    page.goto(f"{hub.url}/services/fgpu/private-images")
+    expect(page.get_by_role("main")).to_contain_text("There is no image")
+    refusals = []
+    for name in (full_name, full_name.replace("torch-more", "torch-less")):
+        page.goto(bob.link())
+        assert full_name not in page.content()
+        page.get_by_text("Another image, by its name").click()
+        page.get_by_label("Name of another image").fill(name)
+        ask_for_little(page)
+        start(page)
+        expect(page.locator("#fgpu-image-refused")).to_be_visible()
+        refusals.append(page.locator("#fgpu-image-refused").inner_text().replace(name, "NAME"))
+    assert refusals[0] == refusals[1]
+    for name in (amy.name, bob.name):
+        hub.end_all_but(set())
+        engine.remove_volume(f"{engine.prefix}-{name}")
+
+
+def ask_for_little(page: Page) -> None:
+    """Fill in the form's amounts."""
+    for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1024")):
+        page.locator(f"#fgpu-{field}").fill(value)
