@@ -347,10 +347,6 @@ class Outside(NamedTuple):
         return self.address, self.port
 
 
-one_outside = pytest.mark.xdist_group("outside")
-"""There is one machine outside: two with its address would get each other's answers."""
-
-
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Outside]:
     """Another machine beside this one, which has a cloud's address for metadata, too."""
@@ -387,7 +383,6 @@ def outside() -> Iterator[Outside]:
         ip("netns", "del", name)
 
 
-@one_outside
 @can_be_closed
 def test_with_open_egress_a_session_reaches_what_is_outside_and_not_blocked(
     engine: Engine, two: Two, outside: Outside
@@ -404,7 +399,6 @@ def as_it_is(netns: str) -> str:
     return subprocess.run(";".join(commands), shell=True, capture_output=True, text=True, check=False).stdout
 
 
-@one_outside
 @can_be_closed
 def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub: DockerHub) -> None:
     """Not even with a way there, whatever the host does with packets that it passes on."""
@@ -416,7 +410,6 @@ def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub
     assert "ConnectionRefusedError" in tried.stderr, f"{tried.stderr}\n{as_it_is(outside.netns)}"
 
 
-@one_outside
 @can_be_closed
 def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
     engine: Engine, make_hub: Callable[..., DockerHub], outside: Outside, address: str
