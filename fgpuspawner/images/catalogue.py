@@ -100,6 +100,9 @@ class _Reader:
             self._refuse(f"not TOML: {what}", line=number)
         except RecursionError:
             self._refuse("not TOML that can be read: nested too deeply")
+        except ValueError:
+            # What tomllib itself refuses came above.
+            self._refuse("not TOML that can be read: a number in it has too many digits")
 
     def _entries(self, document: Mapping[str, object]) -> Sequence[Entry]:
         for key in document:

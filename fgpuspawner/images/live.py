@@ -111,6 +111,10 @@ class Images:
             self._file = parse_catalogue(raw, name=self.path.name)
         except CatalogueError as e:
             self.problem = str(e)
+        except Exception as e:
+            # Whatever it is, it is told as any other problem: the same bytes are not looked at again.
+            log.exception("The catalogue's file could not be read")
+            self.problem = f"{self.path.name}: cannot be read: {type(e).__name__}"
         else:
             self.problem = None
         return True

@@ -8,7 +8,11 @@ import re
 
 def shown(value: object) -> str:
     """Return a value as it looks in a file, on one line and at most 80 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        # Python writes no number of more than 4300 digits, and nothing that is in a thousand tables.
+        return "what is too long to be shown"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -121,6 +121,9 @@ class Values:
             found = parse_milli(str(value), field="")
         except BadAmount as e:
             self.refuse(key, str(e).removeprefix(": "))
+        except ValueError:
+            # Python writes no number of more than 4300 digits.
+            self.refuse(key, f'{shown(value)} cannot be used; write a number such as "0.5"')
         if not found:
             self.refuse(key, f"{shown(value)} is no amount; leave the key out, or write more than 0")
         return found
@@ -133,7 +136,7 @@ class Values:
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(key, f"{shown(value)} is {kind(value)}; write whole MiB such as 4096")
         if not 0 < value <= LARGEST_MIB:
-            self.refuse(key, f"{value} cannot be used; write 1 to {LARGEST_MIB} MiB")
+            self.refuse(key, f"{shown(value)} cannot be used; write 1 to {LARGEST_MIB} MiB")
         return value
 
     def table(self, key: str, known: Iterable[str]) -> Values:

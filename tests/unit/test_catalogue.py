@@ -12,6 +12,7 @@ import pytest
 from fgpu_scheduler import FGPUError
 from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, load_catalogue
 from fgpuspawner.images.entry import entry_of, read_entry
+from fgpuspawner.images.saying import shown
 
 KNOWN = (
     "slug, name, framework, version, python, description, icon, kernels, reference, digest, environment, "
@@ -275,6 +276,9 @@ def with_line(line: str) -> str:
     return "\n".join(lines if line in lines else [*lines, line]) + "\n"
 
 
+LONG_HEX = "0x" + "f" * 6000
+"""TOML has it, and Python reads it, but writes no number of so many digits."""
+
 REFUSED = {
     "no image": ("", "catalogue.toml: no image; write one [[image]] with default = true"),
     "an empty list": (
@@ -312,6 +316,25 @@ REFUSED = {
     "nested too deeply": (
         "a = " + "[" * 20_000,
         "catalogue.toml: not TOML that can be read: nested too deeply",
+    ),
+    "a number of too many digits": (
+        PYTHON + f"x = {'1' * 5000}\n",
+        "catalogue.toml: not TOML that can be read: a number in it has too many digits",
+    ),
+    "a number that cannot be written in digits": (
+        with_line(f"slug = {LONG_HEX}"),
+        "catalogue.toml:3: image 1: slug: what is too long to be shown is a number; "
+        "write 1 to 40 of a-z, 0-9 and -",
+    ),
+    "an amount that cannot be written in digits": (
+        PYTHON + f"minimum = {{ fgpu = {LONG_HEX} }}\n",
+        'catalogue.toml:10: image "python": minimum.fgpu: what is too long to be shown cannot be used; '
+        'write a number such as "0.5"',
+    ),
+    "MiB that cannot be written in digits": (
+        PYTHON + f"minimum = {{ memory_mib = {LONG_HEX} }}\n",
+        'catalogue.toml:10: image "python": minimum.memory_mib: what is too long to be shown cannot be used; '
+        "write 1 to 1000000000 MiB",
     ),
     "a misspelt key": (
         PYTHON + 'refrence = "a"\n',
@@ -549,6 +572,13 @@ REFUSED = {
         "control character; remove it",
     ),
 }
+
+
+def test_what_is_in_too_many_tables_is_told_without_showing_it() -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = {"a": deep}
+    assert shown(deep) == "what is too long to be shown"
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
