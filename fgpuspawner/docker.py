@@ -306,7 +306,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     async def launch(self, session: Session) -> tuple[str, int]:
         """Create and start the session's container, fetching its image first where it is not there."""
-        image = self.runtime.catalogue.get(session.request.image)
+        image = self.runtime.catalogue.of(session.request)
         if image is None or not image.reference:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         self.image = image.reference
@@ -435,7 +435,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     def _has_sudo(self, session: Session) -> bool:
         """Return whether the session's user may become root in it: by the image, or by a Hub group of theirs."""
-        image = self.runtime.catalogue.get(session.request.image)
+        image = self.runtime.catalogue.of(session.request)
         groups = self.runtime.settings.sudo_groups
         return (image is not None and image.sudo) or any(g in groups for g in session.request.groups)
 

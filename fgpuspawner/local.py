@@ -347,7 +347,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     async def launch(self, session: Session) -> tuple[str, int]:
         """Start the server in the image's Python environment, on a free port of the loopback."""
-        image = self.runtime.catalogue.get(session.request.image)
+        image = self.runtime.catalogue.of(session.request)
         if image is None:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         binaries, program = self._program(image)

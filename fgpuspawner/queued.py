@@ -684,7 +684,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
                 found,
                 simulated=self.runtime.simulated,
                 pull=self.runtime.pull_of(session.id),
-                withdrawn=self.runtime.catalogue.get(session.request.image) is None,
+                withdrawn=self.runtime.catalogue.of(session.request) is None,
             )
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
             return progress.starting_event(

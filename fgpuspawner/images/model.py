@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fgpu_scheduler import Request
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -22,7 +24,8 @@ class Image:
     What is not ``enabled`` is started by nobody; what is ``hidden`` only by who knows the slug.
 
     ``owner`` and ``node_id`` are of private images only, whose slug is their full name: whose it is,
-    and which engine has it. ``groups`` and ``users`` are then whom it is shared with.
+    and which engine has it. ``groups`` and ``users`` are then whom it is shared with, and ``under`` is the image of the
+    catalogue that it has in it: for whom that one does not exist, this one does not either.
     """
 
     slug: str
@@ -55,9 +58,12 @@ class Image:
     deprecated: str = ""
     owner: str = ""
     node_id: str = ""
+    under: Image | None = None
 
     def is_visible_to(self, user: str, groups: Collection[str]) -> bool:
         """Return whether this user of these Hub groups may start it, while it is enabled."""
+        if self.under is not None and not self.under.is_visible_to(user, groups):
+            return False
         if not self.groups and not self.users and not self.owner:
             return True
         return user in (self.owner, *self.users) or any(group in groups for group in self.groups)
@@ -77,6 +83,11 @@ class Catalogue:
         """Return the enabled image of this slug, whoever may use it, or None."""
         found = self.entry(slug)
         return found if found is not None and found.enabled else None
+
+    def of(self, request: Request) -> Image | None:
+        """Return the image of a request if whoever made it may start it now, or None."""
+        found = self.get(request.image)
+        return found if found is not None and found.is_visible_to(request.user, request.groups) else None
 
     def startable_by(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
         """Return the images that this user of these Hub groups may start, in order; also hidden ones."""

@@ -15,7 +15,7 @@ AMOUNTS = tuple(
     for which in ("min", "recommended")
     for what in ("fgpu_milli", "gpu_memory_mib", "cpu_milli", "memory_mib")
 )
-LISTS = ("kernels", "gpu_architectures")
+LISTS = ("kernels", "gpu_architectures", "users", "groups")
 
 
 def facts_of(image: Image) -> str:
@@ -42,13 +42,16 @@ def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
         hidden=False,
         users=row.shared_users,
         groups=row.shared_groups,
+        # Whoever may not start that one any more does not become root in this one either.
+        sudo=base.sudo and base.enabled,
+        under=base,
         owner=row.owner,
         node_id=row.node_id,
     )
 
 
 def _as_it_was(row: PrivateImage) -> Image:
-    """Return what the catalogue said of an image that it does not have any more. It allows nothing beyond the usual."""
+    """Return what the catalogue said of an image that it does not have any more. For whom it was is for whom it stays."""
     facts = json.loads(row.facts)
     kept = {name: facts[name] for name in (*TEXTS, *AMOUNTS) if name in facts}
     lists = {name: tuple(facts[name]) for name in LISTS if name in facts}

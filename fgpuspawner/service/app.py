@@ -188,7 +188,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
         base_url,
         images.names,
         *hosts_from(environment),
-        is_offered=lambda slug: images.catalogue.get(slug) is not None,
+        is_offered=lambda request: images.catalogue.of(request) is not None,
     )
     containers = environment.get("FGPU_CONTAINERS", "1") == "1"
     reader = Reader(store, settings, images, SystemClock(), containers=containers)

@@ -64,7 +64,7 @@ class Viewer:
 class Site:
     """The Hub's base URL, and the names of the images by their slugs.
 
-    ``is_offered`` tells of a slug whether anybody may start that image now. ``hub_host`` and ``own_host``
+    ``is_offered`` tells of a request whether whoever made it may still start its image. ``hub_host`` and ``own_host``
     (``https://HOST``) are where the Hub and the service are when each has a domain of its own, else empty.
     """
 
@@ -72,7 +72,7 @@ class Site:
     image_names: Mapping[str, str] = field(default_factory=dict)
     hub_host: str = ""
     own_host: str = ""
-    is_offered: Callable[[str], bool] = lambda slug: True
+    is_offered: Callable[[Request], bool] = lambda request: True
 
     @property
     def hub_base_url(self) -> str:
@@ -245,7 +245,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
 
 
 def _withdrawn(session: Session, site: Site) -> str | None:
-    waits = session.state is SessionState.PENDING and not site.is_offered(session.request.image)
+    waits = session.state is SessionState.PENDING and not site.is_offered(session.request)
     return WITHDRAWN if waits else None
 
 

@@ -115,14 +115,19 @@ def test_a_file_that_is_wrong_keeps_the_last_good_one_and_is_told(site: Site) ->
     until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
 
 
-def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site) -> None:
+@pytest.mark.parametrize("how", ["disabled", "for others only"])
+def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site, how: str) -> None:
     hub = site.hub
     whole = {"image": "torch", "fgpu": "2", "cpu": "0.1", "memory_mib": 128}
     assert hub.spawn("alice", "runs", options=whole).status_code in (201, 202)
     until(lambda: hub.ready("alice", "runs"), what="the session runs")
-    assert hub.spawn("alice", "waits", options=whole).status_code == 202
+    assert hub.spawn("alice", "waits", options=whole).status_code in (201, 202)
     hub.reach({"alice/runs": "RUNNING", "alice/waits": "PENDING"})
-    site.act("torch", "disable")
+    if how == "disabled":
+        site.act("torch", "disable")
+    else:
+        site.path.write_text(PYTHON + TORCH + 'users = ["zoe"]\n')
+    until(lambda: site.slugs() == ["python"], what="the service does not offer it")
     until(lambda: not site.hub_offers("torch"), what="the Hub does not offer it")
     sessions = {
         s["server_name"]: s for s in site.ask("GET", "api/v1/sessions", site.alice).json()["sessions"]
@@ -144,7 +149,7 @@ def test_what_runs_goes_on_without_its_image_and_who_waits_is_told(site: Site) -
     # Its turn comes: it is refused, and gives its share back.
     assert hub.stop("alice", "runs").status_code in (202, 204)
     hub.reach({})
-    (ended,) = (s for s in hub.store.ended(user="alice", limit=9) if s.request.server_name == "waits")
+    ended = next(s for s in hub.store.ended(user="alice", limit=9) if s.request.server_name == "waits")
     assert (ended.end_cause, ended.message) == ("PULL_FAILED", "there is no image 'torch' any more")
 
 

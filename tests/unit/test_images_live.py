@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fgpu_scheduler.store import Store
 from fgpuspawner.images import live
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.live import Images
-from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.private import private_entries
 
 PYTHON = """[[image]]
@@ -203,7 +204,7 @@ def test_a_database_that_is_away_keeps_what_there_is(
     assert images.trouble is None
 
 
-def saved(store: Store, base: str) -> None:
+def saved(store: Store, base: str, **facts: object) -> None:
     """Put a private image into the store that is ready, as the worker does it."""
     values = {
         "owner": "alice",
@@ -215,7 +216,16 @@ def saved(store: Store, base: str) -> None:
         "session_id": 7,
         "made_from": base,
         "base": base,
-        "facts": '{"name": "Old Torch", "framework": "pytorch", "version": "1.5", "python": "3.8", "kernels": ["k"]}',
+        "facts": json.dumps(
+            {
+                "name": "Old Torch",
+                "framework": "pytorch",
+                "version": "1.5",
+                "python": "3.8",
+                "kernels": ["k"],
+                **facts,
+            }
+        ),
         "shared_users": '["bob"]',
         "asked_by": "alice",
         "asked_at_s": 1,
@@ -269,3 +279,22 @@ def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_the
         assert (own in images.catalogue.visible_to(user, ())) is sees
     edited = [replace(base, sudo=True, deprecated="use another")]
     assert private_entries(PrivateImages(store).all()[:1], Catalogue(tuple(edited)))[0].sudo
+
+
+def test_for_whom_the_image_under_it_does_not_exist_a_private_image_does_not_either(store: Store) -> None:
+    saved(store, "python")
+    saved(store, "gone", groups=["staff"])
+    rows = PrivateImages(store).all()
+    base = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1", groups=("staff",), sudo=True)
+    for image in private_entries(rows, Catalogue((base,))):
+        for user, groups, sees in (
+            ("alice", ("staff",), True),
+            ("bob", ("staff",), True),
+            ("carol", ("staff",), False),
+            ("alice", (), False),
+            ("bob", (), False),
+        ):
+            assert image.is_visible_to(user, groups) is sees, (image.slug, user, groups)
+    enabled, _ = private_entries(rows, Catalogue((base,)))
+    disabled, _ = private_entries(rows, Catalogue((replace(base, enabled=False),)))
+    assert (enabled.sudo, disabled.sudo, disabled.enabled) == (True, False, True)
