@@ -203,23 +203,32 @@ class Pulls:
 
     async def _pulled_or_copied(self, pull: _Pull) -> Reason | None:
         """Bring the image by whatever way there is; return why there is none."""
-        if pull.image.owner:
-            return await self._copied_from_its_own(pull)
         for pause_s in (*AGAIN_AFTER_S, None):
-            reason = await self._pulled(pull)
-            if reason is None or reason.kind in FINAL:
-                return reason
-            log.warning("%s: image %s: %s", pull.engine.address, pull.image.reference, reason.words())
-            source = await self._another_with(pull)
-            if source is not None:
-                return await self._copied(pull, source)
-            if not reason.may_pass or pause_s is None:
+            reason = await self._tried(pull)
+            if reason is None or not reason.may_pass or pause_s is None:
                 return reason
             pull.phase, pull.trouble = Phase.AGAIN, reason.words()
             self._move()
             await asyncio.sleep(pause_s)
             pull.attempt += 1
         raise AssertionError("the last pause is None")
+
+    async def _tried(self, pull: _Pull) -> Reason | None:
+        """Try every way once; where there are a registry and a copy, the registry's reason is returned."""
+        if pull.image.owner:
+            return await self._copied_from_its_own(pull)
+        reason = await self._pulled(pull)
+        if reason is None or reason.kind in FINAL:
+            return reason
+        log.warning("%s: image %s: %s", pull.engine.address, pull.image.reference, reason.words())
+        source = await self._another_with(pull)
+        if source is None:
+            return reason
+        copied = await self._copied(pull, source)
+        if copied is None or copied.kind in FINAL:
+            return copied
+        log.warning("%s: copy of image %s: %s", pull.engine.address, pull.image.reference, copied.words())
+        return reason
 
     async def _pulled(self, pull: _Pull) -> Reason | None:
         def tell(told: Mapping[str, Any]) -> None:
@@ -248,16 +257,23 @@ class Pulls:
         return await self._copied(pull, source)
 
     async def _another_with(self, pull: _Pull) -> Engine | None:
-        """Return another of our engines that has the image."""
+        """Return another of our engines that has the image, and from which a copy would be known as what is wanted."""
+        if "@" in pull.image.reference:
+            return None
         for engine in self._engines.engines:
             if engine is not pull.engine and engine.answers:
                 with contextlib.suppress(EngineSilent):
-                    if await self.here(engine, pull.image) is not None:
+                    found = await self.here(engine, pull.image)
+                    # A registry's digest is known only of what was pulled; the engine's own id goes along.
+                    if found is not None and pull.image.digest in ("", found.get("Id")):
                         return engine
         return None
 
     async def _copied(self, pull: _Pull, source: Engine) -> Reason | None:
-        found = await self._inspect(source, pull.image)
+        try:
+            found = await self._inspect(source, pull.image)
+        except EngineSilent as e:
+            return Reason(Kind.ENGINE, f"{source.address}: {e}")
         if found is None:
             return Reason(Kind.NOT_FOUND, f"{source.address} does not have it any more")
         total = int(found.get("Size") or 0)

@@ -18,6 +18,7 @@ from fgpuspawner.images import pulls as module
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import Phase
 from fgpuspawner.images.pulls import PullFailed, Pulls
+from fgpuspawner.images.reasons import Kind, Reason
 
 A_DIGEST = "sha256:" + "a" * 64
 OTHER_DIGEST = "sha256:" + "b" * 64
@@ -255,6 +256,52 @@ async def test_what_no_registry_has_is_copied_from_another_engine_that_has_it(
     other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
     assert await lab(engine, other).waits(1, image()) == {"Id": "sha256:copied"}
     assert engine.loaded == [b"tar of lab/torch:1"]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_what_a_copy_would_not_be_known_as_is_asked_of_the_registry_again_instead(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab], pinned: bool
+) -> None:
+    wanted = image(f"lab/torch@{A_DIGEST}") if pinned else image(digest=A_DIGEST)
+    refused = {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}
+    engine.pulls[wanted.reference] = [[500, refused], [{"status": "x"}]]
+    other.images[wanted.reference] = {"Id": "sha256:copied", "RepoDigests": [f"lab/torch@{A_DIGEST}"]}
+    assert (await lab(engine, other).waits(1, wanted))["Id"] == "sha256:pulled"
+    assert not other.asked["get"]
+
+
+async def test_an_image_that_is_pinned_by_the_engines_own_id_is_copied(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab]
+) -> None:
+    engine.pulls["lab/torch:1"] = [[404, {"message": "manifest unknown"}]]
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    found = await lab(engine, other).waits(1, image(digest="sha256:copied"))
+    assert found == {"Id": "sha256:copied"}
+
+
+async def test_a_copy_that_fails_is_not_the_end_where_the_registry_may_answer_again(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"message": "dial tcp 10.0.0.1:443: connect: connection refused"}
+    engine.pulls["lab/torch:1"] = [[500, refused]] * 3
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    monkeypatch.setattr(module, "copy", lambda *_: Reason(Kind.ENGINE, "it went away"))
+    with pytest.raises(PullFailed, match="the registry does not answer: dial tcp"):
+        await lab(engine, other).waits(1, image())
+    assert engine.asked["lab/torch:1"] == 3
+
+
+async def test_a_private_image_is_copied_as_soon_as_the_engine_that_has_it_answers_again(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", (0.01,) * 1000)
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    world = lab(engine, other)
+    world.engines[1].answers = False
+    task = world.waits(1, image(owner="alice", node_id="b"))
+    await eventually(lambda: (state := world.pulls.of(1)) and state.attempt > 1)
+    world.engines[1].answers = True
+    assert await task == {"Id": "sha256:copied"}
 
 
 async def test_a_private_image_is_copied_from_where_it_was_made_and_never_pulled(
