@@ -126,12 +126,14 @@ class Prefetch:
         found: dict[Wish, Image] = {}
         for session in waiting:
             group = session.request.resource_group
+            image = self._catalogue().get(session.request.image)
             # One that nobody waits to launch may never be resumed.
-            if session.held or left.setdefault(group, self._first) <= 0:
+            if session.held or image is None or not image.reference:
+                continue
+            if left.setdefault(group, self._first) <= 0:
                 continue
             left[group] -= 1
-            image = self._catalogue().get(session.request.image)
-            if session.id not in before or image is None or not image.reference:
+            if session.id not in before:
                 continue
             for engine in self._engines_of(nodes_for(session, nodes)):
                 found[session.id, engine, image.reference] = image

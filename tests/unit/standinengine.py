@@ -97,8 +97,7 @@ class StandIn:
         request.end_headers()
         for step in steps:
             if isinstance(step, threading.Event):
-                self._wait(request, step)
-                if self.cut.is_set():
+                if not self._wait(request, step):
                     return
             elif step == {}:
                 request.close_connection = True
@@ -112,18 +111,19 @@ class StandIn:
             )
         self._chunk(request, b"")
 
-    def _wait(self, request: BaseHTTPRequestHandler, step: threading.Event) -> None:
-        """Wait for an event, or until nobody is at the other end any more."""
+    def _wait(self, request: BaseHTTPRequestHandler, step: threading.Event) -> bool:
+        """Wait for an event, or until nobody is at the other end any more; return whether somebody is."""
         request.connection.settimeout(0.02)
         while not step.is_set():
             try:
                 if request.connection.recv(1) == b"":
-                    self.cut.set()
                     request.close_connection = True
-                    return
+                    self.cut.set()
+                    return False
             except TimeoutError:
                 pass
         request.connection.settimeout(None)
+        return True
 
     def _say(self, request: BaseHTTPRequestHandler, status: int, answer: Any) -> None:
         body = json.dumps(answer).encode()
@@ -141,10 +141,8 @@ class StandIn:
         request.end_headers()
         for piece in [*pieces, b""]:
             self._chunk(request, piece)
-            if holds is not None:
-                self._wait(request, holds)
-                if self.cut.is_set():
-                    return
+            if holds is not None and not self._wait(request, holds):
+                return
 
     @staticmethod
     def _chunk(request: BaseHTTPRequestHandler, piece: bytes) -> None:

@@ -160,8 +160,8 @@ async def test_held_requests_and_unknown_images_are_passed_over(
     world, (a, _) = lab(first=1), stand_ins
     world.order = [1, 2, 3]
     await world.look(replace(waits(1, "i1"), held=True), waits(2, "gone"), waits(3, "i3"))
-    await world.look(waits(4, "i4"))
-    await eventually(lambda: a.asked["lab/i4:1"])
+    assert {session_id for session_id, *_ in world.prefetch._waiting} == {3}
+    await eventually(lambda: a.asked["lab/i3:1"])
     assert sum(a.asked.values()) == 1
 
 
@@ -215,8 +215,9 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
     state = world.pulls.of(1)
     assert state is not None
     assert "the registry has no such image: manifest unknown" in state.words()
+    await eventually(lambda: not world.prefetch._waiting)
     await world.look(waits(1, "i1"))
-    await asyncio.sleep(0)
+    assert not world.prefetch._waiting
     assert a.asked["lab/i1:1"] == 1
     await world.look()
     assert world.pulls.states() == {}
