@@ -148,7 +148,7 @@ def _listed(image: Image, new: Image, problem: str = "") -> Listed:
 def _with_one_default(
     found: Mapping[str, Listed], edits: Mapping[str, ImageEdit], in_file: Mapping[str, Image]
 ) -> dict[str, Listed]:
-    """Return the images with one default: that of the newest edit that makes one, else that of the file."""
+    """Return the images with one default: that of the newest edit that makes one, else that of the file, if any."""
     asked = [
         slug
         for slug, one in found.items()
@@ -156,9 +156,8 @@ def _with_one_default(
         and slug in edits
         and {**(edits[slug].entry or {}), **edits[slug].changes}.get("default")
     ]
-    chosen = max(asked, key=lambda slug: edits[slug].changed_at_s, default="") or next(
-        slug for slug, image in in_file.items() if image.default
-    )
+    own_default = next((slug for slug, image in in_file.items() if image.default), "")
+    chosen = max(asked, key=lambda slug: edits[slug].changed_at_s, default=own_default)
     result = {}
     for slug, one in found.items():
         image = replace(one.image, default=slug == chosen)

@@ -28,6 +28,7 @@ from fgpu_scheduler import (
 from fgpu_scheduler.private_image import PrivateImage
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
+from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.editing import Editor
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
@@ -292,6 +293,10 @@ class Reader:
             store.close()
 
     def _change_images(self, change: Callable[[Editor], None]) -> None:
+        if not self.images.file.images:
+            raise CatalogueError(
+                f"nothing can be changed before the file was good once: {self.images.problem or 'it was not read yet'}"
+            )
         store = Store(self.settings.database_url())
         store.connect()
         try:

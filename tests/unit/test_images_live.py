@@ -11,16 +11,21 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import insert
+from traitlets.config import Config
 
 from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.ports import SystemClock
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.schema import private_images
 from fgpu_scheduler.store import Store
 from fgpuspawner.images import live
 from fgpuspawner.images.catalogue import CatalogueError
+from fgpuspawner.images.editing import Action
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.private import private_entries
+from fgpuspawner.service.reader import Reader
+from fgpuspawner.settings import FGPU
 
 PYTHON = """[[image]]
 slug = "python"
@@ -202,6 +207,31 @@ def test_a_database_that_is_away_keeps_what_there_is(
     store.open()
     images.refresh()
     assert images.trouble is None
+
+
+def test_nothing_is_changed_on_top_of_a_file_that_was_never_good(path: Path, store: Store) -> None:
+    ImageEdits(store).put([ImageEdit("python", changes={"name": "Snake"})], by="root", now_s=1)
+    before = ImageEdits(store).all()
+    path.write_text("")
+    images = Images(path, store, must_be_good=False)
+    settings = FGPU.from_config(Config({"FGPU": {"data_dir": str(path.parent), "groups": {"default": {}}}}))
+
+    async def change(action: Action) -> None:
+        reader = Reader(Store(settings.database_url()), settings, images, SystemClock())
+        await reader.connect()
+        try:
+            await reader.change_images(lambda editor: editor.do(action, "python", by="root"))
+        finally:
+            await reader.close()
+
+    for action in (Action.DISABLE, Action.UP, Action.BACK):
+        with pytest.raises(CatalogueError, match=r"^nothing can be changed before .*: no image; write one"):
+            asyncio.run(change(action))
+    assert ImageEdits(store).all() == before
+    path.write_text(PYTHON)
+    images.refresh()
+    asyncio.run(change(Action.HIDE))
+    assert images.catalogue.images[0].hidden
 
 
 def saved(store: Store, base: str, **facts: object) -> None:

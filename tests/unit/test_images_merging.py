@@ -44,6 +44,14 @@ def test_an_edit_lies_over_the_file_key_by_key() -> None:
     assert merge(newer, [edit]).catalogue.images[1].version == "2.14"
 
 
+def test_without_a_file_there_is_what_the_database_has_and_no_default() -> None:
+    found = merge(
+        Catalogue(()), [ImageEdit("jax", entry_of(JAX)), ImageEdit("torch", changes={"hidden": True})]
+    )
+    assert found.catalogue == Catalogue((JAX,))
+    assert [*found.lost] == ["torch"]
+
+
 def test_an_edit_that_the_file_has_taken_in_is_no_difference() -> None:
     found = merge(FILE, [ImageEdit("torch", changes={"name": "PyTorch"})])
     assert (found.listed[1].source, found.listed[1].differences) == (Source.FILE, ())
