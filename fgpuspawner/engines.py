@@ -27,6 +27,7 @@ from fgpuspawner.containers import GONE, Containers, EngineSilent
 from fgpuspawner.events import Events, call_soon_and_again
 from fgpuspawner.isolation.backend import Mount
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+from fgpuspawner.keepalive import keep_alive
 from fgpuspawner.network import NETWORK, connect, ensure_network
 from fgpuspawner.nodes import Machine, address_of, are_found_by_driver
 from fgpuspawner.outpost import Outpost, OutpostReader
@@ -167,16 +168,21 @@ class Engine:
         for old in before:
             old.close()
 
-    def another_client(self, *, timeout_s: float | None) -> docker.APIClient:
+    def another_client(self, *, timeout_s: int) -> docker.APIClient:
         """Return a client of its own, for calls that take longer than others; to be closed. Blocks.
+
+        A machine that is gone without a word is found out within a minute, whatever ``timeout_s`` is.
 
         Raises:
             EngineSilent: the engine does not answer.
         """
         try:
-            return self._connected({"timeout": timeout_s})
+            client = self._connected({"timeout": CALL_TIMEOUT_S})
         except BadSettings as e:
             raise EngineSilent(str(e)) from e
+        keep_alive(client)
+        client.timeout = timeout_s
+        return client
 
     def _connected(self, more: dict[str, Any]) -> docker.APIClient:
         own = self.address

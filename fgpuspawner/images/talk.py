@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import docker
 
 from fgpu_scheduler import FGPUError
+from fgpuspawner.keepalive import KEEPALIVE
 
 CONNECT_WITHIN_S = 10.0
 SILENT_S = 180.0
@@ -169,11 +170,8 @@ def _connected(client: docker.APIClient) -> socket.socket:
     if url.scheme not in ("http", "https") or not url.hostname or not url.port:
         raise OSError(f"{client.base_url} is no address of an engine that images can be fetched by")
     made = socket.create_connection((url.hostname, url.port), CONNECT_WITHIN_S)
-    # A cable that is cut says nothing; without this the other end would be waited for, for as long as it may be silent.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    for option in KEEPALIVE:
+        made.setsockopt(*option)
     if url.scheme == "http":
         return made
     try:

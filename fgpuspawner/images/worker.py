@@ -34,6 +34,9 @@ LOOK_EVERY_S = 1.0
 AGAIN_AFTER_S = 5.0
 SWEEP_EVERY_S = 600.0
 MOST_TRIES = 3
+SILENT_S = 7200
+"""An engine whose machine is there may say nothing for so long: it copies all that a session has written."""
+UNFORESEEN = "it failed in a way that was not foreseen; an administrator finds more in the log of the Hub"
 NO_CONTAINERS = "sessions here are local processes; only containers can be saved as images"
 AFTER_SILENCE = "the machine that the session was on is not configured any more"
 
@@ -76,15 +79,24 @@ class ImageWorker:
                     version, again_at = newest, now + AGAIN_AFTER_S
             except FGPUError as e:
                 log.warning("Private images are not looked after now: %s", e)
+            except Exception:
+                # Nobody waits for this task: without it no wish would be heard until the Hub is started again.
+                log.exception("Private images are not looked after now")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _sweep_always(self) -> None:
+        """Sweep every engine, each for itself: one that is silent delays no other."""
+        engines = self._engines.engines if self._engines is not None else ()
+        await asyncio.gather(*(self._sweep_one_always(engine) for engine in engines))
+
+    async def _sweep_one_always(self, engine: Engine) -> None:
         sweep_at = 0.0
-        while self._engines is not None:
+        while True:
             if time.monotonic() >= sweep_at:
                 sweep_at = time.monotonic() + SWEEP_EVERY_S
-                self._unswept = set(self._engines.engines)
-            await asyncio.gather(*(self._sweep(e) for e in list(self._unswept) if e.answers))
+                self._unswept.add(engine)
+            if engine in self._unswept and engine.answers:
+                await self._sweep(engine)
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _begin(self, rows: tuple[PrivateImage, ...]) -> None:
@@ -114,6 +126,9 @@ class ImageWorker:
         except (StoreUnavailable, EngineSilent, DockerException, OSError, *GONE) as e:
             log.warning("Private image %s: %s. It is tried again", row.name, e)
             await asyncio.sleep(AGAIN_AFTER_S)
+        except Exception:
+            log.exception("Private image %s: this was not foreseen. It is tried again", row.name)
+            await asyncio.sleep(AGAIN_AFTER_S)
         finally:
             del self._busy[row.id]
 
@@ -127,7 +142,7 @@ class ImageWorker:
                 raise
             await self._fail(row, str(e))
         except APIError as e:
-            tries = self._tries[row.id] = self._tries.get(row.id, 0) + 1
+            tries = self._one_more_try(row)
             session = await self._session_of(row)
             if session is None or session.state is not SessionState.RUNNING:
                 await self._fail(row, "the session ended while it was being saved")
@@ -135,6 +150,20 @@ class ImageWorker:
                 await self._fail(row, _in_words(e))
             else:
                 raise
+        except (DockerException, OSError, *GONE):
+            raise
+        except Exception:
+            # Each try may pause the session: there is an end to them.
+            if self._one_more_try(row) < MOST_TRIES:
+                raise
+            log.exception("Private image %s: this was not foreseen", row.name)
+            await self._fail(row, UNFORESEEN)
+        else:
+            self._tries.pop(row.id, None)
+
+    def _one_more_try(self, row: PrivateImage) -> int:
+        tries = self._tries[row.id] = self._tries.get(row.id, 0) + 1
+        return tries
 
     async def _made(self, row: PrivateImage) -> None:
         if self._engines is None:
@@ -210,9 +239,9 @@ class ImageWorker:
             self._images.note(row.id, message, now_s=int(time.time()))
 
     async def _fail(self, row: PrivateImage, why: str) -> None:
-        self._tries.pop(row.id, None)
         log.warning("Session %d is not saved as %s: %s", row.session_id, row.name, why)
         await self._now(self._images.fail, row.id, why)
+        self._tries.pop(row.id, None)
 
     async def _session_of(self, row: PrivateImage) -> Session | None:
         return await asyncio.to_thread(self._store.session, row.session_id)
@@ -259,13 +288,16 @@ class ImageWorker:
         """Remove what a crash has left, and what was deleted while its engine was away."""
         async with self._lock(engine):
             try:
-                await engine.containers.call(self._sweep_one, engine.containers.client)
+                await engine.containers.call(self._swept, engine.containers.client)
             except (FGPUError, DockerException, *GONE) as e:
                 log.warning("Private images that nobody has any more stay on %s: %s", engine.address, e)
                 return
+            except Exception:
+                log.exception("Private images that nobody has any more stay on %s", engine.address)
+                return
         self._unswept.discard(engine)
 
-    def _sweep_one(self, client: docker.APIClient) -> None:
+    def _swept(self, client: docker.APIClient) -> None:
         def known() -> set[str]:
             kept = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY)
             rows = [row for row in self._images.all() if row.state in kept]
@@ -288,7 +320,7 @@ class ImageWorker:
 @contextlib.contextmanager
 def _patient(engine: Engine) -> Iterator[Any]:
     """Give a client that waits for as long as a commit takes."""
-    client = engine.another_client(timeout_s=None)
+    client = engine.another_client(timeout_s=SILENT_S)
     try:
         yield client
     finally:
