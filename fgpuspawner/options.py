@@ -24,7 +24,7 @@ from fgpu_scheduler.core.quota import counted_as
 from fgpuspawner import fields as read
 from fgpuspawner.images.architectures import models_for
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.needs import amounts_for, never_held
+from fgpuspawner.images.needs import amounts_for, inside_a_node, never_held
 from fgpuspawner.images.needs import refusals as needs_unmet
 from fgpuspawner.settings import FGPU
 from fgpuspawner.words import hours_minutes
@@ -84,11 +84,13 @@ class Offer:
 
     def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> Wanted:
         """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
-        devices = [d for n in self.nodes if n.resource_group == group for d in n.devices]
+        own = [n for n in self.nodes if n.resource_group == group]
+        devices = [d for n in own for d in n.devices]
         usual = self.default.fgpu_milli, self.default.cpu_milli, self.default.memory_mib
         fgpu, cpu, memory_mib = amounts_for(image, usual, devices, step_milli=self.caps.fgpu_step_milli)
         amounts = self.amounts(group) if amounts is None else amounts
         fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
+        cpu, memory_mib = inside_a_node(fgpu, cpu, memory_mib, own)
         return replace(
             self.default,
             image=image.slug,

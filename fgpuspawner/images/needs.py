@@ -138,6 +138,22 @@ def amounts_for(
     )
 
 
+def inside_a_node(fgpu_milli: int, cpu_milli: int, memory_mib: int, nodes: Sequence[Node]) -> tuple[int, int]:
+    """Return so much of the CPU and memory as one node has that could hold the fGPU; all where no node is known."""
+    able = [node for node in nodes if _could_hold(fgpu_milli, node)] or nodes
+    inside = [(min(cpu_milli, node.cpu_milli), min(memory_mib, node.memory_mib)) for node in able]
+    return max(inside, default=(cpu_milli, memory_mib))
+
+
+def _could_hold(fgpu_milli: int, node: Node) -> bool:
+    capacities = [device.capacity_milli for device in node.devices]
+    return any(
+        fgpu_milli <= capacity
+        or fgpu_milli in range(capacity, capacity * capacities.count(capacity) + 1, capacity)
+        for capacity in set(capacities)
+    )
+
+
 def least_words(image: Image) -> str:
     """Return the least that a session of it may have, in words; "" where there is none."""
     parts = {

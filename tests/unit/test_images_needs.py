@@ -139,6 +139,44 @@ def test_what_is_recommended_above_what_there_is_becomes_the_most_that_there_is(
     assert (got.fgpu_milli, got.cpu_milli) == (1000, 2000)
 
 
+NODES = (
+    Node("wide", "default", 32000, 4096, (device(0), device(1))),
+    Node("deep", "default", 4000, 65536, (device(2, capacity_milli=2000),)),
+    # It has the most, but no GPU, and not for this group.
+    Node("bare", "default", 10**6, 10**6, ()),
+    Node("others", "others", 10**6, 10**6, (device(3, capacity_milli=4000),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "expected"),
+    [
+        ({"fgpu": 2000, "cpu": 10**6, "memory": 10**6}, (2000, 32000, 4096)),
+        # Only the other node has a GPU from which so much can be cut.
+        ({"fgpu": 1500, "cpu": 10**6, "memory": 10**6}, (1500, 4000, 65536)),
+        ({"fgpu": 1500, "cpu": 1000, "memory": 1024}, (1500, 1000, 1024)),
+        ({"fgpu": 500, "cpu": 4000, "memory": 32768}, (500, 4000, 32768)),
+        ({"fgpu": 9000, "cpu": 10**6, "memory": 10**6}, (2000, 32000, 4096)),
+    ],
+    ids=str,
+)
+def test_what_is_preselected_is_together_on_a_node_of_the_group(
+    recommended: dict[str, int], expected: tuple[int, int, int]
+) -> None:
+    image = big(
+        recommended_fgpu_milli=recommended["fgpu"],
+        recommended_cpu_milli=recommended["cpu"],
+        recommended_memory_mib=recommended["memory"],
+    )
+    settings = FGPU.from_config(Config({"FGPU": {"groups": {"default": {}}, "fgpu_per_gpu": 1}}))
+    found = make_offer(settings, NODES, (PLAIN, image), ("default",))
+    got = parse({"image": "big"}, found)
+    assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == expected
+    # As the default it is what the form shows first.
+    alone = make_offer(settings, NODES, (replace(image, default=True),), ("default",))
+    assert parse({}, alone) == alone.default == got
+
+
 @pytest.mark.parametrize(
     ("facts", "caps", "problem"),
     [
