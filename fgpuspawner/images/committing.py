@@ -15,6 +15,7 @@ import io
 import json
 import logging
 import posixpath
+import re
 import tarfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,6 +58,11 @@ class Committed:
 def carriers_of(installation: str) -> str:
     """Return the repository of an installation's carriers."""
     return f"fgpu-{installation}-carrier"
+
+
+def helper_of(installation: str, image_id: int) -> str:
+    """Return the name of the container that an image's base is read from."""
+    return f"{carriers_of(installation)}-{image_id}"
 
 
 def labels_of(image: PrivateImage, installation: str, made_at_s: int) -> dict[str, str]:
@@ -260,6 +266,19 @@ def remove(client: Any, reference: str) -> bool:
         log.warning("Image %s cannot be removed now: %s", reference, e.explanation)
         return False
     return True
+
+
+def remove_helpers(client: Any, installation: str) -> None:
+    """Remove the containers that a Hub which was killed has left while it saved a session."""
+    own = re.compile(rf"/{re.escape(helper_of(installation, 0)[:-1])}[0-9]+")
+    # The engine's filter finds it anywhere in a name.
+    for found in client.containers(all=True, filters={"name": carriers_of(installation)}):
+        if any(own.fullmatch(name) for name in found.get("Names") or ()):
+            log.info("Container %s was left by a Hub that ended, and is removed", found["Id"][:12])
+            try:
+                client.remove_container(found["Id"], force=True, v=True)
+            except APIError as e:
+                log.warning("Container %s cannot be removed now: %s", found["Id"][:12], e.explanation)
 
 
 def left_behind(client: Any, installation: str, known: Callable[[], Collection[str]]) -> list[str]:

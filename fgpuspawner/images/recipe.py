@@ -8,6 +8,7 @@ can be said, and are quoted beside that; what does not is counted, and not shown
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
 import re
@@ -100,8 +101,10 @@ def base_of(image: Mapping[str, Any], reference: str) -> Base:
     return Base(digests[0] if digests else reference, str(image["Id"]), user, bool(digests))
 
 
-def record(client: Any, container: str) -> Changes:
+def record(client: Any, container: str, *, helper: str) -> Changes:
     """Return what a container's session has installed since it was started. Blocks.
+
+    ``helper`` names a container that is made for it where need be, and removed.
 
     Raises:
         DockerException: the engine does not say.
@@ -113,18 +116,21 @@ def record(client: Any, container: str) -> Changes:
     changed = {str(entry["Path"]): int(entry["Kind"]) for entry in diff}
     apt: tuple[dict[str, str], list[str]] = ({}, [])
     if DPKG in changed:
-        apt = _apt(client, container)
+        apt = _apt(client, container, helper)
     return read_changes(changed, *apt)
 
 
-def _apt(client: Any, container: str) -> tuple[dict[str, str], list[str]]:
+def _apt(client: Any, container: str, helper: str) -> tuple[dict[str, str], list[str]]:
     image = client.inspect_container(container)["Image"]
+    # A Hub that was killed may have left it.
+    with contextlib.suppress(NotFound):
+        client.remove_container(helper, force=True, v=True)
     # Never started: only its files are looked at.
-    base = client.create_container(image, ["true"], network_disabled=True)["Id"]
+    base = client.create_container(image, ["true"], network_disabled=True, name=helper)["Id"]
     try:
         before, after = packages_of(_file(client, base, DPKG)), packages_of(_file(client, container, DPKG))
     finally:
-        client.remove_container(base, force=True)
+        client.remove_container(base, force=True, v=True)
     return {n: v for n, v in after.items() if before.get(n) != v}, [n for n in before if n not in after]
 
 
@@ -298,10 +304,12 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._/:@+ -]", "?", text)[:200]
 
 
-def recorded(client: Any, container: str, base: Base, *, name: str, before: str | None = None) -> str:
-    """Return the Dockerfile of a session's changes, or one that says why there is none. Blocks."""
+def recorded(
+    client: Any, container: str, base: Base, *, name: str, helper: str, before: str | None = None
+) -> str:
+    """Return the Dockerfile of a session's changes, or one that says why there is none; see `record`. Blocks."""
     try:
-        changes = record(client, container)
+        changes = record(client, container, helper=helper)
     except (DockerException, ValueError, tarfile.TarError, OSError, *GONE) as e:
         head = [before.rstrip("\n")] if before else _from(base)
         return (

@@ -232,7 +232,8 @@ class ImageWorker:
         reference = image.reference if image is not None else str(container["Config"]["Image"])
         base = recipe.base_of(client.inspect_image(container["Image"]), reference)
         before = self._images.recipe(under.id) if under is not None else None
-        return recipe.recorded(client, container["Id"], base, name=row.name, before=before)
+        helper = committing.helper_of(self._store.installation_id, row.id)
+        return recipe.recorded(client, container["Id"], base, name=row.name, helper=helper, before=before)
 
     def _note(self, row: PrivateImage, message: str) -> None:
         with contextlib.suppress(StoreUnavailable):
@@ -298,6 +299,9 @@ class ImageWorker:
         self._unswept.discard(engine)
 
     def _swept(self, client: docker.APIClient) -> None:
+        # First, because no image that they were made from can be removed before. None is in use while the lock is held.
+        committing.remove_helpers(client, self._store.installation_id)
+
         def known() -> set[str]:
             kept = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY)
             rows = [row for row in self._images.all() if row.state in kept]

@@ -163,6 +163,16 @@ async def test_an_engine_that_is_silent_keeps_no_other_from_being_swept(store: S
         answers.set()
 
 
+async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left(store: Store) -> None:
+    engine, removed = OneEngine("n1", list), []
+    left = f"fgpu-{store.installation_id}-carrier-7"
+    engine.containers.client.containers = lambda **_: [{"Id": "ab", "Names": [f"/{left}"]}]
+    engine.containers.client.remove_container = lambda name, **_: removed.append(name)
+    async with working(store, engine):
+        await until(lambda: bool(removed))
+    assert set(removed) == {"ab"}
+
+
 def test_a_long_call_to_another_machine_notices_that_the_machine_is_gone() -> None:
     stand_in = StandIn()
     try:

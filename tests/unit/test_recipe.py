@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 
 import pytest
+from docker.errors import APIError, NotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fgpuspawner.images.committing import helper_of, remove_helpers
 from fgpuspawner.images.recipe import (
     Base,
     Changes,
@@ -16,6 +20,7 @@ from fgpuspawner.images.recipe import (
     dockerfile,
     packages_of,
     read_changes,
+    recorded,
 )
 
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -181,3 +186,70 @@ def test_whatever_files_are_called_every_line_is_one_that_we_write(
 @pytest.mark.parametrize("name", ["a'b", "a\\", "-e", "--index-url", "a b", ".", "a/b", "a==1"])
 def test_a_name_that_would_be_more_than_a_name_is_none(name: str) -> None:
     assert read_changes({f"{SITE}/{name}-1.0.dist-info": 1}).installed == {}
+
+
+class FakeEngine:
+    """An engine with containers, by name, each with its dpkg status file; ``killed`` comes when one is read."""
+
+    def __init__(self, **containers: bytes) -> None:
+        self.files = containers
+        self.volumes_kept: list[str] = []
+        self.killed = False
+
+    def diff(self, container: str) -> list[dict[str, object]]:
+        return [{"Path": "/var/lib/dpkg/status", "Kind": 0}]
+
+    def inspect_container(self, container: str) -> dict[str, str]:
+        return {"Image": "sha256:base"}
+
+    def create_container(self, image: str, command: list[str], *, name: str, **_: object) -> dict[str, str]:
+        if name in self.files:
+            raise APIError("Conflict. The container name is already in use")
+        self.files[name] = b"Package: nano\nStatus: install ok installed\nVersion: 1\n"
+        return {"Id": name}
+
+    def remove_container(self, container: str, *, force: bool, v: bool = False) -> None:
+        if container not in self.files:
+            raise NotFound("no such container")
+        if not v:
+            self.volumes_kept.append(container)
+        if not self.killed:
+            del self.files[container]
+
+    def get_archive(self, container: str, path: str) -> tuple[list[bytes], object]:
+        if self.killed:
+            raise KeyboardInterrupt
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            entry = tarfile.TarInfo("status")
+            entry.size = len(self.files[container])
+            tar.addfile(entry, io.BytesIO(self.files[container]))
+        return [packed.getvalue()], None
+
+    def containers(self, **_: object) -> list[dict[str, object]]:
+        return [{"Id": name, "Names": [f"/{name}"]} for name in self.files]
+
+
+CURL = b"Package: curl\nStatus: install ok installed\nVersion: 7\n"
+
+
+def test_what_the_base_had_is_read_from_a_container_that_is_gone_afterwards_also_after_a_kill() -> None:
+    engine = FakeEngine(box=CURL)
+    helper = helper_of("0123456789ab", 7)
+    engine.killed = True
+    with pytest.raises(KeyboardInterrupt):
+        recorded(engine, "box", BASE, name="alice/torch:1", helper=helper)
+    assert set(engine.files) == {"box", helper}
+    engine.killed = False
+    text = recorded(engine, "box", BASE, name="alice/torch:1", helper=helper)
+    assert "curl=7" in text
+    assert "apt-get remove -y nano" in text
+    assert (set(engine.files), engine.volumes_kept) == ({"box"}, [])
+
+
+def test_only_containers_that_saving_leaves_are_removed_as_such() -> None:
+    own, others = "fgpu-0123456789ab", ("fgpu-0123456789ab-12-1", "my-fgpu-0123456789ab-carrier-7")
+    others = (*others, "fgpu-0123456789ab-carrier-7x", "fgpu-0123456789abc-carrier-7")
+    engine = FakeEngine(**dict.fromkeys((f"{own}-carrier-7", f"{own}-carrier-12", *others), b""))
+    remove_helpers(engine, "0123456789ab")
+    assert (set(engine.files), engine.volumes_kept) == (set(others), [])
