@@ -85,7 +85,8 @@ async def ask_kernels(base_url: str, token: str) -> int | None:
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
         return max(instant_s(one["last_activity"]) for one in (status, *kernels))
-    except (HTTPClientError, OSError, ValueError, KeyError, TypeError) as e:
+    # The server is the user's own: whatever it answers, the others are still asked.
+    except (HTTPClientError, OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         log.warning("What the kernels at %s do is not known, so they are not idle: %r", base_url, e)
         return None
     finally:

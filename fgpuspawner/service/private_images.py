@@ -83,7 +83,7 @@ class ImageApi(Api):
             if len(self.request.body) > LARGEST_BODY:
                 raise ValueError("it is too large")
             found = json.loads(self.request.body or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Problem(400, "bad_argument", "the body must be a JSON object") from None
         if not isinstance(found, dict):
             raise Problem(400, "bad_argument", "the body must be a JSON object")

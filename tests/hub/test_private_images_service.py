@@ -206,6 +206,17 @@ def test_what_cannot_be_a_name_is_refused_with_what_would_do(
     assert said in told["message"]
 
 
+@pytest.mark.parametrize(
+    "raw",
+    ["[" * 60_000, '{"name": ' + "9" * 5000 + "}", '{"name": ', '"' + "x" * 65536 + '"'],
+    ids=["nested", "digits", "broken", "long"],
+)
+def test_a_body_that_cannot_be_read_is_the_callers_mistake(world: World, raw: str) -> None:
+    answer = world.hub.ask("POST", f"api/v1/sessions/{world.alice_runs.id}/image", world.alice, data=raw)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"] == "the body must be a JSON object"
+
+
 def test_a_quota_is_refused_with_its_limit(world: World) -> None:
     for name in ("a", "b", "c"):
         world.ready(world.save(world.alice_runs, world.alice, name)["id"])

@@ -124,7 +124,7 @@ def server(answers: dict[str, Any]) -> Iterator[str]:
             found = answers.get(urlparse(self.path).path.removeprefix("/base/"))
             self.send_response(200 if allowed and found is not None else 403)
             self.end_headers()
-            self.wfile.write(json.dumps(found).encode())
+            self.wfile.write(found if isinstance(found, bytes) else json.dumps(found).encode())
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -155,6 +155,8 @@ STATUS = {"last_activity": "1970-01-01T00:01:00Z"}
         ({"api/status": STATUS, "api/kernels": [kernel("starting")]}, "sesame", None),
         ({"api/status": STATUS, "api/kernels": [{"execution_state": "idle"}]}, "sesame", None),
         ({"api/status": STATUS}, "sesame", None),
+        ({"api/status": STATUS, "api/kernels": b"no JSON"}, "sesame", None),
+        ({"api/status": STATUS, "api/kernels": b"[" * 60_000}, "sesame", None),
         ({"api/status": STATUS, "api/kernels": []}, "wrong", None),
     ],
 )
