@@ -14,20 +14,22 @@ import posixpath
 import re
 import shlex
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from docker.errors import DockerException, NotFound
 
 from fgpuspawner.containers import GONE
+from fgpuspawner.images.changed import changed_files
 
 ADDED, DELETED = 1, 2
 """Kinds of change, as the engine counts them; 0 is modified."""
 
 DPKG = "/var/lib/dpkg/status"
 MOST_BYTES = 64 * 2**20
-MOST_CHANGES = 500_000
+MOST_ENVIRONMENTS = 50
+MOST_CHARACTERS = 2**18
 MOST_PACKAGES = 2000
 MOST_SHOWN = 20
 
@@ -39,6 +41,8 @@ PACKAGE = re.compile(
     rf"(?P<kind>site|dist)-packages/(?P<name>{_NAME})-(?P<version>{_VERSION})"
     r"(?:-py[0-9.]{1,6}(?:-[a-z0-9_-]{1,40})?)?\.(?:dist|egg)-info"
 )
+DEEPEST = 10
+"""Parts of the path of a folder in an environment, the empty one before the first / too: see PACKAGE."""
 A_PACKAGE = re.compile(r"/(?:site|dist)-packages/[^/]*\.(?:dist|egg)-info$")
 IN_PACKAGES = re.compile(r"/lib(?:64)?/python[0-9.]+/(?:site|dist)-packages(?:/|$)")
 APT_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]{1,127}")
@@ -82,6 +86,8 @@ class Changes:
     """Folders in which other files have changed."""
     unreadable: int = 0
     """Packages whose name or version is none."""
+    made: Sequence[str] = ()
+    """Folders of environments that the session has made: what the image is made from has no interpreter there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +116,7 @@ def record(client: Any, container: str, *, helper: str) -> Changes:
         DockerException: the engine does not say.
         ValueError: there is more than can be recorded.
     """
-    diff = client.diff(container) or []
-    if len(diff) > MOST_CHANGES:
-        raise ValueError(f"{len(diff)} files have changed; at most {MOST_CHANGES} are looked at")
-    changed = {str(entry["Path"]): int(entry["Kind"]) for entry in diff}
+    changed = changed_files(client, container)
     apt: tuple[dict[str, str], list[str]] = ({}, [])
     if DPKG in changed:
         apt = _apt(client, container, helper)
@@ -176,6 +179,8 @@ def read_changes(
     folders = {posixpath.dirname(path) for path in changed}
     told_by_apt = APT_FILES if apt or apt_removed else ()
     for path, kind in changed.items():
+        if _is_below(path, NOT_TOLD):
+            continue
         package = PACKAGE.fullmatch(path)
         if package is not None and kind in (ADDED, DELETED):
             own, name = _environment(package), package["name"].replace("_", "-").lower()
@@ -185,17 +190,22 @@ def read_changes(
                 installed.setdefault(own, {})[name] = package["version"].replace("_", "-")
         elif A_PACKAGE.search(path):
             unreadable += kind == ADDED and package is None
-        elif not (path in folders or IN_PACKAGES.search(path) or _is_below(path, (*NOT_TOLD, *told_by_apt))):
+        elif not (path in folders or IN_PACKAGES.search(path) or _is_below(path, told_by_apt)):
             elsewhere.add(path)
     roots = {own.prefix for own in (*installed, *gone)}
+    made = {own.prefix for own in (*installed, *gone) if _is_made(own, changed)}
+    installed = {own: names for own, names in installed.items() if own.prefix not in made}
+    gone = {own: names for own, names in gone.items() if own.prefix not in made}
+    scripts = {f"{root}/{folder}" for root in roots for folder in ("bin", "share", "etc", "include")}
     uninstalled = {own: sorted(names - set(installed.get(own, {}))) for own, names in gone.items()}
     return Changes(
         installed,
         {own: names for own, names in uninstalled.items() if names},
         apt or {},
         sorted(apt_removed),
-        sorted({_folder(path) for path in elsewhere if not _is_a_script(path, roots)}),
+        sorted({_folder(path) for path in elsewhere if not _is_below_any(path, scripts)}),
         unreadable,
+        sorted(made),
     )
 
 
@@ -213,8 +223,16 @@ def _is_below(path: str, folders: Sequence[str]) -> bool:
     )
 
 
-def _is_a_script(path: str, roots: Iterable[str]) -> bool:
-    return any(path.startswith((f"{r}/bin/", f"{r}/share/", f"{r}/etc/", f"{r}/include/")) for r in roots)
+def _is_below_any(path: str, folders: Collection[str]) -> bool:
+    # There can be as many folders as paths. None is deeper than an environment's own: see PACKAGE.
+    parts = path.split("/", DEEPEST + 1)
+    return any("/".join(parts[:n]) in folders for n in range(2, len(parts)))
+
+
+def _is_made(own: Environment, changed: Mapping[str, int]) -> bool:
+    """Return whether the session has made an environment."""
+    programs = (f"{own.prefix}/bin/python", own.program, f"{own.prefix}/bin/python{own.python}")
+    return any(changed.get(path) == ADDED for path in (f"{own.prefix}/pyvenv.cfg", *programs))
 
 
 def _folder(path: str) -> str:
@@ -225,10 +243,18 @@ def dockerfile(changes: Changes, base: Base, *, name: str, before: str | None = 
     """Return the Dockerfile. ``before`` is that of the private image that the session ran, which it goes on."""
     lines = [before.rstrip("\n"), ""] if before else _from(base)
     lines.append(f"# {_plain(name)}")
+    # An image of an image may have environments that none of these lines makes.
+    known = set(lines[0].split("\n"))
+    there = [
+        own for own in sorted({*changes.installed, *changes.uninstalled}) if _made(own.prefix) not in known
+    ]
     if changes.apt or changes.apt_removed:
         lines += ["USER root", *_apt_lines(changes), f"USER {_user(base)}"]
-    for own in sorted({*changes.installed, *changes.uninstalled}):
+    for own in there[:MOST_ENVIRONMENTS]:
         lines += _pip_lines(own, changes.installed.get(own, {}), changes.uninstalled.get(own, ()))
+    if len(there) > MOST_ENVIRONMENTS:
+        more = len(there) - MOST_ENVIRONMENTS
+        lines.append(f"# Not in here: what was installed in {more} more Python environments.")
     lines += _notes(changes)
     if len(lines) == 1 or not (
         changes.apt or changes.apt_removed or changes.installed or changes.uninstalled
@@ -287,6 +313,9 @@ def _always_quoted(text: str) -> str:
 
 def _notes(changes: Changes) -> list[str]:
     notes = []
+    notes += [_made(prefix) for prefix in changes.made[:MOST_SHOWN]]
+    if len(changes.made) > MOST_SHOWN:
+        notes.append(f"#   and {len(changes.made) - MOST_SHOWN} more that it made")
     if changes.unreadable:
         notes.append(f"# Not in here: {changes.unreadable} Python packages without a name and version.")
     if changes.elsewhere:
@@ -299,6 +328,10 @@ def _notes(changes: Changes) -> list[str]:
     return notes
 
 
+def _made(prefix: str) -> str:
+    return f"# Not in here: the Python environment {_plain(prefix)}, which the session made."
+
+
 def _plain(text: str) -> str:
     """Return a text as a comment may have it: one line, and nothing but what names usually have."""
     return re.sub(r"[^A-Za-z0-9._/:@+ -]", "?", text)[:200]
@@ -309,20 +342,14 @@ def recorded(
 ) -> str:
     """Return the Dockerfile of a session's changes, or one that says why there is none; see `record`. Blocks."""
     try:
-        changes = record(client, container, helper=helper)
+        text = dockerfile(record(client, container, helper=helper), base, name=name, before=before)
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it is {len(text)} characters; at most {MOST_CHARACTERS} are kept")
     except (DockerException, ValueError, tarfile.TarError, OSError, *GONE) as e:
         head = [before.rstrip("\n")] if before else _from(base)
-        return (
-            "\n".join(
-                [
-                    *head,
-                    f"# {_plain(name)}",
-                    f"# It could not be recorded what was installed: {_plain(str(e))}",
-                ]
-            )
-            + "\n"
-        )
-    return dockerfile(changes, base, name=name, before=before)
+        why = f"# It could not be recorded what was installed: {_plain(str(e))}"
+        text = "\n".join([*head, f"# {_plain(name)}", why]) + "\n"
+    return text
 
 
 __all__ = [

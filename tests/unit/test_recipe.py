@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import re
 import tarfile
+from collections.abc import Iterator
 
 import pytest
 from docker.errors import APIError, NotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fgpuspawner.images import changed
 from fgpuspawner.images.committing import helper_of, remove_helpers
 from fgpuspawner.images.recipe import (
     Base,
@@ -195,9 +199,26 @@ class FakeEngine:
         self.files = containers
         self.volumes_kept: list[str] = []
         self.killed = False
+        self.changes: Iterator[bytes] = iter(())
+        self.taken = 0
 
-    def diff(self, container: str) -> list[dict[str, object]]:
-        return [{"Path": "/var/lib/dpkg/status", "Kind": 0}]
+    def _url(self, path: str, container: str) -> str:
+        return path.format(container)
+
+    def _get(self, url: str, *, stream: bool) -> FakeEngine:
+        assert (url, stream) == ("/containers/box/changes", True)
+        return self
+
+    def _raise_for_status(self, answer: FakeEngine) -> None:
+        assert answer is self
+
+    def iter_content(self, most: int) -> Iterator[bytes]:
+        for piece in self.changes:
+            self.taken += len(piece)
+            yield piece
+
+    def close(self) -> None:
+        self.changes = iter(())
 
     def inspect_container(self, container: str) -> dict[str, str]:
         return {"Image": "sha256:base"}
@@ -230,17 +251,23 @@ class FakeEngine:
         return [{"Id": name, "Names": [f"/{name}"]} for name in self.files]
 
 
+def told(*added: str) -> Iterator[bytes]:
+    """Return what an engine tells of files that were added, a few bytes at a time."""
+    text = json.dumps([{"Path": path, "Kind": 1} for path in added]).encode()
+    return iter(text[at : at + 7] for at in range(0, len(text), 7))
+
+
 CURL = b"Package: curl\nStatus: install ok installed\nVersion: 7\n"
 
 
 def test_what_the_base_had_is_read_from_a_container_that_is_gone_afterwards_also_after_a_kill() -> None:
     engine = FakeEngine(box=CURL)
     helper = helper_of("0123456789ab", 7)
-    engine.killed = True
+    engine.killed, engine.changes = True, told("/var/lib/dpkg/status")
     with pytest.raises(KeyboardInterrupt):
         recorded(engine, "box", BASE, name="alice/torch:1", helper=helper)
     assert set(engine.files) == {"box", helper}
-    engine.killed = False
+    engine.killed, engine.changes = False, told("/var/lib/dpkg/status")
     text = recorded(engine, "box", BASE, name="alice/torch:1", helper=helper)
     assert "curl=7" in text
     assert "apt-get remove -y nano" in text
@@ -253,3 +280,73 @@ def test_only_containers_that_saving_leaves_are_removed_as_such() -> None:
     engine = FakeEngine(**dict.fromkeys((f"{own}-carrier-7", f"{own}-carrier-12", *others), b""))
     remove_helpers(engine, "0123456789ab")
     assert (set(engine.files), engine.volumes_kept) == (set(others), [])
+
+
+def the_recipe(engine: FakeEngine, before: str | None = None) -> str:
+    return recorded(engine, "box", BASE, name="alice/torch:1", helper="helper", before=before)
+
+
+def test_files_are_read_as_the_engine_tells_them() -> None:
+    engine = FakeEngine()
+    engine.changes = told(f"{SITE}/a-1.dist-info", '/srv/a{"b/c', "/srv/\u00e9\n/x")
+    text = the_recipe(engine)
+    assert "'a==1'" in text
+    assert "#   /srv/a??b/c" in text
+    engine.changes = iter([b"null\n"])
+    assert "# No package was installed or removed." in the_recipe(engine)
+    engine.changes = iter([b'[{"Path":"/srv/a","Ki'])
+    assert "# It could not be recorded what was installed" in the_recipe(engine)
+
+
+def test_a_session_that_changed_more_files_than_are_looked_at_has_no_recipe_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    # It never ends; only its beginning is read.
+    engine.changes = itertools.repeat(b'{"Path":"/srv/x","Kind":1},' * 40_000)
+    text = the_recipe(engine, before="FROM lab/x\nRUN one\n")
+    assert text.startswith("FROM lab/x\nRUN one\n")
+    assert "at most 32 MiB of their names are looked at" in text
+    assert engine.taken < 40 * 2**20
+    monkeypatch.setattr(changed, "MOST_CHANGES", 10)
+    engine.changes = told(*(f"/srv/{n}" for n in range(11)))
+    assert "more than 10 files have changed" in the_recipe(engine)
+
+
+def test_a_recipe_has_a_limited_number_of_environments_and_of_characters() -> None:
+    sites = [f"/opt/e{n:04}/lib/python3.11/site-packages" for n in range(120)]
+    text = dockerfile(read_changes({f"{site}/a-1.dist-info": 1 for site in sites}), BASE, name="a/b:1")
+    assert text.count("RUN ") == 50
+    assert "# Not in here: what was installed in 70 more Python environments." in text
+    engine = FakeEngine()
+    engine.changes = told(*(f"{site}/{'a' * 100}{n}-1.dist-info" for site in sites[:30] for n in range(100)))
+    text = the_recipe(engine)
+    assert "at most 262144 are kept" in text
+    assert len(text) < 1000
+
+
+def test_environments_that_the_session_made_are_named_and_not_run() -> None:
+    packages = ("/tmp/pip-build-env-x/overlay", "/srv/venv", "/srv/conda/envs/own", "/opt/env")
+    added = [f"{prefix}/lib/python3.11/site-packages/a-1.dist-info" for prefix in packages]
+    found = read_changes(
+        dict.fromkeys([*added, "/srv/venv/pyvenv.cfg", "/srv/conda/envs/own/bin/python3.11"], 1)
+    )
+    assert found.made == ["/srv/conda/envs/own", "/srv/venv"]
+    text = dockerfile(found, BASE, name="alice/torch:1")
+    assert [line for line in text.splitlines() if line.startswith("RUN")] == [
+        "RUN /opt/env/bin/python3 -m pip install --no-deps \\"
+    ]
+    assert "# Not in here: the Python environment /srv/venv, which the session made." in text
+    # What a later session installs there has no interpreter in what the recipe builds, either.
+    later = read_changes(dict.fromkeys([path.replace("/a-1.", "/b-1.") for path in added], 1))
+    assert later.made == []
+    more = dockerfile(later, BASE, name="alice/torch:2", before=text).removeprefix(text)
+    assert more.count("RUN ") == 1
+    assert "RUN /opt/env/bin/python3" in more
+
+
+def test_the_scripts_of_an_environment_are_its_own_however_deep_it_is() -> None:
+    prefix = "/a/b/c/d/e/f/g/h"
+    changed = {f"{prefix}/lib/python3.11/site-packages/a-1.dist-info": 1, f"{prefix}/bin/a/b": 1}
+    assert read_changes(changed).elsewhere == []
+    assert read_changes({**changed, "/a/bin/x": 1}).elsewhere == ["/a/bin/x"]
