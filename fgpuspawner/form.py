@@ -17,6 +17,8 @@ from fgpuspawner.options import FIELDS, GPU_BY, IMAGE_NAME, Offer, Refused
 from fgpuspawner.words import hours_minutes
 
 TEMPLATES = Path(__file__).parent / "templates"
+FIELD_MAX_LENGTH = 400
+"""What a field of the form can hold: the longest name of a private image, and more."""
 
 _jinja = Environment(
     loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -59,6 +61,7 @@ def render(
         max_count=offer.caps.max_count,
         simulated=offer.simulated,
         ticket=ticket,
+        field_max_length=FIELD_MAX_LENGTH,
         service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
     )
 
@@ -146,4 +149,8 @@ def given(handler: Any) -> dict[str, str]:
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the first value of each field that the form has, cut to what a field can hold."""
-    return {name: str(fields[name][0])[:200] for name in (*FIELDS, GPU_BY, IMAGE_NAME) if fields.get(name)}
+    return {
+        name: str(fields[name][0])[:FIELD_MAX_LENGTH]
+        for name in (*FIELDS, GPU_BY, IMAGE_NAME)
+        if fields.get(name)
+    }

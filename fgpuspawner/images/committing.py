@@ -29,11 +29,10 @@ from fgpu_scheduler import FGPUError
 from fgpu_scheduler.image_names import prefix_of
 from fgpu_scheduler.private_image import MIB, PrivateImage
 from fgpuspawner.containers import LABEL
+from fgpuspawner.images.labels import PRIVATE
 
 log = logging.getLogger("fgpu.images")
 
-PRIVATE = f"{LABEL}.private"
-"""The label of every private image, and how the others' names begin."""
 NOT_ITS_OWN = (f"{LABEL}.slug", f"{LABEL}.name", f"{LABEL}.inputs")
 """Labels of the image that a session was started from, which say of that one alone which it is."""
 PAUSED_WITHIN_S = 600

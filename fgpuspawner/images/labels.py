@@ -16,8 +16,8 @@ from fgpuspawner.images.model import Image
 
 PREFIX = "fgpu."
 SLUG = f"{PREFIX}slug"
-OWNER = f"{PREFIX}owner"
-"""A private image has it; it belongs to no catalogue."""
+PRIVATE = f"{PREFIX}private"
+"""The label of every private image, which belongs to no catalogue, and how its others' names begin."""
 
 TEXTS = ("slug", "name", "framework", "version", "python", "description", "icon", "cuda", "deprecated")
 LISTS = ("kernels", "gpu_architectures", "groups", "users")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from docker.errors import DockerException, ImageNotFound, NotFound
 
 from fgpuspawner.containers import GONE
-from fgpuspawner.images.labels import OWNER, SLUG
+from fgpuspawner.images.labels import PRIVATE, SLUG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def labelled_on(engine: Engine) -> Sequence[Found]:
     except (DockerException, *GONE):
         return ()
     found = [_found(one, one.get("Labels")) for one in listed]
-    return sorted((f for f in found if f.references and OWNER not in f.labels), key=lambda f: f.references)
+    return sorted((f for f in found if f.references and PRIVATE not in f.labels), key=lambda f: f.references)
 
 
 def _found(one: Mapping[str, Any], labels: Mapping[str, str] | None) -> Found:

@@ -153,7 +153,8 @@ class PrivateImages:
             if full == old.name:
                 return old
             _refuse_in_use(write, old)
-            self._free(write, known, full)
+            # What it is still called from before a renaming is its own.
+            self._free(write, [other for other in known if other.id != image_id], full)
             _change(write, image_id, name=full)
             write.event("images", reason=f"{old.name}: is now {full}")
             return _one(write, image_id)
@@ -263,10 +264,10 @@ class PrivateImages:
                 write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.FAILED}")
 
     def tagged(self, image_id: int, reference: str, *, now_s: int) -> None:
-        """Keep what the engines call it from now on."""
+        """Keep what the engines call it from now on, if it is still to be called so."""
         with self._store.writing(now_s=now_s) as write:
             old = _find(write, image_id)
-            if old is not None and old.reference != reference:
+            if old is not None and old.reference != reference == self.wanted_reference(old):
                 _change(write, image_id, reference=reference)
                 write.event("images", reason=f"{old.name}: the engines know it by that name")
 

@@ -12,7 +12,7 @@ from imageregistry import ImageRegistry, Made, random_layer
 from fgpu_scheduler.store import Store
 from fgpuspawner import cli
 from fgpuspawner.images.catalogue import Image, load_catalogue
-from fgpuspawner.images.labels import OWNER, labels_of
+from fgpuspawner.images.labels import PRIVATE, labels_of
 
 CONFIG = """
 from fgpuspawner.config import configure
@@ -73,7 +73,7 @@ def test_what_an_engine_has_is_proposed_added_and_pinned(
     )
     try:
         mine = pulled("torch", labels_of(facts))
-        pulled("private", {**labels_of(facts), "fgpu.slug": "private", OWNER: "alice"})
+        pulled("private", {**labels_of(facts), "fgpu.slug": "private", PRIVATE: "1"})
         odd = pulled("odd", {"fgpu.slug": "../../etc", "fgpu.name": "odd"})
         status, lines = fgpu("scan")
         assert status == 0

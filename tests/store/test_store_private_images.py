@@ -155,6 +155,20 @@ def test_renaming_changes_the_name_and_the_worker_the_reference(store: Store, im
     assert images.rename(found.id, name="vision", tag="v2", now_s=9).name == "alice/vision:v2"
 
 
+def test_one_is_renamed_back_before_the_engines_know_of_it(images: PrivateImages) -> None:
+    first = make(images, wish(images))
+    images.rename(first.id, name="vision", tag=None, now_s=9)
+    with pytest.raises(ImageNameTaken):
+        wish(images, tag="1")
+    vision = images.wanted_reference(images.get(first.id))
+    assert images.rename(first.id, name="torch", tag="1", now_s=9) == first
+    # What a worker did for the name in between is not what it is called.
+    images.tagged(first.id, vision, now_s=9)
+    assert images.get(first.id) == first
+    images.rename(first.id, name="vision", tag="v2", now_s=9)
+    assert images.rename(first.id, name="torch", tag=None, now_s=9) == first
+
+
 def test_one_in_use_is_neither_renamed_nor_deleted_and_who_uses_it_is_told_to_who_may_know(
     store: Store, images: PrivateImages
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from fgpuspawner.images.committing import (
     refuse_what_cannot_be_saved,
 )
 from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.on_engines import labelled_on
 from fgpuspawner.images.worker import ImageWorker
 
 IMAGE = PrivateImage(
@@ -115,6 +117,18 @@ def test_the_configuration_is_that_of_the_image_under_it_with_labels_that_say_wh
     ]
     assert (found["architecture"], found["os"], found["variant"]) == ("amd64", "linux", "v2")
     assert "container_config" not in found
+
+
+def test_a_scan_proposes_nothing_that_a_user_has_saved() -> None:
+    # An engine lists only what has a slug: what was saved has it only where somebody has given it one.
+    labels = labels_of(IMAGE, "0123456789ab", 60) | {"fgpu.slug": "mine"}
+    listed = [
+        {"Id": "sha256:1", "RepoTags": [IMAGE.reference], "Labels": labels},
+        {"Id": "sha256:2", "RepoTags": ["lab/torch:1"], "Labels": {"fgpu.slug": "torch"}},
+    ]
+    client = SimpleNamespace(images=lambda filters: listed)
+    engine: Any = SimpleNamespace(answers=True, containers=SimpleNamespace(client=client))
+    assert [found.references for found in labelled_on(engine)] == [("lab/torch:1",)]
 
 
 def test_a_history_that_does_not_fit_the_layers_is_replaced_by_one_that_does() -> None:

@@ -585,6 +585,17 @@ def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
     }
 
 
+def test_a_name_as_long_as_a_private_image_may_have_is_shown_again_whole() -> None:
+    longest = "u" * 100 + "/" + "n" * (form.FIELD_MAX_LENGTH - 101)
+    page = shown(
+        form.render(
+            offer(), hub_prefix="/hub/", ticket="t", given=form.first_of({"image_name": [longest + "n"]})
+        )
+    )
+    (field,) = page.select("[name=image_name]")
+    assert (field["value"], field["maxlength"]) == (longest, "400")
+
+
 @pytest.mark.parametrize(
     ("given", "by", "time_limit"),
     [
