@@ -288,15 +288,16 @@ class ImageWorker:
     async def _sweep(self, engine: Engine) -> None:
         """Remove what a crash has left, and what was deleted while its engine was away."""
         async with self._lock(engine):
+            # Before: what is renamed meanwhile asks for another sweep.
+            self._unswept.discard(engine)
             try:
                 await engine.containers.call(self._swept, engine.containers.client)
+                return
             except (FGPUError, DockerException, *GONE) as e:
                 log.warning("Private images that nobody has any more stay on %s: %s", engine.address, e)
-                return
             except Exception:
                 log.exception("Private images that nobody has any more stay on %s", engine.address)
-                return
-        self._unswept.discard(engine)
+            self._unswept.add(engine)
 
     def _swept(self, client: docker.APIClient) -> None:
         # First, because no image that they were made from can be removed before. None is in use while the lock is held.

@@ -163,6 +163,28 @@ async def test_an_engine_that_is_silent_keeps_no_other_from_being_swept(store: S
         answers.set()
 
 
+async def test_what_is_renamed_during_a_sweep_is_swept_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 3600)
+    begun, goes_on, swept = threading.Event(), threading.Event(), []
+
+    def images() -> list[Any]:
+        swept.append(1)
+        begun.set()
+        goes_on.wait(60)
+        return []
+
+    engine: Any = OneEngine("n1", images)
+    async with working(store, engine) as worker:
+        await until(begun.is_set)
+        before = len(swept)
+        worker._unswept.add(engine)
+        goes_on.set()
+        # A sweep asks for images three times.
+        await until(lambda: len(swept) >= before + 3)
+
+
 async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left(store: Store) -> None:
     engine, removed = OneEngine("n1", list), []
     left = f"fgpu-{store.installation_id}-carrier-7"
