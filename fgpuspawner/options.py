@@ -63,7 +63,8 @@ class Refused(FGPUError):
 class Offer:
     """What one user may choose at this moment. Images and groups in the order they are shown.
 
-    Of the images that are hidden only who knows them may ask for; nothing names them.
+    Of the images that are hidden only who knows them may ask for; nothing names them. Where all are, ``default`` has
+    none.
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     """
 
@@ -232,21 +233,24 @@ def make_offer(
     quotas = settings.quotas_given()
     own = [n for n in nodes if n.resource_group in groups]
     first = [n for n in own if n.resource_group == groups[0]]
-    shown = [image for image in images if not image.hidden] or images
-    default_image = next((i for i in shown if i.default), shown[0])
-    asker = Wanted(default_image.slug, groups[0], 0, 0, 0).request(user, "", hub_groups)
+    shown = [image for image in images if not image.hidden]
+    default_image = next((i for i in shown if i.default), next(iter(shown), None))
+    slug = default_image.slug if default_image is not None else ""
+    asker = Wanted(slug, groups[0], 0, 0, 0).request(user, "", hub_groups)
     amounts = _inside(quotas, asker, amounts_that_fit(first, caps)) or (caps.fgpu_step_milli,)
     offer = Offer(
         tuple(images),
         tuple(groups),
         tuple(own),
         caps,
-        _default(settings, caps, first, groups[0], default_image, amounts),
+        _default(settings, caps, first, groups[0], slug, amounts),
         settings.max_time_limit_s or None,
         quotas,
         user,
         hub_groups,
     )
+    if default_image is None:
+        return offer
     return replace(offer, default=offer.amounts_with(default_image, groups[0]))
 
 
@@ -257,7 +261,7 @@ def _inside(quotas: Iterable[Quota], asker: Request, amounts: Sequence[int]) -> 
 
 
 def _default(
-    settings: FGPU, caps: Caps, nodes: Sequence[Node], group: str, image: Image, amounts: Sequence[int]
+    settings: FGPU, caps: Caps, nodes: Sequence[Node], group: str, slug: str, amounts: Sequence[int]
 ) -> Wanted:
     """Preselect half a GPU (at least a step) and the part of the node's CPU and memory that goes with it."""
     capacity = min((d.capacity_milli for n in nodes for d in n.devices), default=caps.fgpu_step_milli)
@@ -271,7 +275,7 @@ def _default(
         memory = memory or max(256, min(node.memory_mib, node.memory_mib * fgpu // total) // 256 * 256)
     cpu, memory = cpu or 1000, memory or 1024
     return Wanted(
-        image=image.slug,
+        image=slug,
         group=group,
         fgpu_milli=fgpu,
         cpu_milli=min(cpu, caps.max_cpu_milli or cpu),
@@ -346,12 +350,17 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
 
 
 def _image(raw: Mapping[str, object], offer: Offer, refusals: list[Refusal]) -> Image:
-    """Return the image that was chosen; what is hidden only where it was named."""
+    """Return the image that was chosen; what is hidden only where it was named. Any, where it is refused."""
     found = next((i for i in offer.images if i.slug == raw.get("image")), None)
-    if found is None:
-        slug = read.choice(raw, "image", [i.slug for i in offer.shown_images], offer.default.image, refusals)
-        found = next(i for i in offer.images if i.slug == slug)
-    return found
+    if found is not None:
+        return found
+    if not offer.shown_images:
+        asked = f"there is no {read.short(raw['image'])}" if "image" in raw else "you are shown none"
+        message = f"image: {asked}; name one that you may use, or ask an administrator"
+        refusals.append(Refusal("image", "unknown_choice" if "image" in raw else "no_image", message))
+        return offer.images[0]
+    slug = read.choice(raw, "image", [i.slug for i in offer.shown_images], offer.default.image, refusals)
+    return next(i for i in offer.images if i.slug == slug)
 
 
 def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:

@@ -9,6 +9,7 @@ import pytest
 from traitlets.config import Config
 
 from fgpu_scheduler import Caps, Device, Node, Refusal, Request
+from fgpuspawner import form
 from fgpuspawner.images.architectures import capability_of, runs_on
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import never_held
@@ -234,6 +235,26 @@ def test_a_hidden_image_is_named_nowhere_and_started_by_who_names_it() -> None:
     assert [image.slug for image in found.shown_images] == ["plain", "big"]
     assert parse({"image": "secret"}, found).image == "secret"
     assert refusal(found, image="none").message == "image: there is no 'none'; choose one of plain, big"
+
+
+def test_where_every_image_is_hidden_nothing_names_one() -> None:
+    config = Config({"FGPU": {"groups": {"default": {}}, "fgpu_per_gpu": 1}})
+    covert = replace(PLAIN, slug="covert", name="Covert", hidden=True, recommended_fgpu_milli=300)
+    found = make_offer(FGPU.from_config(config), [node(device(0))], (covert,), ("default",), user="bob")
+    assert (found.default.image, found.default.fgpu_milli) == ("", 500)
+    for raw, said in (
+        ({}, "image: you are shown none; name one that you may use, or ask an administrator"),
+        ({"image": "x"}, "image: there is no 'x'; name one that you may use, or ask an administrator"),
+    ):
+        with pytest.raises(Refused) as caught:
+            parse(raw, found)
+        assert [(r.field, r.message, r.nearest) for r in caught.value.refusals] == [("image", said, None)]
+    with pytest.raises(Refused) as caught:
+        parse({"cpu": "many"}, found)
+    assert [r.field for r in caught.value.refusals] == ["image", "cpu"]
+    assert "covert" not in form.render(found, hub_prefix="/hub/", ticket="t", given={}).lower()
+    wanted = parse(read_fields({"image_name": ["covert"]}), found)
+    assert (wanted.image, wanted.fgpu_milli) == ("covert", 300)
 
 
 def test_the_form_takes_an_image_by_its_name_in_place_of_the_one_in_its_list() -> None:
