@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from playwright.sync_api import Page, expect
 
 from fgpuspawner import network
 from steps import START_MS, Person, Sessions, expect_lab, run_in_notebook, scrolls_sideways, start
+from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +39,7 @@ def hub(engine: Engine, tmp_path: Path) -> Iterator[DockerHub]:
     path = tmp_path / "catalogue.toml"
     path.write_text(entry("python", BASE))
     volumes = f"c.FGPUSpawner.volumes = {{'{engine.prefix}-{{username}}': '/home/jovyan'}}\n"
-    found = DockerHub(tmp_path / "hub", engine, catalogue=str(path), after=volumes)
+    found = DockerHub(tmp_path / "hub", engine, catalogue=str(path), after=volumes, owners_may_commit=True)
     try:
         yield found.start()
     finally:
@@ -50,8 +52,9 @@ def hub(engine: Engine, tmp_path: Path) -> Iterator[DockerHub]:
 
 
 def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
-    hub: DockerHub, engine: Engine, log_in: Callable[..., Person]
+    hub: DockerHub, engine: Engine, log_in: Callable[..., Person], faults: Faults
 ) -> None:
+    faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*400")
     amy = log_in(hub.url, f"amy{secrets.token_hex(3)}", "test-password")
     page, full_name = amy.page, f"{amy.name}/torch-more:1"
     page.goto(amy.link(image="python", **LITTLE))
@@ -79,6 +82,9 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
     page.get_by_label("Image", exact=True).select_option(full_name)
     ask_for_little(page)
     start(page)
+    page.wait_for_url(re.compile(f"/user/{amy.name}/lab"), timeout=START_MS, wait_until="commit")
+    # JupyterLab would open what was open: that is in the home folder, too.
+    page.goto(f"{hub.url}/user/{amy.name}/lab?reset")
     expect_lab(page, amy.name)
     run_in_notebook(page, USE, "it is 42 ['at-home.txt']")
 

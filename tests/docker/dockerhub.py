@@ -90,9 +90,9 @@ class Engine:
             try:
                 self.client.remove_volume(name, force=True)
             except APIError as e:
-                if e.status_code != 409:
+                if e.status_code not in (404, 409):
                     raise
-                return False
+                return e.status_code == 404
             return True
 
         until(removed, what=f"volume {name} is removed")
@@ -165,7 +165,8 @@ class Engine:
         """Remove what was made here."""
         for container in self._containers:
             self.remove(container)
-        for image in self._images:
+        # Two modules may have given one name.
+        for image in dict.fromkeys(self._images):
             self.client.remove_image(image, force=True)
         self.client.close()
 

@@ -58,7 +58,7 @@ def hub(
         f"FROM {BASE}\nUSER root\n"
         f"RUN mkdir /wheels && echo {code} | base64 -d | {PYTHON} - && chmod -R a+rX /wheels\nUSER 1000:1000\n"
     )
-    python, old = engine.build("own", own), engine.build("old", f"{own}LABEL fgpu.handover=\n")
+    python, old = engine.build("own", own), engine.build("own-old", f"{own}LABEL fgpu.handover=\n")
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text(entry("python", python) + entry("old", old))
     after = SETTINGS.format(folder=str(tokens), secret=SECRET, volume=engine.prefix)
