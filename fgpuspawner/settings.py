@@ -316,6 +316,8 @@ class FGPU(QueueSettings, ImageSettings):
         3,
         help="""How many images one Docker engine fetches at a time; more wait for their turn, those of a launch first.
 
+        From 2 on, one of these places is kept free for launches.
+
         Example: ``c.FGPU.pulls_at_a_time = 1``
         """,
     ).tag(config=True)

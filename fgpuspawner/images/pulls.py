@@ -26,7 +26,7 @@ from fgpuspawner.images.meter import Meter
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import Phase, PullState, write_pulls
 from fgpuspawner.images.reasons import Kind, Reason
-from fgpuspawner.images.talk import Talk
+from fgpuspawner.images.talk import AT_WORK_S, Talk
 from fgpuspawner.waiting import in_a_thread_of_its_own
 
 log = logging.getLogger("fgpu.images")
@@ -286,7 +286,11 @@ class Pulls:
             pull.phase = Phase.COPYING
             self._move()
             log.info("%s gets image %s from %s", pull.engine.address, pull.image.reference, source.address)
-            talks = Talk(source.containers.client), Talk(pull.engine.containers.client)
+            # An engine gathers all of an image before it gives the first byte, and says nothing while it takes one in.
+            talks = (
+                Talk(source.containers.client, silent_s=AT_WORK_S),
+                Talk(pull.engine.containers.client, silent_s=AT_WORK_S),
+            )
 
             def cut() -> None:
                 for talk in talks:
@@ -320,7 +324,7 @@ class Pulls:
             self._move()
 
     def _may_go(self, pull: _Pull) -> bool:
-        """Return whether it is a pull's turn: who is launched comes first, and always finds one that is kept free."""
+        """Return whether it is a pull's turn: who is launched comes first, and has a place kept free if there are two."""
         going = sum(other.engine is pull.engine for other in self._going)
         line = [other for other in self._in_line() if other.engine is pull.engine]
         launched = [other for other in line if not other.is_ahead]

@@ -24,6 +24,8 @@ from fgpuspawner.keepalive import KEEPALIVE
 CONNECT_WITHIN_S = 10.0
 SILENT_S = 180.0
 """An engine that has said nothing for so long is not waited for any longer."""
+AT_WORK_S = 3600.0
+"""The same while it has reason to say nothing; that its machine is gone is noticed much sooner."""
 LONGEST_LINE = 1 << 20
 PIECE_BYTES = 1 << 18
 
@@ -85,6 +87,13 @@ class Talk:
             self._answer = connection.getresponse()
             if self._answer.status >= http.HTTPStatus.BAD_REQUEST:
                 raise EngineRefused(self._answer.status, _message(self._answer.read(LONGEST_LINE)))
+
+    def bear(self, silent_s: float) -> None:
+        """From now on wait so long for an engine that says nothing."""
+        self._silent_s = silent_s
+        with self._lock:
+            if self._socket is not None:
+                self._socket.settimeout(silent_s)
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
         """Return the JSON objects of the answer, one by one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 import time
@@ -14,11 +15,13 @@ import pytest
 from standinengine import StandIn, connected
 
 from fgpuspawner.engines import Engine, Engines
+from fgpuspawner.images import fetching
 from fgpuspawner.images import pulls as module
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import Phase
 from fgpuspawner.images.pulls import PullFailed, Pulls
 from fgpuspawner.images.reasons import Kind, Reason
+from fgpuspawner.images.talk import Talk
 
 A_DIGEST = "sha256:" + "a" * 64
 OTHER_DIGEST = "sha256:" + "b" * 64
@@ -116,6 +119,53 @@ async def test_a_pull_goes_on_while_anybody_waits_and_the_last_to_leave_ends_it(
     await eventually(engine.cut.is_set)
     await eventually(lambda: threads() == 0)
     assert world.pulls.states() == {}
+
+
+async def test_an_engine_may_be_silent_while_all_layers_wait_in_its_line(
+    engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "SILENT_S", 0.05)
+    go = threading.Event()
+    engine.pulls["lab/torch:1"] = [[{"status": "Waiting", "id": "1"}, go, {"status": "x"}]]
+    world = lab(engine)
+    task = world.waits(1, image())
+    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.layers)
+    await asyncio.sleep(0.5)
+    go.set()
+    assert (await task)["Id"] == "sha256:pulled"
+    assert engine.asked["lab/torch:1"] == 1
+
+
+async def test_an_engine_that_falls_silent_while_a_layer_moves_is_not_waited_for(
+    engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "SILENT_S", 0.05)
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", ())
+    steps = [{"status": "Waiting", "id": "1"}, {"status": "Downloading", "id": "2"}, threading.Event()]
+    engine.pulls["lab/torch:1"] = [steps]
+    async with asyncio.timeout(20):
+        with pytest.raises(PullFailed, match="silent for too long"):
+            await lab(engine).waits(1, image())
+
+
+async def test_what_a_registry_knows_the_hubs_user_by_is_read_for_each_pull(
+    engine: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+    def login(user: str) -> None:
+        auth = base64.b64encode(f"{user}:word".encode()).decode()
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {"127.0.0.1:5000": {"auth": auth}}}))
+
+    login("first")
+    world = lab(engine)
+    for user in ("first", "second"):
+        login(user)
+        reference = f"127.0.0.1:5000/{user}:1"
+        engine.pulls[reference] = [[{"status": "x"}]]
+        await world.waits(1, image(reference))
+        sent = json.loads(base64.urlsafe_b64decode(engine.auth[-1] or ""))
+        assert sent["username"] == user
 
 
 async def test_a_pull_that_was_left_is_begun_anew_by_the_next_one(
@@ -301,6 +351,21 @@ async def test_a_private_image_is_copied_as_soon_as_the_engine_that_has_it_answe
     task = world.waits(1, image(owner="alice", node_id="b"))
     await eventually(lambda: (state := world.pulls.of(1)) and state.attempt > 1)
     world.engines[1].answers = True
+    assert await task == {"Id": "sha256:copied"}
+
+
+async def test_engines_that_are_silent_for_long_are_waited_for_in_a_copy(
+    engine: StandIn, other: StandIn, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Talk", lambda client, *, silent_s=0.05: Talk(client, silent_s=silent_s))
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", ())
+    other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
+    other.holds = threading.Event()
+    world = lab(engine, other)
+    task = world.waits(1, image(owner="alice", node_id="b"))
+    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.bytes_done)
+    await asyncio.sleep(0.5)
+    other.holds.set()
     assert await task == {"Id": "sha256:copied"}
 
 
