@@ -68,7 +68,10 @@ class Prefetch:
         self._catalogue = catalogue
         self._waiting: dict[Wish, asyncio.Task[None]] = {}
         self._not_again: dict[tuple[Engine, str], float] = {}
-        self._failed: set[int] = set()
+        self._outcomes: dict[tuple[Engine, str], PullFailed | None] = {}
+        """What became of the last try; None: the engine has it."""
+        self._wishes: dict[int, list[tuple[Engine, str]]] = {}
+        """Where the image of each session is wished for that waits."""
         self._seen: frozenset[int] = frozenset()
 
     async def run(self) -> None:
@@ -97,9 +100,10 @@ class Prefetch:
         kept = self._kept({s.id: s for s in snapshot.sessions})
         for wish in [wish for wish in self._waiting if wish not in kept]:
             self._waiting.pop(wish).cancel()
-        for session_id in self._failed - {s.id for s in waiting}:
-            self._failed.discard(session_id)
+        for session_id in self._wishes.keys() - self._seen:
+            del self._wishes[session_id]
             self._pulls.failed(session_id, None)
+        self._wishes |= _by_session(wished)
         now_s = asyncio.get_running_loop().time()
         for wish, image in wished.items():
             _, engine, reference = wish
@@ -171,12 +175,29 @@ class Prefetch:
                 await self._pulls.ensure(engine, image, session_id, ahead=True)
         except PullFailed as e:
             log.warning("Session %d waits, and its image could not be fetched beforehand: %s", session_id, e)
-            self._failed.add(session_id)
-            self._pulls.failed(session_id, e)
+            self._outcomes[engine, reference] = e
         except EngineSilent as e:
             log.debug("%s: %s", engine.address, e)
+        else:
+            self._outcomes[engine, reference] = None
+        for other, wishes in self._wishes.items():
+            if (engine, reference) in wishes:
+                self._tell(other, wishes)
         self._not_again[engine, reference] = loop.time() + AGAIN_AFTER_S
         self._waiting.pop(wish, None)
+
+    def _tell(self, session_id: int, wishes: Iterable[tuple[Engine, str]]) -> None:
+        """Tell the owner that the image could not be fetched, unless an engine that could hold the session has it."""
+        known = [self._outcomes[wish] for wish in wishes if wish in self._outcomes]
+        failed = [why for why in known if why is not None]
+        self._pulls.failed(session_id, failed[0] if failed and len(failed) == len(known) else None)
+
+
+def _by_session(wished: Iterable[Wish]) -> dict[int, list[tuple[Engine, str]]]:
+    found: dict[int, list[tuple[Engine, str]]] = {}
+    for session_id, engine, reference in wished:
+        found.setdefault(session_id, []).append((engine, reference))
+    return found
 
 
 def nodes_for(session: Session, nodes: Iterable[Node]) -> list[Node]:

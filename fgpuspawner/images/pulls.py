@@ -24,7 +24,7 @@ from fgpuspawner.engines import Engine, Engines
 from fgpuspawner.images.fetching import copy, fetch
 from fgpuspawner.images.meter import Meter
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.pull_file import Phase, PullState, write_pulls
+from fgpuspawner.images.pull_file import STALE_AFTER_S, Phase, PullState, write_pulls
 from fgpuspawner.images.reasons import Kind, Reason
 from fgpuspawner.images.talk import AT_WORK_S, Talk
 from fgpuspawner.waiting import in_a_thread_of_its_own
@@ -168,14 +168,16 @@ class Pulls:
     async def tell(self) -> None:
         """Write how far the pulls are, for the service, for as long as this is not cancelled."""
         told: dict[int, PullState] | None = None
+        told_at_s = time.monotonic()
         while True:
             moved, states = self._moved, self.states()
-            if states or told != states:
+            old = time.monotonic() - told_at_s >= STALE_AFTER_S / 2
+            if told != states or (states and old):
                 try:
                     await asyncio.to_thread(write_pulls, self._data, states, now_s=time.time())
                 except OSError as e:
                     log.warning("How far the pulls are cannot be told: %s", e)
-                told = states
+                told, told_at_s = states, time.monotonic()
             await asyncio.sleep(WRITE_EVERY_S)
             if not states:
                 await moved.wait()

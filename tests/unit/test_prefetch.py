@@ -224,6 +224,25 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
     assert not b.asked
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_failure_is_not_told_where_another_engine_has_the_image(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], late: bool
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    a.pulls["lab/i1:1"] = [[404, {"message": "manifest unknown"}]]
+    go = threading.Event()
+    b.pulls["lab/i1:1"] = [[{"status": "x"}, go]]
+    if not late:
+        b.images["lab/i1:1"] = {"Id": "sha256:1", "RepoDigests": []}
+        # Nor copied from there.
+        a.pulls["lab/i1:1"] = [[500, {"message": "no space left on device"}]]
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"] and len(world.prefetch._waiting) == int(late))
+    go.set()
+    await eventually(lambda: not world.prefetch._waiting)
+    assert world.pulls.states() == {}
+
+
 async def test_what_is_there_is_asked_for_once(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:

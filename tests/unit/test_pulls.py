@@ -463,6 +463,24 @@ async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_t
     telling.cancel()
 
 
+async def test_what_has_not_changed_is_not_written_each_time(
+    lab: Callable[..., Lab], engine: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "STALE_AFTER_S", 3600)
+    written: list[Any] = []
+    monkeypatch.setattr(module, "write_pulls", lambda _, states, **__: written.append(dict(states)))
+    world = lab(engine)
+    world.pulls.failed(1, PullFailed("gone"))
+    telling = asyncio.create_task(world.pulls.tell())
+    await eventually(lambda: written)
+    await asyncio.sleep(0.2)
+    assert len(written) == 1
+    monkeypatch.setattr(module, "STALE_AFTER_S", 0)
+    await eventually(lambda: len(written) > 2)
+    telling.cancel()
+
+
 async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(
     engine: StandIn, lab: Callable[..., Lab]
 ) -> None:
