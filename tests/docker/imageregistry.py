@@ -140,12 +140,14 @@ def made_of(client: docker.APIClient, reference: str) -> Made:
 class ImageRegistry:
     """As much of the registry API as ``docker pull`` asks for. What it is to do can be changed at any time.
 
-    ``mib_per_s`` is how fast it sends a blob; ``refuse`` what it answers whoever asks for a manifest, ``cut_after`` after
-    how many bytes of a blob it closes the connection, once; ``asked`` counts the blobs and manifests that were asked for.
+    ``mib_per_s`` is how fast it sends a blob, ``up_to`` how many bytes of it for now; ``refuse`` what it answers whoever
+    asks for a manifest, ``cut_after`` after how many bytes of a blob it closes the connection, once; ``asked`` counts the
+    blobs and manifests that were asked for.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.mib_per_s = 1000.0
+        self.up_to: int | None = None
         self.refuse: tuple[int, str] | None = None
         self.refuse_blobs: int | None = None
         self.cut_after: int | None = None
@@ -249,6 +251,10 @@ class ImageRegistry:
     def _send(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         began = time.monotonic()
         for start in range(0, len(body), PIECE_BYTES):
+            held = time.monotonic()
+            while self._server is not None and self.up_to is not None and start >= self.up_to:
+                time.sleep(0.01)
+            began += time.monotonic() - held
             if self._server is None or (self.cut_after is not None and start >= self.cut_after):
                 self.cut_after = None
                 request.close_connection = True
