@@ -69,6 +69,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, Any]:
     return {
         **surroundings(bench),
         "load": {"before": before, "after": load()},
+        "how": f"medians of {rounds} turns, the three ways one after another; a turn's value is the median of its blocks",
         "figures": {
             way: {
                 "ns": round(statistics.median(each), 1),

@@ -4,13 +4,16 @@ shares.py [--seconds 8] [--quick] [--real] [--out FILE]
 
 Each program launches kernels of one length as fast as it may; what counts is how many it launched in a window of time.
 On the simulated driver, or with --real on the first GPU of this machine. Exits with 0 whatever the figures say; on a
-machine whose CPUs are busy a session misses parts of its slots (the load is in the results).
+machine whose CPUs are busy a session misses parts of its slots (the load is in the results): start it with
+`chrt -f 1` there, as it uses little of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,8 @@ KERNELS_US = (50, 200, 1000, 5000, 20_000, 50_000)
 WITHIN_POINTS, SHORT_US = 3.0, 5000
 PERIOD_S, IN_FLIGHT_S = 0.05, 0.004
 WARM_UP_S = 1.5
+MORE = 2
+"""Further windows where the first one misses, as whoever else uses the CPUs may have taken a slot from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,17 @@ def main() -> int:
         bench = prepare(Path(scratch), real=args.real)
         before, rows = load(), []
         for tenants in measurements(quick=args.quick):
-            rows.append(row(tenants, run(bench, tenants, args.seconds), args.seconds))
+            rows.append(measured(bench, tenants, args.seconds))
             print(line(rows[-1]), flush=True)
         if complaints := bench.complaints():
             raise SystemExit(f"libfgpu complained:\n{complaints}")
         results = {
             **surroundings(bench),
             "seconds": args.seconds,
+            "how": "each tenant's programs launch as fast as they may, on the same CPUs as all else here; one window "
+            f"each, and where it misses {MORE} more, of which with the first the median counts (`windows` has all)",
             "load": {"before": before, "after": load()},
+            "scheduling": {0: "others", 1: "first in, first out"}.get(os.sched_getscheduler(0), "?"),
             "rows": rows,
         }
     missed = [each for each in rows if not each["holds"]]
@@ -93,6 +101,16 @@ def measurements(*, quick: bool) -> Iterator[tuple[Tenant, ...]]:
         yield (Tenant("0-50", kernel_us, processes=3),)
         yield (Tenant("0-50", kernel_us, streams=4),)
         yield Tenant("0-25", kernel_us, processes=2), Tenant("25-75", kernel_us, streams=4)
+
+
+def measured(bench: Bench, tenants: tuple[Tenant, ...], seconds: float) -> dict[str, Any]:
+    """Return the figures of one window, or of the median of several where one window misses."""
+    windows = [run(bench, tenants, seconds)]
+    found = row(tenants, windows[0], seconds)
+    if not found["holds"]:
+        windows += [run(bench, tenants, seconds) for _ in range(MORE)]
+        found = row(tenants, [statistics.median(each) for each in zip(*windows, strict=True)], seconds)
+    return found | {"windows": [[round(percent, 2) for percent in window] for window in windows]}
 
 
 def run(bench: Bench, tenants: tuple[Tenant, ...], seconds: float) -> list[float]:

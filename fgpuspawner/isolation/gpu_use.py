@@ -79,7 +79,7 @@ class GpuUse:
         looks = []
         for place, uuids in machines_of(self._isolation).items():
             own = [uuid for uuid in uuids if uuid in wanted]
-            if _has_no_driver(place):
+            if has_no_driver(place):
                 unusable += own
             elif own:
                 looks.append(self._look(place, own, used, owners))
@@ -114,6 +114,6 @@ class GpuUse:
             log.warning("What the GPUs at %s do is not known, so nobody there is idle: %s", place, e)
 
 
-def _has_no_driver(place: Place) -> bool:
+def has_no_driver(place: Place) -> bool:
     """Return whether no program can use the GPUs there: simulated ones that nothing simulates."""
     return place.simulated and place.node_id is None and not Path(place.library).exists()

@@ -285,17 +285,33 @@ class Isolation:
                     if path.name == name or (name is None and not path.name.isdigit()):
                         remove_folder(path)
 
-    def trim_logs(self) -> None:
-        """Empty the logs that sessions have let grow: they may write there what they like."""
+    def trim_files(self) -> None:
+        """Cut back what sessions have let grow, in a log or an account: they may write there what they like.
+
+        Of an account libfgpu uses a fixed part; what is behind it would take the host's memory from others.
+        """
         paths = [path / "log" for path in self._folders()]
         paths += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
         for path in paths:
-            try:
-                if not path.is_symlink() and path.stat().st_size > LOG_KEPT_BYTES:
-                    with path.open("r+b") as file:
-                        file.truncate(0)
-            except OSError:
-                continue
+            _trim(path, most=LOG_KEPT_BYTES, to=0)
+        places = [self._folder] if self.host.accounting is None else [self._folder, self.host.accounting]
+        for place in places:
+            for folder in _of_sessions(place):
+                size = accounting.REGION_BYTES
+                if _trim(folder / "accounting", most=size, to=size):
+                    log.warning("Session %s has let its accounting file grow; it was cut back", folder.name)
+
+
+def _trim(path: Path, *, most: int, to: int) -> bool:
+    """Cut a file back to a size if it is larger than the ``most`` that it may be; whether it was."""
+    try:
+        if path.is_symlink() or path.stat().st_size <= most:
+            return False
+        with path.open("r+b") as file:
+            file.truncate(to)
+    except OSError:
+        return False
+    return True
 
 
 def _of_sessions(folder: Path) -> list[Path]:

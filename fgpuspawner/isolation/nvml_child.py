@@ -6,6 +6,8 @@
 ``{"do": "devices"}``                            -> ``{"devices": [{"uuid": ..., "model": ..., "memory_mib": 40960}]}``
 ``{"do": "look", "uuids": [...]}``               -> ``{"devices": {uuid: {"processes": [[pid, bytes or null], ...]}}}``
 ``{"do": "use", "uuids": [...]}``                -> ``{"devices": {uuid: {"processes": [[pid, percent or null], ...]}}}``
+``{"do": "meter", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
+null, percent or null, pid in its session, name or null], ...], "seen_us": ..., "energy_mj": ... or null}}}``
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
 What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import time
 from typing import Any
 
 NOT_FOUND = 6
@@ -187,25 +190,85 @@ class Nvml:
             self.end()
         return {"devices": found}
 
-    def sampled(self, uuid: str, handle: ctypes.c_void_p) -> dict[int, int] | None:
-        """Return the most that each process used of a device since the last samples, in percent; None if unknown."""
+    def samples(self, handle: ctypes.c_void_p, since_us: int) -> list[Any] | None:
+        """Return the samples of what each process used of a device that are newer than an instant; None if unknown."""
         name, size = "nvmlDeviceGetProcessUtilization", 256
         if not hasattr(self.library, name):
             return None
         while True:
             count, samples = ctypes.c_uint(size), (Utilization * size)()
-            since_us = ctypes.c_ulonglong(self.sampled_us.get(uuid, 0))
-            status = int(getattr(self.library, name)(handle, samples, ctypes.byref(count), since_us))
+            since = ctypes.c_ulonglong(since_us)
+            status = int(getattr(self.library, name)(handle, samples, ctypes.byref(count), since))
             if status == NOT_FOUND:
-                return {}  # Nobody has used it.
+                return []  # Nobody has used it.
             if status == INSUFFICIENT_SIZE and size < 1 << 16:
                 size = max(2 * size, count.value + 16)
                 continue
-            if status != 0:
-                return None
-            break
+            return list(samples[: count.value]) if status == 0 else None
+
+    def meter(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return what each process holds and has used since an instant, and each device's energy counter."""
+        found: dict[str, Any] = {}
+        for uuid in question["uuids"]:
+            try:
+                found[uuid] = self.metered(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
+            except NvmlFailed as e:
+                found[uuid] = {"error": str(e)}
+        if any("error" in device for device in found.values()):
+            self.end()
+        return {"devices": found}
+
+    def metered(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
+        """Return one device's answer to `meter`."""
+        if since_us > time.time() * 1e6:
+            # The clock was set back since; by it nothing would be new for as long.
+            since_us = 0
+        samples, there = self.samples(handle, since_us), self.processes(handle)
+        computed: dict[int, list[int]] = {}
+        for sample in samples or ():
+            # Some drivers tell of rests of samples that are no percentage.
+            if sample.sm <= 100:
+                computed.setdefault(sample.pid, []).append(sample.sm)
+                since_us = max(since_us, sample.at_us)
+        processes = []
+        for pid in sorted({*there, *computed}):
+            own = computed.get(pid, [0])
+            percent = None if samples is None else round(sum(own) / len(own), 1)
+            # One that has ended in between holds nothing any more.
+            processes.append([pid, there.get(pid, 0), percent, *self.process_named(pid)])
+        return {"processes": processes, "seen_us": since_us, "energy_mj": self.energy(handle)}
+
+    def energy(self, handle: ctypes.c_void_p) -> int | None:
+        """Return what a device has used since its driver was loaded, in mJ; None where it does not count."""
+        name, counted = "nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong()
+        if not hasattr(self.library, name):
+            return None
+        status = int(getattr(self.library, name)(handle, ctypes.byref(counted)))
+        return counted.value if status == 0 else None
+
+    @staticmethod
+    def process_named(pid: int) -> tuple[int, str | None]:
+        """Return a process's number in its own namespace, as its session sees it, and its name."""
+        inner, name = pid, None
+        try:
+            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    word, _, rest = line.partition(":")
+                    if word == "Name":
+                        name = rest.strip()
+                    elif word == "NSpid":
+                        inner = int(rest.split()[-1])
+        except (OSError, ValueError, IndexError):
+            pass
+        return inner, name
+
+    def sampled(self, uuid: str, handle: ctypes.c_void_p) -> dict[int, int] | None:
+        """Return the most that each process used of a device since the last samples, in percent; None if unknown."""
+        samples = self.samples(handle, self.sampled_us.get(uuid, 0))
+        if samples is None:
+            return None
         found: dict[int, int] = {}
-        for sample in samples[: count.value]:
+        for sample in samples:
             most = max(sample.sm, sample.memory, sample.encoder, sample.decoder)
             found[sample.pid] = max(most, found.get(sample.pid, 0))
             self.sampled_us[uuid] = max(sample.at_us, self.sampled_us.get(uuid, 0))
@@ -249,6 +312,7 @@ def main() -> None:
                 "devices": nvml.devices,
                 "look": nvml.look,
                 "use": nvml.use,
+                "meter": nvml.meter,
                 "cgroup": nvml.cgroup,
             }
             answer = tasks[question["do"]](question)

@@ -37,6 +37,29 @@ class Held:
     used_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What one process holds and uses of a device; None where NVML does not tell.
+
+    ``sm_percent`` is of the whole GPU, since it was last asked. ``inner_pid`` is its number as its session sees it.
+    """
+
+    pid: int
+    used_bytes: int | None
+    sm_percent: float | None
+    inner_pid: int
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What the processes on a device hold and use, up to which sample, and what it has used up so far."""
+
+    processes: tuple[ProcessUse, ...]
+    seen_us: int = 0
+    energy_mj: int | None = None
+
+
 class NvmlReader:
     """One library (the driver's, or a simulated machine's) in a child process that lives as long as it answers."""
 
@@ -69,6 +92,21 @@ class NvmlReader:
         answer = await self.ask({"do": "use", "uuids": sorted(uuids)})
         try:
             return {uuid: _used(answer["devices"][uuid]) for uuid in uuids}
+        except (KeyError, TypeError, ValueError) as e:
+            raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
+
+    async def meter(
+        self, uuids: Collection[str], since_us: Mapping[str, int]
+    ) -> Mapping[str, DeviceUse | NvmlUnknown]:
+        """Return what the processes on each device hold, and have used since those samples, or why it is not known.
+
+        Raises:
+            NvmlUnknown: nothing can be told of any.
+        """
+        since = {uuid: since_us.get(uuid, 0) for uuid in uuids}
+        answer = await self.ask({"do": "meter", "uuids": sorted(uuids), "since_us": since})
+        try:
+            return {uuid: _device_use(answer["devices"][uuid]) for uuid in uuids}
         except (KeyError, TypeError, ValueError) as e:
             raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
 
@@ -143,9 +181,23 @@ class NvmlReader:
                 self._lingering.remove(child)
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, and with it the wait for its answer."""
+        child = self._child
+        if child is not None:
+            child.kill()
         with self._asking:
             self._abandon()
+
+
+class SharedReaders:
+    """Gives all who read one library the same child process."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, NvmlReader] = {}
+
+    def __call__(self, library: str) -> NvmlReader:
+        """Return the reader of a library."""
+        return self._readers.setdefault(library, NvmlReader(library))
 
 
 def _held(device: Mapping[str, Any]) -> tuple[Held, ...] | NvmlUnknown:
@@ -158,3 +210,20 @@ def _used(device: Mapping[str, Any]) -> Mapping[int, int | None] | NvmlUnknown:
     if "error" in device:
         return NvmlUnknown(str(device["error"])[:500])
     return {int(pid): None if percent is None else int(percent) for pid, percent in device["processes"]}
+
+
+def _device_use(device: Mapping[str, Any]) -> DeviceUse | NvmlUnknown:
+    if "error" in device:
+        return NvmlUnknown(str(device["error"])[:500])
+    processes = tuple(
+        ProcessUse(
+            int(pid),
+            None if used is None else int(used),
+            None if percent is None else float(percent),
+            int(inner),
+            None if name is None else str(name)[:64],
+        )
+        for pid, used, percent, inner, name in device["processes"]
+    )
+    energy = device["energy_mj"]
+    return DeviceUse(processes, int(device["seen_us"]), None if energy is None else int(energy))

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,8 @@ log = logging.getLogger("fgpu.watchdog")
 
 MIB = 2**20
 WATCHED = frozenset(kind.name for kind in BACKENDS if kind.watched)
+CODE_MIB = 256
+"""What a process's kernels take beside its context on a real GPU: nothing counts it, and the tolerance covers one."""
 MOST_WARNINGS = 3
 """A session that had so many is ended the next time without one: it goes above between looks."""
 LONGEST_LOOK_S = 5.0
@@ -73,6 +75,8 @@ class Allowance:
     limit_mib: int
     context_mib: int = 0
     """For each process, where contexts are not charged to the limit."""
+    code_mib: int = 0
+    """For each process but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ def judge(
         for session_id, amounts in sorted(used.items()):
             own = allowances[session_id].get(uuid, Allowance(0))
             allowed_mib = own.limit_mib + tolerance_mib + own.context_mib * len(amounts)
+            allowed_mib += own.code_mib * (len(amounts) - 1)
             used_mib = -(-sum(amounts) // MIB)
             if used_mib > allowed_mib and session_id not in found:
                 found[session_id] = Above(session_id, uuid, used_mib, own.limit_mib)
@@ -164,7 +169,8 @@ def ended_words(above: Above) -> str:
     """Return what the owner of a session that was ended is told."""
     return (
         f"your session was ended because it held {above.used_mib} MiB of GPU memory, above its limit of "
-        f"{above.limit_mib} MiB, also after a warning; a program in it got around its limit"
+        f"{above.limit_mib} MiB, also after a warning; its programs took memory that the limit does not count, or got "
+        "around it"
     )
 
 
@@ -281,7 +287,7 @@ class Watchdog:
             _, late = await asyncio.wait(looks, timeout=LONGEST_LOOK_S)
             for look in late:
                 self._trouble(str(looks[look]), f"{looks[look]}: no answer within {LONGEST_LOOK_S:.0f} s")
-        await asyncio.to_thread(self._isolation.trim_logs)
+        await asyncio.to_thread(self._isolation.trim_files)
 
     def _uuids(self) -> set[str]:
         return {d.uuid for node in self._isolation.nodes for d in node.devices}
@@ -339,9 +345,10 @@ class Watchdog:
             tolerance_mib=self._tolerance_mib,
             warnings=self._warnings,
         )
-        self._above[place] = verdict.above
         self._say_strangers(uuids, verdict.strangers, live)
-        await self._act(verdict)
+        untold = await self._act(verdict)
+        # Who was not warned is not ended at the next look, and who was not told of the recovery is told then.
+        self._above[place] = verdict.above - untold | (untold & frozenset(verdict.recovered))
 
     def _allowances(self, session: Session) -> dict[str, Allowance]:
         assert session.placement is not None
@@ -353,11 +360,14 @@ class Watchdog:
                 context_mib=CONTEXT_GUESS_MIB
                 if real.get(share.device_uuid) and not charged.get(share.device_uuid)
                 else 0,
+                code_mib=CODE_MIB if real.get(share.device_uuid) else 0,
             )
             for share in session.placement.shares
         }
 
-    async def _act(self, verdict: Verdict) -> None:
+    async def _act(self, verdict: Verdict) -> frozenset[int]:
+        """Return those who could not be told. Whatever becomes of one hides no other."""
+        untold: set[int] = set()
         for above in verdict.end:
             log.error(
                 "Session %d holds %d MiB of GPU %s, still above its limit of %d MiB: it is ended",
@@ -366,7 +376,9 @@ class Watchdog:
                 above.uuid,
                 above.limit_mib,
             )
-            await self._sessions.end(above.session_id, EndCause.ISOLATION_FAILED, ended_words(above))
+            await self._told(
+                self._sessions.end(above.session_id, EndCause.ISOLATION_FAILED, ended_words(above))
+            )
         for above in verdict.warn:
             log.warning(
                 "Session %d holds %d MiB of GPU %s, above its limit of %d MiB: its owner is warned",
@@ -375,11 +387,27 @@ class Watchdog:
                 above.uuid,
                 above.limit_mib,
             )
-            self._warnings[above.session_id] += 1
-            await self._sessions.warn(above.session_id, warning_words(above, self._every_s))
+            if await self._told(self._sessions.warn(above.session_id, warning_words(above, self._every_s))):
+                self._warnings[above.session_id] += 1
+            else:
+                untold.add(above.session_id)
         for session_id in verdict.recovered:
             log.info("Session %d is within its GPU limit again", session_id)
-            await self._sessions.warn(session_id, None)
+            if not await self._told(self._sessions.warn(session_id, None)):
+                untold.add(session_id)
+        return frozenset(untold)
+
+    @staticmethod
+    async def _told(telling: Awaitable[Session]) -> bool:
+        try:
+            await telling
+        except FGPUError as e:
+            log.error("The watchdog could not do this: %s", e)
+            return False
+        except Exception:
+            log.exception("The watchdog could not do this")
+            return False
+        return True
 
     def _say_strangers(
         self, uuids: Iterable[str], strangers: frozenset[tuple[str, int]], live: Sequence[Session]

@@ -76,6 +76,7 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef void (*CUhostFn)(void *);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
+typedef void (*CUgraphRecaptureCallback)(void); /* has parameters, but is only passed on here */
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -912,6 +913,10 @@ CUresult cuStreamBeginCaptureToGraph(CUstream, CUgraph, const CUgraphNode *, con
                                      CUstreamCaptureMode);
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
                                           CUstreamCaptureMode);
+#if !defined(__cuda_cuda_h__) || CUDA_VERSION >= 13030
+CUresult cuStreamBeginRecaptureToGraph(CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
+#endif
 CUresult cuStreamEndCapture(CUstream, CUgraph *);
 CUresult cuStreamEndCapture_ptsz(CUstream, CUgraph *);
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *);

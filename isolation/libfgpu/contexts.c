@@ -13,13 +13,22 @@ struct context {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context *contexts;
-static bool primary_charged[FGPU_MAX_DEVICES];
+
+/* Of each device. The lock is for changes of `fgpu_primary_charged` with the charge; nothing else of this library is
+ * called under it but the region. */
+static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
+_Atomic(bool) fgpu_primary_charged[FGPU_MAX_DEVICES];
+static _Atomic(unsigned) greens[FGPU_MAX_DEVICES];
+static _Atomic(const void *) latest_created[FGPU_MAX_DEVICES]; /* by the program, and not destroyed */
 
 void fgpu_contexts_forget(void) {
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    lock = primary_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     contexts = NULL;
-    for (int i = 0; i < FGPU_MAX_DEVICES; i++)
-        primary_charged[i] = false;
+    for (int i = 0; i < FGPU_MAX_DEVICES; i++) {
+        atomic_store(&fgpu_primary_charged[i], false);
+        atomic_store(&greens[i], 0);
+        atomic_store(&latest_created[i], NULL);
+    }
 }
 
 static uint64_t size_on(int device) {
@@ -48,6 +57,8 @@ static bool add(const void *handle, int device, bool green) {
     if (context != NULL) {
         *context = (struct context){handle, device, 1, green, contexts};
         contexts = context;
+        if (!green)
+            atomic_store(&latest_created[device], handle);
     }
     return context != NULL;
 }
@@ -55,6 +66,8 @@ static bool add(const void *handle, int device, bool green) {
 static void drop(struct context **place) {
     struct context *context = *place;
     *place = context->next;
+    if (atomic_load(&latest_created[context->device]) == context->handle)
+        atomic_store(&latest_created[context->device], NULL);
     fgpu_unclaim(context->device, size_on(context->device));
     free(context);
 }
@@ -120,6 +133,56 @@ static CUresult detach(__typeof__(&cuCtxDetach) real, CUcontext context) {
 
 /* ---- Primary contexts ---- */
 
+enum presence { ABSENT, PRESENT, UNTOLD };
+
+static enum presence presence_of(CUdevice ordinal) {
+    unsigned int flags;
+    int active;
+    __typeof__(&cuDevicePrimaryCtxGetState) get = DRIVER(cuDevicePrimaryCtxGetState);
+    if (get == NULL || get(ordinal, &flags, &active) != CUDA_SUCCESS)
+        return UNTOLD;
+    return active ? PRESENT : ABSENT;
+}
+
+/* The driver has made it, so it is charged whatever the limit: where it does not fit, all allocations are refused until
+ * there is room for it. A green context has the primary one made, and is charged for it. */
+void fgpu_look_for_primary(int device) {
+    CUcontext current = NULL;
+    if (DRIVER(cuCtxGetCurrent) != NULL && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != NULL &&
+        current == atomic_load_explicit(&latest_created[device], memory_order_relaxed))
+        return; /* soon enough when it is used: this one is */
+    pthread_mutex_lock(&primary_lock);
+    if (!atomic_load(&fgpu_primary_charged[device]) && atomic_load(&greens[device]) == 0 &&
+        presence_of(fgpu_ordinal_of(device)) == PRESENT) {
+        fgpu_charge_anyway(device, size_on(device));
+        atomic_store(&fgpu_primary_charged[device], true);
+    }
+    pthread_mutex_unlock(&primary_lock);
+}
+
+/* Whether it became so by this. */
+static bool becomes_charged(int device) {
+    pthread_mutex_lock(&primary_lock);
+    bool before = atomic_exchange(&fgpu_primary_charged[device], true);
+    pthread_mutex_unlock(&primary_lock);
+    return !before;
+}
+
+static void is_not_charged(int device, bool release) {
+    pthread_mutex_lock(&primary_lock);
+    bool before = atomic_exchange(&fgpu_primary_charged[device], false);
+    if (before && release)
+        fgpu_unclaim(device, size_on(device));
+    pthread_mutex_unlock(&primary_lock);
+}
+
+static CUresult entered(CUresult result) {
+    int device = result == CUDA_SUCCESS ? fgpu_current_device() : FGPU_UNKNOWN;
+    if (device >= 0)
+        fgpu_see_primary(device);
+    return result;
+}
+
 static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context, CUdevice ordinal) {
     int device = fgpu_device_of(ordinal);
     if (device < 0) {
@@ -129,15 +192,12 @@ static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *co
         return answer == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : answer;
     }
     pthread_mutex_lock(&lock);
-    bool claims = !primary_charged[device];
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!claims || fgpu_claim(device, size_on(device))) {
-        result = real(context, ordinal);
-        if (result == CUDA_SUCCESS)
-            primary_charged[device] = true;
-        else if (claims)
-            fgpu_unclaim(device, size_on(device));
-    }
+    fgpu_see_primary(device);
+    bool claims = becomes_charged(device);
+    bool claimed = claims && fgpu_claim(device, size_on(device));
+    CUresult result = !claims || claimed ? real(context, ordinal) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (claims && result != CUDA_SUCCESS)
+        is_not_charged(device, claimed);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -152,19 +212,15 @@ static bool is_of_primary(void *context, int device, const void *data) {
 
 /* A release or a reset: if the context is gone then, so is what was allocated in it. */
 static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice ordinal) {
-    int device = fgpu_device_of(ordinal), active = 1;
-    unsigned int flags;
+    int device = fgpu_device_of(ordinal);
     pthread_mutex_lock(&lock);
     fgpu_memory_lock();
+    bool was_there = device >= 0 && presence_of(ordinal) == PRESENT;
     CUresult result = real(ordinal);
-    if (result != CUDA_SUCCESS || device < 0 || DRIVER(cuDevicePrimaryCtxGetState) == NULL ||
-        DRIVER(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) != CUDA_SUCCESS)
-        active = 1;
-    bool gone = !active && primary_charged[device];
+    bool gone = was_there && result == CUDA_SUCCESS && presence_of(ordinal) == ABSENT;
     if (gone) {
         fgpu_release_memory_of(is_of_primary, &device);
-        fgpu_unclaim(device, size_on(device));
-        primary_charged[device] = false;
+        is_not_charged(device, true);
     }
     fgpu_memory_unlock();
     pthread_mutex_unlock(&lock);
@@ -226,14 +282,18 @@ static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *con
     if (!may_create(ordinal))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int device = fgpu_device_of(ordinal);
+    if (device >= 0)
+        atomic_fetch_add(&greens[device], 1);
     CUresult result = real(context, resources, ordinal, flags);
     pthread_mutex_lock(&lock);
     if (result == CUDA_SUCCESS && !add(*context, device, true)) {
         DRIVER(cuGreenCtxDestroy)(*context);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (result != CUDA_SUCCESS && device >= 0)
+    if (result != CUDA_SUCCESS && device >= 0) {
+        atomic_fetch_sub(&greens[device], 1);
         fgpu_unclaim(device, size_on(device));
+    }
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -244,8 +304,10 @@ static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx co
     if (DRIVER(cuCtxFromGreenCtx) != NULL)
         DRIVER(cuCtxFromGreenCtx)(&current, context);
     CUresult result = real(context);
-    if (result == CUDA_SUCCESS && *find(context) != NULL)
+    if (result == CUDA_SUCCESS && *find(context) != NULL) {
+        atomic_fetch_sub(&greens[(*find(context))->device], 1);
         drop(find(context));
+    }
     if (result == CUDA_SUCCESS && current != NULL)
         fgpu_throttle_context_ended(current, -1);
     pthread_mutex_unlock(&lock);

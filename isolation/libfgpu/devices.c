@@ -190,6 +190,7 @@ bool fgpu_claim(int device, uint64_t bytes) {
         return true;
     if (device < 0 || bytes == UINT64_MAX)
         return false;
+    fgpu_see_primary(device);
     enum fgpu_verdict verdict = fgpu_reserve(device, bytes, fgpu_limit_of(device));
     if (__builtin_expect(verdict == FGPU_GRANTED, 1))
         return true;

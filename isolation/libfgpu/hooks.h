@@ -26,7 +26,8 @@
  * - cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister: host memory. cuMemPrefetch*, cuMemAdvise: of managed memory,
  *   which is charged when it is allocated.
  * - cuCheckpointProcess*: what is checkpointed stays charged, so it can be restored.
- * - cuGetExportTable: private to NVIDIA's own libraries.
+ * - cuGetExportTable: private to NVIDIA's own libraries. CUDA's runtime may make the primary context by a function
+ *   from there; contexts.c charges it when it sees it.
  * - cuDeviceSetMemPool and cuMemSetMemPool allocate nothing; the pool is looked up at each allocation.
  * The host's watchdog, which asks the driver, covers these. */
 #ifndef FGPU_HOOKS_H
@@ -197,6 +198,7 @@
     HOOK(CUDA, cuCtxDestroy_v2, (CUcontext context), destroy(real, context)) \
     HOOK(CUDA, cuCtxAttach, (CUcontext *context, unsigned int flags), attach(real, context, flags)) \
     HOOK(CUDA, cuCtxDetach, (CUcontext context), detach(real, context)) \
+    HOOK(CUDA, cuCtxSetCurrent, (CUcontext context), entered(real(context))) \
     HOOK(CUDA, cuCtxSetLimit, (CUlimit limit, size_t value), set_limit(real, limit, value)) \
     HOOK(CUDA, cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), retain(real, context, device)) \
     HOOK(CUDA, cuDevicePrimaryCtxRelease, (CUdevice device), let_go(real, device)) \
@@ -258,6 +260,8 @@
 #define FGPU_CAPTURE_PARAMETERS \
     CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, \
         CUstreamCaptureMode mode
+#define FGPU_RECAPTURE_PARAMETERS \
+    CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data
 
 #define FGPU_LAUNCH_HOOKS(HOOK) \
     HOOK(CUDA, cuLaunchKernel, (FGPU_LAUNCH_PARAMETERS, void **extra), \
@@ -295,6 +299,10 @@
          capture_begins(real(stream, graph, after, edges, count, mode))) \
     HOOK(CUDA, cuStreamBeginCaptureToGraph_ptsz, (FGPU_CAPTURE_PARAMETERS), \
          capture_begins(real(stream, graph, after, edges, count, mode))) \
+    HOOK(CUDA, cuStreamBeginRecaptureToGraph, (FGPU_RECAPTURE_PARAMETERS), \
+         capture_begins(real(stream, mode, graph, callback, data))) \
+    HOOK(CUDA, cuStreamBeginRecaptureToGraph_ptsz, (FGPU_RECAPTURE_PARAMETERS), \
+         capture_begins(real(stream, mode, graph, callback, data))) \
     HOOK(CUDA, cuStreamEndCapture, (CUstream stream, CUgraph *graph), \
          capture_ends(real, false, stream, graph)) \
     HOOK(CUDA, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), \

@@ -139,15 +139,19 @@ static CUresult capture_begins(CUresult result) {
     return result;
 }
 
-/* Whatever comes of it: if the stream was being captured, it is not any more. */
+static bool is_capturing(CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return DRIVER(cuStreamIsCapturing) != NULL && DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Some failures end the capture, others leave it as it is: that of a thread which has not begun it, for one. */
 static CUresult capture_ends(__typeof__(&cuStreamEndCapture) real, bool per_thread, CUstream stream, CUgraph *graph) {
     fgpu_enter();
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUstream asked = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
-    if (DRIVER(cuStreamIsCapturing) != NULL)
-        DRIVER(cuStreamIsCapturing)(asked, &status);
+    bool was_capturing = is_capturing(asked);
     CUresult result = real(stream, graph);
-    if (status != CU_STREAM_CAPTURE_STATUS_NONE)
+    if (was_capturing && (result == CUDA_SUCCESS || !is_capturing(asked)))
         fgpu_capture_ends();
     return result;
 }

@@ -140,6 +140,17 @@ void fgpu_graph_after_launch(CUgraphExec executable, CUresult result);
 /* virtual.c: a sparse array is gone, and with it what was mapped into it. */
 void fgpu_array_unmapped(const void *array);
 
+/* contexts.c: charges the device's primary context if there is one that was not charged yet, as CUDA's runtime may
+ * make it by a function that nobody can stand before. Whatever takes memory of a device calls this, and what tells of
+ * it; with no lock of this library held but those of the callers of fgpu_claim(). */
+extern _Atomic(bool) fgpu_primary_charged[FGPU_MAX_DEVICES];
+void fgpu_look_for_primary(int device);
+
+static inline void fgpu_see_primary(int device) {
+    if (__builtin_expect(!atomic_load_explicit(&fgpu_primary_charged[device], memory_order_relaxed), 0))
+        fgpu_look_for_primary(device);
+}
+
 void fgpu_virtual_forget(void);
 void fgpu_contexts_forget(void);
 

@@ -214,9 +214,12 @@ static void undo(const struct request *request, struct pool *pool) {
 
 /* ---- How a pool grows ---- */
 
-/* In steps of this. The driver's are of 32 MiB, as far as is known; if they are seen to be others, by those. What is
- * claimed before an allocation is what the pool will grow by, so that it is never larger than the session may be. */
-static uint64_t step = 32 * FGPU_MIB;
+/* In steps of this. The driver's are of 32 MiB, as far as is known; if they are seen to be others, by those, within
+ * bounds. What is claimed before an allocation is what the pool will grow by, so that it is never larger than the
+ * session may be. */
+#define USUAL_STEP (32 * FGPU_MIB)
+#define LARGEST_STEP (64 * FGPU_MIB)
+static uint64_t step = USUAL_STEP;
 
 static uint64_t in_steps(uint64_t bytes) {
     return bytes > UINT64_MAX - step ? UINT64_MAX : (bytes + step - 1) / step * step;
@@ -231,18 +234,22 @@ static uint64_t growth_for(const struct pool *pool, uint64_t bytes) {
     return bytes > free_in(pool) ? in_steps(bytes - free_in(pool)) : 0;
 }
 
-static void learn(uint64_t expected, uint64_t growth) {
-    if (growth != 0 && growth != expected)
-        step = growth & -growth; /* the largest power of two in it */
+/* Only a pool that had nothing free shows its step: where its free memory is in pieces, it grows by all that was asked
+ * for. */
+static void learn(uint64_t unused, uint64_t expected, uint64_t growth) {
+    if (unused != 0 || growth == 0 || growth == expected)
+        return;
+    uint64_t seen = growth & -growth; /* the largest power of two in it */
+    step = seen < LARGEST_STEP ? seen : LARGEST_STEP;
 }
 
 /* Allocates with `claimed` bytes reserved, and charges what the pool has grown by. */
 static CUresult allocate_with(const struct request *request, struct pool *pool, uint64_t claimed) {
-    uint64_t expected = growth_for(pool, fgpu_rounded(request->bytes));
+    uint64_t unused = free_in(pool), expected = growth_for(pool, fgpu_rounded(request->bytes));
     CUresult result = ask(request);
     uint64_t held = held_by(pool);
     uint64_t growth = held > pool->charged ? held - pool->charged : 0;
-    learn(expected, growth);
+    learn(unused, expected, growth);
     bool within = growth <= claimed ||
                   fgpu_reserve(pool->device, growth - claimed, fgpu_limit_of(pool->device)) == FGPU_GRANTED;
     if (within) {
@@ -289,6 +296,13 @@ static CUresult allocate_at_the_limit(const struct request *request, struct pool
     }
     fgpu_trim(pool->device);
     claim = claim_for(pool, bytes);
+    if (fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED)
+        return allocate_with(request, pool, claim);
+    if (step <= USUAL_STEP)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    /* Nothing would ever show that steps are not that large, if all that is smaller were refused. */
+    step = USUAL_STEP;
+    claim = claim_for(pool, bytes);
     return fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED ? allocate_with(request, pool, claim)
                                                                     : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -299,16 +313,17 @@ static CUresult allocate_in(const struct request *request, struct pool *pool) {
         return ask(request);
     if (pool->device < 0 || bytes > fgpu_limit_of(pool->device))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    fgpu_see_primary(pool->device);
     if (is_captured(request)) {
         fgpu_graph_will_allocate();
         return ask(request);
     }
     uint64_t claim = claim_for(pool, bytes);
-    switch (fgpu_reserve(pool->device, claim, fgpu_limit_of(pool->device))) {
-    case FGPU_GRANTED: return allocate_with(request, pool, claim);
-    case FGPU_OVER: return allocate_at_the_limit(request, pool, bytes);
-    default: return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    enum fgpu_verdict verdict = fgpu_reserve(pool->device, claim, fgpu_limit_of(pool->device));
+    CUresult result = verdict == FGPU_GRANTED ? allocate_with(request, pool, claim) : CUDA_ERROR_OUT_OF_MEMORY;
+    /* Where it would have grown by more than was claimed, its free memory was in pieces: given back, it may do. */
+    return verdict == FGPU_REFUSED || result != CUDA_ERROR_OUT_OF_MEMORY ? result
+                                                                        : allocate_at_the_limit(request, pool, bytes);
 }
 
 static CUresult serve(const struct request *request) {

@@ -6,6 +6,7 @@
 static CUresult slice_of(int device, uint64_t *unused, uint64_t *total) {
     if (device < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    fgpu_see_primary(device);
     fgpu_settle(device);
     uint64_t limit = fgpu_limit_of(device), used = fgpu_used(device), left = limit > used ? limit - used : 0;
     /* The device may be fuller than the shares say: what the driver does not have cannot be had. */

@@ -230,24 +230,35 @@ static bool are_versions(const char *a, const char *b) {
     return is_suffix(a) && is_suffix(b);
 }
 
-static bool has_hooked_version(const char *symbol) {
+static bool has_hooked_version(const char *symbol, enum fgpu_library library) {
     for (int number = 0; number < FGPU_HOOK_COUNT; number++)
-        if (fgpu_hooks[number].library == FGPU_CUDA && are_versions(fgpu_hooks[number].name, symbol))
+        if (fgpu_hooks[number].library == library && are_versions(fgpu_hooks[number].name, symbol))
             return true;
     return false;
 }
 
-/* A name that is not in the table, but is a version of one that is: of a driver newer than this libfgpu. */
-static bool is_unknown_version(const char *name) {
-    return name != NULL && name[0] == 'c' && name[1] == 'u' && has_hooked_version(name);
+/* Whose function it is by its name; libc's if it is nobody's here. */
+static enum fgpu_library library_of(const char *name) {
+    if (name == NULL || (name[0] != 'c' && name[0] != 'n'))
+        return FGPU_LIBC;
+    if (name[0] == 'c')
+        return name[1] == 'u' ? FGPU_CUDA : FGPU_LIBC;
+    return name[1] == 'v' && name[2] == 'm' && name[3] == 'l' ? FGPU_NVML : FGPU_LIBC;
 }
 
-/* It would go past the limit; so it is missing, as it is in older drivers. */
+/* A name that is not in the table, but is a version of one that is: of a driver newer than this libfgpu. */
+static bool is_unknown_version(const char *name) {
+    enum fgpu_library library = library_of(name);
+    return library != FGPU_LIBC && has_hooked_version(name, library);
+}
+
+/* It would go past the limit, or tell of others; so it is missing, as it is in older drivers. */
 static __attribute__((noinline)) void *find_unknown_version(void *handle, const char *name) {
     struct fgpu_object object;
+    enum fgpu_library library = library_of(name);
     void *found = libc_dlsym()(handle, name);
     if (found == NULL || !fgpu_object_at((uintptr_t)found, &object) ||
-        (!is_hooked(&object, FGPU_CUDA) && !fgpu_implements(&object, FGPU_CUDA)))
+        (!is_hooked(&object, library) && !fgpu_implements(&object, library)))
         return found;
     fgpu_log("version", "the driver has %s, a version that this libfgpu does not know; it is refused", name);
     return refuse(name, "this version is not known to it");
@@ -294,7 +305,7 @@ static CUresult swap(const char *symbol, void **function, CUdriverProcAddressQue
     int number = hook_at(driver, (uintptr_t)*function);
     if (number >= 0) {
         *function = fgpu_hooks[number].hook;
-    } else if (has_hooked_version(symbol)) {
+    } else if (has_hooked_version(symbol, FGPU_CUDA)) {
         fgpu_log("version", "the driver has a version of %s that this libfgpu does not know; it is refused", symbol);
         *function = NULL;
         if (status != NULL)

@@ -124,7 +124,10 @@ void fgpu_capture_begins(void) {
 }
 
 void fgpu_capture_ends(void) {
-    atomic_fetch_sub(&captures, 1);
+    /* Never below none: of a beginning that was not seen, the end may be. */
+    int before = atomic_load(&captures);
+    while (before > 0 && !atomic_compare_exchange_weak(&captures, &before, before - 1)) {
+    }
 }
 
 /* Nothing may be recorded in a stream that is being captured, nor waited for: the launch only becomes part of a graph.

@@ -228,6 +228,13 @@ CALL(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, CUcontext *out, C
     return out ? primary_retain(device, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* As NVIDIA's runtime has it from a table of the driver's own (cuda_table.c): past the exported function. */
+CUresult primary_retain_by_table(CUcontext *out, CUdevice ordinal)
+{
+    DEVICE(device, ordinal);
+    return out ? primary_retain(device, out) : CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult release(CUdevice ordinal)
 {
     DEVICE(device, ordinal);

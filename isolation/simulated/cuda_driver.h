@@ -179,6 +179,7 @@ CUresult context_create(struct device *device, unsigned flags, bool primary, CUc
 CUresult context_create_green(struct device *device, CUgreenCtx green, CUcontext *out);
 void context_destroy(CUcontext context);
 CUresult primary_retain(struct device *device, CUcontext *out);
+CUresult primary_retain_by_table(CUcontext *out, CUdevice ordinal);
 CUresult primary_release(struct device *device);
 
 /* ---- memory (cuda_memory.c) --------------------------------------------------------------------------- */

@@ -44,14 +44,21 @@ CALL(cuGetProcAddress, 12000, cuGetProcAddress_v2, const char *name, void **out,
     return find(name, out, version, flags, status);
 }
 
-/* The tables behind it are NVIDIA's own: who needs them needs NVIDIA's driver. */
+/* The tables behind it are NVIDIA's own: who needs them needs NVIDIA's driver. This one, under a name that NVIDIA has not,
+ * is for what runtimes do with theirs: as there, it begins with its size. */
+static const struct {
+    size_t bytes;
+    CUresult (*retain_primary)(CUcontext *, CUdevice);
+} own_table = {sizeof own_table, primary_retain_by_table};
+static const char own_table_id[17] = "fgpu-simulated-1";
+
 CALL(cuGetExportTable, 3000, cuGetExportTable, const void **table, const CUuuid *id)
 {
-    (void)id;
     if (!table)
         return CUDA_ERROR_INVALID_VALUE;
-    *table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
+    bool own = id && memcmp(id->bytes, own_table_id, sizeof id->bytes) == 0;
+    *table = own ? &own_table : NULL;
+    return own ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 CALL(cuDriverGetVersion, 2020, cuDriverGetVersion, int *version)

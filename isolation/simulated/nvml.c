@@ -86,6 +86,8 @@ NVML_EXPORT const char *nvmlErrorString(nvmlReturn_t result)
         return "Insufficient Resources";
     case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
         return "Argument version mismatch";
+    case NVML_ERROR_DEPRECATED:
+        return "The requested functionality has been deprecated";
     default:
         return "Unknown Error";
     }
@@ -345,14 +347,17 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t handle, uns
 
 /* ---- what a simulated device does not have -------------------------------------------------------------- */
 
-#define NOT_SUPPORTED(name)                              \
+#define ANSWER(name, error)                              \
     nvmlReturn_t name(nvmlDevice_t handle);              \
     NVML_EXPORT nvmlReturn_t name(nvmlDevice_t handle)   \
     {                                                    \
         DEVICE_OR_RETURN(device, handle);                \
-        return NVML_ERROR_NOT_SUPPORTED;                 \
+        return error;                                    \
     }
+#define NOT_SUPPORTED(name) ANSWER(name, NVML_ERROR_NOT_SUPPORTED)
 
+NOT_SUPPORTED(nvmlDeviceGetAccountingStats_v2)
+ANSWER(nvmlDeviceGetDisplayMode, NVML_ERROR_DEPRECATED) /* as drivers from R580 on say */
 NOT_SUPPORTED(nvmlDeviceGetTemperature)
 NOT_SUPPORTED(nvmlDeviceGetTemperatureV)
 NOT_SUPPORTED(nvmlDeviceGetTemperatureThreshold)
@@ -363,7 +368,6 @@ NOT_SUPPORTED(nvmlDeviceGetPowerManagementLimit)
 NOT_SUPPORTED(nvmlDeviceGetTotalEnergyConsumption)
 NOT_SUPPORTED(nvmlDeviceGetPersistenceMode)
 NOT_SUPPORTED(nvmlDeviceGetPerformanceState)
-NOT_SUPPORTED(nvmlDeviceGetDisplayMode)
 NOT_SUPPORTED(nvmlDeviceGetDisplayActive)
 NOT_SUPPORTED(nvmlDeviceGetTotalEccErrors)
 NOT_SUPPORTED(nvmlDeviceGetClockInfo)

@@ -1,6 +1,7 @@
 /* A driver whose pool does what the simulated one does not: memory that was freed in the order of a stream serves the next
  * allocation at once, but goes back to the device only after the stream was waited for, whatever trims the pool. It grows
- * by STEP. One device, one pool, one stream. */
+ * by STEP. With PIECES, it grows by pieces as large as an allocation in STEPs, each of which serves one allocation at a
+ * time and stays until the pool is trimmed. One device, one pool, one stream. */
 #include "cuda_abi.h"
 
 #include <string.h>
@@ -83,6 +84,28 @@ static size_t unmake(CUdeviceptr address) {
     return 0;
 }
 
+#ifdef PIECES
+static struct {
+    uint64_t size;
+    CUdeviceptr used_by;
+} pieces[64];
+
+static CUresult take_piece(CUdeviceptr *address, size_t bytes) {
+    int i = 0;
+    while (i < 64 && (pieces[i].used_by != 0 || pieces[i].size < bytes))
+        i++;
+    if (i == 64) {
+        for (i = 0; pieces[i].size != 0;)
+            i++;
+        pieces[i].size = (bytes + STEP - 1) / STEP * STEP;
+        reserved += pieces[i].size;
+    }
+    CUresult result = make(address, bytes);
+    pieces[i].used_by = *address;
+    return result;
+}
+#endif
+
 API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     plain += bytes;
     return make(address, bytes);
@@ -101,6 +124,9 @@ API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
 
 API CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
     (void)stream;
+#ifdef PIECES
+    return take_piece(address, bytes);
+#endif
     pending = pending > bytes ? pending - bytes : 0;
     used += bytes;
     while (reserved < used)
@@ -113,6 +139,12 @@ API CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream
 API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     (void)stream;
     size_t bytes = unmake(address);
+#ifdef PIECES
+    for (int i = 0; i < 64; i++)
+        if (pieces[i].used_by == address)
+            pieces[i].used_by = 0;
+    return CUDA_SUCCESS;
+#endif
     used -= bytes;
     pending += bytes;
     return CUDA_SUCCESS;
@@ -120,6 +152,15 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     (void)pool;
+#ifdef PIECES
+    for (int i = 0; i < 64; i++) {
+        if (pieces[i].used_by == 0) {
+            reserved -= pieces[i].size;
+            pieces[i].size = 0;
+        }
+    }
+    return CUDA_SUCCESS;
+#endif
     uint64_t least = used + pending > keep ? used + pending : keep;
     if (reserved > least)
         reserved = least;

@@ -393,6 +393,8 @@ static CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode) {
 
 static CUresult end_capture(CUstream stream, CUgraph *graph) {
     (void)stream;
+    if (graph == NULL) /* in place of all for which a capture is not ended */
+        return CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
     running->process->capturing = false;
     return CUDA_SUCCESS;
@@ -427,6 +429,8 @@ static void capture_some(struct process *process) {
     CUgraph graph;
     process->begin_capture((CUstream)0x1000, CU_STREAM_CAPTURE_MODE_GLOBAL);
     uint64_t before = now;
+    if (process->end_capture((CUstream)0x1000, NULL) == CUDA_SUCCESS)
+        fail("a capture is ended where the driver did not");
     for (int n = 0; n < 100; n++)
         launch_one(process, process->tenant->kernel, 0);
     if (now - before > 100 * (process->tenant->host + 2 * US))

@@ -44,6 +44,19 @@ def test_torch_runs_out_at_the_limit_and_goes_on(slice_of: Callable[..., Slice],
 
 
 @needs("torch")
+def test_the_context_that_torch_makes_is_charged_once(slice_of: Callable[..., Slice]) -> None:
+    """CUDA's runtime makes it, which may do so past the function that libfgpu stands before."""
+    code = """
+        import torch
+        for _ in range(2):
+            free, total = torch.cuda.mem_get_info()
+            print((total - free) >> 20)
+            held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    """
+    assert slice_of(4096, context_mib=512).run(code).split() == ["512", "576"]
+
+
+@needs("torch")
 def test_torch_graphs_replay_in_a_slice(slice_of: Callable[..., Slice]) -> None:
     code = """
         import torch

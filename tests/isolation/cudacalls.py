@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
+from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,21 @@ class Cuda:
         self.cuInit(0)
         self.cuDevicePrimaryCtxRetain(byref(context), device)
         self.cuCtxSetCurrent(context)
+        return self
+
+    def retain_by_table(self, device: int = 0) -> c_void_p:
+        """Return the device's primary context, taken as CUDA's runtime may: past the exported functions."""
+        table, context = POINTER(c_void_p)(), c_void_p()
+        self.cuGetExportTable(byref(table), b"fgpu-simulated-1")
+        retain = CFUNCTYPE(c_int, c_void_p, c_int)(table[1] or 0)
+        if (result := retain(ctypes.addressof(context), device)) != 0:
+            raise CudaError("retain_by_table", result)
+        return context
+
+    def start_by_table(self, device: int = 0) -> Cuda:
+        """Make the device's primary context current, as CUDA's runtime may."""
+        self.cuInit(0)
+        self.cuCtxSetCurrent(self.retain_by_table(device))
         return self
 
     def info(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
@@ -189,6 +190,72 @@ def test_no_library_is_the_loaders_words(session_folder: Folder, tmp_path: Path)
     assert "libnvidia-ml.so.1: file too short" in done.stderr
 
 
+OLD_NVML = r"""
+/* Of a driver with one version of the lists of processes, or none: three longs for an entry, or two. */
+#include <string.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int error) { return error == 3 ? "Not Supported" : "No Permission"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)8; return (int)index; }
+int nvmlDeviceGetName(void *device, char *name, unsigned size) { (void)device; strncpy(name, "Old", size); return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
+    (void)device;
+    memory[0] = 8192ull << 20, memory[1] = 8092ull << 20, memory[2] = 100ull << 20;
+    return 0;
+}
+int nvmlDeviceGetSerial(void *device, char *serial, unsigned size) { (void)device, (void)serial, (void)size; return 4; }
+int nvmlDeviceGetFanSpeed(void *device, unsigned *speed) { (void)device, (void)speed; return 2; }
+#ifdef LIST
+int LIST(void *device, unsigned *count, unsigned long long *entries) {
+    (void)device;
+    memset(entries, 0, 2 * WORDS * sizeof *entries);
+    entries[0] = 4000001, entries[1] = 60ull << 20;
+    entries[WORDS] = 4000002, entries[WORDS + 1] = 40ull << 20;
+    *count = 2;
+    return 0;
+}
+#endif
+"""
+VERIFY_LISTS = f"""
+import ctypes, sys
+sys.path.insert(0, {str(SMI.parent)!r})
+import verify
+print(verify.listed_pids(verify.open_nvml(), ctypes.c_void_p(8)))
+"""
+LISTED = [
+    {"pid": 4000000 + n, "type": "C", "name": "[Not Found]", "memory_mib": mib}
+    for n, mib in ((1, 60), (2, 40))
+]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "words"), [("_v3", LISTED, 3), ("_v2", LISTED, 3), ("", LISTED, 2), (None, None, 3)]
+)
+def test_what_older_drivers_have_is_shown_and_what_none_has_is_not_known(
+    compile_c: Callable[..., Path], tmp_path: Path, version: str | None, wanted: list[Any] | None, words: int
+) -> None:
+    source = tmp_path / "old_nvml.c"
+    source.write_text(OLD_NVML)
+    flags = [] if version is None else [f"-DLIST=nvmlDeviceGetComputeRunningProcesses{version}"]
+    library = compile_c(source, "-shared", "-fPIC", "-Wno-missing-prototypes", f"-DWORDS={words}", *flags)
+    (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
+    command = [sys.executable, str(SMI)]
+    env = {"LD_LIBRARY_PATH": str(tmp_path), "FGPU_LIMITS_FILE": "", "COLUMNS": "80"}
+    done = subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    [gpu] = json.loads(done.stdout)["gpus"]
+    assert gpu["processes"] == wanted
+    assert gpu["serial"] is None
+    table = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert ("|  N/A " in table.stdout.split("GPU Memory")[1]) == (wanted is None)
+    assert "No running processes found" not in table.stdout
+    listed = subprocess.run(
+        [*command[:1], "-c", VERIFY_LISTS], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert listed.stdout == f"{[p['pid'] for p in wanted]}\n" if wanted else "NotThere" in listed.stderr
+
+
 def test_a_terminal_that_is_too_narrow_gets_a_list(session_folder: Folder) -> None:
     folder = session_folder(devices=[(UUID, 2048)])
     with holding(folder, 512) as pid:
@@ -242,7 +309,10 @@ def test_a_loop_goes_on_until_it_is_interrupted(session_folder: Folder) -> None:
     words = ["--query-gpu=memory.total", "--format=csv", "-l", "0.1"]
     env = preloaded(folder, FGPU_LIMITS_FILE=str(folder / "limits"))
     command = [sys.executable, str(SMI), *words]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    # Where the tests run in the background, it is ignored, and a child would do the same.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, text=True, preexec_fn=heard) as process:
         assert process.stdout is not None
         shown = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)

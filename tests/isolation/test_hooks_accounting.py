@@ -426,6 +426,151 @@ def test_what_kernels_allocate_and_print_into_is_charged_as_large_as_it_is_made(
     )
 
 
+def test_a_primary_context_made_past_the_exported_function_is_charged_once(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)], context_mib=64),
+        """
+        cuda = Cuda().start_by_table()
+        assert cuda.used_mib() == 64
+        cuda.alloc(100)
+        cuda.start_by_table()
+        cuda.start()  # and by the exported one
+        assert cuda.used_mib() == 164
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 349 * MIB) == OUT_OF_MEMORY
+        for _ in range(3):
+            assert cuda.used_mib() == 164
+            cuda.cuDevicePrimaryCtxRelease_v2(0)
+        context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert cuda.used_mib() == 64  # the primary one is gone, with its 100 MiB
+        """,
+        start=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asks", "held_mib"),
+    [("info()", 64), ("alloc(100)", 164), ("create(100)", 164), ("new('cuMemAllocAsync', 96 * MIB, 0)", 160)],
+)
+def test_a_primary_context_is_seen_by_whatever_asks_for_memory(
+    session_folder: Callable[..., Path], asks: str, held_mib: int
+) -> None:
+    folder = session_folder(devices=[(UUID, 512)], context_mib=64)
+    run(
+        folder,
+        f"""
+        cuda = Cuda()
+        cuda.cuInit(0)
+        cuda.cuCtxPushCurrent_v2(cuda.retain_by_table())
+        cuda.{asks}
+        """,
+        start=False,
+    )
+    assert committed(folder) == held_mib * 2**20
+
+
+def test_a_reset_releases_a_primary_context_made_past_the_exported_function(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)], context_mib=64),
+        """
+        cuda = Cuda().start_by_table()
+        for _ in range(20):  # none of it adds up
+            cuda.alloc(400)
+            cuda.cuDevicePrimaryCtxReset_v2(0)
+            cuda.start_by_table()
+            assert cuda.used_mib() == 64
+        cuda.cuDevicePrimaryCtxReset_v2(0)
+        context = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert cuda.used_mib() == 64
+        """,
+        start=False,
+    )
+
+
+def test_a_created_context_and_a_primary_one_are_told_apart(session_folder: Callable[..., Path]) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)], context_mib=64),
+        """
+        cuda = Cuda()
+        cuda.cuInit(0)
+        created = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        held = cuda.alloc(10)
+        assert cuda.used_mib() == 74
+        cuda.start_by_table()
+        cuda.alloc(20)
+        assert cuda.used_mib() == 158
+        cuda.cuDevicePrimaryCtxReset(0)
+        cuda.cuCtxSetCurrent(c_void_p(created))
+        assert cuda.used_mib() == 74
+        cuda.cuDevicePrimaryCtxReset(0)  # there is none: this ends nothing
+        assert cuda.used_mib() == 74
+        cuda.cuMemFree_v2(held)
+        assert cuda.used_mib() == 64
+        """,
+        start=False,
+    )
+
+
+def test_beside_a_primary_context_that_does_not_fit_nothing_is_granted_until_there_is_room(
+    session_folder: Callable[..., Path],
+) -> None:
+    folder = session_folder(devices=[(UUID, 192)], context_mib=64)
+    first = Program(
+        folder, "held = cuda.alloc(100); say(full=1); input(); cuda.cuMemFree_v2(held); say(free=1); input()"
+    )
+    assert first.line() == "full=1"
+    second = Program(
+        folder,
+        """
+        cuda = Cuda().start_by_table()
+        assert cuda.info() == (0, 192 * MIB)
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), MIB) == OUT_OF_MEMORY
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), MIB, 0) == OUT_OF_MEMORY
+        say(refused=1)
+        input()
+        assert cuda.used_mib() == 128
+        cuda.alloc(64)
+        """,
+        start=False,
+    )
+    assert second.line() == "refused=1"
+    assert committed(folder) == (100 + 2 * 64) * 2**20  # as the driver has it
+    first.go()
+    assert first.line() == "free=1"
+    second.go()
+    second.end()
+    first.go()
+    first.end()
+
+
+def test_a_green_context_and_the_primary_one_that_it_makes_are_charged_once(
+    session_folder: Callable[..., Path],
+) -> None:
+    run(
+        session_folder(devices=[(UUID, 512)], context_mib=64),
+        """
+        cuda = Cuda()
+        cuda.cuInit(0)
+        resource, description = (c_ulonglong * 32)(), c_void_p()
+        cuda.cuDeviceGetDevResource(0, resource, 1)
+        cuda.cuDevResourceGenerateDesc(byref(description), resource, 1)
+        green = cuda.new("cuGreenCtxCreate", description, 0, 1, kind=c_void_p)
+        cuda.cuCtxSetCurrent(c_void_p(cuda.new("cuCtxFromGreenCtx", c_void_p(green), kind=c_void_p)))
+        cuda.alloc(10)
+        assert cuda.used_mib() == 74
+        primary = cuda.retain_by_table()
+        assert cuda.used_mib() == 74
+        cuda.cuGreenCtxDestroy(c_void_p(green))
+        cuda.cuCtxSetCurrent(primary)  # this stays, and so is charged now
+        assert cuda.used_mib() == 74
+        """,
+        start=False,
+    )
+
+
 def test_a_context_that_does_not_fit_is_refused(session_folder: Callable[..., Path]) -> None:
     run(
         session_folder(devices=[(UUID, 128)], context_mib=100),
@@ -700,9 +845,9 @@ def test_a_streams_own_device_is_charged_whatever_is_current(session_folder: Cal
 def ordered(session_folder: Callable[..., Path], compile_c: Callable[..., Path]) -> Callable[..., Path]:
     """A session with another driver: one whose pools keep what is freed until its stream is waited for."""
 
-    def ordered(*flags: str) -> Path:
+    def ordered(*flags: str, mib: int = 128) -> Path:
         uuid = "GPU-" + "-".join("1" * digits for digits in (8, 4, 4, 4, 12))
-        folder = session_folder(devices=[(uuid, 128)], simulated=False)
+        folder = session_folder(devices=[(uuid, mib)], simulated=False)
         (folder / "simulated").mkdir()
         driver = compile_c(
             "tests/hooks_ordered.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", *flags
@@ -768,6 +913,56 @@ def test_other_steps_are_learnt(ordered: Callable[..., Path]) -> None:
         highest = c_uint64()
         cuda.cuMemPoolGetAttribute(16, 6, byref(highest))
         assert highest.value == 64 * MIB
+        """,
+    )
+
+
+def test_a_pool_in_pieces_teaches_no_larger_steps(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered("-DPIECES", mib=1024),
+        """
+        kept = [cuda.new("cuMemAllocAsync", size * MIB, 0) for size in (128, 32, 128, 32)]
+        for address in kept[::2]:
+            cuda.cuMemFreeAsync(address, 0)
+        cuda.new("cuMemAllocAsync", 256 * MIB, 0)  # what is free would do, were it in one piece
+        assert cuda.used_mib() == 2 * 128 + 2 * 32 + 256
+        held = cuda.alloc(1024 - 576 - 40)
+        cuda.new("cuMemAllocAsync", 128 * MIB, 0)  # into the pieces
+        cuda.new("cuMemAllocAsync", 128 * MIB, 0)
+        assert cuda.used_mib() == 1024 - 40
+        cuda.new("cuMemAllocAsync", 20 * MIB, 0)  # 32 of the 40 MiB that are left
+        assert cuda.used_mib() == 1024 - 8
+        """,
+    )
+
+
+def test_a_pool_in_pieces_gives_them_back_for_what_needs_one(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered("-DPIECES", mib=1024),
+        """
+        kept = [cuda.new("cuMemAllocAsync", size * MIB, 0) for size in (256, 32, 256, 32)]
+        for address in kept[::2]:
+            cuda.cuMemFreeAsync(address, 0)
+        assert cuda.used_mib() == 576
+        cuda.new("cuMemAllocAsync", 600 * MIB, 0)  # beside the pieces it would be too much
+        assert cuda.used_mib() == 64 + 608
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), 400 * MIB, 0) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 64 + 608
+        """,
+    )
+
+
+def test_steps_that_became_smaller_are_noticed_at_the_limit(ordered: Callable[..., Path]) -> None:
+    run(
+        ordered("-DSTEP=(used<=7*MIB?64*MIB:32*MIB)"),  # the first is a larger one
+        """
+        cuda.new("cuMemAllocAsync", 7 * MIB, 0)
+        assert cuda.used_mib() == 64
+        held = cuda.alloc(32)
+        cuda.new("cuMemAllocAsync", 57 * MIB, 0)
+        cuda.new("cuMemAllocAsync", 20 * MIB, 0)
+        assert cuda.used_mib() == 128
+        assert cuda.result("cuMemAllocAsync", byref(c_ulonglong()), 20 * MIB, 0) == OUT_OF_MEMORY
         """,
     )
 
@@ -974,6 +1169,25 @@ def test_nvml_says_nothing_of_a_device_that_is_not_in_the_limits(session_folder:
         assert refused(pynvml.nvmlDeviceGetMemoryInfo, other, pynvml.nvmlMemory_v2)
         assert refused(pynvml.nvmlDeviceGetComputeRunningProcesses, other)
         assert pynvml.nvmlDeviceGetMemoryInfo(own).total == 128 * MIB
+        """,
+        start=False,
+    )
+
+
+def test_a_version_of_an_nvml_function_that_is_not_known_is_missing(
+    session_folder: Callable[..., Path],
+) -> None:
+    """It would tell of other sessions' processes."""
+    name = "nvmlDeviceGetAccountingStats_v2"
+    folder = session_folder(devices=[(UUID, 128)])
+    assert name.encode() in (folder / "simulated" / "libnvidia-ml.so.1").read_bytes()
+    run(
+        folder,
+        f"""
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        assert not hasattr(library, "{name}")
+        assert hasattr(library, "nvmlDeviceGetSerial")
+        assert "has {name}, a version that this libfgpu does not know" in log()
         """,
         start=False,
     )

@@ -22,6 +22,11 @@ def freed(name, *arguments):
     getattr(cuda, name)(*arguments)
     assert cuda.used_mib() < before, name
 
+def held():
+    import struct
+    region = (Path(os.environ["LD_PRELOAD"]).parent / "accounting").read_bytes()
+    return sum(struct.unpack_from("<Q", region, 0x100008 + 64 * slot)[0] for slot in range(1024))
+
 stream = cuda.stream()
 plane = ArrayDescription(8192, 8192, 0, 0x20, 1, 0)
 """
@@ -47,10 +52,7 @@ event = cuda.new("cuEventCreate", 0)
 cuda.cuEventRecord(event, stream)
 cuda.WAIT
 """
-    + "import mmap, struct\n"
-    + "region = (Path(os.environ['LD_PRELOAD']).parent / 'accounting').read_bytes()\n"
-    + "held = [struct.unpack_from('<Q', region, 0x100008 + 64 * slot)[0] for slot in range(1024)]\n"
-    + "assert sum(held) == 0\n"
+    + "assert held() == 0\n"
 )
 CREATED = "handle = cuda.create(64)\naddress = cuda.reserve(64)\ncuda.map(address, 64, handle)\n"
 SPARSE = """
@@ -198,7 +200,11 @@ PROGRAMS = {
     "cuda.start()\nassert cuda.used_mib() == before",
     "cuGreenCtxCreate": CONTEXT + GREEN + CHARGED,
     "cuGreenCtxDestroy": CONTEXT + GREEN + "cuda.cuGreenCtxDestroy(green)\nassert cuda.used_mib() == before",
-    "cuDevicePrimaryCtxRetain": "assert cuda.used_mib() == 16",
+    "cuCtxSetCurrent": "cuda.cuDevicePrimaryCtxRelease(0)\ncuda.cuCtxSetCurrent(cuda.retain_by_table())\n"
+    "assert held() == 16 * MIB",
+    "cuDevicePrimaryCtxRetain": "cuda.cuDevicePrimaryCtxRelease(0)\n"
+    "cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.alloc(100)\n"
+    "assert cuda.result('cuDevicePrimaryCtxRetain', byref(c_void_p()), 0) == OUT_OF_MEMORY",
     "cuDevicePrimaryCtxRelease": "cuda.alloc(8)\ncuda.cuDevicePrimaryCtxRelease(0)\ncuda.start()\n"
     "assert cuda.used_mib() == 16",
     "cuDevicePrimaryCtxRelease_v2": "cuda.alloc(8)\ncuda.cuDevicePrimaryCtxRelease_v2(0)\ncuda.start()\n"
@@ -269,6 +275,8 @@ ELSEWHERE = {
             "cuStreamBeginCapture_v2_ptsz",
             "cuStreamBeginCaptureToGraph",
             "cuStreamBeginCaptureToGraph_ptsz",
+            "cuStreamBeginRecaptureToGraph",
+            "cuStreamBeginRecaptureToGraph_ptsz",
             "cuStreamEndCapture",
             "cuStreamEndCapture_ptsz",
         ]

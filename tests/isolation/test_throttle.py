@@ -112,9 +112,12 @@ def test_kernels_longer_than_their_slots_get_their_share_in_the_long_run(
     assert only.share == pytest.approx(percent(slots), abs=0.5)
 
 
+@pytest.mark.parametrize("kernel_us", [7000, 20_000, 50_000])
 @pytest.mark.parametrize("pair", PAIRS[:3], ids=str)
-def test_two_sessions_with_long_kernels_that_are_served_in_turn(world: World, pair: tuple[str, str]) -> None:
-    outcome = world(*(f"slots={slots},kernel_us=50000" for slots in pair), seconds=60)
+def test_two_sessions_with_long_kernels_that_are_served_in_turn(
+    world: World, pair: tuple[str, str], kernel_us: int
+) -> None:
+    outcome = world(*(f"slots={slots},kernel_us={kernel_us}" for slots in pair), seconds=60)
     for tenant, slots in zip(outcome.tenants, pair, strict=True):
         assert tenant.share == pytest.approx(percent(slots), abs=3)
 

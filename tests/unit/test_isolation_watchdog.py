@@ -15,7 +15,7 @@ import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.containers import EngineSilent
-from fgpuspawner.isolation import nvml_reader
+from fgpuspawner.isolation import accounting, nvml_reader
 from fgpuspawner.isolation import watchdog as watchdog_module
 from fgpuspawner.isolation.hub import Isolation
 from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
@@ -95,6 +95,16 @@ def test_contexts_that_are_not_charged_are_allowed_for_each_process() -> None:
     assert look(looked, {10: 1, 11: 1}, allowances=allowances) == ([], [], [], [])
     looked = {GPU: held((10, 1700), (11, 1861))}
     assert look(looked, {10: 1, 11: 1}, allowances=allowances) == ([1], [], [], [1])
+
+
+def test_what_kernels_take_is_allowed_for_each_process() -> None:
+    allowances = {1: {GPU: Allowance(2048, code_mib=256)}}
+    amounts = [(10 + n, 500) for n in range(6)]
+    owners = {pid: 1 for pid, _ in amounts}
+    assert look({GPU: held(*amounts)}, owners, allowances=allowances) == ([], [], [], [])
+    assert look({GPU: held(*amounts, (20, 1097))}, {**owners, 20: 1}, allowances=allowances)[0] == [1]
+    # The tolerance is for one.
+    assert look({GPU: held((10, 2561))}, {10: 1}, allowances=allowances)[0] == [1]
 
 
 def test_of_a_device_that_is_not_its_own_a_session_may_hold_nothing() -> None:
@@ -216,6 +226,51 @@ async def test_a_session_is_warned_then_ended_with_figures(isolation: Isolation)
     assert "2048 MiB" in last
 
 
+class Absent(Scheduler):
+    """Its database is away when it is called for the first few times."""
+
+    def __init__(self, *sessions: Session, calls: int) -> None:
+        super().__init__(*sessions)
+        self.calls = calls
+
+    def answer(self) -> None:
+        self.calls -= 1
+        if self.calls >= 0:
+            raise OSError("the database does not answer")
+
+    async def warn(self, session_id: int, message: str | None) -> Session:
+        self.answer()
+        return await super().warn(session_id, message)
+
+    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
+        self.answer()
+        return await super().end(session_id, cause, message)
+
+
+async def test_nobody_is_ended_whose_warning_could_not_be_written(isolation: Isolation) -> None:
+    scheduler = Absent(session(1), session(2), calls=1)
+    watchdog = watch(isolation, scheduler, *[{GPU: held((10, 3000), (20, 3000))}] * 3)
+    await watchdog.look()
+    assert [(what, who) for what, who, _ in scheduler.told] == [("warn", 2)], "one failure hides no other"
+    await watchdog.look()
+    assert [(what, who) for what, who, _ in scheduler.told[1:]] == [("ISOLATION_FAILED", 2), ("warn", 1)]
+    await watchdog.look()
+    assert ("ISOLATION_FAILED", 1) in [(what, who) for what, who, _ in scheduler.told]
+
+
+async def test_an_end_and_a_recovery_that_could_not_be_written_are_tried_again(isolation: Isolation) -> None:
+    scheduler = Scheduler(session(1), session(2))
+    looks = [{GPU: held((10, 3000), (20, 3000))}, *[{GPU: held((10, 3000), (20, 100))}] * 2]
+    watchdog = watch(isolation, scheduler, *looks)
+    await watchdog.look()
+    absent = Absent(session(1), session(2), calls=2)
+    watchdog._sessions = absent
+    await watchdog.look()
+    assert absent.told == []
+    await watchdog.look()
+    assert [(what, who) for what, who, _ in absent.told] == [("ISOLATION_FAILED", 1), ("warn", 2)]
+
+
 class Away:
     """Another machine, which hangs, or says nothing of whose processes there are."""
 
@@ -262,7 +317,7 @@ async def test_a_machine_that_does_not_answer_hides_no_other(
     )
     logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.ERROR, "fgpu.watchdog"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watchdog.look()
             await watchdog.look()
     assert [(what, number) for what, number, _ in scheduler.told] == [("warn", 1), ("ISOLATION_FAILED", 1)]
@@ -354,6 +409,27 @@ async def test_logs_that_sessions_let_grow_are_emptied(isolation: Isolation) -> 
     assert [(folder / "log").stat().st_size for folder in (own, other)] == [0, 1000]
 
 
+async def test_an_account_that_a_session_lets_grow_is_cut_back(
+    isolation: Isolation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    isolation.host = replace(isolation.host, accounting=tmp_path / "memory")
+    in_memory, beside = tmp_path / "memory" / "7", isolation.folder(8)
+    for folder in (in_memory, beside):
+        folder.mkdir(parents=True)
+        with accounting.create(folder / "accounting").open("r+b") as file:
+            file.write(b"kept")
+            file.seek(0, 2)
+            file.write(b"x" * (1 << 20))
+    logging.getLogger("fgpu").propagate = True
+    with caplog.at_level(logging.WARNING, "fgpu"):
+        for _ in range(2):
+            await watch(isolation, Scheduler()).look()
+    for folder in (in_memory, beside):
+        data = (folder / "accounting").read_bytes()
+        assert (len(data), data[:4]) == (accounting.REGION_BYTES, b"kept")
+    assert sum("accounting file grow" in r.getMessage() for r in caplog.records) == 2, "once for each"
+
+
 # --- NVML in a process of its own ---
 
 HANGS = "import sys, time\nsys.stdin.readline()\ntime.sleep(1000)\n"
@@ -376,7 +452,8 @@ REFUSES = 'import sys\nfor line in sys.stdin: print(\'{"error": "GPU is lost"}\'
 async def test_a_library_that_misbehaves_is_unknown_and_holds_up_nobody(
     program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_reader, "ANSWER_WITHIN_S", 1.0)
+    # Only of the one that hangs it is waited for: the others have to start first.
+    monkeypatch.setattr(nvml_reader, "ANSWER_WITHIN_S", 1.0 if program == HANGS else 60.0)
     monkeypatch.setattr(nvml_reader, "child_command", lambda *a: [sys.executable, "-c", program])
     reader = NvmlReader("libnvidia-ml.so.1")
     try:
@@ -387,9 +464,38 @@ async def test_a_library_that_misbehaves_is_unknown_and_holds_up_nobody(
             await asyncio.sleep(0)
             with pytest.raises(NvmlUnknown, match=words):
                 await looking
-            assert time.monotonic() - begun < 20
+            assert time.monotonic() - begun < 50
     finally:
         reader.close()
+
+
+SAYS_THAT_IT_HANGS = (
+    "import sys, time\nsys.stdin.readline()\nopen(sys.argv[1], 'w').close()\ntime.sleep(1000)\n"
+)
+
+
+def until_there(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, "the child was never asked"
+        time.sleep(0.01)
+
+
+async def test_closing_a_reader_does_not_wait_for_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    monkeypatch.setattr(nvml_reader, "ANSWER_WITHIN_S", 1000.0)
+    monkeypatch.setattr(
+        nvml_reader, "child_command", lambda *a: [sys.executable, "-c", SAYS_THAT_IT_HANGS, str(asked)]
+    )
+    reader = NvmlReader("libnvidia-ml.so.1")
+    looking = asyncio.ensure_future(reader.look([GPU]))
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(until_there, asked)
+        await asyncio.to_thread(reader.close)
+        with pytest.raises(NvmlUnknown):
+            await looking
 
 
 async def test_a_library_that_is_not_there_is_unknown_not_empty() -> None:

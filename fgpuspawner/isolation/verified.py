@@ -1,0 +1,62 @@
+"""What the check inside a session said, the last of each node: written by the Hub, for the administrators' page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fgpu_scheduler import Session, SystemClock
+from fgpuspawner.isolation.files import write_whole
+
+log = logging.getLogger("fgpu.isolation")
+
+WRITTEN = "verified.json"
+MOST_PROBLEMS = 10
+MOST_TEXT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the check of one session said; without ``problems`` its limits were in force."""
+
+    node_id: str
+    session_id: int
+    backend: str
+    at_s: int
+    problems: tuple[str, ...] = ()
+
+
+def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[str]) -> None:
+    """Keep this as the last verdict of its node. It is no reason for a launch to fail that it cannot be written."""
+    if session.placement is None:
+        return
+    node_id, at_s = session.placement.node_id, SystemClock().now_s()
+    said = tuple(problem[:MOST_TEXT] for problem in problems[:MOST_PROBLEMS])
+    found = {verdict.node_id: verdict for verdict in read_verdicts(data)}
+    found[node_id] = Verdict(node_id, session.id, backend, at_s, said)
+    try:
+        write_whole(
+            data / WRITTEN, json.dumps([asdict(v) for v in found.values()], indent=2).encode(), mode=0o644
+        )
+    except OSError as e:
+        log.warning("What the check of session %d said cannot be written down: %s", session.id, e)
+
+
+def read_verdicts(data: Path) -> tuple[Verdict, ...]:
+    """Return the last verdict of each node; empty where none is known."""
+    try:
+        return tuple(
+            Verdict(
+                str(own["node_id"]),
+                int(own["session_id"]),
+                str(own["backend"]),
+                int(own["at_s"]),
+                tuple(str(problem) for problem in own["problems"]),
+            )
+            for own in json.loads((data / WRITTEN).read_text())
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()

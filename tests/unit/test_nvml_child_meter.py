@@ -1,0 +1,99 @@
+"""How samples of a real driver are read: several of a process, some that are no percentage, and its energy counter."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from fgpuspawner.isolation.nvml_child import INSUFFICIENT_SIZE, NOT_FOUND, Nvml, Utilization
+
+MIB = 2**20
+
+
+def nvml(
+    *samples: tuple[int, int, int],
+    status: int = 0,
+    energy_mj: int | None = None,
+    pids: tuple[int, ...] = (1, 2),
+) -> tuple[Nvml, list[int]]:
+    """Return NVML on a driver with samples (process, microseconds, percent), and the instants that it is asked for."""
+    asked: list[int] = []
+
+    def utilization(handle: Any, array: Any, count: Any, since: Any) -> int:
+        asked.append(since.value)
+        newer = [s for s in samples if s[1] > since.value]
+        fits = count._obj.value
+        count._obj.value = len(newer)
+        if status or not newer:
+            return status or NOT_FOUND
+        if len(newer) > fits:
+            return INSUFFICIENT_SIZE
+        for i, (pid, at_us, sm) in enumerate(newer):
+            array[i] = Utilization(pid, at_us, sm)
+        return 0
+
+    def energy(handle: Any, counted: Any) -> int:
+        counted._obj.value = energy_mj or 0
+        return 0 if energy_mj is not None else 3
+
+    def processes(handle: Any, count: Any, array: Any) -> int:
+        count._obj.value = len(pids)
+        for i, pid in enumerate(pids):
+            array[i].pid, array[i].used = pid, 100 * MIB
+        return 0
+
+    found = Nvml.__new__(Nvml)
+    found.library = SimpleNamespace(  # type: ignore[assignment]
+        nvmlDeviceGetProcessUtilization=utilization,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetComputeRunningProcesses_v3=processes,
+    )
+    return found, asked
+
+
+def told(found: Nvml, since_us: int = 0) -> tuple[list[tuple[int, int, float | None]], int, int | None]:
+    answer = found.metered(ctypes.c_void_p(), since_us)
+    processes = [(pid, used // MIB, percent) for pid, used, percent, *_ in answer["processes"]]
+    return processes, answer["seen_us"], answer["energy_mj"]
+
+
+def test_a_process_has_the_mean_of_its_samples_and_who_has_none_did_nothing() -> None:
+    found, asked = nvml((1, 10, 30), (1, 20, 40), (1, 30, 32), energy_mj=12345)
+    assert told(found) == ([(1, 100, 34.0), (2, 100, 0)], 30, 12345)
+    assert told(found, since_us=20) == ([(1, 100, 32.0), (2, 100, 0)], 30, 12345)
+    assert told(found, since_us=30) == ([(1, 100, 0), (2, 100, 0)], 30, 12345)
+    assert asked == [0, 20, 30]
+
+
+def test_what_is_no_percentage_is_left_out() -> None:
+    found, _ = nvml((1, 10, 30), (1, 20, 2**32 - 1))
+    # Its time may be as little of one.
+    assert told(found) == ([(1, 100, 30.0), (2, 100, 0)], 10, None)
+
+
+def test_after_the_clock_was_set_back_samples_are_new_again() -> None:
+    found, asked = nvml((1, 10, 30))
+    tomorrow_us = int((time.time() + 86400) * 1e6)
+    assert told(found, since_us=tomorrow_us) == ([(1, 100, 30.0), (2, 100, 0)], 10, None)
+    assert asked == [0]
+
+
+def test_a_process_that_has_ended_holds_nothing_any_more() -> None:
+    found, _ = nvml((9, 10, 30))
+    assert told(found)[0] == [(1, 100, 0), (2, 100, 0), (9, 0, 30.0)]
+
+
+def test_a_driver_that_does_not_tell_makes_it_unknown() -> None:
+    found, _ = nvml(status=3)
+    assert told(found) == ([(1, 100, None), (2, 100, None)], 0, None)
+    del found.library.nvmlDeviceGetProcessUtilization
+    del found.library.nvmlDeviceGetTotalEnergyConsumption
+    assert told(found) == ([(1, 100, None), (2, 100, None)], 0, None)
+
+
+def test_more_samples_than_expected_are_all_read() -> None:
+    found, asked = nvml(*((1, 1 + i, 50) for i in range(1000)))
+    assert told(found) == ([(1, 100, 50.0), (2, 100, 0)], 1000, None)
+    assert len(asked) == 2
