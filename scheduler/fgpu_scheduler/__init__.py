@@ -3,7 +3,7 @@
 These are the public names; everything else may change.
 """
 
-from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit
+from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit, pending_refusals
 from fgpu_scheduler.core.forecast import Forecast, RequestForecast, forecast, forecast_request
 from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LIVE, SERVING
@@ -102,5 +102,6 @@ __all__ = [
     "group_policy",
     "of_group",
     "parse_milli",
+    "pending_refusals",
     "plan",
 ]

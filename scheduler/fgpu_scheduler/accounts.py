@@ -54,39 +54,47 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     return found
 
 
-def become(wanted: Iterable[Quota], write: Write) -> None:
-    """Make the stored quotas these, with an event for each that changes.
+def become(wanted: Iterable[Quota], write: Write) -> bool:
+    """Make the stored quotas these, with an event for each that changes; return whether any does.
 
     Raises:
         BadSettings: as of `checked`.
     """
     new, old = checked(wanted), write.world.quotas
     if new == old:
-        return
+        return False
     write.connection.execute(delete(quotas))
     if new:
-        write.connection.execute(insert(quotas), [_values(quota) for quota in new])
-    for quota in (q for q in old if quota_key(q) not in [quota_key(one) for one in new]):
+        write.connection.execute(insert(quotas), [quota_values(quota) for quota in new])
+    kept, before = {quota_key(quota) for quota in new}, set(old)
+    for quota in (q for q in old if quota_key(q) not in kept):
         write.event("quotas", reason=f"{shown(quota)}: none")
-    for quota in (q for q in new if q not in old):
-        write.event("quotas", reason=f"{shown(quota)}: {_limits(quota)}")
+    for quota in (q for q in new if q not in before):
+        write.event("quotas", reason=f"{shown(quota)}: {limits_words(quota)}")
+    return True
 
 
-def _values(quota: Quota) -> dict[str, Any]:
+def quota_values(quota: Quota) -> dict[str, Any]:
+    """Return the columns of a quota."""
     scope, name, resource_group = quota_key(quota)
     limits = {name: getattr(quota, name) for name in LARGEST}
     return {"scope": scope, "name": name, "resource_group": resource_group, **limits}
 
 
-def _limits(quota: Quota) -> str:
+def limits_words(quota: Quota) -> str:
+    """Return the limits of a quota in words."""
     fgpu = quota.max_fgpu_milli
     said = (
         None if fgpu is None else f"{format_milli(fgpu)} fGPU",
-        None if quota.max_sessions is None else f"{quota.max_sessions} sessions",
+        None if quota.max_sessions is None else _number(quota.max_sessions, "session"),
         None if quota.max_pending is None else f"{quota.max_pending} waiting",
         None if quota.max_lifetime_s is None else f"{quota.max_lifetime_s} s",
     )
     return ", ".join(one for one in said if one is not None)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def refuse_over_quota(world: Snapshot, asked: Sequence[Request]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Row, delete, insert, select, update
 
+from fgpu_scheduler.audit import record
 from fgpu_scheduler.schema import image_edits
 from fgpu_scheduler.store import Store
 from fgpu_scheduler.writing import Write
@@ -56,6 +57,9 @@ class ImageEdits:
             for slug in sorted(drop):
                 gone = write.connection.execute(delete(image_edits).where(image_edits.c.slug == slug))
                 if gone.rowcount:
+                    record(
+                        write.connection, actor=by, action="image.back", target=f"image {slug}", now_s=now_s
+                    )
                     write.event("images", reason=f"{slug}: back to the file, by {by}")
             for edit in edits:
                 _put(edit, write, by, now_s)
@@ -75,6 +79,23 @@ def _put(edit: ImageEdit, write: Write, by: str, now_s: int) -> None:
         write.connection.execute(update(image_edits).where(at).values(**values))
     what = "moved" if (edit.entry, edit.changes) == (known.entry, known.changes) else "edited"
     write.event("images", reason=f"{edit.slug}: {what} by {by}")
+    action = "image.move" if what == "moved" else "image.edit"
+    details = _difference(known, edit)
+    record(
+        write.connection, actor=by, action=action, target=f"image {edit.slug}", details=details, now_s=now_s
+    )
+
+
+def _difference(before: ImageEdit, edit: ImageEdit) -> str:
+    """Return what is written over the file now, and was not before, in words for the audit log."""
+    old = {**(before.entry or {}), **before.changes}
+    new = {**(edit.entry or {}), **edit.changes}
+    changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
+    said = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()]
+    said += [f"{key}: as in the file" for key in old if key not in new]
+    if edit.position != before.position:
+        said.append("its place" if edit.position is not None else "its place: as in the file")
+    return ", ".join(said)
 
 
 def _values(edit: ImageEdit) -> dict[str, object]:

@@ -14,6 +14,7 @@ from fgpu_scheduler.rows import Used, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.schema import (
     devices,
     events,
+    has_run,
     in_states,
     is_live,
     is_serving,
@@ -75,9 +76,15 @@ _newest_ended = (
 )
 ENDED_SESSIONS = Sessions(_newest_ended)
 ENDED_OF = Sessions(_newest_ended.where(sessions.c.user_name == bindparam("user")))
+LATEST_OF = Sessions(
+    select(sessions)
+    .where(sessions.c.user_name == bindparam("user"))
+    .order_by(sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
 LENGTHS = (
     _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
-    .where(sessions.c.started_at_s.is_not(None))
+    .where(has_run)
     .where(sessions.c.resource_group == bindparam("resource_group"))
 )
 HELD_DEVICES = (

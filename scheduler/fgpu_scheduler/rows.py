@@ -44,7 +44,9 @@ class Event:
     - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
     - "idle": IDLE since it is, or None (not any more);
     - "kept": IDLE, when the owner asked to keep it all the same;
+    - "priority": the priority that it had and the one that an administrator gave it;
     - "nodes" and "quotas", of no session: what became of which node or quota;
+    - "history", of no session: how much of what ended long ago was forgotten;
     - "images", of no session: what became of which image.
     """
 
@@ -119,6 +121,8 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         idle_since_s,
         kept_until_s,
         place_of,
+        asked_priority,
+        queued_at_s,
     ) = row
     return Session(
         id_,
@@ -156,6 +160,8 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         idle_since_s,
         kept_until_s,
         place_of,
+        asked_priority,
+        queued_at_s,
     )
 
 
@@ -205,6 +211,8 @@ def life_values(session: Session) -> dict[str, Any]:
         "idle_since_s": session.idle_since_s,
         "kept_until_s": session.kept_until_s,
         "place_of": session.place_of,
+        "asked_priority": session.asked_priority,
+        "queued_at_s": session.queued_at_s,
     }
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     literal_column,
 )
 
@@ -106,6 +107,9 @@ sessions = Table(
     Column("idle_since_s", BigInteger),
     Column("kept_until_s", BigInteger),
     Column("place_of", BigInteger),
+    # Where an administrator has given it another priority: the one that was asked for.
+    Column("asked_priority", Integer),
+    Column("queued_at_s", BigInteger),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )
@@ -145,6 +149,55 @@ quotas = Table(
     Column("max_sessions", Integer),
     Column("max_pending", Integer),
     Column("max_lifetime_s", BigInteger),
+)
+
+quota_edits = Table(
+    "fgpu_quota_edits",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("resource_group", Text, primary_key=True),
+    # Not in force, though the file may have it.
+    Column("removed", Boolean, nullable=False),
+    Column("max_fgpu_milli", BigInteger),
+    Column("max_sessions", Integer),
+    Column("max_pending", Integer),
+    Column("max_lifetime_s", BigInteger),
+    Column("changed_by", Text, nullable=False),
+    Column("changed_at_s", BigInteger, nullable=False),
+)
+
+banner = Table(
+    "fgpu_banner",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("level", Text, nullable=False),
+    Column("until_at_s", BigInteger),
+    Column("set_by", Text, nullable=False),
+    Column("set_at_s", BigInteger, nullable=False),
+    CheckConstraint("id = 1", name="fgpu_banner_one_row"),
+)
+
+end_messages = Table(
+    "fgpu_end_messages",
+    metadata,
+    # What its owner is told, should the session be ended by a user's wish: written before the Hub is asked.
+    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("message", Text, nullable=False),
+    Column("said_at_s", BigInteger, nullable=False),
+)
+
+audit = Table(
+    "fgpu_audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at_s", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("details", Text, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 image_edits = Table(
@@ -188,6 +241,26 @@ private_images = Table(
     sqlite_autoincrement=True,
 )
 
+meters = Table(
+    "fgpu_meters",
+    metadata,
+    # No key to the sessions: a row is written beside them, and never in their way.
+    Column("session_id", Id, primary_key=True, autoincrement=False),
+    Column("at_s", BigInteger, nullable=False),
+    # Thousandths of a GPU that it holds, and its limit: what a device was worth then.
+    Column("gpu_millionths", BigInteger, nullable=False),
+    Column("limit_mib", BigInteger, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("covered_s", BigInteger, nullable=False),
+    Column("peak_mib", BigInteger),
+    Column("p95_mib", BigInteger),
+    Column("sm_p95_percent", Integer),
+    Column("energy_mj", BigInteger),
+    Column("energy_estimated", Boolean, nullable=False, server_default=false()),
+    # A JSON object: what the percentiles are counted from, to go on with.
+    Column("counts", Text, nullable=False, server_default="{}"),
+)
+
 events = Table(
     "fgpu_events",
     metadata,
@@ -222,4 +295,14 @@ Index(
     postgresql_where=is_serving,
 )
 Index("fgpu_sessions_ended", sessions.c.ended_at_s)
+Index("fgpu_sessions_user", sessions.c.user_name, sessions.c.id)
 Index("fgpu_sessions_user_ended", sessions.c.user_name, sessions.c.ended_at_s)
+# For the lengths of what a resource group ran last: of a rare one without a look at all the others.
+has_run = sessions.c.started_at_s.is_not(None)
+Index(
+    "fgpu_sessions_ran",
+    sessions.c.resource_group,
+    sessions.c.ended_at_s,
+    sqlite_where=has_run,
+    postgresql_where=has_run,
+)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, assert_never
 
 from fgpu_scheduler.away import Away
+from fgpu_scheduler.banner import Banner, Notice
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.groups import of_group
@@ -408,6 +409,14 @@ class Scheduler:
 
     # -- what is to be told ---------------------------------------------------------------------------
 
+    async def banner(self) -> Notice | None:
+        """Return the administrators' announcement, if there is one now.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        return await self._call(Banner(self.store).at, self._clock.now_s())
+
     async def forecasts(self) -> dict[int, Forecast]:
         """Return the forecast of every waiting session: one computation for all who ask at a time.
 
@@ -677,6 +686,11 @@ class Scheduler:
         finally:
             del self._stopping[thing.handle]
 
+    async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> None:
+        """Set it, unless an administrator has changed it meanwhile: what was seen then says nothing of that."""
+        now_s = self._clock.now_s()
+        await self._call(self.store.set_node_state, node_id, state, now_s=now_s, only=only)
+
     async def _note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
         live = {s.id: s for s in snapshot.sessions}
@@ -687,10 +701,10 @@ class Scheduler:
             log.error(
                 "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id
             )
-            await self._call(self.store.set_node_state, node_id, NodeState.LOST, now_s=self._clock.now_s())
+            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY)
         for node_id in changes.back:
             log.warning("Node %s answers again", node_id)
-            await self._call(self.store.set_node_state, node_id, NodeState.READY, now_s=self._clock.now_s())
+            await self._set_node_state(node_id, NodeState.READY, only=NodeState.LOST)
         for session_id in changes.requeued:
             with contextlib.suppress(InvalidTransition):
                 await self._move(await self._get(session_id), S.PENDING, expect=(S.SCHEDULED,))
@@ -701,7 +715,7 @@ class Scheduler:
         for node_id in changes.gone:
             # As last step: should this process end before, all of it is done again.
             log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
-            await self._call(self.store.set_node_state, node_id, NodeState.LOST, now_s=self._clock.now_s())
+            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.GONE)
         if changes.lost or changes.back or changes.requeued or changes.gone:
             self._announce()
             self.wake()

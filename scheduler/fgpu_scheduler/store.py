@@ -13,7 +13,8 @@ from statistics import median
 
 from sqlalchemy import Connection, func, select, update
 
-from fgpu_scheduler import accounts
+from fgpu_scheduler import accounts, end_messages
+from fgpu_scheduler.audit import record
 from fgpu_scheduler.core import lifecycle, reclaim
 from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.model import (
@@ -38,6 +39,7 @@ from fgpu_scheduler.queries import (
     ENDED_SESSIONS,
     HELD_SESSIONS,
     HOLD,
+    LATEST_OF,
     LENGTHS,
     ONE_SESSION,
     RELEASE,
@@ -45,9 +47,11 @@ from fgpu_scheduler.queries import (
     SUBMIT,
     VERSION,
 )
+from fgpu_scheduler.quota_edits import in_force, read_edits
 from fgpu_scheduler.rows import Event, event_of, life_values, request_values, share_values
 from fgpu_scheduler.schema import events
 from fgpu_scheduler.schema import nodes as node_rows
+from fgpu_scheduler.schema import sessions as session_rows
 from fgpu_scheduler.writing import Kept, Write, writing
 
 __all__ = ["Event", "Store"]
@@ -113,6 +117,10 @@ class Store:
         """Begin a write transaction, as this store's own are: for the same tables. One that logs nothing is undone."""
         return self._writing(now_s=now_s)
 
+    def writing_beside(self) -> AbstractContextManager[Connection]:
+        """Begin a write transaction on what no plan is made of: the store's version stays, and nothing is logged."""
+        return self._database.writing()
+
     def _writing(self, *, now_s: int) -> AbstractContextManager[Write]:
         return writing(self._database, self._kept, now_s=now_s)
 
@@ -131,8 +139,10 @@ class Store:
         with self._writing(now_s=now_s) as write:
             become(nodes, write)
 
-    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None:
-        """Set the state of a node.
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
+    ) -> NodeState:
+        """Set the state of a node, and return the one that it had. With ``only`` nothing is done in any other state.
 
         Raises:
             BadSettings: there is no such node.
@@ -142,9 +152,10 @@ class Store:
             old = write.connection.execute(select(node_rows.c.state).where(at)).scalar_one_or_none()
             if old is None:
                 raise BadSettings(f"there is no node {node_id!r}")
-            if old != state.value:
+            if old != state.value and (only is None or old == only.value):
                 write.connection.execute(update(node_rows).where(at).values(state=state.value))
                 write.event("nodes", reason=f"{node_id}: {old} -> {state}")
+            return NodeState(old)
 
     def snapshot(self, now_s: int) -> Snapshot:
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
@@ -153,13 +164,14 @@ class Store:
             return seen.snapshot(now_s, self._kept.usage(seen, now_s, self._half_life_s))
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
-        """Make these the quotas, all together.
+        """Make these the quotas, all together, with what administrators changed of them over it.
 
         Raises:
             BadSettings: one is there twice, has no limit or an impossible one, or is for nobody. None is changed.
         """
         with self._writing(now_s=now_s) as write:
-            accounts.become(quotas, write)
+            given = accounts.checked(quotas)
+            accounts.become(in_force(given, read_edits(write.connection)), write)
 
     # --- The queue ---
 
@@ -251,6 +263,8 @@ class Store:
             old = _expected(write.one(session_id), expect, attempt)
             if to is S.SCHEDULED:
                 raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
+            if cause is EndCause.USER and message is None:
+                message = end_messages.take(write.connection, session_id, now_s=now_s)
             new = lifecycle.moved(old, to, now_s=now_s, cause=cause, message=message)
             new = replace(
                 new,
@@ -278,7 +292,7 @@ class Store:
                     new = reclaim.ended(old, decision, now_s=now_s)
                     changed.append(_move(write, old, new, self._half_life_s))
                     if decision.requeue:
-                        changed.append(_submitted(write, reclaim.again(new)))
+                        changed.append(_submitted(write, reclaim.again(new, now_s=now_s)))
                 else:
                     changed.append(reclaim.told(old, decision))
                     write.save(changed[-1:])
@@ -317,6 +331,38 @@ class Store:
             write.save([new])
             if (old.idle_since_s is None) is not (since_s is None):
                 write.event("idle", new, reason=None if since_s is None else EndCause.IDLE.value)
+            return new
+
+    def set_priority(self, session_id: int, priority: int, *, by: str, now_s: int) -> Session:
+        """Give a waiting session another priority, as an administrator wishes; the next plan goes by it.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it does not wait any more.
+        """
+        with self._writing(now_s=now_s) as write:
+            old = _expected(write.one(session_id), (S.PENDING,), None)
+            asked = old.request
+            if asked.priority == priority:
+                return old
+            own = old.own_request.priority
+            new = replace(
+                old,
+                request=replace(asked, priority=priority),
+                asked_priority=None if priority == own else own,
+            )
+            at = session_rows.c.id == session_id
+            write.connection.execute(update(session_rows).where(at).values(priority=priority))
+            write.save([new])
+            write.event("priority", new, reason=f"{asked.priority} -> {priority}")
+            record(
+                write.connection,
+                actor=by,
+                action="session.priority",
+                target=f"session {session_id} of {asked.user}",
+                details=f"{asked.priority} -> {priority}",
+                now_s=now_s,
+            )
             return new
 
     def new_attempt(self, session_id: int, *, now_s: int) -> Session:
@@ -402,6 +448,11 @@ class Store:
             if user is None:
                 return ENDED_SESSIONS.read(connection, limit=limit)
             return ENDED_OF.read(connection, limit=limit, user=user)
+
+    def latest(self, *, user: str, limit: int) -> tuple[Session, ...]:
+        """Return the sessions that one user submitted last, live and ended, newest first."""
+        with self._database.reading() as connection:
+            return LATEST_OF.read(connection, limit=limit, user=user)
 
     def held_sessions(self) -> tuple[Session, ...]:
         """Return what is held, in the order to resume it: what has its share first, then the queue."""

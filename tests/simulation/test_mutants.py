@@ -194,7 +194,7 @@ def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
 
 def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.again
-    monkeypatch.setattr(reclaim, "again", lambda session: replace(real(session), place_of=None))
+    monkeypatch.setattr(reclaim, "again", lambda session, **at: replace(real(session, **at), place_of=None))
     assert fires("and not at its place", rules=AllRules(Rules(grace_s=30, preempt=True)))
 
 

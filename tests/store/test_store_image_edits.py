@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.store import Store
 
@@ -41,6 +42,28 @@ def test_what_changes_nothing_is_no_write(store: Store) -> None:
     edits.put([TORCH], drop=["unknown"], by="eve", now_s=60)
     assert store.version() == before
     assert edits.all()[0].changed_by == "root"
+
+
+def test_each_change_is_in_the_audit_log_with_what_is_different(store: Store) -> None:
+    edits = ImageEdits(store)
+    edits.put([TORCH], by="root", now_s=50)
+    edits.put([replace(TORCH, changes={"enabled": True, "name": "Füße"})], by="eve", now_s=60)
+    edits.put([], drop=["torch", "unknown"], by="eve", now_s=70)
+    assert [(line.actor, line.action, line.target, line.details) for line in Audit(store).lines(limit=9)] == [
+        ("eve", "image.back", "image torch", ""),
+        (
+            "eve",
+            "image.edit",
+            "image torch",
+            'enabled = true, name = "Füße", description: as in the file, minimum: as in the file',
+        ),
+        (
+            "root",
+            "image.edit",
+            "image torch",
+            'enabled = false, description = null, minimum = {"fgpu": "0.5"}, its place',
+        ),
+    ]
 
 
 def test_a_dropped_edit_is_gone(store: Store) -> None:

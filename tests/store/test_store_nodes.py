@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, run, schedule
 
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import Store
+from fgpu_scheduler.testing.memory import SessionStore
+from fgpuspawner.node_actions import NodeAction, act
 
 
 def notes(store: Store) -> list[str | None]:
@@ -153,3 +156,29 @@ def test_a_session_that_is_only_scheduled_holds_its_node(store: Store) -> None:
     assert schedule(store)[0].state is S.SCHEDULED
     store.set_nodes([], now_s=2)
     assert store.snapshot(3).nodes[0].state is NodeState.LOST
+
+
+def test_a_state_is_set_only_where_the_node_is_still_as_it_was(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=1)
+    assert (
+        any_store.set_node_state("n1", NodeState.CORDONED, now_s=2, only=NodeState.READY) is NodeState.READY
+    )
+    before = any_store.version()
+    was = any_store.set_node_state("n1", NodeState.LOST, now_s=3, only=NodeState.READY)
+    assert (was, any_store.version()) == (NodeState.CORDONED, before)
+    assert any_store.snapshot(4).nodes[0].state is NodeState.CORDONED
+
+
+def test_a_node_that_has_come_back_meanwhile_is_not_said_to_be_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set_nodes([node()], now_s=1)
+    store.set_node_state("n1", NodeState.LOST, now_s=2)
+    looked_at = store.snapshot(3)
+    store.set_node_state("n1", NodeState.READY, now_s=3)
+    with monkeypatch.context() as then:
+        then.setattr(store, "snapshot", lambda now_s: looked_at)
+        with pytest.raises(BadSettings, match="node 'n1' is READY; gone is for a node that is LOST"):
+            act(store, "n1", NodeAction.GONE, by="root", now_s=4)
+    assert store.snapshot(5).nodes[0].state is NodeState.READY
+    assert Audit(store).lines(limit=1) == ()

@@ -204,3 +204,12 @@ def test_a_database_in_use_by_others_stays_consistent_for_a_reader(url: str) -> 
             writer.submit([ask(f"user{number}")], now_s=number)
             snapshot = reader.snapshot(number)
             assert len(snapshot.sessions) == snapshot.version - base == number + 1
+
+
+def test_the_latest_of_one_user_are_live_and_ended_newest_first(store: Store) -> None:
+    asked = [ask("ann", "a"), ask("bob", "a"), ask("ann", "b"), ask("ann", "c")]
+    first, other, second, third = store.submit(asked, now_s=1)
+    ended = store.move(second.id, S.CANCELLED, now_s=2, cause=EndCause.USER)
+    assert store.latest(user="ann", limit=5) == (third, ended, first)
+    assert store.latest(user="ann", limit=2) == (third, ended)
+    assert store.latest(user="bob", limit=5) == (other,)

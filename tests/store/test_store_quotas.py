@@ -69,7 +69,7 @@ def test_each_quota_that_changes_is_in_the_log(store: Store) -> None:
         ("quotas", 1, "group 'class' in resource group 'lab': 1 fGPU, 2 waiting, 3600 s"),
         ("quotas", 1, "each user: 3 sessions, 4 waiting"),
         ("quotas", 2, "group 'class' in resource group 'lab': none"),
-        ("quotas", 2, "each user: 1 sessions, 4 waiting"),
+        ("quotas", 2, "each user: 1 session, 4 waiting"),
         ("quotas", 2, "user 'a': 0.5 fGPU"),
     ]
 

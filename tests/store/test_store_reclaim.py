@@ -140,6 +140,7 @@ def test_a_preempted_session_is_queued_again_at_its_place_under_its_name(any_sto
         True,
         replaces=first.id,
         place_of=first.id,
+        queued_at_s=100,
     )
     assert again.place < other.place
     assert any_store.serving("alice", "work") == again

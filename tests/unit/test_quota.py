@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fgpu_scheduler.core.admission import Caps, Refusal, pending_refusals
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, SessionState, Share, ShareMode
-from fgpu_scheduler.core.quota import Ledger, counted_as, least_milli, over_pending, shown
+from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, shown
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
+from fgpuspawner.service.quota_left import quota_object
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
 
@@ -183,6 +185,31 @@ def test_over_the_pending_quota_names_what_waits() -> None:
     assert over_pending((quota,), waiting * 9, [asked("d", "1")]) is None
 
 
+def test_what_may_not_wait_beside_what_waits_is_refused_with_how_many_may() -> None:
+    caps = Caps(fgpu_step_milli=100, max_pending_per_user=3)
+    quotas = (Quota(GROUP, "class", max_pending=2),)
+    there = [asked("a"), asked("a"), asked("b", "1", "class")]
+    assert pending_refusals(asked("a"), 1, there, caps, quotas) == ()
+    assert pending_refusals(asked("c"), 3, there, caps, quotas) == ()
+    assert pending_refusals(asked("a"), 2, there, caps, quotas) == (
+        Refusal(
+            "count",
+            "too_many_pending",
+            "count: of your requests 3 may wait at a time, and 2 do already",
+            "3",
+            "1",
+        ),
+    )
+    for count, nearest in ((2, "1"), (4, "1")):
+        found = pending_refusals(asked("c", "1", "class"), count, there, caps, quotas)
+        assert [(r.code, r.limit, r.nearest) for r in found if r.code == "over_quota"] == [
+            ("over_quota", "2", nearest)
+        ]
+        assert len(found) == (2 if count > 3 else 1)
+    (refused,) = pending_refusals(asked("a"), 1, [*there, asked("a")], caps, quotas)
+    assert refused.nearest is None
+
+
 def test_the_pending_quota_of_each_user_counts_his_own() -> None:
     quota = Quota(USER, "*", max_pending=1)
     assert over_pending((quota,), [asked("a")], [asked("b"), asked("c")]) is None
@@ -248,3 +275,39 @@ def _within(quota: Quota, held: list[Request], newest: Request) -> bool:
         if quota.max_fgpu_milli is not None and sum(r.fgpu_milli for r in own) > quota.max_fgpu_milli:
             return False
     return True
+
+
+def test_what_is_left_is_told_by_the_quota_that_leaves_the_least() -> None:
+    each, together = (
+        Quota(USER, "*", max_fgpu_milli=1400, max_sessions=3),
+        Quota(ALL, "*", max_fgpu_milli=2000),
+    )
+    found = lab(each, together, runs=(("a", "0.5", ()), ("b", "1", ())))
+    assert Ledger(found).left(asked("a")) == Left(500, together, 2, each)
+    assert Ledger(found).left(asked("b")) == Left(400, each, 2, each)
+    assert Ledger(lab()).left(asked("a")) == Left(None, None, None, None)
+    # A lower quota than is held leaves nothing, and not less.
+    assert (
+        Ledger(lab(Quota(USER, "a", max_sessions=0), runs=(("a", "1", ()),))).left(asked("a")).sessions == 0
+    )
+
+
+def test_what_is_left_is_said_in_words() -> None:
+    each, together = (
+        Quota(USER, "*", max_fgpu_milli=2000, max_sessions=2),
+        Quota(ALL, "*", max_fgpu_milli=2000),
+    )
+    runs: tuple[tuple[str, str, tuple[str, ...]], ...] = (("a", "0.5", ()), ("b", "1", ()))
+    assert quota_object(lab(each, runs=runs), asked("a")) == {
+        "fgpu_left": "1.5",
+        "sessions_left": 1,
+        "text": "1.5 fGPU and 1 session left of the quota of each user",
+    }
+    assert quota_object(lab(each, together, runs=runs), asked("a"))["text"] == (
+        "0.5 fGPU left of the quota of everybody together; 1 session left of the quota of each user"
+    )
+    assert quota_object(lab(runs=runs), asked("a")) == {
+        "fgpu_left": None,
+        "sessions_left": None,
+        "text": None,
+    }

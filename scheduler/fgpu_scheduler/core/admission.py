@@ -13,7 +13,7 @@ from fgpu_scheduler.core.caps import Caps as Caps
 from fgpu_scheduler.core.caps import Refusal as Refusal
 from fgpu_scheduler.core.explicit import explicit_refusals, model_refusal, most_memory_mib
 from fgpu_scheduler.core.model import Node, Quota, Request
-from fgpu_scheduler.core.quota import counted_as, least_milli, shown
+from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, shown
 from fgpu_scheduler.core.shares import explicit
 from fgpu_scheduler.core.units import format_milli, share_memory_mib
 
@@ -55,6 +55,25 @@ def admit(
             f"{format_milli(request.cpu_milli)} CPU and {request.memory_mib} MiB memory; ask for less of one"
         )
         found.append(Refusal(field, "never_fits_together", message))
+    return tuple(found)
+
+
+def pending_refusals(
+    request: Request, count: int, waiting: Iterable[Request], caps: Caps, quotas: Iterable[Quota]
+) -> tuple[Refusal, ...]:
+    """Return why ``count`` sessions of ``request`` may not queue beside what waits, even to start at once."""
+    there = tuple(waiting)
+    own = sum(1 for other in there if other.user == request.user)
+    most = caps.max_pending_per_user
+    found = []
+    if own + count > most:
+        left = str(most - own) if most > own else None
+        message = f"count: of your requests {most} may wait at a time, and {own} do already"
+        found.append(Refusal("count", "too_many_pending", message, str(most), left))
+    over = over_pending(quotas, there, (request,) * count)
+    if over is not None:
+        left = str(over.limit - over.waiting) if over.limit > over.waiting else None
+        found.append(Refusal("count", "over_quota", f"count: {over.message}", str(over.limit), left))
     return tuple(found)
 
 

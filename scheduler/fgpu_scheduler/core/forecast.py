@@ -16,9 +16,17 @@ from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.backfill import SURE_ENDS
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.model import (
+    NodeState,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+    WaitReason,
+)
 from fgpu_scheduler.core.passes import Floor, Queue
-from fgpu_scheduler.core.planner import Place, Plan, Reserve, plan
+from fgpu_scheduler.core.planner import Place, Plan, Reserve, applied, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, shown
 from fgpu_scheduler.core.scores.chosen import score_for
@@ -86,14 +94,16 @@ def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None
 def _forecast(
     snapshot: Snapshot, policy: Policy, typical_length_s: int | None, only: Collection[int] | None
 ) -> tuple[Forecast, ...]:
-    """Forecast; once those of ``only`` have started the rest is told without a start."""
+    """Forecast; where ``only`` is given those alone are told of."""
     now = plan(snapshot, policy)
     # What starts in this very pass is not free for those who wait on.
-    world = _applied(snapshot, now)
-    return _told(snapshot, world, now, _starts(world, policy, typical_length_s, only))
+    world = applied(snapshot, now)
+    return _told(snapshot, world, now, _starts(world, policy, typical_length_s, only), only)
 
 
-def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tuple[Forecast, ...]:
+def _told(
+    snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts, only: Collection[int] | None
+) -> tuple[Forecast, ...]:
     left = placement.free(world)
     ledger = Ledger(world)
     sessions = {s.id: s for s in snapshot.sessions}
@@ -103,12 +113,17 @@ def _told(snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts) -> tu
     found = []
     for decision in now.decisions:
         session = sessions[decision.session_id]
+        told = only is None or session.id in only
         if session.id in placed_now:
+            if not told:
+                continue
             found.append(Forecast(session.id, 0, WaitReason.RESOURCES, STARTS_NOW, snapshot.now_s, BASIS_NOW))
             continue
         assert not isinstance(decision, Place)
         group = session.request.resource_group
         length[group] = length.get(group, 0) + 1
+        if not told:
+            continue
         match decision.reason:
             case WaitReason.HELD:
                 text = HELD
@@ -162,6 +177,8 @@ class _Starts:
 
     found: dict[int, _Start]
     typical: bool
+    open: frozenset[str]
+    """The resource groups with a node that takes sessions now."""
     far: dict[str, None]
     """The resource groups in which the passes did not come to their end."""
 
@@ -171,7 +188,8 @@ class _Starts:
             return BASIS_FAR
         if reason is WaitReason.QUOTA:
             return BASIS_QUOTA
-        return BASIS_NO_NODE if self.typical else BASIS_UNKNOWN
+        none_is_open = session.request.resource_group not in self.open
+        return BASIS_NO_NODE if self.typical or none_is_open else BASIS_UNKNOWN
 
 
 def _starts(
@@ -181,7 +199,8 @@ def _starts(
 
     What starts now is placed in ``world`` already.
     """
-    starts = _Starts({}, typical_length_s is not None, {})
+    takers = frozenset(n.resource_group for n in world.nodes if n.state is NodeState.READY)
+    starts = _Starts({}, typical_length_s is not None, takers, {})
     for group, line in order.lines(world).items():
         run = _Run(world, group, policy, typical_length_s)
         run.forward(line, starts, only)
@@ -195,7 +214,9 @@ class _Run:
         self._typical_s = typical_length_s
         self._ledger = Ledger(world)
         self._by_user = bool(world.quotas)
-        self._floor = Floor(world, group, placement.free(world), policy.of(group), self._ledger)
+        self._floor = Floor(
+            world, group, placement.free(world), policy.of(group), self._ledger, reasons=False
+        )
         self._holding: dict[int, tuple[Session, Placement]] = {}
         self._ends: list[tuple[int, int, bool]] = []
         """Instant, session, and whether that is known by its typical length only."""
@@ -266,30 +287,13 @@ class _Run:
         return Ahead(len(gone), sum(held_milli(self._at_first[i][0]) for i in gone), gone)
 
 
-def _applied(snapshot: Snapshot, step: Plan) -> Snapshot:
-    where = {p.session_id: p.placement for p in step.placed}
-    if not where:
-        return snapshot
-    return snapshot.with_sessions(
-        replace(
-            s,
-            state=SessionState.SCHEDULED,
-            placement=where[s.id],
-            scheduled_at_s=snapshot.now_s,
-        )
-        if s.id in where
-        else s
-        for s in snapshot.sessions
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RequestForecast:
     """What would become of ``count`` sessions submitted now, and what would start now or sooner.
 
-    ``largest_now_milli`` is the largest amount that would start at once. Where there is none, ``soonest_milli`` is the
-    amount that would start soonest, at ``soonest_at_s``, if that is sooner than what was asked for. ``reason`` and
-    ``ahead`` are those of the first that waits.
+    ``largest_now_milli`` is the largest amount with which all would start at once. Where there is none, ``soonest_milli``
+    is the amount with which all have started soonest, at ``soonest_at_s``, if that is sooner than with what was asked
+    for. ``reason`` and ``ahead`` are those of the first that waits.
     """
 
     startable_now: int
@@ -321,7 +325,7 @@ def forecast_request(
     found = {f.session_id: f for f in _forecast(submitted, policy, typical_length_s, ids)}
     own = [found[i] for i in ids]
     waiting = [f for f in own if f.basis != BASIS_NOW]
-    largest = largest_now_milli(request, snapshot, policy, caps)
+    largest = largest_now_milli(request, snapshot, policy, caps, count=count)
     if not waiting:
         return RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, largest)
     first = min(waiting, key=lambda f: f.position)
@@ -338,8 +342,8 @@ def forecast_request(
     )
     if largest is not None:
         return told
-    sooner = _soonest(request, snapshot, policy, caps, typical_length_s)
-    start = first.expected_start_at_s
+    sooner = _soonest(request, count, snapshot, policy, caps, typical_length_s)
+    start = last.expected_start_at_s
     if sooner is None or (start is not None and sooner[1] >= start):
         return told
     return replace(told, soonest_milli=sooner[0], soonest_at_s=sooner[1])
@@ -359,31 +363,54 @@ def _amounts(request: Request, snapshot: Snapshot, caps: Caps) -> list[Request]:
     return [replace(plain, fgpu_milli=amount) for amount in amounts_that_fit(own, caps)]
 
 
-def largest_now_milli(request: Request, snapshot: Snapshot, policy: Policy, caps: Caps) -> int | None:
-    """Return the largest amount that would start at once beside the same CPU and memory, or None.
+def largest_now_milli(
+    request: Request, snapshot: Snapshot, policy: Policy, caps: Caps, *, count: int = 1
+) -> int | None:
+    """Return the largest amount with which ``count`` would start at once beside the same CPU and memory, or None.
 
-    Each amount that is free is submitted to a copy of the world, and planned there.
+    Each amount that is free so often is submitted to a copy of the world, and planned there.
     """
     score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
     left = placement.free(snapshot)
     for asked in reversed(_amounts(request, snapshot, caps)):
-        if placement.place(asked, left, score=score) is None:
+        if not _is_free(asked, count, left, score):
             continue
-        submitted, ids = _submitted(snapshot, asked, 1)
-        if any(p.session_id in ids for p in plan(submitted, policy).placed):
+        submitted, ids = _submitted(snapshot, asked, count)
+        placed = {p.session_id for p in plan(submitted, policy).placed}
+        if placed.issuperset(ids):
             return asked.fgpu_milli
     return None
 
 
+def _is_free(asked: Request, count: int, left: placement.Free, score: placement.Score) -> bool:
+    """Return whether ``count`` of a request fit beside each other, placed one after the other."""
+    for _ in range(count):
+        found = placement.place(asked, left, score=score)
+        if found is None:
+            return False
+        left = found[1]
+    return True
+
+
 def _soonest(
-    request: Request, snapshot: Snapshot, policy: Policy, caps: Caps, typical_length_s: int | None
+    request: Request,
+    count: int,
+    snapshot: Snapshot,
+    policy: Policy,
+    caps: Caps,
+    typical_length_s: int | None,
 ) -> tuple[int, int] | None:
-    """Return the smallest amount and when it would start. Nothing larger starts sooner: it fits wherever that does."""
+    """Return the smallest amount, and when all of them would have started.
+
+    Nothing larger starts sooner: it fits wherever that does.
+    """
     amounts = _amounts(request, snapshot, caps)
     if not amounts or (amounts[0].fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None):
         return None
-    submitted, ids = _submitted(snapshot, amounts[0], 1)
-    start = _starts(_applied(submitted, plan(submitted, policy)), policy, typical_length_s, ids).found.get(
-        ids[0]
-    )
-    return None if start is None else (amounts[0].fgpu_milli, start.at_s)
+    submitted, ids = _submitted(snapshot, amounts[0], count)
+    now = plan(submitted, policy)
+    found = _starts(applied(submitted, now), policy, typical_length_s, ids).found
+    waiting = set(ids) - {p.session_id for p in now.placed}
+    if not waiting <= found.keys():
+        return None
+    return amounts[0].fgpu_milli, max((found[i].at_s for i in waiting), default=snapshot.now_s)

@@ -173,7 +173,8 @@ class Session:
     while it was at the head of the queue. ``ends_at_s`` with ``ends_cause`` is when and why it is going to be ended, as
     its owner was warned; until ``kept_until_s`` it is not ended for being idle, which it is since ``idle_since_s``.
     One that was queued again ``replaces`` the one that ended, and stands at the place in the queue of ``place_of``, the
-    first of those that it goes back to.
+    first of those that it goes back to. ``asked_priority`` is what its user asked for, where an administrator has given
+    it another priority since. ``queued_at_s`` is when one was queued again; its submission is that of the one before.
     """
 
     id: int
@@ -197,11 +198,25 @@ class Session:
     idle_since_s: int | None = None
     kept_until_s: int | None = None
     place_of: int | None = None
+    asked_priority: int | None = None
+    queued_at_s: int | None = None
+
+    @property
+    def waits_since_s(self) -> int:
+        """Since when it waits, or waited: its submission, or when it was queued again after it had run."""
+        return self.submitted_at_s if self.queued_at_s is None else self.queued_at_s
 
     @property
     def place(self) -> int:
         """Where it stands in the order of submission: its id, or that of the session whose place it keeps."""
         return self.id if self.place_of is None else self.place_of
+
+    @property
+    def own_request(self) -> Request:
+        """What its user asked for, whatever priority an administrator has given it."""
+        if self.asked_priority is None:
+            return self.request
+        return replace(self.request, priority=self.asked_priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ between, and so decides what the planner would.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heapreplace
 from operator import attrgetter, neg
 from typing import assert_never
 
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.misfits import Asked, Misfits
 from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
 from fgpu_scheduler.core.order import First, Line, in_order, priority
 from fgpu_scheduler.core.placement import Free, NodeFree, claimed, returned
@@ -43,9 +43,10 @@ _ASKED_BY = attrgetter(
 class Lane:
     """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
 
-    __slots__ = ("at", "numbers", "reason")
+    __slots__ = ("at", "numbers", "reason", "shape")
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Asked) -> None:
+        self.shape = shape
         self.numbers: list[int] = []
         """Where each stands in the queue."""
         self.at = 0
@@ -78,7 +79,7 @@ class Queue:
             key = key_of(session.request)
             lane = found.get(key)
             if lane is None:
-                lane = found[key] = Lane()
+                lane = found[key] = Lane(_ASKED(session.request))
             lane.numbers.append(number)
             lane_of.append(lane)
         self.lanes = list(found.values())
@@ -94,8 +95,12 @@ class Floor:
         left: Free,
         policy: GroupPolicy,
         ledger: Ledger,
+        *,
+        reasons: bool = True,
     ) -> None:
+        """Lay it out. Without ``reasons`` lanes are not told why they wait, which takes less time."""
         self.now_s = snapshot.now_s
+        self._reasons = reasons
         self.kept: Kept | None = None
         self._policy = policy
         self._reserves = policy.backfill in (Backfill.EASY, Backfill.BOUNDED)
@@ -104,6 +109,10 @@ class Floor:
         self.left: dict[str, NodeFree] = {
             n.node.id: n for n in left if n.node.resource_group == resource_group
         }
+        self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
+        self._least_capacity = min(
+            (d.capacity_milli for n in self.left.values() for d in n.node.devices), default=0
+        )
         self._score = score_for(policy.placing, snapshot, resource_group)
         self._placer = Placer(tuple(self.left.values()), score=self._score)
         self._others: Placer | None = None
@@ -118,7 +127,7 @@ class Floor:
         self._aged_number = 0
         self._waits_for: Session | None = None
         self._looked = self._strict = False
-        self._misfits: dict[object, None] = {}
+        self._misfits = Misfits(self.left.values())
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
@@ -158,23 +167,24 @@ class Floor:
             self._ledger.give_back(self._waits_for)
         self.kept = self._others = self._waits_for = None
         self._looked = self._strict = False
-        self._misfits = {}
+        self._misfits.forget()
         placed: list[tuple[Session, Placement]] = []
         lanes = queue.lanes
-        heads = [(lane.numbers[lane.at], n) for n, lane in enumerate(lanes) if lane.left]
-        heapify(heads)
-        while heads:
-            n = heads[0][1]
+        heads = [(lane.numbers[lane.at], n) for n, lane in enumerate(lanes) if lane.at < len(lane.numbers)]
+        heads.sort()
+        # Those that join behind while it is gone through are few: most wait.
+        misfits, skips = self._misfits.found, not self._reasons
+        for number, n in heads:
             lane = lanes[n]
-            session = queue.sessions[heads[0][0]]
+            if skips and lane.shape in misfits:
+                continue
+            session = queue.sessions[number]
             where = self._start(session, lane)
             if where is not None:
                 placed.append((session, where))
                 lane.at += 1
                 if lane.left:
-                    heapreplace(heads, (lane.numbers[lane.at], n))
-                    continue
-            heappop(heads)
+                    insort(heads, (lane.numbers[lane.at], n))
         return placed
 
     def outranked(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
@@ -196,7 +206,8 @@ class Floor:
         """Take back what a session held that ends now: one of the snapshot, or one that was started here."""
         left = self.left.get(where.node_id)
         if left is not None:
-            left = self.left[where.node_id] = returned(left, session.request, where)
+            left = returned(left, session.request, where)
+            self._put(left)
             self._placer.update(left)
         self._ledger.give_back(session, where)
         self.holders.pop(session.id, None)
@@ -208,11 +219,12 @@ class Floor:
         if self._quotas and not self._ledger.allows(session):
             lane.reason = WaitReason.QUOTA
             return None
-        shape = _ASKED(asked)
-        if shape in self._misfits:
+        shape = lane.shape
+        if shape in self._misfits.found:
             return None
-        if not self._placer.fits(asked):
-            self._misfits[shape] = None
+        ruled_out = self._misfits.rule_out(shape)
+        if ruled_out or not self._has_room(asked) or not self._placer.fits(asked):
+            self._misfits.add(shape, ruled_out=ruled_out)
             self._blocked(session)
             return None
         if self._strict:
@@ -230,7 +242,7 @@ class Floor:
             self._changed(where.node_id)
             lane.reason = WaitReason.QUOTA
             return None
-        self.left[where.node_id] = claimed(self.left[where.node_id], asked, where)
+        self._put(claimed(self.left[where.node_id], asked, where))
         if kept is not None:
             self._changed(where.node_id)
             if not in_time and where.node_id == kept.placement.node_id:
@@ -239,6 +251,20 @@ class Floor:
         if self._reserves:
             self.holders[session.id] = Holder(session, where, free_again_s)
         return where
+
+    def _put(self, left: NodeFree) -> None:
+        self.left[left.node.id] = left
+        self._rooms[left.node.id] = _room(left)
+
+    def _has_room(self, asked: Request) -> bool:
+        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
+        cpu, memory = asked.cpu_milli, asked.memory_mib
+        fgpu = min(asked.fgpu_milli, self._least_capacity)
+        # Not any(), as in `Misfits`.
+        for room in self._rooms.values():  # noqa: SIM110
+            if room[0] >= cpu and room[1] >= memory and room[2] >= fgpu:
+                return True
+        return False
 
     def _beside(self, asked: Request) -> Placement | None:
         """Propose a placement that the kept place does not need, on its own node only if there is no other."""
@@ -297,3 +323,8 @@ class Floor:
         limits = session.request.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
         return free_at_s(session, self.now_s, limit_s=min(found, default=None))
+
+
+def _room(left: NodeFree) -> tuple[int, int, int]:
+    """Return the CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
+    return left.cpu_milli, left.memory_mib, max((d.fgpu_milli for d in left.devices), default=0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import order, placement
-from fgpu_scheduler.core.model import Placement, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.passes import Floor, Queue
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
@@ -95,3 +95,21 @@ def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]
         special[s.id] if s.id in special else Wait(s.id, WaitReason.HELD if lane is None else lane.reason)
         for s, lane in zip(queue.sessions, queue.lane_of, strict=True)
     ]
+
+
+def applied(snapshot: Snapshot, step: Plan) -> Snapshot:
+    """Return the world in which those whom a plan places hold their shares, and nothing else has changed."""
+    where = {p.session_id: p.placement for p in step.placed}
+    if not where:
+        return snapshot
+    return snapshot.with_sessions(
+        replace(
+            s,
+            state=SessionState.SCHEDULED,
+            placement=where[s.id],
+            scheduled_at_s=snapshot.now_s,
+        )
+        if s.id in where
+        else s
+        for s in snapshot.sessions
+    )

@@ -6,10 +6,10 @@ would be over the pending quota, or could never fit in a quota, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.lifecycle import HOLDING, WAITING
 from fgpu_scheduler.core.model import Node, Placement, Quota, QuotaScope, Request, Session, Snapshot
 from fgpu_scheduler.core.shares import Shape, explicit, shape, shares_of
 
@@ -25,6 +25,7 @@ class Ledger:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._quotas = snapshot.quotas
+        self._counting = _Counting(snapshot.quotas)
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
         self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Line, ...]] = {}
@@ -80,6 +81,20 @@ class Ledger:
                 rooms.append(max(0, quota.max_fgpu_milli - tally.fgpu_milli))
         return min(rooms, default=None)
 
+    def left(self, request: Request) -> Left:
+        """Return how much the quotas leave whoever makes a request, and whose quota leaves the least of each."""
+        fgpu: tuple[int, Quota] | None = None
+        sessions: tuple[int, Quota] | None = None
+        for line in self._of(request):
+            quota, tally = line.quota, line.tally
+            if quota.max_fgpu_milli is not None:
+                room = max(0, quota.max_fgpu_milli - tally.fgpu_milli)
+                fgpu = (room, quota) if fgpu is None or room < fgpu[0] else fgpu
+            if quota.max_sessions is not None:
+                room = max(0, quota.max_sessions - tally.sessions)
+                sessions = (room, quota) if sessions is None or room < sessions[0] else sessions
+        return Left(*(fgpu or (None, None)), *(sessions or (None, None)))
+
     def limit_s(self, request: Request) -> int | None:
         """Return how long a session may run by the quotas, in seconds, or None without limit."""
         limits = [line.quota.max_lifetime_s for line in self._of(request)]
@@ -101,8 +116,7 @@ class Ledger:
         if found is None:
             found = self._lines[who] = tuple(
                 _Line(quota, self._tallies.setdefault((at, counted), _Tally()))
-                for at, quota in enumerate(self._quotas)
-                for counted in counted_as(quota, request)
+                for at, quota, counted in self._counting.of(request)
             )
         return found
 
@@ -117,6 +131,16 @@ class Ledger:
         if own not in self._least:
             self._least[own] = least_milli(asked, self._nodes)
         return self._least[own]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What quotas leave somebody of fGPU x 1000 and of sessions at a time, and whose they are; None is no limit."""
+
+    fgpu_milli: int | None
+    fgpu_of: Quota | None
+    sessions: int | None
+    sessions_of: Quota | None
 
 
 @dataclass(slots=True)
@@ -147,6 +171,65 @@ def counted_as(quota: Quota, request: Request) -> tuple[str, ...]:
             return tuple(group for group in request.groups if quota.name in (ANY, group))
         case QuotaScope.ALL:
             return (ANY,)
+
+
+class _Counting:
+    """Finds the quotas that count a request among many: most of them name a single user."""
+
+    def __init__(self, quotas: Sequence[Quota]) -> None:
+        self._quotas = quotas
+        self._named: dict[tuple[QuotaScope, str], list[int]] = {}
+        for at, quota in enumerate(quotas):
+            self._named.setdefault((quota.scope, quota.name), []).append(at)
+
+    def of(self, request: Request) -> Iterator[tuple[int, Quota, str]]:
+        """Return each quota that counts a request, with its place and under which name, in the quotas' order."""
+        wanted = {
+            (QuotaScope.ALL, ANY),
+            (QuotaScope.USER, ANY),
+            (QuotaScope.USER, request.user),
+            (QuotaScope.GROUP, ANY),
+            *((QuotaScope.GROUP, group) for group in request.groups),
+        }
+        for at in sorted(at for named in wanted for at in self._named.get(named, ())):
+            quota = self._quotas[at]
+            for counted in counted_as(quota, request):
+                yield at, quota, counted
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one user, group or everybody has of a quota: holds in fGPU x 1000 and in sessions, and has waiting."""
+
+    name: str
+    fgpu_milli: int
+    sessions: int
+    waiting: int
+
+
+def held_of(quota: Quota, snapshot: Snapshot) -> tuple[Held, ...]:
+    """Return what everybody whom a quota counts has of it, who holds most first; those without anything are left out."""
+    return held_of_each((quota,), snapshot)[0]
+
+
+def held_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Held, ...], ...]:
+    """Return the same for each of many quotas, with one look at each session."""
+    found: list[dict[str, list[int]]] = [{} for _ in quotas]
+    counting = _Counting(quotas)
+    for session in snapshot.sessions:
+        holds = session.state in HOLDING and session.placement is not None
+        if not holds and session.state not in WAITING:
+            continue
+        shares = session.placement.shares if session.placement else ()
+        for at, _, name in counting.of(session.request):
+            tally = found[at].setdefault(name, [0, 0, 0])
+            tally[0] += sum(share.fgpu_milli for share in shares)
+            tally[1 if holds else 2] += 1
+    held = ([Held(name, *tally) for name, tally in one.items()] for one in found)
+    return tuple(
+        tuple(sorted(one, key=lambda who: (-who.fgpu_milli, -who.sessions, -who.waiting, who.name)))
+        for one in held
+    )
 
 
 def shown(quota: Quota) -> str:

@@ -203,7 +203,7 @@ def ended(session: Session, decision: End, *, now_s: int) -> Session:
     return moved(session, to, now_s=now_s, cause=decision.cause, message=decision.message)
 
 
-def again(session: Session) -> Session:
+def again(session: Session, *, now_s: int) -> Session:
     """Return the session that takes the old one's place in the queue; the store gives it its id.
 
     It is held: nobody waits to launch it yet. Its submission is the old one's.
@@ -216,6 +216,8 @@ def again(session: Session) -> Session:
         held=True,
         replaces=session.id,
         place_of=session.place,
+        asked_priority=session.asked_priority,
+        queued_at_s=now_s,
     )
 
 

@@ -43,7 +43,9 @@ class SessionStore(Protocol):
 
     def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None: ...
 
-    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None: ...
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
+    ) -> NodeState: ...
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None: ...
 
@@ -122,15 +124,20 @@ class MemoryStore:
         ]
         self._set_nodes((*nodes, *kept))
 
-    def set_node_state(self, node_id: str, state: NodeState, *, now_s: int) -> None:
-        """Set the state of a node.
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
+    ) -> NodeState:
+        """Set the state of a node, and return the one that it had. With ``only`` nothing is done in any other state.
 
         Raises:
             BadSettings: there is no such node.
         """
-        if all(n.id != node_id for n in self._world.nodes):
+        old = next((n.state for n in self._world.nodes if n.id == node_id), None)
+        if old is None:
             raise BadSettings(f"there is no node {node_id!r}")
-        self._set_nodes(replace(n, state=state) if n.id == node_id else n for n in self._world.nodes)
+        if only in (None, old):
+            self._set_nodes(replace(n, state=state) if n.id == node_id else n for n in self._world.nodes)
+        return old
 
     def _set_nodes(self, nodes: Iterable[Node]) -> None:
         ordered = tuple(sorted(nodes, key=lambda n: n.id))
@@ -275,7 +282,7 @@ class MemoryStore:
             if isinstance(decision, End):
                 changed.append(reclaim.ended(old, decision, now_s=now_s))
                 if decision.requeue:
-                    changed.append(reclaim.again(changed[-1]))
+                    changed.append(reclaim.again(changed[-1], now_s=now_s))
             else:
                 changed.append(reclaim.told(old, decision))
         written = tuple(session if session.id else self._new(session) for session in changed)

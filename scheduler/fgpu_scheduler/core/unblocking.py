@@ -1,0 +1,101 @@
+"""Which single ending would start the head of a queue: for people who look at a full cluster and wonder.
+
+Asked of the same `plan` as everything else, in a world without the session in question. The head is who is first now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.lifecycle import HOLDING
+from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.planner import Place, Plan, applied, plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.usage import held_milli
+
+TRIED = 64
+"""So many sessions are tried at most: each is a plan of the whole group, and somebody waits for the answer."""
+
+BLOCKED = (WaitReason.RESERVED, WaitReason.RESOURCES)
+"""Why the head of a queue waits, if it waits for somebody's end. Over a quota nobody is its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocking:
+    """The head of a queue, and each session whose end alone would start it: who holds least of a GPU first.
+
+    ``by_itself`` is true where it starts once what is ending already has ended; then nobody is named. ``untried`` is
+    how many more might do, which were too many to try. ``never`` is true where it would not start if all others had
+    ended either: it waits for something else.
+    """
+
+    head_id: int
+    ids: tuple[int, ...] = ()
+    by_itself: bool = False
+    untried: int = 0
+    never: bool = False
+
+
+def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unblocking | None:
+    """Return what would start the head of the queue of one resource group, or None where nobody is blocked.
+
+    The snapshot is of that group alone (`of_group`); at most ``tries`` sessions are tried.
+    """
+    # Who starts in this very pass is nobody who could be waited for.
+    snapshot = applied(snapshot, plan(snapshot, policy))
+    now = plan(snapshot, policy)
+    head_id = _head(now)
+    if head_id is None:
+        return None
+    # Who comes behind the head takes nothing from it: without them each of the many plans is a quick one.
+    line = [d.session_id for d in now.decisions]
+    behind = set(line[line.index(head_id) + 1 :])
+    world = snapshot.with_sessions(s for s in snapshot.sessions if s.id not in behind)
+    head = world.session(head_id)
+    assert head is not None
+    left = world.with_sessions(s for s in world.sessions if s.state is not SessionState.TERMINATING)
+    if _starts(left, policy, head_id):
+        return Unblocking(head_id, by_itself=True)
+    candidates = sorted(_worth_a_try(world, head), key=lambda s: (held_milli(s), s.id))
+
+    def without(ended: Session) -> Snapshot:
+        # Whoever has less now may come first, in an order by what people use: their own requests are looked at, too.
+        return snapshot.with_sessions(
+            s
+            for s in snapshot.sessions
+            if s.id != ended.id and (s.id not in behind or s.request.user == ended.request.user)
+        )
+
+    found = [s for s in candidates[:tries] if _starts(without(s), policy, head_id)]
+    if not found and not _starts(world.with_sessions([head]), policy, head_id):
+        return Unblocking(head_id, never=True)
+    return Unblocking(head_id, tuple(s.id for s in found), untried=max(0, len(candidates) - tries))
+
+
+def _head(now: Plan) -> int | None:
+    for decision in now.decisions:
+        if not isinstance(decision, Place) and decision.reason in BLOCKED:
+            return decision.session_id
+    return None
+
+
+def _worth_a_try(world: Snapshot, head: Session) -> list[Session]:
+    """Return the sessions whose end leaves a place on their node into which the head fits."""
+    left = {free.node.id: free for free in placement.free(world)}
+    found = []
+    for session in world.sessions:
+        where = session.placement
+        if session.state not in HOLDING or session.state is SessionState.TERMINATING or where is None:
+            continue
+        free = left.get(where.node_id)
+        if free is None:
+            continue
+        without = placement.returned(free, session.request, where)
+        if next(placement.placements(without, head.request), None) is not None:
+            found.append(session)
+    return found
+
+
+def _starts(world: Snapshot, policy: Policy, head_id: int) -> bool:
+    return any(placed.session_id == head_id for placed in plan(world, policy).placed)

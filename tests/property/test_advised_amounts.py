@@ -1,0 +1,64 @@
+"""Advice is only given where it would have been enough, in steps, and never for more than was asked for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fgpuspawner.advice import HEADROOM_PERCENT, LEAST_RUNS, NEWEST_RUNS, SHARE_MIB, Run, advise
+
+STEPS = st.sampled_from([50, 100, 200, 250, 500])
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[int, int, int, list[Run]]:
+    """Return a step, a device's MiB and its capacity, and runs on it, each with the share that it would have had."""
+    step = draw(STEPS)
+    device_mib = draw(st.sampled_from([8192, 16160, 40960, 81920]))
+    capacity = draw(st.sampled_from([1000, 2000, 5000]))
+    found = []
+    for _ in range(draw(st.integers(0, 8))):
+        milli = draw(st.integers(1, capacity // step)) * step
+        limit = device_mib * milli // capacity // SHARE_MIB * SHARE_MIB if milli < capacity else device_mib
+        compute = draw(st.sampled_from([0, max(1, 100 * milli // capacity)]))
+        peak = draw(st.integers(0, max(SHARE_MIB, limit) + 300))
+        sm = draw(st.none() | st.integers(0, 100))
+        found.append(Run("image", milli, max(SHARE_MIB, limit), peak, compute, sm))
+    return step, device_mib, capacity, found
+
+
+@given(runs(), st.sampled_from([0, 100, 300]))
+def test_what_is_advised_would_have_held_every_run_and_a_fifth_more(
+    world: tuple[int, int, int, list[Run]], least: int
+) -> None:
+    step, device_mib, capacity, found = world
+    advice = advise(found, step_milli=step, least_milli=least)
+    if advice is None:
+        return
+    newest = found[:NEWEST_RUNS]
+    assert len(newest) == advice.runs >= LEAST_RUNS
+    assert advice.enough_milli % step == 0
+    assert max(step, least) <= advice.enough_milli < newest[0].fgpu_milli == advice.asked_milli
+    share_mib = device_mib * advice.enough_milli // capacity // SHARE_MIB * SHARE_MIB
+    for run in newest:
+        assert share_mib * 100 >= run.peak_mib * (100 + HEADROOM_PERCENT)
+        if run.compute_percent and run.sm_p95_percent is not None:
+            # In the same proportion as what it had: it would not have been slower.
+            assert advice.enough_milli * run.compute_percent >= run.sm_p95_percent * run.fgpu_milli
+
+
+@given(runs())
+def test_the_next_smaller_amount_would_not_have_been_enough(world: tuple[int, int, int, list[Run]]) -> None:
+    step, _, _, found = world
+    advice = advise(found, step_milli=step)
+    if advice is None or advice.enough_milli == step:
+        return
+    smaller = advice.enough_milli - step
+
+    def is_enough(run: Run) -> bool:
+        share_mib = run.limit_mib * smaller // run.fgpu_milli // SHARE_MIB * SHARE_MIB
+        computes = run.compute_percent and run.sm_p95_percent is not None
+        slower = computes and smaller * run.compute_percent < (run.sm_p95_percent or 0) * run.fgpu_milli
+        return share_mib * 100 >= run.peak_mib * (100 + HEADROOM_PERCENT) and not slower
+
+    assert not all(is_enough(run) for run in found[:NEWEST_RUNS])

@@ -1,0 +1,248 @@
+"""What administrators change by page: the audit log, the banner, quotas over the file's, priorities, last words."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from store_worlds import S, ask, node, opened, run
+
+from fgpu_scheduler import BadSettings, InvalidTransition, Quota, QuotaScope, plan
+from fgpu_scheduler.audit import MOST_DETAILS, Audit
+from fgpu_scheduler.banner import MOST_TEXT, Banner, Level, Notice
+from fgpu_scheduler.core import reclaim
+from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.core.planner import Policy
+from fgpu_scheduler.end_messages import HEEDED_S, EndMessages
+from fgpu_scheduler.quota_edits import QuotaEdits, QuotaSource, listed
+from fgpu_scheduler.store import Store
+
+EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=2000)
+ALICE = Quota(QuotaScope.USER, "alice", "lab", max_sessions=3)
+
+
+def audited(store: Store, **asked: str) -> list[tuple[str, str, str, str]]:
+    return [(a.actor, a.action, a.target, a.details) for a in Audit(store).lines(limit=99, **asked)]
+
+
+# --- The audit log ---
+
+
+def test_lines_of_the_audit_log_come_back_newest_first_and_by_pages(store: Store) -> None:
+    audit, before = Audit(store), store.version()
+    for n in range(5):
+        audit.add(actor="root", action="node.cordon", target=f"node n{n}", details="said", now_s=50 + n)
+    assert store.version() == before, "the log of what was done is nothing to plan anew for"
+    newest = audit.lines(limit=2)
+    assert [(line.at_s, line.target) for line in newest] == [(54, "node n4"), (53, "node n3")]
+    assert [line.target for line in audit.lines(limit=9, before_id=newest[-1].id)] == [
+        "node n2",
+        "node n1",
+        "node n0",
+    ]
+
+
+def test_the_audit_log_is_found_by_who_what_and_words(store: Store) -> None:
+    audit = Audit(store)
+    audit.add(actor="root", action="node.cordon", target="node n1", now_s=1)
+    audit.add(actor="eve", action="nodes", target="node 100%", details="Für ALLE", now_s=2)
+    audit.add(actor="eve", action="banner.set", target="banner", details="a_b", now_s=3)
+    assert [line[1] for line in audited(store, actor="eve")] == ["banner.set", "nodes"]
+    assert [line[1] for line in audited(store, action="node")] == ["node.cordon"]
+    assert [line[1] for line in audited(store, text="NODE")] == ["nodes", "node.cordon"]
+    assert [line[1] for line in audited(store, text="100%")] == ["nodes"]
+    assert [line[1] for line in audited(store, text="Für")] == ["nodes"]
+    audit.add(actor="eve", action="nodes", target="quota of Ärztin", now_s=4)
+    assert len(audited(store, text="Ärztin")) == 1
+    assert [line[1] for line in audited(store, text="a_")] == ["banner.set"], "no pattern, but a text"
+
+
+def test_what_others_wrote_is_one_line_of_bounded_length_in_the_audit_log(store: Store) -> None:
+    Audit(store).add(actor="root", action="session.end", target="a\nb\0c", details="<script>" * 4000, now_s=1)
+    ((_, _, target, details),) = audited(store)
+    assert (target, len(details), details[:8]) == ("a b c", MOST_DETAILS, "<script>")
+
+
+# --- The banner ---
+
+
+def test_a_banner_is_there_until_its_time_or_until_it_is_taken_down(store: Store) -> None:
+    banner = Banner(store)
+    assert banner.at(50) is None
+    banner.put(Notice(" Down\n at 3 ", Level.WARNING, 100), by="root", now_s=50)
+    assert banner.at(99) == Notice("Down at 3", Level.WARNING, 100, "root", 50)
+    assert banner.at(100) is None
+    banner.put(Notice("Again"), by="eve", now_s=120)
+    assert banner.at(10**9) == Notice("Again", Level.INFO, None, "eve", 120)
+    banner.take_down(by="eve", now_s=130)
+    banner.take_down(by="eve", now_s=131)
+    assert banner.at(140) is None
+    assert audited(store) == [
+        ("eve", "banner.clear", "banner", ""),
+        ("eve", "banner.set", "banner", "info: Again"),
+        ("root", "banner.set", "banner", "warning: Down at 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("notice", "field"),
+    [
+        (Notice(" \n"), "text"),
+        (Notice("x" * (MOST_TEXT + 1)), "text"),
+        (Notice("x", until_at_s=50), "until"),
+    ],
+)
+def test_a_banner_that_says_nothing_or_too_much_or_too_late_is_refused(
+    store: Store, notice: Notice, field: str
+) -> None:
+    Banner(store).put(Notice("stays"), by="root", now_s=40)
+    with pytest.raises(BadSettings, match=f"^{field}: "):
+        Banner(store).put(notice, by="root", now_s=50)
+    found = Banner(store).at(50)
+    assert found is not None
+    assert found.text == "stays"
+
+
+# --- Quotas over the file's ---
+
+
+def sources(store: Store, file: tuple[Quota, ...]) -> list[tuple[QuotaSource, Quota]]:
+    return [(one.source, one.quota) for one in listed(file, QuotaEdits(store).all())]
+
+
+def test_a_quota_is_changed_removed_added_and_put_back_over_the_file(store: Store) -> None:
+    file, edits = (ALICE, EACH), QuotaEdits(store)
+    store.set_quotas(file, now_s=1)
+    stricter = replace(EACH, max_fgpu_milli=500)
+    more = Quota(QuotaScope.GROUP, "class", None, max_pending=1)
+    edits.put(stricter, file=file, by="root", now_s=2)
+    edits.remove(ALICE, file=file, by="root", now_s=3)
+    edits.put(more, file=file, by="eve", now_s=4)
+    assert store.snapshot(5).quotas == (more, stricter)
+    assert sources(store, file) == [
+        (QuotaSource.ADDED, more),
+        (QuotaSource.EDITED, stricter),
+        (QuotaSource.REMOVED, ALICE),
+    ]
+    edits.back_to_file(ALICE, file=file, by="eve", now_s=6)
+    edits.remove(more, file=file, by="eve", now_s=7)
+    edits.back_to_file(EACH, file=file, by="eve", now_s=8)
+    assert store.snapshot(9).quotas == (EACH, ALICE)
+    assert audited(store)[-1] == ("root", "quota.set", "each user", "0.5 fGPU")
+    assert [line[1] for line in audited(store)] == [
+        "quota.back",
+        "quota.remove",
+        "quota.back",
+        "quota.set",
+        "quota.remove",
+        "quota.set",
+    ]
+
+
+def test_the_next_start_of_the_hub_keeps_what_was_changed_over_a_newer_file(url: str) -> None:
+    with opened(url) as store:
+        store.set_quotas([EACH], now_s=1)
+        QuotaEdits(store).put(replace(EACH, max_fgpu_milli=500), file=[EACH], by="root", now_s=2)
+    with opened(url) as store:
+        store.set_quotas([replace(EACH, max_fgpu_milli=4000), ALICE], now_s=3)
+        assert store.snapshot(4).quotas == (replace(EACH, max_fgpu_milli=500), ALICE)
+
+
+def test_what_changes_no_quota_is_no_write(store: Store) -> None:
+    edits = QuotaEdits(store)
+    edits.put(EACH, file=[], by="root", now_s=2)
+    before = store.version()
+    edits.put(EACH, file=[], by="eve", now_s=3)
+    assert (store.version(), edits.all()[0].changed_by) == (before, "root")
+
+
+def test_an_impossible_quota_is_refused_and_changes_nothing(store: Store) -> None:
+    edits = QuotaEdits(store)
+    for wrong in (
+        replace(EACH, max_fgpu_milli=None),
+        replace(EACH, max_lifetime_s=5),
+        replace(EACH, name=""),
+    ):
+        with pytest.raises(BadSettings):
+            edits.put(wrong, file=[], by="root", now_s=2)
+    with pytest.raises(BadSettings, match="nothing was changed"):
+        edits.back_to_file(EACH, file=[EACH], by="root", now_s=2)
+    assert (edits.all(), audited(store)) == ((), [])
+
+
+# --- Priorities ---
+
+
+def test_a_waiting_session_of_higher_priority_is_first_in_the_next_plan(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1)], now_s=0)
+    holder = run(store, ask("zoe", fgpu_milli=1000))
+    first, second = store.submit([ask("alice", fgpu_milli=1000), ask("bob", fgpu_milli=1000)], now_s=2)
+    store.snapshot(2)
+    changed = store.set_priority(second.id, 5, by="root", now_s=3)
+    assert (changed.request.priority, changed.own_request.priority) == (5, 0)
+    assert store.session(second.id) == changed
+    assert store.set_priority(second.id, 5, by="root", now_s=4) == changed
+    store.move(holder.id, S.TERMINATING, now_s=5, cause=EndCause.USER)
+    store.move(holder.id, S.TERMINATED, now_s=5)
+    (placed,) = store.commit(plan(store.snapshot(6), Policy()), now_s=6)
+    assert placed.id == second.id
+    assert store.session(first.id).request.priority == 0  # type: ignore[union-attr]
+    assert audited(store) == [("root", "session.priority", f"session {second.id} of bob", "0 -> 5")]
+    with pytest.raises(InvalidTransition):
+        store.set_priority(second.id, 7, by="root", now_s=7)
+
+
+# --- What is said at an end ---
+
+
+def test_of_two_who_write_the_same_at_once_neither_fails(url: str) -> None:
+    with opened(url) as store, ThreadPoolExecutor(4) as pool:
+        banner, messages = Banner(store), EndMessages(store)
+
+        def write(n: int) -> None:
+            banner.put(Notice(f"text {n}"), by="root", now_s=1)
+            messages.put(7, f"text {n}", now_s=1)
+            messages.drop(7)
+            banner.take_down(by="root", now_s=1)
+
+        for done in [pool.submit(write, n) for n in range(80)]:
+            done.result()
+        assert banner.at(1) is None
+
+
+def test_the_owner_is_told_what_an_administrator_said_when_their_session_is_ended(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1)], now_s=0)
+    runs = run(store, ask("alice", fgpu_milli=500))
+    messages = EndMessages(store)
+    messages.put(runs.id, "first", now_s=4)
+    messages.put(runs.id, "repair at 3", now_s=4)
+    ended = store.move(runs.id, S.TERMINATING, now_s=5, cause=EndCause.USER)
+    assert (ended.message, store.move(runs.id, S.TERMINATED, now_s=6).message) == ("repair at 3",) * 2
+
+
+def test_what_an_administrator_said_long_ago_is_not_the_message_of_an_end(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1)], now_s=0)
+    runs = run(store, ask("alice", fgpu_milli=500))
+    EndMessages(store).put(runs.id, "repair at 3", now_s=4)
+    assert store.move(runs.id, S.TERMINATING, now_s=4 + HEEDED_S + 1, cause=EndCause.USER).message is None
+
+
+def test_what_an_administrator_said_is_not_the_message_of_another_end(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1)], now_s=0)
+    lost, kept = run(store, ask("alice", fgpu_milli=500)), run(store, ask("bob", fgpu_milli=500))
+    messages = EndMessages(store)
+    for session in (lost, kept):
+        messages.put(session.id, "repair at 3", now_s=4)
+    messages.drop(kept.id)
+    ended = store.move(lost.id, S.TERMINATING, now_s=5, cause=EndCause.OOM, message="out of memory")
+    assert ended.message == "out of memory"
+    assert store.move(kept.id, S.TERMINATING, now_s=5, cause=EndCause.USER).message is None
+
+
+def test_a_session_that_is_queued_again_keeps_the_priority_that_it_was_given() -> None:
+    given = Session(7, ask(), S.RUNNING, 1, asked_priority=0)
+    given = replace(given, request=replace(given.request, priority=9))
+    again = reclaim.again(given, now_s=60)
+    assert (again.request.priority, again.own_request) == (9, ask())
+    assert (again.submitted_at_s, again.waits_since_s) == (1, 60), "it ran meanwhile"

@@ -1,0 +1,183 @@
+"""What is asked again and again costs no more when the history is long.
+
+Counted in the steps of SQLite's own machine, which are the same each time; PostgreSQL plans by its own statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert
+from store_worlds import ask, database, end, node, opened, run
+
+from fgpu_scheduler import accounts
+from fgpu_scheduler.core import quota as counting
+from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
+from fgpu_scheduler.core.quota import Ledger, held_of, held_of_each
+from fgpu_scheduler.history import _MEASURED_OF, History
+from fgpu_scheduler.meters import Measured, Meters
+from fgpu_scheduler.queries import LENGTHS
+from fgpu_scheduler.rows import life_values, quota_key, request_values
+from fgpu_scheduler.schema import meters, sessions
+from fgpu_scheduler.store import Store
+
+MANY = 2000
+EVERY = 10
+"""Steps between two counts."""
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Iterator[Store]:
+    with database("sqlite", tmp_path) as url, opened(url) as store:
+        yield store
+
+
+def steps(store: Store, read: Callable[[Connection], object]) -> int:
+    """Return how many times ten steps a reading takes."""
+    taken = 0
+
+    def step() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    with store.reading() as connection:
+        own = connection.connection.driver_connection
+        assert own is not None
+        read(connection)
+        own.set_progress_handler(step, EVERY)
+        try:
+            read(connection)
+        finally:
+            own.set_progress_handler(None, 0)
+    return taken
+
+
+def let_others_run(store: Store, count: int) -> None:
+    """Fill the history with what somebody else ran in another resource group, all of it measured."""
+    first = 1 + max((s.id for s in store.ended(user=None, limit=1)), default=0)
+    asked = ask("mallory", group="busy")
+    rows = [
+        {
+            "id": number,
+            **request_values(asked),
+            **life_values(
+                Session(
+                    number,
+                    asked,
+                    SessionState.TERMINATED,
+                    10,
+                    attempt=1,
+                    started_at_s=20,
+                    ended_at_s=1000 + number,
+                    end_cause=EndCause.USER,
+                )
+            ),
+        }
+        for number in range(first, first + count)
+    ]
+    with store.writing_beside() as connection:
+        connection.execute(insert(sessions), rows)
+        connection.execute(
+            insert(meters),
+            [
+                {
+                    "session_id": row["id"],
+                    "at_s": 30,
+                    "gpu_millionths": 1,
+                    "limit_mib": 1,
+                    "samples": 9,
+                    "covered_s": 9,
+                }
+                for row in rows
+            ],
+        )
+
+
+def test_the_lengths_of_a_rare_group_are_read_without_the_others_history(filed: Store) -> None:
+    filed.set_nodes([node()], now_s=0)
+    for number in range(5):
+        end(filed, run(filed, ask(), now_s=number).id, now_s=60 + number)
+
+    def read(connection: Connection) -> object:
+        return connection.execute(LENGTHS, {"resource_group": "lab", "limit": 50}).all()
+
+    before = steps(filed, read)
+    let_others_run(filed, MANY)
+    assert steps(filed, read) <= 2 * before
+    assert filed.typical_length_s("lab") == 60
+
+
+def test_the_measured_runs_of_one_user_are_read_without_the_others_measures(filed: Store) -> None:
+    filed.set_nodes([node()], now_s=0)
+    measured, other = (end(filed, run(filed, ask(), now_s=1).id, now_s=9) for _ in range(2))
+    Meters(filed).save([Measured(measured.id, 9, 1, 1, samples=3), Measured(other.id, 9, 1, 1)])
+
+    def read(connection: Connection) -> object:
+        return _MEASURED_OF.read(connection, user="alice", limit=5)
+
+    before = steps(filed, read)
+    let_others_run(filed, MANY)
+    assert steps(filed, read) <= 2 * before
+    found = History(filed).measured_runs("alice", limit=5)
+    assert [past.session.id for past in found] == [measured.id]
+
+
+# --- Many quotas ---
+
+
+def one_for_each(count: int) -> list[Quota]:
+    return [Quota(QuotaScope.USER, f"user{n}", max_fgpu_milli=1000) for n in range(count)]
+
+
+def test_a_change_of_one_of_many_quotas_does_not_compare_each_with_all(
+    filed: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    def counted(quota: Quota) -> tuple[str, str, str]:
+        nonlocal looked_at
+        looked_at += 1
+        return quota_key(quota)
+
+    quotas = one_for_each(300)
+    filed.set_quotas(quotas, now_s=1)
+    monkeypatch.setattr(accounts, "quota_key", counted)
+    filed.set_quotas([replace(quotas[0], max_fgpu_milli=500), *quotas[2:]], now_s=2)
+    assert looked_at < 10 * len(quotas)
+    assert [event.reason for event in filed.events(limit=1000)][-2:] == [
+        "user 'user1': none",
+        "user 'user0': 0.5 fGPU",
+    ]
+
+
+def test_a_session_is_held_against_those_quotas_only_that_may_count_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+    counted_as = counting.counted_as
+
+    def counted(*given: object) -> tuple[str, ...]:
+        nonlocal asked
+        asked += 1
+        return counted_as(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(counting, "counted_as", counted)
+    each = Quota(QuotaScope.USER, "*", max_fgpu_milli=700)
+    together = Quota(QuotaScope.ALL, "*", "lab", max_sessions=400)
+    group = Quota(QuotaScope.GROUP, "class", max_sessions=300)
+    quotas = (*one_for_each(300), each, together, group)
+    waiting = tuple(
+        Session(n, replace(ask(f"user{n}"), groups=("class",)), SessionState.PENDING, 1) for n in range(300)
+    )
+    snapshot = Snapshot(10, 1, (node(),), waiting, quotas=quotas)
+    ledger = Ledger(snapshot)
+    assert {ledger.room_milli(s.request) for s in waiting} == {700}
+    held = held_of_each(quotas, snapshot)
+    # By each the user's own, and the three for everybody.
+    assert asked == 2 * 4 * len(waiting)
+    assert [sum(who.waiting for who in one) for one in held] == [1] * 300 + [300] * 3
+    assert held[0] == held_of(quotas[0], snapshot)

@@ -1,0 +1,268 @@
+"""What ended long ago is forgotten in small steps, and nothing that is still needed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select
+from store_worlds import S, ask, end, node, run
+
+from fgpu_scheduler.core.asked import NEWEST
+from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.history import History
+from fgpu_scheduler.meters import Measured, Meters
+from fgpu_scheduler.retention import KEPT_EVENTS, STEP, TYPICAL_RUNS, Retention
+from fgpu_scheduler.schema import events, meters, sessions, shares
+from fgpu_scheduler.store import Store
+from fgpuspawner import forgetting
+from fgpuspawner.forgetting import DAY_S, forget, keep_forgetting
+
+YEAR_S = 365 * DAY_S
+NOW_S = 10 * YEAR_S
+
+
+class At:
+    """A clock that stands still."""
+
+    def now_s(self) -> int:
+        return NOW_S
+
+
+def ended_long_ago(store: Store, count: int, *, group: str = "lab", ended_at_s: int = 1000) -> list[int]:
+    """Put so many ended sessions into the tables, each with a share, a receipt and an event; return their ids."""
+    first = (_one(store, func.max(sessions.c.id)) or 0) + 1
+    ids = list(range(first, first + count))
+    asked: dict[str, Any] = {
+        "user_name": "alice",
+        "server_name": "",
+        "image": "image",
+        "resource_group": group,
+        "fgpu_milli": 500,
+        "cpu_milli": 1000,
+        "memory_mib": 1024,
+        "state": SessionState.TERMINATED.value,
+        "submitted_at_s": 1,
+        "held": False,
+        "attempt": 1,
+        "started_at_s": 2,
+    }
+    share = {"position": 0, "device_uuid": "GPU-n1-0", "fgpu_milli": 500, "memory_mib": 4096}
+    with store.writing_beside() as connection:
+        rows = [{**asked, "id": i, "ended_at_s": ended_at_s + i} for i in ids]
+        connection.execute(insert(sessions), rows)
+        connection.execute(
+            insert(shares), [{**share, "compute_percent": 50, "mode": "memory", "session_id": i} for i in ids]
+        )
+        log = [{"at_s": 1000 + i, "session_id": i, "kind": "moved", "user_name": "alice"} for i in ids]
+        connection.execute(insert(events), log)
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT setval('fgpu_sessions_id_seq', {ids[-1]})")
+    Meters(store).save([Measured(i, 1, 500, 4096, samples=1, peak_mib=5) for i in ids])
+    return ids
+
+
+def _one(store: Store, what: Any, *where: Any) -> Any:
+    with store.reading() as connection:
+        return connection.execute(select(what).where(*where)).scalar_one()
+
+
+def counts(store: Store) -> list[int]:
+    return [_one(store, func.count(), table.c[next(iter(table.c.keys()))].is_not(None)) for table in TABLES]
+
+
+TABLES = (sessions, shares, meters)
+
+
+def forget_all(store: Store, *, days: int = 365) -> tuple[int, int]:
+    return asyncio.run(forget(Retention(store), At(), days=days, pause_s=0))
+
+
+def test_ten_thousand_are_forgotten_in_steps_between_which_others_write(store: Store) -> None:
+    store.set_nodes([node()], now_s=NOW_S)
+    ended_long_ago(store, 10_000)
+    retention = Retention(store)
+    forgotten, steps, version = 0, 0, store.version()
+    while some := retention.forget_sessions(NOW_S - YEAR_S, now_s=NOW_S):
+        assert some <= STEP
+        forgotten, steps = forgotten + some, steps + 1
+        if steps % 10 == 0:
+            store.submit([ask("bob", f"s{steps}")], now_s=NOW_S)
+            if forgotten <= 10_000 - 2 * NEWEST:
+                assert store.version() == version + steps // 10, "of those nobody makes a plan"
+    assert forgotten == 10_000 - TYPICAL_RUNS
+    assert steps == -(-forgotten // STEP)
+    assert counts(store) == [TYPICAL_RUNS + steps // 10, TYPICAL_RUNS, TYPICAL_RUNS]
+    assert len(store.snapshot(NOW_S).sessions) == steps // 10
+    gone = 0
+    while some := retention.forget_events(NOW_S - YEAR_S):
+        assert some <= STEP
+        gone += some
+    # What was submitted and forgotten here made events of its own, newer than all of those.
+    assert 10_000 - KEPT_EVENTS < gone <= 10_000
+    # And that of the node, which is young.
+    assert len(store.events(limit=10**6)) == KEPT_EVENTS + 1
+
+
+def test_what_is_young_or_lives_or_is_referred_to_stays(store: Store) -> None:
+    store.set_nodes([node(devices=4)], now_s=1)
+    young = run(store, ask("alice", "young"), now_s=5)
+    end(store, young.id, now_s=NOW_S - YEAR_S + 1)
+    lives = run(store, ask("alice", "lives"), now_s=5)
+    parent, origin = ended_long_ago(store, 2)
+    with store.writing(now_s=NOW_S) as write:
+        own = sessions.c.id == lives.id
+        write.connection.execute(sessions.update().where(own).values(replaces=parent, place_of=origin))
+        write.event("test")
+    ended_long_ago(store, TYPICAL_RUNS + 30)
+    # The young one is a typical run, too.
+    assert forget_all(store)[0] == 30 + 1
+    for kept in (young.id, lives.id, parent, origin):
+        assert store.session(kept) is not None
+    assert store.session(lives.id) == store.snapshot(NOW_S).session(lives.id)
+    assert forget_all(store) == (0, 0)
+
+
+def test_how_long_sessions_take_is_known_as_before(store: Store) -> None:
+    for number, group in enumerate(("lab", "class"), start=1):
+        ended_long_ago(store, TYPICAL_RUNS + 20, group=group, ended_at_s=1000 * number)
+    before = {group: store.typical_length_s(group) for group in ("lab", "class")}
+    assert forget_all(store)[0] == 40
+    assert {group: store.typical_length_s(group) for group in ("lab", "class")} == before
+
+
+def test_what_was_used_still_counts_and_ids_are_not_given_again(store: Store) -> None:
+    store.set_nodes([node()], now_s=1)
+    session = run(store, ask("alice"), now_s=5)
+    end(store, session.id, now_s=105)
+    last = ended_long_ago(store, TYPICAL_RUNS + 1)[-1]
+    used = store.snapshot(NOW_S).usage
+    assert forget_all(store)[0] >= 1
+    assert store.session(session.id) is None
+    assert store.snapshot(NOW_S).usage == used
+    assert store.submit([ask("bob")], now_s=NOW_S)[0].id > last
+
+
+def test_the_newest_session_stays_whatever_became_of_it(store: Store) -> None:
+    ids = ended_long_ago(store, 3)
+    with store.writing_beside() as connection:
+        # They never ran, so that nothing else keeps them.
+        connection.execute(sessions.update().values(started_at_s=None))
+    assert forget_all(store)[0] == 2
+    assert [store.session(i) is not None for i in ids] == [False, False, True]
+
+
+def test_all_that_read_count_alike_what_people_ask_for(store: Store) -> None:
+    ended_long_ago(store, 400)
+    store.submit([ask("bob")], now_s=NOW_S)
+    before = store.snapshot(NOW_S)
+    assert sum(one.count for one in before.asked) == 400
+    forget_all(store)
+    after = store.snapshot(NOW_S)
+    assert after.version > before.version
+    assert sum(one.count for one in after.asked) == TYPICAL_RUNS
+
+
+def test_events_of_live_sessions_stay_and_so_do_the_newest(store: Store) -> None:
+    store.set_nodes([node()], now_s=1)
+    lives = run(store, ask("carol"), now_s=5)
+    own = [e for e in store.events(limit=10**6) if e.session_id == lives.id]
+    ended_long_ago(store, KEPT_EVENTS + 300)
+    last = store.last_event_id()
+    forget_all(store)
+    kept = store.events(limit=10**6)
+    assert [e for e in kept if e.session_id == lives.id] == own
+    assert store.last_event_id() >= last
+    assert KEPT_EVENTS <= len(kept) <= KEPT_EVENTS + len(own) + 20
+
+
+def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ended_long_ago(store, TYPICAL_RUNS + 5)
+
+    class Wrong:
+        """Years ahead, until it is set."""
+
+        ahead_s = 10 * 365 * DAY_S
+
+        def now_s(self) -> int:
+            return 2000 + self.ahead_s
+
+    clock, slept = Wrong(), []
+
+    async def sleep(seconds: float) -> None:
+        clock.ahead_s = 0
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(forgetting, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(keep_forgetting(Retention(store), clock, days=1))
+    assert counts(store)[0] == len(ids)
+
+
+def test_zero_days_keep_everything_for_ever(store: Store) -> None:
+    ids = ended_long_ago(store, TYPICAL_RUNS + 5)
+    asyncio.run(asyncio.wait_for(keep_forgetting(Retention(store), At(), days=0), timeout=30))
+    assert counts(store)[0] == len(ids)
+
+
+# --- Pages of the history, and what was measured ---
+
+
+def pages(history: History, user: str | None, limit: int) -> Iterable[list[int]]:
+    before: int | None = None
+    while found := history.page(user=user, before_id=before, limit=limit):
+        yield [past.session.id for past in found]
+        before = found[-1].session.id
+
+
+@pytest.mark.parametrize("user", [None, "alice"])
+def test_the_history_is_read_in_pages_newest_first_and_whole(store: Store, user: str | None) -> None:
+    store.set_nodes([node()], now_s=1)
+    ids = ended_long_ago(store, 7)
+    run(store, ask("alice", "lives"), now_s=5)
+    other = store.submit([ask("bob")], now_s=6)[0]
+    store.move(other.id, S.CANCELLED, now_s=7, cause=EndCause.USER)
+    expected = ([other.id] if user is None else []) + ids[::-1]
+    found = list(pages(History(store), user, 3))
+    assert [i for page in found for i in page] == expected
+    assert {len(page) for page in found[:-1]} == {3}
+
+
+def test_what_was_measured_comes_back_and_is_replaced(store: Store) -> None:
+    full = Measured(3, 2**33, 250, 2048, 9, 90, 700, 650, 21, 2**40, True, '{"memory":{"5":9}}')
+    other = Measured(4, 1, 500, 4096)
+    saved = Meters(store)
+    version = store.version()
+    saved.save([full, other])
+    assert saved.of([3, 4, 5]) == {3: full, 4: other}
+    newer = Measured(3, 2**33 + 60, 250, 2048, 15)
+    saved.save([newer])
+    assert saved.of([3]) == {3: newer}
+    saved.save([])
+    assert saved.of([]) == {}
+    assert store.version() == version, "no plan is made of it"
+
+
+def test_only_runs_that_were_measured_are_measured_runs(store: Store) -> None:
+    ids = ended_long_ago(store, 4)
+    Meters(store).save([Measured(ids[1], 1, 500, 4096, samples=0)])
+    found = History(store).measured_runs("alice", limit=2)
+    assert [past.session.id for past in found] == [ids[3], ids[2]]
+    assert [past.session.id for past in History(store).measured_runs("alice", limit=9)] == [
+        ids[3],
+        ids[2],
+        ids[0],
+    ]
+    assert History(store).measured_runs("bob", limit=9) == ()
+    one = History(store).one(ids[1])
+    assert one is not None
+    assert one.measured is not None
+    assert one.measured.samples == 0
+    assert History(store).one(10**9) is None

@@ -1,0 +1,62 @@
+"""What sessions held in a span of time is read with what they were, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_worlds import ask, end, node, run
+
+from fgpu_scheduler import spent
+from fgpu_scheduler.meters import Measured, Meters
+from fgpu_scheduler.spent import spent_between
+from fgpu_scheduler.store import Store
+
+
+def test_sessions_that_held_shares_within_the_span_come_with_their_part_of_gpus(store: Store) -> None:
+    store.set_nodes([node("n1", devices=2)], now_s=0)
+    asked = replace(ask("alice", "early", fgpu_milli=250), groups=("class",))
+    early, over = run(store, asked, now_s=100), run(store, ask("bob", fgpu_milli=1000), now_s=150)
+    waiting = store.submit([ask("carol", fgpu_milli=2000)], now_s=160)[0]
+    end(store, early.id, now_s=200)
+    later = run(store, ask("alice", "later", fgpu_milli=500), now_s=300)
+    found = tuple(spent_between(store, 100, 300))
+    assert [one.session_id for one in found] == [early.id, over.id]
+    first, second = found
+    assert (first.user, first.hub_groups, first.gpu_millionths, first.fgpu_milli) == (
+        "alice",
+        ("class",),
+        250_000,
+        250,
+    )
+    assert (first.waits_since_s, first.scheduled_at_s, first.started_at_s, first.ended_at_s) == (
+        100,
+        100,
+        100,
+        200,
+    )
+    assert (second.gpu_millionths, second.ended_at_s) == (1_000_000, None)
+    assert [one.session_id for one in spent_between(store, 200, 301)] == [over.id, later.id]
+    assert waiting.id not in [one.session_id for one in spent_between(store, 0, 10**9)]
+
+
+def test_of_a_gpu_that_is_gone_the_part_is_as_it_was_noted_or_else_its_compute(store: Store) -> None:
+    store.set_nodes([node("n1", devices=1), node("n2", devices=1)], now_s=0)
+    noted = run(store, ask("alice", fgpu_milli=500), now_s=10)
+    end(store, noted.id, now_s=20)
+    other = run(store, ask("bob", fgpu_milli=300), now_s=30)
+    end(store, other.id, now_s=40)
+    Meters(store).save([Measured(noted.id, 20, gpu_millionths=480_000, limit_mib=4096)])
+    store.set_nodes([], now_s=50)
+    assert [one.gpu_millionths for one in spent_between(store, 0, 100)] == [480_000, 300_000]
+
+
+def test_more_sessions_than_are_in_memory_at_a_time_come_all_with_their_own_shares(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spent, "AT_ONCE", 2)
+    store.set_nodes([node("n1", devices=2)], now_s=0)
+    amounts = (100, 2000, 300, 400, 500, 600, 700)
+    for at_s, milli in enumerate(amounts):
+        end(store, run(store, ask(fgpu_milli=milli), now_s=at_s).id, now_s=at_s + 1)
+    assert [one.fgpu_milli for one in spent_between(store, 0, 100)] == list(amounts)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core.model import NodeState, Quota, QuotaScope, SessionState
+from fgpu_scheduler.core.policies import Policy, group_policy
+from fgpu_scheduler.core.unblocking import Unblocking, unblocking
+from fgpu_scheduler.testing import World, world
+
+
+def told(lab: World) -> tuple[str, list[str]] | None:
+    """Return the head and those who would start it, by their users."""
+    users = {s.id: s.request.user for s in lab.sessions}
+    found = unblocking(lab, Policy())
+    return None if found is None else (users[found.head_id], [users[i] for i in found.ids])
+
+
+def test_whoever_leaves_enough_is_named_and_who_holds_least_comes_first() -> None:
+    lab = world(devices=2).running("a", "0.6").running("b", "0.4").running("c", "0.8").pending("d", "0.4")
+    assert told(lab) == ("d", ["b", "a", "c"])
+
+
+def test_an_end_that_leaves_pieces_on_two_gpus_is_not_named() -> None:
+    lab = world(devices=2).running("a", "0.5").running("b", "0.8").running("c", "0.4").pending("d", "1")
+    assert told(lab) == ("d", ["b"])
+
+
+def test_no_single_end_may_be_enough() -> None:
+    lab = world(devices=2).running("a", "0.5").running("b", "0.5").running("c", "0.5").pending("d", "2")
+    assert told(lab) == ("d", [])
+
+
+def test_only_the_head_is_asked_about_and_an_empty_queue_has_none() -> None:
+    full = world(devices=1).running("a", "1")
+    assert told(full) is None
+    assert told(full.pending("b", "0.5").pending("c", "0.1")) == ("b", ["a"])
+
+
+def test_what_ends_already_is_not_to_be_ended() -> None:
+    lab = world(devices=1).running("a", "0.6").running("b", "0.4").pending("c", "0.5")
+    ending = lab.with_sessions(
+        replace(s, state=SessionState.TERMINATING) if s.request.user == "a" else s for s in lab.sessions
+    )
+    head = lab.of("c").id
+    assert unblocking(ending, Policy()) == Unblocking(head, by_itself=True)
+
+
+def test_who_waits_for_a_quota_is_nobodys_head_and_comes_first_where_an_end_makes_room_for_it() -> None:
+    lab = world(devices=2).running("a", "0.6").running("c", "0.7").pending("c", "0.5").pending("b", "1")
+    limited = replace(lab, quotas=(Quota(QuotaScope.USER, "c", max_fgpu_milli=700),))
+    assert told(limited) == ("b", ["a"])
+    assert told(limited.with_sessions(s for s in limited.sessions if s.request.user != "b")) is None
+
+
+def test_of_very_many_sessions_those_that_hold_least_are_tried_and_the_others_are_counted() -> None:
+    lab = world(devices=2).running("a", "0.6").running("b", "0.4").running("c", "0.8").pending("d", "0.4")
+    head, b = lab.of("d").id, lab.of("b").id
+    assert unblocking(lab, Policy(), tries=1) == Unblocking(head, (b,), untried=2)
+
+
+def test_who_has_less_after_an_end_may_come_before_the_head() -> None:
+    lab = world(devices=1).running("a", "0.5").running("b", "0.5")
+    lab = lab.pending("a", "0.5").pending("b", "0.5").pending("c", "0.5")
+    fair = Policy(group_policy(order="drf"))
+    assert unblocking(lab, fair) == Unblocking(lab.of("c").id)
+
+
+def test_a_head_that_no_end_could_start_waits_for_something_else() -> None:
+    lab = world(devices=1).running("a", "0.5").pending("b", "1")
+    closed = replace(lab, nodes=tuple(replace(n, state=NodeState.CORDONED) for n in lab.nodes))
+    assert unblocking(closed, Policy()) == Unblocking(lab.of("b").id, never=True)
