@@ -1,0 +1,143 @@
+"""What the meter says of a session, and the file in which the Hub tells the service.
+
+It is no business of the database: it changes at every look, and means little once the Hub has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fgpuspawner.isolation.files import write_whole
+
+WRITTEN = "meters.json"
+KEPT_S = 600
+"""So long points are kept."""
+BETWEEN_POINTS_S = 10
+"""No two points are nearer, however often the meter looks: it bounds the file."""
+MOST_PROCESSES = 32
+"""Of one session: those that hold most."""
+RECEIVED_OVER_S = 60
+
+
+class Point(NamedTuple):
+    """What a session held and used at one instant; None where that was not known.
+
+    A plain tuple: with hundreds of sessions there are tens of thousands, read and written at every look.
+    """
+
+    at_s: int
+    memory_used_mib: int | None
+    sm_percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a session on its GPUs. ``pid`` is its number as the session sees it."""
+
+    pid: int
+    name: str | None
+    memory_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why."""
+
+    at_s: int
+    memory_used_mib: int | None
+    memory_limit_mib: int
+    sm_percent: float | None
+    compute_entitled_percent: int
+    compute_received_percent: float | None
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """All that the meter tells of a running session."""
+
+    now: Meter
+    points: tuple[Point, ...] = ()
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the Hub told last: when, how often it looks, and what it saw, by session."""
+
+    written_at_s: int = 0
+    every_s: int = 0
+    sessions: Mapping[int, Live] | None = None
+
+    def of(self, session_id: int, now_s: int) -> Live | None:
+        """Return what is known of a session now; None where nothing is known yet.
+
+        What was seen too long ago is not what is: it becomes unknown.
+        """
+        live = (self.sessions or {}).get(session_id)
+        if live is None or abs(now_s - self.written_at_s) <= max(30, 3 * self.every_s):
+            return live
+        at = datetime.fromtimestamp(live.now.at_s, UTC)
+        trouble = f"nothing has been measured since {at:%Y-%m-%d %H:%M:%S} UTC"
+        unknown = replace(
+            live.now, memory_used_mib=None, sm_percent=None, compute_received_percent=None, trouble=trouble
+        )
+        return Live(unknown, live.points)
+
+
+def write_meters(data: Path, told: Told) -> None:
+    """Write what is told, in place of what was."""
+    found = {
+        str(session_id): {
+            "now": asdict(live.now),
+            "points": live.points,
+            "processes": [[p.pid, p.name, p.memory_mib] for p in live.processes],
+        }
+        for session_id, live in (told.sessions or {}).items()
+    }
+    text = json.dumps({"written_at_s": told.written_at_s, "every_s": told.every_s, "sessions": found})
+    # Whose processes do what is nobody else's business: the service is the same user.
+    write_whole(data / WRITTEN, text.encode(), mode=0o600)
+
+
+def read_meters(data: Path) -> Told:
+    """Return what was told last; nothing where the file is not there, or makes no sense."""
+    try:
+        found = json.loads((data / WRITTEN).read_bytes())
+        sessions = {int(session_id): _live(own) for session_id, own in found["sessions"].items()}
+        return Told(int(found["written_at_s"]), int(found["every_s"]), sessions)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Told()
+
+
+def _live(own: Mapping[str, Any]) -> Live:
+    return Live(
+        Meter(**own["now"]),
+        tuple(Point(*point) for point in own["points"]),
+        tuple(Process(*process) for process in own["processes"]),
+    )
+
+
+class MeterFile:
+    """Reads what is told, once for each time that it is written. Safe to use from several threads."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._last: tuple[tuple[int, int, int], Told] | None = None
+
+    def read(self) -> Told:
+        """Return what was told last."""
+        try:
+            found = (self._data / WRITTEN).stat()
+        except OSError:
+            return Told()
+        mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+        last = self._last
+        if last is None or last[0] != mark:
+            last = self._last = (mark, read_meters(self._data))
+        return last[1]

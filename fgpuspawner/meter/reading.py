@@ -1,0 +1,100 @@
+"""From what the driver says of processes to what a session holds and uses. Pure.
+
+What is not known is None with a reason, and never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fgpu_scheduler import Device, Session
+from fgpuspawner.isolation.nvml_reader import DeviceUse
+from fgpuspawner.meter.model import MOST_PROCESSES, Process
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a device: what the driver said, and whose its processes are. ``energy_mj`` is since the last look."""
+
+    use: DeviceUse
+    owners: Mapping[int, int]
+    energy_mj: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of a session at one look."""
+
+    memory_mib: int | None
+    sm_percent: float | None
+    processes: tuple[Process, ...] = ()
+    energy_mj: int | None = None
+    energy_estimated: bool = False
+    trouble: str | None = None
+
+
+def read(session: Session, seen: Mapping[str, Seen | str], devices: Mapping[str, Device]) -> Reading:
+    """Return what a session that has its shares holds and uses, summed over its devices.
+
+    ``seen`` is by device: what was seen of it, or why nothing was.
+    """
+    assert session.placement is not None
+    memory, sm, troubles = 0, 0.0, []
+    knows_memory = knows_sm = True
+    energy: int | None = 0
+    estimated = False
+    held: dict[int, tuple[str | None, int | None]] = {}
+    for share in session.placement.shares:
+        uuid = share.device_uuid
+        device = seen.get(uuid, "this GPU is not configured any more")
+        if isinstance(device, str):
+            troubles.append(f"GPU {uuid}: {device}")
+            knows_memory = knows_sm = False
+            energy = None
+            continue
+        own = [p for p in device.use.processes if device.owners.get(p.pid) == session.id]
+        for process in own:
+            name, before = held.get(process.inner_pid, (process.name, 0))
+            amount = None if process.used_bytes is None or before is None else before + process.used_bytes
+            held[process.inner_pid] = name, amount
+        if any(p.used_bytes is None for p in own):
+            troubles.append(f"GPU {uuid}: the driver does not tell what each process holds")
+            knows_memory = False
+        if any(p.sm_percent is None for p in own):
+            troubles.append(f"GPU {uuid}: the driver does not tell how much each process computes")
+            knows_sm = False
+        memory += sum(p.used_bytes or 0 for p in own)
+        sm += min(100.0, sum(p.sm_percent or 0.0 for p in own))
+        part, is_estimate = _energy(session.id, device, share.fgpu_milli, devices.get(uuid))
+        energy = None if energy is None or part is None else energy + part
+        estimated = estimated or is_estimate
+    most = sorted(held.items(), key=lambda item: (-(item[1][1] or 0), item[0]))[:MOST_PROCESSES]
+    return Reading(
+        -(-memory // MIB) if knows_memory else None,
+        round(sm, 1) if knows_sm else None,
+        tuple(Process(pid, name, None if used is None else -(-used // MIB)) for pid, (name, used) in most),
+        energy,
+        estimated and energy is not None,
+        "; ".join(troubles) or None,
+    )
+
+
+def _energy(session_id: int, seen: Seen, fgpu_milli: int, device: Device | None) -> tuple[int | None, bool]:
+    """Return a session's part of what a device has used up since the last look, and whether that is an estimate.
+
+    Who has a GPU alone has all of it. Of a shared one only the sum is known: it is divided as the computing was, or,
+    while nobody computes, as the shares are.
+    """
+    if seen.energy_mj is None or device is None:
+        return None, False
+    if fgpu_milli >= device.capacity_milli:
+        return seen.energy_mj, False
+    percents = [p.sm_percent for p in seen.use.processes]
+    total = sum(p for p in percents if p is not None)
+    if total and None not in percents:
+        own = sum(p.sm_percent or 0.0 for p in seen.use.processes if seen.owners.get(p.pid) == session_id)
+        return round(seen.energy_mj * own / total), True
+    return seen.energy_mj * fgpu_milli // device.capacity_milli, True

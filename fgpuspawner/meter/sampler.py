@@ -1,0 +1,256 @@
+"""Looks at every running session's GPUs, again and again, beside the watchdog and through the same NVML processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fgpu_scheduler import Clock, FGPUError, Session, SessionState
+from fgpu_scheduler.meters import Measured, Meters
+from fgpuspawner.isolation.gpu_use import has_no_driver
+from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.watchdog import Elsewhere, Owners, Place, machines_of, owners_at, reader_at
+from fgpuspawner.meter.model import (
+    BETWEEN_POINTS_S,
+    KEPT_S,
+    RECEIVED_OVER_S,
+    Live,
+    Meter,
+    Point,
+    Told,
+    read_meters,
+    write_meters,
+)
+from fgpuspawner.meter.reading import Reading, Seen, read
+from fgpuspawner.meter.tally import Sample, Tally, going_on
+
+log = logging.getLogger("fgpu.meter")
+
+LONGEST_LOOK_S = 5.0
+"""So long a look waits for a machine. What one that takes longer says is not used: it speaks of another instant."""
+SAVED_EVERY_S = 60
+"""So much of what was counted is lost at most when the Hub is killed."""
+
+
+class Sessions(Protocol):
+    """The scheduler, as far as the meter needs it."""
+
+    async def live(self) -> tuple[Session, ...]: ...
+
+
+class Sampler:
+    """Looks until it is cancelled."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        sessions: Sessions,
+        owners: Owners,
+        meters: Meters,
+        clock: Clock,
+        *,
+        data: Path,
+        every_s: int,
+        make_reader: Callable[[str], NvmlReader] = NvmlReader,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._isolation = isolation
+        self._sessions = sessions
+        self._owners = owners
+        self._meters = meters
+        self._clock = clock
+        self._data = data
+        self._every_s = every_s
+        self._make_reader = make_reader
+        self._elsewhere = elsewhere
+        self._readers: dict[Place, NvmlReader] = {}
+        self._looking: dict[Place, asyncio.Task[Mapping[str, Seen | str]]] = {}
+        self._since_us: dict[str, int] = {}
+        self._energy: dict[str, tuple[int, int]] = {}
+        self._tallies: dict[int, Tally] = {}
+        self._unsaved: dict[int, Measured] = {}
+        self._live: dict[int, Live] = {}
+        self._recent: dict[int, tuple[tuple[int, float | None], ...]] = {}
+        self._saved_at_s = 0
+
+    async def run(self) -> None:
+        """Look every ``every_s`` seconds."""
+        before = await asyncio.to_thread(read_meters, self._data)
+        self._live = dict(before.sessions or {})
+        try:
+            while True:
+                try:
+                    await self.look()
+                except FGPUError as e:
+                    log.error("The meter could not look: %s", e)
+                except Exception:
+                    log.exception("The meter could not look")
+                await asyncio.sleep(self._every_s)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop looking."""
+        for look in self._looking.values():
+            look.cancel()
+        for reader in self._readers.values():
+            reader.close()
+
+    async def look(self) -> None:
+        """Look once, tell the service, and keep what was counted when it is time to."""
+        live = await self._sessions.live()
+        running = [s for s in live if s.state is SessionState.RUNNING and s.placement is not None]
+        seen = await self._seen(running)
+        now_s = self._clock.now_s()
+        await self._take_up(running)
+        devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
+        told = {s.id: self._told(s, read(s, seen, devices), now_s) for s in running}
+        ended = sorted(set(self._tallies) - set(told))
+        self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}
+        self._live = told
+        self._recent = {i: points for i, points in self._recent.items() if i in told}
+        await asyncio.to_thread(write_meters, self._data, Told(now_s, self._every_s, told))
+        if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
+            await self.save(now_s)
+
+    async def save(self, now_s: int) -> None:
+        """Keep what was counted so far.
+
+        Raises:
+            StoreUnavailable: nothing was kept; the next time all of it is.
+        """
+        unsaved = {**self._unsaved, **{i: tally.measured() for i, tally in self._tallies.items()}}
+        await asyncio.to_thread(self._meters.save, list(unsaved.values()))
+        self._unsaved = {}
+        self._saved_at_s = now_s
+
+    # -- one look -----------------------------------------------------------------------------------------
+
+    async def _seen(self, running: Sequence[Session]) -> Mapping[str, Seen | str]:
+        """Return what can be seen of the devices of these sessions."""
+        wanted = {share.device_uuid for s in running if s.placement for share in s.placement.shares}
+        found: dict[str, Seen | str] = {}
+        looks: dict[asyncio.Task[Mapping[str, Seen | str]], list[str]] = {}
+        for place, uuids in machines_of(self._isolation).items():
+            own = [uuid for uuid in uuids if uuid in wanted]
+            if own and has_no_driver(place):
+                found |= dict.fromkeys(own, "it is simulated, and nothing simulates its driver")
+            elif own:
+                before = self._looking.get(place)
+                if before is not None and not before.done():
+                    found |= dict.fromkeys(own, "its machine has not answered yet")
+                    continue
+                look = self._looking[place] = asyncio.create_task(self._look_at(place, own))
+                looks[look] = own
+        if looks:
+            done, late = await asyncio.wait(looks, timeout=LONGEST_LOOK_S)
+            for look in done:
+                found |= look.result()
+            for look in late:
+                words = f"its machine has not answered within {LONGEST_LOOK_S:.0f} s"
+                found |= dict.fromkeys(looks[look], words)
+        return found
+
+    async def _look_at(self, place: Place, uuids: Sequence[str]) -> Mapping[str, Seen | str]:
+        try:
+            if place not in self._readers:
+                self._readers[place] = reader_at(place, self._make_reader, self._elsewhere)
+            used = await self._readers[place].meter(uuids, self._since_us)
+            pids = sorted(
+                {p.pid for use in used.values() if isinstance(use, DeviceUse) for p in use.processes}
+            )
+            owners = await asyncio.to_thread(owners_at, place, pids, self._owners, self._elsewhere)
+        except FGPUError as e:
+            log.info("What sessions hold at %s is not known: %s", place, e)
+            return dict.fromkeys(uuids, "its driver does not answer")
+        except Exception:
+            log.exception("The meter could not look at %s", place)
+            return dict.fromkeys(uuids, "it could not be looked at; the Hub's log says more")
+        return {uuid: self._one(uuid, use, owners) for uuid, use in used.items()}
+
+    def _one(self, uuid: str, use: DeviceUse | NvmlUnknown, owners: Mapping[int, int]) -> Seen | str:
+        if isinstance(use, NvmlUnknown):
+            self._energy.pop(uuid, None)
+            return f"its driver says nothing of it: {use}"
+        self._since_us[uuid] = use.seen_us
+        now_s, spent = self._clock.now_s(), None
+        if use.energy_mj is not None:
+            before_mj, before_s = self._energy.get(uuid, (use.energy_mj, -1))
+            # Over a gap it is not known who was there; a driver that was loaded anew counts from 0.
+            if 0 <= now_s - before_s <= self._longest_gap_s and use.energy_mj >= before_mj:
+                spent = use.energy_mj - before_mj
+            self._energy[uuid] = use.energy_mj, now_s
+        return Seen(use, owners, spent)
+
+    @property
+    def _longest_gap_s(self) -> int:
+        return 3 * self._every_s + int(LONGEST_LOOK_S)
+
+    async def _take_up(self, running: Sequence[Session]) -> None:
+        """Go on with what was counted before a restart, and begin with who is new."""
+        new = [s for s in running if s.id not in self._tallies]
+        known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
+        for session in new:
+            self._tallies[session.id] = (
+                going_on(known[session.id]) if session.id in known else self._begun(session)
+            )
+
+    def _begun(self, session: Session) -> Tally:
+        assert session.placement is not None
+        capacity = {d.uuid: d.capacity_milli for n in self._isolation.nodes for d in n.devices}
+        shares = session.placement.shares
+        gpu_millionths = sum(
+            round(1_000_000 * s.fgpu_milli / capacity[s.device_uuid])
+            for s in shares
+            if s.device_uuid in capacity
+        )
+        return Tally(session.id, gpu_millionths, sum(s.memory_mib for s in shares))
+
+    def _told(self, session: Session, reading: Reading, now_s: int) -> Live:
+        """Count one look at a session, and return what is told of it."""
+        assert session.placement is not None
+        tally = self._tallies[session.id]
+        gap_s = now_s - tally.at_s
+        self._tallies[session.id] = tally.with_sample(
+            Sample(
+                now_s,
+                gap_s if 0 < gap_s <= self._longest_gap_s else self._every_s,
+                reading.memory_mib,
+                reading.sm_percent,
+                # The first look at a session does not know since when it was there.
+                reading.energy_mj if tally.at_s else None,
+                reading.energy_estimated,
+            )
+        )
+        recent = (*self._recent.get(session.id, ()), (now_s, reading.sm_percent))
+        self._recent[session.id] = tuple(p for p in recent if 0 <= now_s - p[0] < RECEIVED_OVER_S)
+        known = [sm for _, sm in self._recent[session.id] if sm is not None]
+        before = self._live.get(session.id)
+        shares = session.placement.shares
+        return Live(
+            Meter(
+                now_s,
+                reading.memory_mib,
+                sum(share.memory_mib for share in shares),
+                reading.sm_percent,
+                sum(share.compute_percent for share in shares),
+                round(sum(known) / len(known), 1) if known else None,
+                reading.trouble,
+            ),
+            points_with(
+                before.points if before else (), Point(now_s, reading.memory_mib, reading.sm_percent)
+            ),
+            reading.processes,
+        )
+
+
+def points_with(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
+    """Return the points of the last minutes with a new one, in place of the newest if that was too near to others."""
+    kept = [p for p in points if new.at_s - KEPT_S < p.at_s <= new.at_s]
+    if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < BETWEEN_POINTS_S:
+        kept.pop()
+    return (*kept, new)

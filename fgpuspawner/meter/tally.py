@@ -1,0 +1,133 @@
+"""What is counted of one session's whole life, in little: a restart of the Hub goes on from it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fgpu_scheduler.meters import Measured
+
+HIGHEST_MEMORY = 200
+"""Percent of the limit above which all is counted as this: a session may be above it for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a session: what was known of it, and for how long it speaks."""
+
+    at_s: int
+    covers_s: int
+    memory_mib: int | None
+    sm_percent: float | None
+    energy_mj: int | None = None
+    energy_estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """All looks at a session so far.
+
+    ``memory`` counts the samples by percent of the limit, rounded up, ``sm`` by percent of a GPU: percentiles are exact
+    to one of those, and never below what they stand for.
+    """
+
+    session_id: int
+    gpu_millionths: int
+    limit_mib: int
+    at_s: int = 0
+    covered_s: int = 0
+    peak_mib: int | None = None
+    memory: Mapping[int, int] = field(default_factory=dict)
+    sm: Mapping[int, int] = field(default_factory=dict)
+    energy_mj: int | None = None
+    energy_estimated: bool = False
+
+    def with_sample(self, sample: Sample) -> Tally:
+        """Return the tally with one more look."""
+        new = replace(self, at_s=sample.at_s)
+        if sample.memory_mib is not None:
+            percent = min(HIGHEST_MEMORY, -(-100 * sample.memory_mib // self.limit_mib))
+            new = replace(
+                new,
+                covered_s=self.covered_s + sample.covers_s,
+                peak_mib=max(self.peak_mib or 0, sample.memory_mib),
+                memory=_with(self.memory, percent),
+            )
+        if sample.sm_percent is not None:
+            new = replace(new, sm=_with(self.sm, -int(-sample.sm_percent // 1)))
+        if sample.energy_mj is not None:
+            new = replace(
+                new,
+                energy_mj=(self.energy_mj or 0) + sample.energy_mj,
+                energy_estimated=self.energy_estimated or sample.energy_estimated,
+            )
+        return new
+
+    @property
+    def p95_mib(self) -> int | None:
+        """What it held of memory at most during 95 % of the time; None where nothing is known."""
+        percent = percentile(self.memory, 95)
+        if percent is None or self.peak_mib is None:
+            return None
+        return (
+            self.peak_mib
+            if percent >= HIGHEST_MEMORY
+            else min(self.peak_mib, percent * self.limit_mib // 100)
+        )
+
+    def measured(self) -> Measured:
+        """Return it as it is kept."""
+        counts = {
+            "memory": {str(k): v for k, v in self.memory.items()},
+            "sm": {str(k): v for k, v in self.sm.items()},
+        }
+        return Measured(
+            self.session_id,
+            self.at_s,
+            self.gpu_millionths,
+            self.limit_mib,
+            samples=sum(self.memory.values()),
+            covered_s=self.covered_s,
+            peak_mib=self.peak_mib,
+            p95_mib=self.p95_mib,
+            sm_p95_percent=percentile(self.sm, 95),
+            energy_mj=self.energy_mj,
+            energy_estimated=self.energy_estimated,
+            counts=json.dumps(counts, separators=(",", ":")),
+        )
+
+
+def going_on(measured: Measured) -> Tally:
+    """Return the tally that was kept."""
+    try:
+        counts = json.loads(measured.counts)
+        memory, sm = ({int(k): int(v) for k, v in counts[name].items()} for name in ("memory", "sm"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        memory, sm = {}, {}
+    return Tally(
+        measured.session_id,
+        measured.gpu_millionths,
+        measured.limit_mib,
+        at_s=measured.at_s,
+        covered_s=measured.covered_s,
+        peak_mib=measured.peak_mib,
+        memory=memory,
+        sm=sm,
+        energy_mj=measured.energy_mj,
+        energy_estimated=measured.energy_estimated,
+    )
+
+
+def percentile(counts: Mapping[int, int], percent: int) -> int | None:
+    """Return the least value that is not below ``percent`` of all that were counted; None where there are none."""
+    wanted, seen = -(-percent * sum(counts.values()) // 100), 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= wanted:
+            return value
+    return None
+
+
+def _with(counts: Mapping[int, int], value: int) -> Mapping[int, int]:
+    return {**counts, value: counts.get(value, 0) + 1}

@@ -1,0 +1,153 @@
+"""The meter and what is made of it, through a real Hub: sessions that hold memory of simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from fgpu_scheduler import Session
+from fgpuspawner.isolation import native
+from hubprocess import HubProcess, until
+
+Make = Callable[..., HubProcess]
+HALF = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 256}
+"""A quarter of a GPU of 8192 MiB that is worth 2 fGPU: 2048 MiB, 25 %."""
+
+WORK = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    assert status == 0, (name, status)
+context, device, pointer = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint64()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """libfgpu has to be there; in CI it is a failure when it is not."""
+    if native.find() is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(native.NOT_BUILT)
+        pytest.skip(native.NOT_BUILT)
+
+
+@pytest.fixture
+def hub(make_hub: Make) -> HubProcess:
+    return make_hub(meter_every_s=1, simulated_gpus="1").start()
+
+
+def ask(hub: HubProcess, token: str, path: str, **kwargs: Any) -> Any:
+    url, headers = f"{hub.url}/services/fgpu/api/v1/{path}", {"Authorization": f"token {token}"}
+
+    def answers() -> list[requests.Response]:
+        answer = requests.get(url, headers=headers, timeout=60, **kwargs)
+        # That its database was busy for a moment is no answer yet.
+        return [answer] if answer.status_code != 503 else []
+
+    (answer,) = until(answers, what="the service answers")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def start(hub: HubProcess, user: str) -> Session:
+    answer = hub.spawn(user, options=HALF)
+    assert answer.status_code in (201, 202), answer.text
+    until(lambda: hub.ready(user), what=f"{user}'s server is ready:\n{hub.log_text()[-3000:]}")
+    # The service starts beside the Hub, and may need longer than a session.
+    health = f"{hub.url}/services/fgpu/health"
+    until(lambda: requests.get(health, timeout=60).status_code == 200, what="the service answers")
+    return hub.sessions()[f"{user}/"]
+
+
+def holding(hub: HubProcess, session: Session, mib: int) -> subprocess.Popen[str]:
+    """Return a program of the session that holds so much until its input ends."""
+    note = hub.data / "run" / f"{session.id}-{session.attempt}@local"
+    env = psutil.Process(int(note.read_text())).environ()
+    words = [sys.executable, "-c", WORK, str(mib)]
+    child = subprocess.Popen(
+        words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=hub.folder
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_session_shows_what_its_programs_hold(hub: HubProcess) -> None:
+    token = hub.add_user("alice")
+    session = start(hub, "alice")
+
+    def meter() -> Any:
+        return ask(hub, token, f"sessions/{session.id}")["session"]["meter"]
+
+    until(lambda: (meter() or {}).get("memory_used_mib") == 0, what="nothing is held, and that is known")
+    with holding(hub, session, 1000) as child:
+        until(lambda: meter()["memory_used_mib"] >= 1000, what="its 1000 MiB are seen")
+        found = meter()
+        assert (found["memory_limit_mib"], found["compute_entitled_percent"]) == (2048, 25)
+        assert found["sm_percent"] == 0
+        assert found["trouble"] is None
+        child.kill()
+
+
+def test_a_session_that_has_ended_leaves_a_receipt_and_several_an_advice(hub: HubProcess) -> None:
+    alice, bob = hub.add_user("alice"), hub.add_user("bob")
+    # A peak of a third of what was asked for, three times.
+    for _ in range(3):
+        session = start(hub, "alice")
+        with holding(hub, session, 600) as child:
+            until(
+                lambda i=session.id: (
+                    (  # type: ignore[misc]
+                        (ask(hub, alice, "meters")["meters"].get(str(i)) or {}).get("memory_used_mib") or 0
+                    )
+                    >= 600
+                ),
+                what="its memory is seen",
+            )
+            detail = ask(hub, alice, f"sessions/{session.id}/meter")
+            assert detail["points"][-1]["memory_used_mib"] >= 600
+            (process,) = detail["processes"]
+            assert (process["pid"], process["memory_mib"] >= 600) == (child.pid, True)
+            assert process["name"].startswith("python")
+            assert (detail["every_s"], detail["simulated"]) == (10, True)
+            child.kill()
+        hub.stop("alice")
+        until(lambda: hub.states() == {}, what="the session has ended")
+
+    def measured() -> Any:
+        found = ask(hub, alice, "history")["receipts"]
+        # What was counted last is written with the look after the end.
+        counted = [r for r in found if (r["memory_peak_mib"] or 0) >= 600]
+        return found if len(counted) == 3 else None
+
+    receipts = until(measured, what="all three were measured to their end")
+    newest = receipts[0]
+    assert [r["session_id"] for r in receipts] == sorted((r["session_id"] for r in receipts), reverse=True)
+    assert newest["session_id"] == session.id
+    assert newest["memory_p95_mib"] <= newest["memory_peak_mib"] <= 2048
+    assert newest["gpu_memory_mib"] == 2048
+    assert newest["energy_wh"] is None, "simulated GPUs use none"
+    hours = newest["gpu_hours"] * 3600
+    assert 0.25 * newest["run_s"] <= hours + 0.4 <= 0.25 * (newest["run_s"] + newest["wait_s"] + 3) + 0.4
+    assert ask(hub, alice, f"sessions/{session.id}/receipt")["receipt"] == newest
+
+    (advice,) = ask(hub, alice, "advice")["advice"]
+    assert (advice["runs"], advice["asked_fgpu"], advice["enough_fgpu"]) == (3, "0.5", "0.2")
+    assert "0.2 fGPU would have been enough" in advice["text"]
+    assert ask(hub, bob, "advice")["advice"] == ask(hub, bob, "history")["receipts"] == []
+    assert ask(hub, bob, "meters")["meters"] == {}

@@ -1,0 +1,536 @@
+"""The meter's looks: what is told of a session and kept, and that what is not known is never told as nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, StoreUnavailable
+from fgpu_scheduler.meters import Measured, Meters
+from fgpu_scheduler.store import Store
+from fgpuspawner.containers import EngineSilent
+from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
+from fgpuspawner.meter import sampler as sampler_module
+from fgpuspawner.meter.model import (
+    KEPT_S,
+    MOST_PROCESSES,
+    Live,
+    Meter,
+    MeterFile,
+    Point,
+    Told,
+    read_meters,
+    write_meters,
+)
+from fgpuspawner.meter.reading import Seen, read
+from fgpuspawner.meter.sampler import Sampler, points_with
+from fgpuspawner.settings import FGPU
+
+MIB = 2**20
+GPU, OTHER = "GPU-1f", "GPU-2a"
+DEVICES = {uuid: Device(uuid, "lab", i, "GPU", 8192, 2000, True) for i, uuid in enumerate((GPU, OTHER))}
+QUARTER = Share(GPU, 500, 2048, 25)
+
+
+def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | None = None) -> ProcessUse:
+    return ProcessUse(pid, None if mib is None else mib * MIB, sm, inner or pid, "python3")
+
+
+def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:
+    asked = Request("alice", "", "python", "default", 500, 1000, 2048)
+    return Session(session_id, asked, state, 0, placement=Placement("lab", shares or (QUARTER,)))
+
+
+def seen(*processes: ProcessUse, energy_mj: int | None = None) -> Seen:
+    return Seen(DeviceUse(processes), {p.pid: p.pid // 10 for p in processes}, energy_mj)
+
+
+# --- One look, pure ---
+
+
+def test_a_sessions_processes_are_summed_and_others_left_out() -> None:
+    looked = {GPU: seen(process(10, 700, 5.5), process(11, 300, 2.0), process(20, 4000, 60.0))}
+    found = read(session(1), looked, DEVICES)
+    assert (found.memory_mib, found.sm_percent, found.trouble) == (1000, 7.5, None)
+    assert [(p.pid, p.memory_mib) for p in found.processes] == [(10, 700), (11, 300)]
+
+
+def test_nobody_computes_with_more_than_a_whole_gpu() -> None:
+    found = read(session(1), {GPU: seen(process(10, 1, 70.0), process(11, 1, 60.0))}, DEVICES)
+    assert found.sm_percent == 100
+
+
+def test_nothing_held_is_nothing_and_known() -> None:
+    found = read(session(1), {GPU: seen()}, DEVICES)
+    assert (found.memory_mib, found.sm_percent, found.trouble) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("looked", "memory", "sm", "words"),
+    [
+        (
+            seen(process(10, None, 3.0), process(11, 5, 1.0)),
+            None,
+            4.0,
+            "does not tell what each process holds",
+        ),
+        (seen(process(10, 700, None)), 700, None, "does not tell how much each process computes"),
+        ("its machine has not answered within 5 s", None, None, "has not answered within 5 s"),
+    ],
+)
+def test_what_is_not_told_is_unknown_with_a_reason(
+    looked: Seen | str, memory: int | None, sm: float | None, words: str
+) -> None:
+    found = read(session(1), {GPU: looked}, DEVICES)
+    assert (found.memory_mib, found.sm_percent) == (memory, sm)
+    assert words in str(found.trouble)
+
+
+def test_of_two_gpus_one_that_is_silent_makes_the_sum_unknown() -> None:
+    wholes = (Share(GPU, 2000, 8192, 100), Share(OTHER, 2000, 8192, 100))
+    looked: dict[str, Seen | str] = {
+        GPU: seen(process(10, 700, 80.0), energy_mj=5),
+        OTHER: seen(process(10, 200, 70.0), energy_mj=7),
+    }
+    both = read(session(1, *wholes), looked, DEVICES)
+    assert (both.memory_mib, both.sm_percent, both.energy_mj, both.energy_estimated) == (900, 150, 12, False)
+    assert [(p.pid, p.memory_mib) for p in both.processes] == [(10, 900)]
+    one = read(session(1, *wholes), {**looked, OTHER: "gone"}, DEVICES)
+    assert (one.memory_mib, one.sm_percent, one.energy_mj) == (None, None, None)
+
+
+def test_processes_are_numbered_as_the_session_sees_them_and_bounded() -> None:
+    many = [process(10, 1, inner=7)] + [replace(process(11, 5), inner_pid=1000 + i) for i in range(99)]
+    found = read(session(1), {GPU: seen(*many)}, DEVICES)
+    assert len(found.processes) == MOST_PROCESSES
+    assert found.processes[0].pid == 1000
+    assert read(session(1), {GPU: seen(many[0])}, DEVICES).processes[0].pid == 7
+
+
+@pytest.mark.parametrize(
+    ("share", "processes", "energy", "estimated"),
+    [
+        (Share(GPU, 2000, 8192, 100), (process(10, 1, 50.0), process(66, 1, 50.0)), 1000, False),
+        (QUARTER, (process(10, 1, 20.0), process(20, 1, 60.0)), 250, True),
+        (QUARTER, (process(10, 1, 0.0), process(20, 1, 0.0)), 250, True),
+        (QUARTER, (process(10, 1, 10.0), process(20, 1, None)), 250, True),
+        (QUARTER, (process(20, 1, 60.0),), 0, True),
+    ],
+    ids=["whole", "by computing", "nobody computes", "one is not known", "only the other computes"],
+)
+def test_energy_is_exact_for_a_whole_gpu_and_else_divided(
+    share: Share, processes: tuple[ProcessUse, ...], energy: int, estimated: bool
+) -> None:
+    found = read(session(1, share), {GPU: seen(*processes, energy_mj=1000)}, DEVICES)
+    assert (found.energy_mj, found.energy_estimated) == (energy, estimated)
+
+
+def test_energy_that_is_not_counted_is_unknown() -> None:
+    found = read(session(1), {GPU: seen(process(10, 1, 20.0))}, DEVICES)
+    assert (found.energy_mj, found.energy_estimated) == (None, False)
+
+
+# --- The file ---
+
+
+def live(at_s: int, mib: int | None = 5) -> Live:
+    meter = Meter(at_s, mib, 2048, 1.5, 25, 2.5, None)
+    return Live(meter, (Point(at_s, mib, 1.5),))
+
+
+def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
+    assert MeterFile(tmp_path).read() == Told()
+    told = Told(1000, 10, {3: live(1000)})
+    write_meters(tmp_path, told)
+    reads = MeterFile(tmp_path)
+    assert reads.read() == told
+    assert reads.read() is reads.read(), "read once for each time that it is written"
+    newer = Told(1010, 10, {3: live(1010)})
+    write_meters(tmp_path, newer)
+    assert reads.read() == newer
+    assert (tmp_path / "meters.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"sessions": 5}', '{"written_at_s": 1, "every_s": 1, "sessions": {"x": {}}}']
+)
+def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "meters.json").write_text(text)
+    assert read_meters(tmp_path) == Told()
+
+
+def test_what_a_hub_that_has_ended_saw_becomes_unknown_and_says_since_when() -> None:
+    told = Told(1000, 10, {3: live(1000)})
+    assert told.of(3, 1030) == live(1000)
+    assert told.of(4, 1030) is None
+    old = told.of(3, 1031)
+    assert old is not None
+    assert (old.now.memory_used_mib, old.now.sm_percent, old.now.compute_received_percent) == (
+        None,
+        None,
+        None,
+    )
+    assert old.now.trouble == "nothing has been measured since 1970-01-01 00:16:40 UTC"
+    assert old.points == live(1000).points
+
+
+@pytest.mark.parametrize("every_s", [1, 7, 10, 60])
+def test_points_are_the_newest_and_at_least_ten_seconds_apart(every_s: int) -> None:
+    points: tuple[Point, ...] = ()
+    for at_s in range(0, 4000, every_s):
+        points = points_with(points, Point(at_s, 1, 1.0))
+        assert points[-1].at_s == at_s
+    times = [p.at_s for p in points]
+    assert all(b - a >= 10 for a, b in itertools.pairwise(times[:-1]))
+    assert times[-1] - times[0] < KEPT_S
+    assert times[-1] - times[0] >= KEPT_S - 2 * max(10, every_s)
+    assert len(times) <= KEPT_S // 10 + 2
+
+
+def test_a_clock_that_was_set_back_begins_anew() -> None:
+    assert points_with((Point(5000, 1, 1.0),), Point(100, 2, 2.0)) == (Point(100, 2, 2.0),)
+
+
+# --- Looking ---
+
+
+class Clock:
+    now = 1000
+
+    def now_s(self) -> int:
+        return self.now
+
+
+class Scheduler:
+    def __init__(self, *sessions: Session) -> None:
+        self.sessions = sessions
+
+    async def live(self) -> tuple[Session, ...]:
+        return self.sessions
+
+
+class Owners:
+    def sessions_of(self, pids: Sequence[int]) -> Mapping[int, int]:
+        return {pid: pid // 10 for pid in pids if pid < 100}
+
+
+Use = Mapping[str, DeviceUse | NvmlUnknown]
+
+
+class Reader(NvmlReader):
+    """Tells what a test lays out, one look after another, and the last again; remembers what it was asked."""
+
+    script: list[Use | Exception]
+    asked: list[Mapping[str, int]]
+
+    async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
+        Reader.asked.append(dict(since_us))
+        found = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class World:
+    """A node with one GPU of 2 fGPU, and a meter that looks every 10 s."""
+
+    def __init__(self, folder: Path, *sessions: Session) -> None:
+        self.data = folder
+        self.clock = Clock()
+        self.scheduler = Scheduler(*sessions)
+        self.store = Store("sqlite://")
+        self.store.open()
+        self.meters = Meters(self.store)
+        settings = FGPU(data_dir=str(folder), isolation="none")
+        self.isolation = Isolation(settings, (Node("lab", "default", 1000, 1024, (DEVICES[GPU],)),))
+        self.isolation.open(containers=False, installation="abc")
+        library = machine.folder_of(folder, "lab") / "libnvidia-ml.so.1"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.touch()
+        self.sampler = self.another()
+
+    def another(self) -> Sampler:
+        """Return the meter of a Hub that was started again."""
+        return Sampler(
+            self.isolation,
+            self.scheduler,
+            Owners(),
+            self.meters,
+            self.clock,
+            data=self.data,
+            every_s=10,
+            make_reader=Reader,
+        )
+
+    async def look(self, *script: Use | Exception, times: int = 1) -> Meter | None:
+        """Look, 10 s after the look before; return what is told of session 1."""
+        if script:
+            Reader.script = list(script)
+        for _ in range(times):
+            self.clock.now += 10
+            await self.sampler.look()
+        told = read_meters(self.data).of(1, self.clock.now)
+        return told.now if told else None
+
+    def kept(self) -> Measured | None:
+        return self.meters.of([1]).get(1)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),), 77)}], []
+    return World(tmp_path, session(1))
+
+
+async def test_a_look_tells_what_a_session_holds_beside_what_it_may(world: World) -> None:
+    assert await world.look() == Meter(1010, 700, 2048, 20.0, 25, 20.0, None)
+    # Only sessions that run are measured.
+    world.scheduler.sessions = (session(1, state=SessionState.TERMINATING),)
+    assert await world.look() is None
+
+
+async def test_received_compute_is_the_mean_of_the_last_minute(world: World) -> None:
+    uses = [{GPU: DeviceUse((process(10, 700, sm),))} for sm in (90.0, 10.0, None, 20.0, 30.0, 40.0, 0.0)]
+    for use in uses:
+        meter = await world.look(use)
+    assert meter is not None
+    assert meter.compute_received_percent == (10 + 20 + 30 + 40 + 0) / 5
+
+
+async def test_a_look_asks_for_what_came_after_the_last_samples(world: World) -> None:
+    await world.look(times=2)
+    assert [asked.get(GPU, 0) for asked in Reader.asked] == [0, 77]
+
+
+@pytest.mark.parametrize(
+    "failure", [NvmlUnknown("no answer within 30 s"), {GPU: NvmlUnknown("GPU is lost")}, ValueError("a bug")]
+)
+async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(
+    world: World, failure: Use | Exception
+) -> None:
+    await world.look()
+    meter = await world.look(failure)
+    assert meter is not None
+    assert (meter.memory_used_mib, meter.sm_percent) == (None, None)
+    assert str(meter.trouble).startswith(f"GPU {GPU}: ")
+    assert meter.compute_received_percent == 20.0, "of what is known of the last minute"
+    await world.sampler.save(world.clock.now)
+    kept = world.kept()
+    assert kept is not None
+    assert (kept.samples, kept.peak_mib) == (1, 700)
+
+
+async def test_a_machine_that_hangs_is_not_asked_twice_and_is_seen_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
+    goes_on = asyncio.Event()
+
+    class Hangs(Reader):
+        async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
+            answer = await super().meter(uuids, since_us)
+            await goes_on.wait()
+            return answer
+
+    world.sampler._make_reader = Hangs
+    first, second = await world.look(), await world.look()
+    assert first is not None
+    assert second is not None
+    assert "has not answered within" in str(first.trouble)
+    assert "has not answered yet" in str(second.trouble)
+    assert len(Reader.asked) == 1
+    goes_on.set()
+    await asyncio.gather(*world.sampler._looking.values())
+    again = await world.look()
+    assert again is not None
+    assert (again.memory_used_mib, again.trouble) == (700, None)
+    world.sampler.close()
+
+
+async def test_another_machine_that_hangs_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
+
+    class Away:
+        def reader(self, node_id: str) -> NvmlReader:
+            class Hangs(NvmlReader):
+                async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
+                    await asyncio.Event().wait()
+
+            return Hangs(node_id)
+
+        def sessions_there(self, node_id: str, pids: Sequence[int]) -> Mapping[int, int]:
+            raise AssertionError("nothing was seen there")
+
+    nodes = [{"name": "lab"}, {"name": "away", "engine": "ssh://away"}]
+    settings = FGPU(data_dir=str(tmp_path), isolation="none", nodes=nodes, hub_address="10.0.0.1")
+    there = Device(OTHER, "away", 0, "A100", 8192, 2000, False)
+    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),))}], []
+    world = World(tmp_path, session(1), session(2, Share(OTHER, 500, 2048, 25)))
+    isolation = Isolation(
+        settings,
+        (Node("lab", "default", 1000, 1024, (DEVICES[GPU],)), Node("away", "default", 1000, 1024, (there,))),
+    )
+    isolation.open(containers=True, installation="abc")
+    library = machine.folder_of(tmp_path, "lab") / "libnvidia-ml.so.1"
+    library.touch()
+    world.sampler._isolation, world.sampler._elsewhere = isolation, Away()
+    first = await world.look()
+    assert first is not None
+    assert (first.memory_used_mib, first.trouble) == (700, None)
+    told = read_meters(tmp_path).of(2, world.clock.now)
+    assert told is not None
+    assert told.now.memory_used_mib is None
+    assert "has not answered within" in str(told.now.trouble)
+    world.sampler.close()
+
+
+async def test_whose_processes_are_not_known_is_not_nobodys(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: Owners, pids: Sequence[int]) -> Mapping[int, int]:
+        raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
+
+    monkeypatch.setattr(Owners, "sessions_of", silent)
+    meter = await world.look()
+    assert meter is not None
+    assert meter.memory_used_mib is None
+
+
+async def test_a_simulated_gpu_without_a_driver_says_so(world: World) -> None:
+    (machine.folder_of(world.data, "lab") / "libnvidia-ml.so.1").unlink()
+    meter = await world.look()
+    assert meter is not None
+    assert meter.memory_used_mib is None
+    assert meter.trouble == f"GPU {GPU}: it is simulated, and nothing simulates its driver"
+
+
+# --- What is kept ---
+
+
+async def test_what_was_counted_is_kept_once_a_minute_and_at_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    whose: list[list[int]] = []
+    save = Meters.save
+
+    def counted(self: Meters, measured: Sequence[Measured]) -> None:
+        writes.append(world.clock.now)
+        whose.append([one.session_id for one in measured])
+        save(self, measured)
+
+    monkeypatch.setattr(Meters, "save", counted)
+    await world.look(times=14)
+    assert writes == [1010, 1070, 1130]
+    world.scheduler.sessions = ()
+    await world.look()
+    assert writes[-1] == 1150
+    await world.look(times=6)
+    assert whose == [[1], [1], [1], [1], []], "once, and not again"
+    kept = world.kept()
+    assert kept is not None
+    assert (kept.samples, kept.covered_s, kept.peak_mib, kept.gpu_millionths) == (14, 140, 700, 250_000)
+    assert (kept.p95_mib, kept.sm_p95_percent, kept.limit_mib) == (700, 20, 2048)
+
+
+async def test_a_hub_that_is_killed_loses_a_minute_at_most_and_goes_on(world: World) -> None:
+    await world.look(
+        {GPU: DeviceUse((process(10, 1500, 20.0),))}, {GPU: DeviceUse((process(10, 700, 20.0),))}, times=9
+    )
+    world.sampler = world.another()
+    await world.look()
+    world.scheduler.sessions = ()
+    await world.look()
+    kept = world.kept()
+    assert kept is not None
+    assert kept.peak_mib == 1500
+    # Of nine looks the last two were lost with the Hub; one came after.
+    assert kept.samples == 7 + 1
+
+
+async def test_a_database_that_is_away_loses_nothing_of_a_session_that_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.look(times=3)
+    world.scheduler.sessions = ()
+    with monkeypatch.context() as away:
+
+        def fails(self: Meters, measured: Sequence[Measured]) -> None:
+            raise StoreUnavailable("the database is away")
+
+        away.setattr(Meters, "save", fails)
+        with pytest.raises(StoreUnavailable):
+            await world.look()
+    await world.look(times=6)
+    kept = world.kept()
+    assert kept is not None
+    assert kept.samples == 3
+
+
+async def test_energy_is_counted_between_looks_and_not_over_gaps(tmp_path: Path) -> None:
+    Reader.script, Reader.asked = [], []
+    world = World(tmp_path, session(1, Share(GPU, 2000, 8192, 100)))
+
+    def use(energy_mj: int | None) -> Use:
+        return {GPU: DeviceUse((), energy_mj=energy_mj)}
+
+    for energy in (1000, 1400, 1500):
+        await world.look(use(energy))
+    world.clock.now += 3600
+    await world.look(use(900_000))
+    await world.look(use(900_050))
+    # The driver was loaded anew.
+    await world.look(use(10))
+    await world.look(use(30))
+    await world.sampler.save(world.clock.now)
+    kept = world.kept()
+    assert kept is not None
+    assert (kept.energy_mj, kept.energy_estimated) == (500 + 50 + 20, False)
+
+
+async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -> None:
+    Reader.script, Reader.asked = [], []
+    other = session(2, Share(GPU, 1500, 6144, 75))
+    world = World(tmp_path, other)
+    for energy in (1000, 3000, 7000):
+        await world.look({GPU: DeviceUse((), energy_mj=energy)})
+        # It began somewhere between the first two looks: of these nobody knows what is its own.
+        world.scheduler.sessions = (session(1), other)
+    await world.sampler.save(world.clock.now)
+    kept = world.meters.of([1, 2])
+    assert {i: (m.energy_mj, m.energy_estimated) for i, m in kept.items()} == {
+        1: (1000, True),
+        2: (4500, True),
+    }
+
+
+async def test_the_meter_goes_on_after_a_look_that_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    done = asyncio.Event()
+
+    async def failing(self: Sampler) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            done.set()
+        raise StoreUnavailable("away") if looks == 1 else ValueError("a bug")
+
+    monkeypatch.setattr(Sampler, "look", failing)
+    world.sampler._every_s = 0
+    task = asyncio.create_task(world.sampler.run())
+    async with asyncio.timeout(60):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,92 @@
+"""What is counted of a session's looks: percentiles never below what they stand for, and nothing lost by a restart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fgpuspawner.meter.tally import Sample, Tally, going_on, percentile
+
+LIMIT_MIB = 4000
+
+
+def tally(*memory_mib: int | None, sm: float | None = None) -> Tally:
+    found = Tally(7, 500, LIMIT_MIB)
+    for at_s, amount in enumerate(memory_mib, start=1):
+        found = found.with_sample(Sample(10 * at_s, 10, amount, sm))
+    return found
+
+
+def test_what_is_not_known_counts_neither_as_a_sample_nor_as_nothing() -> None:
+    measured = tally(None, 1000, None).measured()
+    assert (measured.samples, measured.covered_s, measured.peak_mib) == (1, 10, 1000)
+    assert measured.p95_mib == 1000
+    assert measured.sm_p95_percent is None
+    assert measured.energy_mj is None
+    empty = tally(None).measured()
+    assert (empty.samples, empty.peak_mib, empty.p95_mib) == (0, None, None)
+
+
+def test_a_short_peak_is_no_p95() -> None:
+    measured = tally(*[1000] * 99, 3900).measured()
+    assert (measured.peak_mib, measured.p95_mib) == (3900, 1000)
+
+
+def test_who_was_above_the_limit_is_counted_at_what_was_held() -> None:
+    assert tally(3 * LIMIT_MIB, 3 * LIMIT_MIB).measured().p95_mib == 3 * LIMIT_MIB
+
+
+def test_energy_is_a_sum_and_one_estimate_makes_it_one() -> None:
+    found = Tally(7, 500, LIMIT_MIB)
+    found = found.with_sample(Sample(10, 10, 1, 1.0, energy_mj=500))
+    found = found.with_sample(Sample(20, 10, 1, 1.0, energy_mj=None))
+    assert (found.energy_mj, found.energy_estimated) == (500, False)
+    found = found.with_sample(Sample(30, 10, 1, 1.0, energy_mj=70, energy_estimated=True))
+    assert (found.energy_mj, found.energy_estimated) == (570, True)
+
+
+amounts = st.lists(st.integers(0, 3 * LIMIT_MIB), min_size=1, max_size=60)
+
+
+@given(amounts, st.integers(0, 60))
+def test_a_restart_loses_nothing_of_what_was_kept(memory: list[int], at: int) -> None:
+    whole = tally(*memory, sm=33.3)
+    part = going_on(tally(*memory[:at], sm=33.3).measured())
+    for number, amount in enumerate(memory[at:], start=len(memory[:at]) + 1):
+        part = part.with_sample(Sample(10 * number, 10, amount, 33.3))
+    assert part.measured() == whole.measured()
+
+
+@given(amounts)
+def test_the_p95_is_not_below_95_percent_of_the_samples_and_near_them(memory: list[int]) -> None:
+    found = tally(*memory).measured().p95_mib
+    exact = sorted(memory)[math.ceil(0.95 * len(memory)) - 1]
+    assert found is not None
+    assert exact <= found <= max(memory)
+    if exact < 2 * LIMIT_MIB:
+        assert found - exact <= LIMIT_MIB / 100 + 1
+
+
+def test_what_was_kept_is_bounded_however_long_a_session_runs() -> None:
+    found = Tally(7, 500, LIMIT_MIB)
+    for at_s in range(1, 20000):
+        found = found.with_sample(Sample(at_s, 1, (at_s * 37) % 9000, at_s % 100 + 0.5))
+    assert len(found.measured().counts) < 4000
+    assert len(found.memory) <= 201
+    assert len(found.sm) <= 101
+
+
+def test_a_percentile_of_nothing_is_unknown() -> None:
+    assert percentile({}, 95) is None
+    assert percentile({0: 1}, 95) == 0
+    assert percentile({0: 19, 50: 1}, 95) == 0
+    assert percentile({0: 18, 50: 2}, 95) == 50
+
+
+def test_counts_that_make_no_sense_are_begun_again() -> None:
+    broken = replace(tally(1000, 2000).measured(), counts='{"memory": 5}')
+    assert going_on(broken).memory == {}
+    assert going_on(broken).peak_mib == 2000
