@@ -1,22 +1,34 @@
-"""JupyterLab extension `jupyterlab-fgpu`: the server's half and where the browser's half lies."""
+"""Your fraction of a GPU, in JupyterLab and in notebooks.
 
-from __future__ import annotations
+Imported by the Jupyter server, by kernels and by commands: so it needs nothing but Python itself,
+of 3.6 or later. The server's half needs more, and is loaded where it is asked for.
+"""
 
-from typing import Any
+from typing import Any, Dict, List
+
+from .widget import GPUWidget
 
 __version__ = "0.1.0"
+__all__ = ["GPUWidget"]
 
 
-def _jupyter_labextension_paths() -> list[dict[str, str]]:
+def _jupyter_labextension_paths() -> List[Dict[str, str]]:
     return [{"src": "labextension", "dest": "jupyterlab-fgpu"}]
 
 
-def _jupyter_server_extension_points() -> list[dict[str, str]]:
+def _jupyter_server_extension_points() -> List[Dict[str, str]]:
     return [{"module": "jupyterlab_fgpu"}]
 
 
 def _load_jupyter_server_extension(server_app: Any) -> None:
     """Add the extension's handlers to a starting Jupyter server."""
-    from .app import load  # noqa: PLC0415 - the front end's tools import this package without tornado
+    from .app import load  # noqa: PLC0415 - kernels and commands import this package without tornado
 
     load(server_app)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic `%fgpu` to IPython (`%load_ext jupyterlab_fgpu`)."""
+    from .magic import add_magic  # noqa: PLC0415 - only IPython asks for it
+
+    add_magic(shell)

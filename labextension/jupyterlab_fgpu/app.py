@@ -13,13 +13,16 @@ from tornado import web
 from traitlets import Float
 from traitlets.config import LoggingConfigurable
 
+from .details import DetailsReader
 from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
-from .service_client import ServiceError, Session
+from .kernels import kernels_of
+from .service_answers import ServiceError, Session
 from .shared_read import SharedRead
 from .status import StatusReader
 
 NVML_TIMEOUT_S = 2.0
+MOST_DIGITS = 9
 
 
 class FGPUStatus(LoggingConfigurable):
@@ -61,6 +64,19 @@ class FGPUStatus(LoggingConfigurable):
             timeout_s=self.timeout_s,
         )
         self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
+        self.details = DetailsReader(self.reader.client, lambda: kernels_of(self.parent))
+        self.shared_details = SharedRead(self._read_details, max_age_s=self.cache_s)
+
+    async def _read_details(self) -> dict[str, Any]:
+        reading = await self.shared.get()
+        return await self.details.details(reading.session, reading.used)
+
+    async def explanation(self, tried_mib: int | None) -> dict[str, Any]:
+        """Return what an out-of-memory error of this moment comes of."""
+        # The program took memory until just now: a reading of seconds ago would say otherwise.
+        reading = await self.shared.fresh()
+        self.shared_details.forget()
+        return await self.details.explanation(reading.session, reading.used, tried_mib)
 
 
 class _Handler(APIHandler):
@@ -71,7 +87,10 @@ class _Handler(APIHandler):
 
 
 class StatusHandler(_Handler):
-    """`GET fgpu/api/status`: the payload that jupyterlab_fgpu.status describes."""
+    """`GET fgpu/api/status`: the payload that jupyterlab_fgpu.status describes.
+
+    With `?details=1` it also has `details` (jupyterlab_fgpu.details), for those who show them.
+    """
 
     # Polled by every open tab: counting it would keep idle servers alive for ever.
     _track_activity = False
@@ -80,8 +99,29 @@ class StatusHandler(_Handler):
     @authorized
     async def get(self) -> None:
         reading = await self.status.shared.get()
+        payload = self.status.reader.payload(reading)
+        if self.get_query_argument("details", "") == "1":
+            payload["details"] = await self.status.shared_details.get()
         self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(self.status.reader.payload(reading)))
+        self.finish(json.dumps(payload))
+
+
+class ExplainHandler(_Handler):
+    """`GET fgpu/api/explain?tried_mib=512`: what an out-of-memory error comes of, what helps."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        text = self.get_query_argument("tried_mib", "")
+        if text and not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
+            raise web.HTTPError(
+                400, f"tried_mib is {text[:20]!r}; it must be a whole number of MiB"
+            )
+        found = await self.status.explanation(int(text) if text else None)
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps(found))
 
 
 class _Wish(_Handler):
@@ -146,6 +186,7 @@ def load(server_app: Any) -> None:
         ".*$",
         [
             (url_path_join(base, "status"), StatusHandler, {"status": status}),
+            (url_path_join(base, "explain"), ExplainHandler, {"status": status}),
             # At most 18 digits: what the service's database can hold as an id.
             *(
                 (

@@ -28,11 +28,19 @@ class Device(NamedTuple):
     memory_mib: int | None
 
 
+class Process(NamedTuple):
+    """A process of this session on a device; `mib` is None where the driver does not say."""
+
+    pid: int
+    mib: int | None
+
+
 class Used(NamedTuple):
-    """Memory in use in MiB, or None and why it cannot be told."""
+    """Memory in use in MiB, or None and why it cannot be told; and whose, if known."""
 
     mib: int | None
     reason: str | None
+    processes: tuple[Process, ...] = ()
 
 
 class GpuMemory:
@@ -99,22 +107,29 @@ class GpuMemory:
             handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             if device.memory_mib is not None and memory.total // MIB == device.memory_mib:
-                return Used(_round_up(memory.used), None)
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                return Used(_round_up(memory.used), None, self._listed(nvml, handle))
+            processes = _processes(nvml, handle)
         except nvml.NVMLError as error:
             return Used(None, f"the GPU driver says: {error}")
-        return self._of_this_session([(p.pid, p.usedGpuMemory) for p in processes])
+        return self._of_this_session(processes)
 
-    def _of_this_session(self, processes: Sequence[tuple[int, int | None]]) -> Used:
+    def _listed(self, nvml: Any, handle: Any) -> tuple[Process, ...]:
+        try:
+            return tuple(p for p in _processes(nvml, handle) if self._is_mine(p.pid))
+        except nvml.NVMLError:
+            # How much is used is known without them.
+            return ()
+
+    def _of_this_session(self, processes: Sequence[Process]) -> Used:
         if self._session_id is None:
             return Used(None, "this session's processes cannot be told from others'")
         if not self._sees_host_processes():
             # NVML numbers processes as the host does; here the same number is somebody else.
             return Used(None, "the GPU driver's process list cannot be read from a container")
-        mine = [used for pid, used in processes if self._is_mine(pid)]
-        if None in mine:
-            return Used(None, "the GPU driver does not report memory per process")
-        return Used(_round_up(sum(used for used in mine if used is not None)), None)
+        mine = tuple(p for p in processes if self._is_mine(p.pid))
+        if any(p.mib is None for p in mine):
+            return Used(None, "the GPU driver does not report memory per process", mine)
+        return Used(sum(p.mib for p in mine if p.mib is not None), None, mine)
 
     def _sees_host_processes(self) -> bool:
         try:
@@ -129,6 +144,13 @@ class GpuMemory:
             # Gone meanwhile, or another user's: a session's processes are its owner's.
             return False
         return f"FGPU_SESSION_ID={self._session_id}".encode() in environ.split(b"\0")
+
+
+def _processes(nvml: Any, handle: Any) -> list[Process]:
+    return [
+        Process(p.pid, None if p.usedGpuMemory is None else _round_up(p.usedGpuMemory))
+        for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    ]
 
 
 def _round_up(used_bytes: int) -> int:

@@ -36,6 +36,17 @@ class SharedRead(Generic[T]):
             task = self._task = asyncio.ensure_future(self._stamped())
         return await asyncio.shield(task)
 
+    async def fresh(self) -> T:
+        """Return a value that is read after this call, and keep it; its error is raised."""
+        before = self._task
+        if before is not None and not before.done():
+            # What it reads may be of the time before.
+            await asyncio.wait([before])
+        task = self._task
+        if task is before or task is None:
+            task = self._task = asyncio.ensure_future(self._stamped())
+        return await asyncio.shield(task)
+
     def forget(self) -> None:
         """Make the next `get` read anew, because something here changed the answer."""
         self._task = None

@@ -12,13 +12,27 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Tuple,
+    Union,
+)
 
 VERSION = "0.1.0"
 MIB = 1024 * 1024
 SIMULATED = "Simulated GPU"  # how the name of every simulated device begins
 NO_REAL_GPU = "simulated: no real GPU is behind these figures"
-NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND = 3, 6, 7, 12
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
+INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, DEPRECATED = 7, 12, 13, 26
+# Without such a value, a device or driver says one of these: newer drivers lack some old ones.
+WITHOUT = {NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED}
 NOT_AVAILABLE = 2**64 - 1  # NVML's "not known", where it gives bytes
 WIDTH = 79
 
@@ -65,6 +79,10 @@ class Nvml:
             text = (words(code) or b"").decode("utf-8", "replace")
             raise NvmlError(name, code, text or f"error {code}")
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a function."""
+        return hasattr(self._library, name)
+
     def fill(self, kind: Any, name: str, *before: Any) -> Any:
         """Return what a function writes through its last argument."""
         found = kind()
@@ -78,12 +96,15 @@ class Nvml:
         return buffer.value.decode("utf-8", "replace")
 
 
-def optional(read: Callable[[], Any]) -> Any:
-    """Return what `read` does: None where there is no such value, Failed where it failed."""
+def optional(read: Callable[[], Any], more: Iterable[int] = ()) -> Any:
+    """Return what `read` does: None where there is no such value, Failed where it failed.
+
+    `more` are codes that mean "no such value", too.
+    """
     try:
         return read()
     except NvmlError as error:
-        return None if error.code == NOT_SUPPORTED else Failed(error.text)
+        return None if error.code in WITHOUT or error.code in more else Failed(error.text)
 
 
 # ---- the values of a device ----------------------------------------------------------------------
@@ -107,6 +128,12 @@ class Pci(ctypes.Structure):
 
     _fields_ = [("legacy", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5)]
     _fields_ += [("bus_id", ctypes.c_char * 32)]
+
+
+class ProcessInfoV1(ctypes.Structure):
+    """nvmlProcessInfo_t, version 1."""
+
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
 
 
 class ProcessInfo(ctypes.Structure):
@@ -196,6 +223,8 @@ READERS = {
     "mig.mode.current": lambda nvml, gpu: SWITCH.split()[pair_of("MigMode")(nvml, gpu)[0]],
     "compute_cap": lambda nvml, gpu: "{}.{}".format(*pair_of("CudaComputeCapability")(nvml, gpu)),
 }  # type: Dict[str, Reader]
+# What a slice is known by. Of all else a driver may say that it is not for this device or user.
+ESSENTIAL = {"name", "uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu"}
 UNITS = {"memory": "MiB", "used_gpu_memory": "MiB", "utilization": "%", "fan": "%", "power": "W"}
 ALIASES = {
     "gpu_name": "name",
@@ -273,7 +302,7 @@ class Gpu(NamedTuple):
     """One device; `values` by the names of --query-gpu."""
 
     values: Dict[str, Value]
-    processes: Union[List[Process], Failed]
+    processes: Union[List[Process], Failed, None]
     share: Optional[Share]
 
 
@@ -317,9 +346,10 @@ def read_all(nvml: Nvml, wanted: Optional[List[str]]) -> Reading:
         values = {"timestamp": moment, "driver_version": driver, "count": len(handles)}
         values["index"] = index
         for name, reader in READERS.items():
-            values[name] = optional(lambda: reader(nvml, handle))  # noqa: B023 - called at once
+            more = () if name in ESSENTIAL else (INVALID_ARGUMENT, NO_PERMISSION)
+            values[name] = optional(lambda: reader(nvml, handle), more)  # noqa: B023 - called at once
         processes = optional(lambda: read_processes(nvml, handle))  # noqa: B023
-        gpus.append(Gpu(values, [] if processes is None else processes, own))
+        gpus.append(Gpu(values, processes, own))
     if wanted is not None:
         for name in wanted:
             if not any(name in (str(g.values["index"]), g.values["uuid"]) for g in gpus):
@@ -334,23 +364,30 @@ def problems_of(gpu: Gpu) -> List[str]:
     """Return what of a device could not be read, and where its memory is not its share's."""
     parts = [*gpu.values.items(), ("processes", gpu.processes)]  # type: List[Tuple[str, Any]]
     found = [f"{name}: {value.text}" for name, value in parts if isinstance(value, Failed)]
-    total = gpu.values["memory.total"]
-    if gpu.share is not None and isinstance(total, int):
-        limit = gpu.share.memory_mib
-        # Of a whole device the driver keeps some to itself.
-        if total != limit and (total > limit or limit != gpu.share.device_mib):
-            found.append(f"NVML shows {total} MiB, the limit is {limit} MiB: see fgpu-verify")
+    if gpu.share is not None and not is_own(gpu):
+        total, limit = gpu.values["memory.total"], gpu.share.memory_mib
+        found.append(f"NVML shows {total} MiB, the limit is {limit} MiB: see fgpu-verify")
     return ["GPU {}: {}".format(gpu.values["index"], text) for text in found]
 
 
+def is_own(gpu: Gpu) -> bool:
+    """Return whether NVML shows the share's memory, as far as both are known; else the GPU's."""
+    total = gpu.values["memory.total"]
+    if gpu.share is None or not isinstance(total, int):
+        return True
+    limit = gpu.share.memory_mib
+    # Of a whole device the driver keeps some to itself.
+    return total == limit or (total < limit and limit == gpu.share.device_mib)
+
+
 def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
-    """Return the processes that NVML lists for a device; raises NvmlError."""
+    """Return the processes that NVML lists for a device; raises NvmlError, also without a list."""
     found = {}  # type: Dict[int, Tuple[str, int]]
     for kind, name in (("C", "Compute"), ("G", "Graphics")):
         try:
-            listed = list_processes(nvml, f"nvmlDeviceGet{name}RunningProcesses_v3", gpu)
+            listed = list_processes(nvml, f"nvmlDeviceGet{name}RunningProcesses", gpu)
         except NvmlError as error:
-            if error.code != NOT_SUPPORTED:
+            if error.code not in WITHOUT or kind == "C":
                 raise
             continue
         for process in listed:
@@ -363,10 +400,12 @@ def read_processes(nvml: Nvml, gpu: ctypes.c_void_p) -> List[Process]:
 
 
 def list_processes(nvml: Nvml, name: str, gpu: ctypes.c_void_p) -> List[Any]:
-    """Return one list of NVML's, however long."""
-    room = 16
+    """Return one list of NVML's, however long, in the newest version that the driver has."""
+    versions = (("_v3", ProcessInfo), ("_v2", ProcessInfo), ("", ProcessInfoV1))
+    suffix, entry = next((v for v in versions if nvml.has(name + v[0])), versions[0])
+    name, room = name + suffix, 16
     while True:
-        listed, count = (ProcessInfo * room)(), ctypes.c_uint(room)
+        listed, count = (entry * room)(), ctypes.c_uint(room)
         try:
             nvml.call(name, gpu, ctypes.byref(count), listed)
             return list(listed)[: count.value]
@@ -412,7 +451,7 @@ def fit(text: str, width: int) -> str:
 
 def listed(gpu: Gpu) -> List[Process]:
     """Return a device's processes as far as they are known."""
-    return [] if isinstance(gpu.processes, Failed) else gpu.processes
+    return gpu.processes if isinstance(gpu.processes, list) else []
 
 
 def memory_words(gpu: Gpu) -> str:
@@ -465,8 +504,9 @@ def table(reading: Reading) -> List[str]:
             index, memory = short(gpu.values["index"]), short(p.memory_mib, "MiB")
             lines += [f"| {index:>4} {p.pid:>9}  {p.kind:>4}  {fit(p.name, 42)} {memory:>10} |"]
     if not any(listed(gpu) for gpu in reading.gpus):
-        failed = any(isinstance(gpu.processes, Failed) for gpu in reading.gpus)
-        words = "ERR!" if failed else "No running processes found"
+        unknown = [gpu.processes for gpu in reading.gpus if not isinstance(gpu.processes, list)]
+        failed = any(isinstance(processes, Failed) for processes in unknown)
+        words = "ERR!" if failed else "N/A" if unknown else "No running processes found"
         lines += [f"|  {fit(words, WIDTH - 5)} |"]
     return [*lines, plain]
 
@@ -529,7 +569,7 @@ def as_json(reading: Reading) -> str:
         entry["share"] = dict(gpu.share._asdict()) if gpu.share is not None else None
         entry["processes"] = (
             plain(gpu.processes)
-            if isinstance(gpu.processes, Failed)
+            if not isinstance(gpu.processes, list)
             else [
                 {"pid": p.pid, "type": p.kind, "name": p.name, "memory_mib": plain(p.memory_mib)}
                 for p in gpu.processes

@@ -18,18 +18,24 @@ from typing import Any, Callable
 
 from .environment import NoService, Service, Slice
 from .gpu_memory import Device, GpuMemory, Used
-from .service_client import (
+from .room import bars
+from .service_answers import (
+    Caller,
     Forbidden,
     Gpu,
     Queue,
     Refused,
-    ServiceClient,
     ServiceError,
     Session,
     Unreachable,
 )
+from .service_client import ServiceClient
 
 ENDED = ("TERMINATED", "ERROR", "CANCELLED")
+SLOW_EVERY_S = 30.0
+"""How old the banner and the bars may be: they change seldom, and every server asks for them."""
+BARS_LAST_S = 300.0
+"""How long the bars are shown that cannot be read again."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,9 @@ class HubView:
     queue: Queue | None = None
     queue_reason: str | None = None
     read_at: float | None = None
+    user: str | None = None
+    banner: dict[str, Any] | None = None
+    bars: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,17 @@ class StatusReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._absent_reason = service.reason if isinstance(service, NoService) else None
-        self._client = (
+        self.client = (
             ServiceClient(service, timeout_s=timeout_s) if isinstance(service, Service) else None
         )
         self._slice = slice_
         self._gpu_memory = gpu_memory
         self._clock = clock
         self._last: HubView | None = None
-        self._server_name: str | None = None
+        self._caller: Caller | None = None
+        self._bars: dict[str, Any] | None = None
+        self._slow_at: float | None = None
+        self._bars_at = 0.0
 
     async def read(self) -> Reading:
         """Ask the service, then the GPU; never raises for what they do."""
@@ -91,7 +103,7 @@ class StatusReader:
 
     async def stop(self, session_id: int) -> Session:
         """End or cancel another of the user's sessions; raises ServiceError."""
-        if self._client is None:
+        if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
         if session_id == self._own_id():
             raise Refused(
@@ -99,13 +111,14 @@ class StatusReader:
                 "This is the session you are working in. End it on the Hub's page.",
                 status=409,
             )
-        return await self._client.stop(session_id)
+        self._slow_at = None
+        return await self.client.stop(session_id)
 
     async def keep(self, session_id: int) -> Session:
         """Keep an idle session that is about to be ended; raises ServiceError."""
-        if self._client is None:
+        if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        return await self._client.keep(session_id)
+        return await self.client.keep(session_id)
 
     def payload(self, reading: Reading) -> dict[str, Any]:
         """Return what the browser gets; `as_of_s` is the age at this moment."""
@@ -122,6 +135,9 @@ class StatusReader:
                 "length": None if view.queue is None else view.queue.length,
                 "reason": view.queue_reason,
             },
+            "user": view.user,
+            "banner": view.banner,
+            "bars": view.bars,
             "simulated": _simulated(reading),
         }
 
@@ -131,28 +147,64 @@ class StatusReader:
         return None if self._slice is None else self._slice.session_id
 
     async def _ask_hub(self) -> HubView:
-        if self._client is None:
+        if self.client is None:
             return HubView("absent", self._absent_reason, queue_reason=self._absent_reason)
         try:
-            self._last = await self._fresh_view(self._client)
+            self._last = await self._fresh_view(self.client)
             return self._last
         except Forbidden as error:
             self._last = None
-            self._server_name = None
+            self._slow_at = None
             return HubView("forbidden", error.message, queue_reason=error.message)
         except ServiceError as error:
             stale = self._last or HubView("unreachable", queue_reason=error.message)
             return replace(stale, hub="unreachable", message=error.message)
 
     async def _fresh_view(self, client: ServiceClient) -> HubView:
-        if self._server_name is None:
-            # A token belongs to one server for its life, so this is asked once.
-            self._server_name = await client.server_name()
+        now = self._clock()
+        slow = self._caller is None or self._slow_at is None or now - self._slow_at >= SLOW_EVERY_S
+        if slow:
+            self._caller = await client.me()
+        assert self._caller is not None
         sessions = await client.sessions()
-        session = self._this_session(sessions)
+        session = self._this_session(sessions, self._caller.server_name)
         others = tuple(s for s in sessions if s is not session and s["state"] not in ENDED)
         queue, reason = await self._queue(client, session, others)
-        return HubView("ok", None, session, others, queue, reason, self._clock())
+        if slow or self._have_changed(session, others):
+            self._slow_at = now
+            await self._read_bars(client, None if queue is None else queue.group)
+        return HubView(
+            hub="ok",
+            session=session,
+            others=others,
+            queue=queue,
+            queue_reason=reason,
+            read_at=self._clock(),
+            user=self._caller.user,
+            banner=self._caller.banner,
+            bars=self._bars,
+        )
+
+    def _have_changed(self, session: Session | None, others: Sequence[Session]) -> bool:
+        """Return whether a session of the user has come, gone or changed its state since."""
+        if self._last is None:
+            return True
+        before = [*self._last.others, *([self._last.session] if self._last.session else [])]
+        after = [*others, *([session] if session else [])]
+        return {(s["id"], s["state"]) for s in before} != {(s["id"], s["state"]) for s in after}
+
+    async def _read_bars(self, client: ServiceClient, group: str | None) -> None:
+        """Read the bars again; that the service is gone is told by the sessions."""
+        now = self._clock()
+        try:
+            self._bars, self._bars_at = bars(await client.capacity(), group), now
+        except (Forbidden, Refused):
+            self._bars = None
+        except ServiceError:
+            # One call that was lost says nothing of them: they stay until the next reading.
+            self._slow_at = None
+            if now - self._bars_at >= BARS_LAST_S:
+                self._bars = None
 
     async def _queue(
         self, client: ServiceClient, session: Session | None, others: Sequence[Session]
@@ -165,10 +217,10 @@ class StatusReader:
             # Sessions are readable without the right to read the queue.
             return None, error.message
 
-    def _this_session(self, sessions: Sequence[Session]) -> Session | None:
+    def _this_session(self, sessions: Sequence[Session], server_name: str | None) -> Session | None:
         own_id = None if self._slice is None else self._slice.session_id
-        if self._server_name is not None:
-            sessions = [s for s in sessions if s["server_name"] == self._server_name]
+        if server_name is not None:
+            sessions = [s for s in sessions if s["server_name"] == server_name]
             # While a server restarts, its ended session and its new one share the name.
             sessions = sorted(sessions, key=lambda s: (s["id"] != own_id, s["state"] in ENDED))
             return sessions[0] if sessions else None
@@ -185,10 +237,13 @@ def session_from_environment(slice_: Slice) -> Session:
         server_name=slice_.server_name or "",
         display_name=slice_.server_name or "",
         state="RUNNING",
+        image=None,
         image_name=None,
         resource_group=None,
         amount=None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
         fgpu=slice_.fgpu,
+        cpu=None,
+        memory_mib=None,
         gpu_memory_mib=slice_.memory_mib,
         compute_percent=slice_.compute_percent,
         gpus=[
@@ -210,9 +265,12 @@ def session_from_environment(slice_: Slice) -> Session:
         forecast_basis=None,
         pull_text=None,
         message=None,
+        meter=None,
+        started_at_s=None,
         warning=None,
         ends_at_s=None,
         can_keep=False,
+        can_save=False,
         url=None,
         pending_url=None,
         simulated=slice_.simulated,

@@ -382,6 +382,21 @@ def child_others(ask: Dict[str, Any]) -> Dict[str, Any]:
     return codes
 
 
+def listed_pids(call: Callable[..., None], handle: ctypes.c_void_p) -> List[int]:
+    """Return the processes that compute on a device, by the newest list that the driver has."""
+    # The entries of the first version have two words, those of the others three.
+    for suffix, width in (("_v3", 3), ("_v2", 3), ("", 2)):
+        count, listed = ctypes.c_uint(4096), (ctypes.c_ulonglong * (width * 4096))()
+        try:
+            call(
+                "nvmlDeviceGetComputeRunningProcesses" + suffix, handle, ctypes.byref(count), listed
+            )
+        except NotThere:
+            continue
+        return [listed[width * i] & 0xFFFFFFFF for i in range(count.value)]
+    raise NotThere("NVML lists no processes")
+
+
 def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
     """The processes that NVML lists on each device while this one uses them, and whose they are."""
     cuda = Cuda()
@@ -392,10 +407,7 @@ def child_processes(ask: Dict[str, Any]) -> Dict[str, Any]:
         cuda.enter(devices[uuid_bytes(name)])
         # What holds nothing need not be listed. With no memory left the context has to do.
         cuda.function("cuMemAlloc_v2")(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(MIB))
-        count, listed = ctypes.c_uint(4096), (ctypes.c_ulonglong * (3 * 4096))()
-        handle = nvml_device(call, name)
-        call("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), listed)
-        pids = [listed[3 * i] & 0xFFFFFFFF for i in range(count.value)]
+        pids = listed_pids(call, nvml_device(call, name))
         told[name] = {str(pid): _is_ours(pid, ask["accounting"]) for pid in pids}
     told["self"] = os.getpid()
     return told

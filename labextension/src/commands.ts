@@ -4,14 +4,17 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import { type IHubLocation, servicePageHref } from './format';
 import { sliceIcon } from './icon';
+import { formHref, type IHubLocation, servicePageHref } from './links';
+import { askToNotify, canAsk } from './outside';
 import type { IFGPUModel } from './tokens';
 
 export namespace CommandIDs {
   export const showPanel = 'fgpu:show-panel';
   export const refresh = 'fgpu:refresh';
   export const openServicePage = 'fgpu:open-service-page';
+  export const launchSession = 'fgpu:launch-session';
+  export const notifyOutside = 'fgpu:notify-while-hidden';
   export const stopSession = 'fgpu:stop-session';
   export const keepSession = 'fgpu:keep-session';
 }
@@ -51,6 +54,38 @@ export function addCommands(
       if (href !== null) {
         window.open(href, '_blank', 'noopener');
       }
+    }
+  });
+
+  const newHref = () =>
+    model.reading.status === null ? null : formHref(hub, model.reading.status);
+  app.commands.addCommand(CommandIDs.launchSession, {
+    label: trans.__('Launch Another GPU Session'),
+    caption: trans.__("Open the Hub's form for one more session"),
+    describedBy: NO_ARGS,
+    isEnabled: () => newHref() !== null,
+    isVisible: () => newHref() !== null,
+    execute: () => {
+      const href = newHref();
+      if (href !== null) {
+        window.open(href, '_blank', 'noopener');
+      }
+    }
+  });
+  // Whether there is a Hub, and whose session it is, is known only after the first answer.
+  model.stateChanged.connect(() =>
+    app.commands.notifyCommandChanged(CommandIDs.launchSession)
+  );
+
+  app.commands.addCommand(CommandIDs.notifyOutside, {
+    label: trans.__('Notify Me of GPU Sessions Also While This Tab Is Hidden'),
+    caption: trans.__('Let the browser ask whether this site may notify'),
+    describedBy: NO_ARGS,
+    isEnabled: canAsk,
+    isVisible: canAsk,
+    execute: async () => {
+      await askToNotify();
+      app.commands.notifyCommandChanged(CommandIDs.notifyOutside);
     }
   });
 

@@ -3,7 +3,7 @@
  */
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IReading, ISession, IThisSession } from './tokens';
+import type { IProcess, IReading, ISession, IThisSession } from './tokens';
 
 /** Return "512 / 2048 MiB", or the limit alone where the use is not known. */
 export function memoryText(
@@ -17,6 +17,11 @@ export function memoryText(
   return usedMib === null
     ? trans.__('%1 MiB', limitMib)
     : trans.__('%1 / %2 MiB', usedMib, limitMib);
+}
+
+/** Return what a session holds: as seen from inside, or else as its machine has measured it. */
+export function usedMib(session: IThisSession): number | null {
+  return session.gpu_memory_used_mib ?? session.meter?.memory_used_mib ?? null;
 }
 
 /** Return "0.5 fGPU" or "5120 MiB + 25 %", or null where the amount is not known. */
@@ -52,6 +57,7 @@ export function endText(
 /** Return the few words of the status bar, or null where there is nothing to say. */
 export function statusBarText(
   reading: IReading,
+  now: number,
   trans: TranslationBundle
 ): string | null {
   const { server, status } = reading;
@@ -63,7 +69,7 @@ export function statusBarText(
   }
   const parts: string[] = [];
   if (status.session !== null) {
-    parts.push(...sessionParts(status.session, trans));
+    parts.push(...sessionParts(status.session, now, trans));
   } else if (status.hub === 'absent') {
     return null;
   } else if (status.hub === 'ok') {
@@ -83,16 +89,18 @@ export function statusBarText(
 
 function sessionParts(
   session: IThisSession,
+  now: number,
   trans: TranslationBundle
 ): string[] {
-  const memory = memoryText(
-    session.gpu_memory_used_mib,
-    session.gpu_memory_mib,
-    trans
-  );
+  const memory = memoryText(usedMib(session), session.gpu_memory_mib, trans);
   const parts = [amountText(session, trans) ?? trans.__('fGPU')];
   if (memory !== null) {
     parts.push(memory);
+  }
+  if (session.state !== 'RUNNING') {
+    parts.push(stateText(session.state, trans));
+  } else if (session.warning !== null && session.ends_at_s !== null) {
+    parts.push(trans.__('ends at %1', instantText(session.ends_at_s, now)));
   }
   if (session.simulated) {
     parts.push(trans.__('simulated'));
@@ -106,27 +114,49 @@ export function problemText(
   now: number,
   trans: TranslationBundle
 ): string | null {
-  const { server, status } = reading;
+  const text = problem(reading, trans);
+  const stale = staleText(reading, now, trans);
+  return text === null || stale === null ? text : `${text} ${stale}`;
+}
+
+/** Return what is wrong, without how old what is shown is, or null while all is well. */
+export function problem(
+  { server, status }: IReading,
+  trans: TranslationBundle
+): string | null {
   if (server === 'missing') {
     return trans.__(
       'The server extension jupyterlab_fgpu is not running on this Jupyter server. It comes with the Python package jupyterlab-fgpu.'
     );
   }
   if (server === 'offline') {
-    const text = trans.__('This Jupyter server gives no current status.');
-    return status === null
-      ? text
-      : `${text} ${trans.__('Shown is what it said %1 ago.', ageText(ageS(reading, now) ?? 0, trans))}`;
+    return trans.__('This Jupyter server gives no current status.');
   }
   if (status === null || status.hub === 'ok') {
     return null;
   }
-  const text =
-    status.hub_message ?? trans.__('The fGPU service has a problem.');
-  const age = ageS(reading, now);
-  return status.hub === 'unreachable' && age !== null
-    ? `${text} ${trans.__('Shown is what it said %1 ago.', ageText(age, trans))}`
-    : text;
+  return status.hub_message ?? trans.__('The fGPU service has a problem.');
+}
+
+/** Return how old what is shown is while nothing newer is to be had, else null. It changes all the time. */
+export function staleText(
+  reading: IReading,
+  now: number,
+  trans: TranslationBundle
+): string | null {
+  const { server, status } = reading;
+  const offline = server === 'offline' && status !== null;
+  const age = offline ? (ageS(reading, now) ?? 0) : ageS(reading, now);
+  const unreachable = server !== 'missing' && status?.hub === 'unreachable';
+  return (offline || unreachable) && age !== null
+    ? trans.__('Shown is what it said %1 ago.', ageText(age, trans))
+    : null;
+}
+
+/** Return what the service says in the middle of a sentence as one of its own. */
+export function asSentence(text: string): string {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
 /** Return the age of what the service said, in seconds at `now`, or null if it said nothing. */
@@ -151,6 +181,15 @@ export function ageText(seconds: number, trans: TranslationBundle): string {
     return trans.__('%1 min', Math.floor(seconds / 60));
   }
   return trans.__('%1 h', Math.floor(seconds / 3600));
+}
+
+/** Return how long something still takes, in hours and minutes, rounded down. */
+export function leftText(seconds: number, trans: TranslationBundle): string {
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) {
+    return ageText(Math.max(0, seconds), trans);
+  }
+  return trans.__('%1 h %2 min', Math.floor(minutes / 60), minutes % 60);
 }
 
 /** Return the state in plain words; one that this version does not know is shown as it came. */
@@ -221,41 +260,18 @@ export function instantText(atS: number, now: number, locale?: string): string {
       });
 }
 
-/** Return the sessions that waited or were starting in `before` and run in `after`. */
-export function becameReady(
-  before: readonly ISession[],
-  after: readonly ISession[]
-): ISession[] {
-  const waited = new Set(
-    before
-      .filter(session =>
-        ['PENDING', 'SCHEDULED', 'PREPARING', 'PULLING'].includes(session.state)
-      )
-      .map(session => session.id)
-  );
-  return after.filter(
-    session => session.state === 'RUNNING' && waited.has(session.id)
-  );
-}
-
-/** Where the Hub is, as JupyterLab's page says; `prefix` is empty without a Hub. */
-export interface IHubLocation {
-  host: string;
-  prefix: string;
-}
-
-/**
- * Return the address of a path of the Hub's host, or null without a Hub or if it is not one:
- * the paths come from the service, and no other origin or scheme may be reached through them.
- */
-export function hubHref(hub: IHubLocation, path: string | null): string | null {
-  if (!hub.prefix || path === null || !/^\/(?![/\\])/.test(path)) {
-    return null;
+/** Return whose process it is: a notebook's kernel by the notebook, another by its name and number. */
+export function processText(
+  process: IProcess,
+  own: string | null,
+  trans: TranslationBundle
+): string {
+  if (process.notebook !== null) {
+    return process.notebook === own
+      ? trans.__('this notebook')
+      : process.notebook;
   }
-  return hub.host.replace(/\/+$/, '') + path;
-}
-
-/** Return the address of the fGPU service's own page, or null without a Hub. */
-export function servicePageHref(hub: IHubLocation): string | null {
-  return hubHref(hub, hub.prefix.replace(/hub\/?$/, 'services/fgpu/'));
+  return process.name === null
+    ? trans.__('process %1', process.pid)
+    : trans.__('%1 (process %2)', process.name, process.pid);
 }

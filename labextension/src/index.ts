@@ -3,16 +3,24 @@ import {
   JupyterFrontEnd,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { ICommandPalette, Notification } from '@jupyterlab/apputils';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
+import { IRunningSessionManagers } from '@jupyterlab/running';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { addCommands, CommandIDs } from './commands';
-import { hubHref, type IHubLocation, statusBarText } from './format';
+import { statusBarText } from './format';
 import { sliceIcon } from './icon';
+import type { IHubLocation } from './links';
 import { FGPUModel } from './model';
+import { addNotices } from './notices';
+import { watchForOutOfMemory } from './oomwatch';
 import { FGPUPanel } from './panel';
+import type { IContext } from './parts';
+import { addRunningSection } from './running';
+import { SHARE_MIME, ShareView } from './shareview';
 import { FGPUStatusItem } from './statusitem';
 import { IFGPUModel, type ISession } from './tokens';
 
@@ -25,8 +33,12 @@ const model: JupyterFrontEndPlugin<IFGPUModel> = {
   description: 'Polls the share of a GPU and the queue, once per tab.',
   autoStart: true,
   provides: IFGPUModel,
-  activate: (app: JupyterFrontEnd): IFGPUModel =>
-    new FGPUModel(app.serviceManager.serverSettings)
+  activate: (app: JupyterFrontEnd): IFGPUModel => {
+    const model = new FGPUModel(app.serviceManager.serverSettings);
+    // The server has enough to do until the page is there.
+    void app.restored.then(() => model.start());
+    return model;
+  }
 };
 
 const panel: JupyterFrontEndPlugin<void> = {
@@ -39,7 +51,8 @@ const panel: JupyterFrontEndPlugin<void> = {
     ISettingRegistry,
     ITranslator,
     ICommandPalette,
-    ILayoutRestorer
+    ILayoutRestorer,
+    IRenderMimeRegistry
   ],
   activate: (
     app: JupyterFrontEnd,
@@ -48,26 +61,26 @@ const panel: JupyterFrontEndPlugin<void> = {
     settings: ISettingRegistry | null,
     translator: ITranslator | null,
     palette: ICommandPalette | null,
-    restorer: ILayoutRestorer | null
+    restorer: ILayoutRestorer | null,
+    rendermime: IRenderMimeRegistry | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const hub: IHubLocation = {
-      host: paths?.urls.hubHost ?? '',
-      prefix: paths?.urls.hubPrefix ?? ''
-    };
+    const hub = hubOf(paths);
 
     addCommands(app, model, trans, hub, PANEL_ID);
-    const widget = new FGPUPanel(model, {
+    const keep = (session: ISession) =>
+      void app.commands.execute(CommandIDs.keepSession, { id: session.id });
+    const context: IContext = {
       trans,
       hub,
       actions: {
         refresh: () => void app.commands.execute(CommandIDs.refresh),
         stop: session =>
           void app.commands.execute(CommandIDs.stopSession, { id: session.id }),
-        keep: session =>
-          void app.commands.execute(CommandIDs.keepSession, { id: session.id })
+        keep
       }
-    });
+    };
+    const widget = new FGPUPanel(model, context);
     widget.id = PANEL_ID;
     widget.title.icon = sliceIcon;
     widget.title.caption = trans.__('GPU share');
@@ -77,53 +90,46 @@ const panel: JupyterFrontEndPlugin<void> = {
     app.shell.add(widget, 'left', { rank: 300, type: 'GPU Share' });
     restorer?.add(widget, PANEL_ID);
 
+    // Before the table in HTML that comes with it.
+    rendermime?.addFactory(
+      {
+        safe: true,
+        mimeTypes: [SHARE_MIME],
+        createRenderer: () => new ShareView(model, context)
+      },
+      -10
+    );
+
     const category = trans.__('GPU');
     for (const command of [
       CommandIDs.showPanel,
       CommandIDs.refresh,
-      CommandIDs.openServicePage
+      CommandIDs.launchSession,
+      CommandIDs.openServicePage,
+      CommandIDs.notifyOutside
     ]) {
       palette?.addItem({ command, category });
     }
 
-    let notifyWhenReady = true;
-    const notify = (_: IFGPUModel, session: ISession) => {
-      if (!notifyWhenReady) {
-        return;
-      }
-      const href = hubHref(hub, session.url);
-      Notification.success(
-        trans.__(
-          '%1 is ready',
-          session.display_name || trans.__('(default server)')
-        ),
-        {
-          // It says so once; the user may be looking elsewhere when it does.
-          autoClose: false,
-          actions:
-            href === null
-              ? []
-              : [
-                  {
-                    label: trans.__('Open'),
-                    callback: () => window.open(href, '_blank', 'noopener')
-                  }
-                ]
-        }
-      );
-    };
-    model.ready.connect(notify);
+    const wishes = { ready: true, ending: true };
+    addNotices(model, trans, hub, wishes, keep);
 
     const apply = (loaded: ISettingRegistry.ISettings) => {
       model.refreshPeriodS = loaded.composite['refreshPeriodS'] as number;
-      notifyWhenReady = loaded.composite['notifyWhenReady'] as boolean;
+      wishes.ready = loaded.composite['notifyWhenReady'] as boolean;
+      wishes.ending = loaded.composite['notifyBeforeEnd'] as boolean;
     };
-    settings?.load(SETTINGS_ID).then(
-      loaded => {
+    const loadSettings = async () => {
+      // Nothing is asked before the page is there.
+      await app.restored;
+      const loaded = await settings?.load(SETTINGS_ID);
+      if (loaded !== undefined) {
         apply(loaded);
         loaded.changed.connect(apply);
-      },
-      error => console.warn(`${SETTINGS_ID}: the defaults are used.`, error)
+      }
+    };
+    loadSettings().catch(error =>
+      console.warn(`${SETTINGS_ID}: the defaults are used.`, error)
     );
   }
 };
@@ -152,11 +158,60 @@ const status: JupyterFrontEndPlugin<void> = {
       rank: 100,
       // With priority 0 it would be hidden on narrow screens.
       priority: 1,
-      isActive: () => statusBarText(model.reading, trans) !== null,
+      isActive: () => statusBarText(model.reading, Date.now(), trans) !== null,
       activeStateChanged: model.stateChanged
     });
   }
 };
 
+const running: JupyterFrontEndPlugin<void> = {
+  id: 'jupyterlab-fgpu:running',
+  description: 'Adds my other GPU sessions to the panel of what runs.',
+  autoStart: true,
+  requires: [IFGPUModel],
+  optional: [JupyterFrontEnd.IPaths, IRunningSessionManagers, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    model: IFGPUModel,
+    paths: JupyterFrontEnd.IPaths | null,
+    managers: IRunningSessionManagers | null,
+    translator: ITranslator | null
+  ): void => {
+    const hub = hubOf(paths);
+    // Without a Hub there are no other sessions, and an empty section says nothing.
+    if (managers === null || !hub.prefix) {
+      return;
+    }
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    addRunningSection(managers, model, trans, hub, session => {
+      void app.commands.execute(CommandIDs.stopSession, { id: session.id });
+    });
+  }
+};
+
+const outOfMemory: JupyterFrontEndPlugin<void> = {
+  id: 'jupyterlab-fgpu:out-of-memory',
+  description: 'Explains a CUDA out-of-memory error under its cell.',
+  autoStart: true,
+  requires: [IFGPUModel],
+  optional: [JupyterFrontEnd.IPaths, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    model: IFGPUModel,
+    paths: JupyterFrontEnd.IPaths | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    watchForOutOfMemory(app, model, trans, hubOf(paths));
+  }
+};
+
+function hubOf(paths: JupyterFrontEnd.IPaths | null): IHubLocation {
+  return {
+    host: paths?.urls.hubHost ?? '',
+    prefix: paths?.urls.hubPrefix ?? ''
+  };
+}
+
 export { IFGPUModel } from './tokens';
-export default [model, panel, status];
+export default [model, panel, status, running, outOfMemory];

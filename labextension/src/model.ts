@@ -3,32 +3,61 @@ import { VDomModel } from '@jupyterlab/ui-components';
 import { Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { becameReady } from './format';
+import { mayNotify } from './outside';
 import { requestAPI, ResponseError } from './request';
-import type { IFGPUModel, IReading, ISession, IStatus } from './tokens';
+import type { IExplanation, IFGPUModel, IReading, IStatus } from './tokens';
 
 const DEFAULT_PERIOD_S = 10;
 const LONGEST_PERIOD_S = 300;
+const HIDDEN_PERIOD_S = 60;
 
-/** Polls the server extension once for all widgets of a tab, and not while the tab is hidden. */
+/**
+ * Polls the server extension once for all widgets of a tab. While the tab is hidden it asks once a minute where
+ * the browser may notify, and else not at all: nobody would see what came.
+ */
 export class FGPUModel extends VDomModel implements IFGPUModel {
   constructor(settings: ServerConnection.ISettings) {
     super();
     this._settings = settings;
     this._poll = new Poll({
+      auto: false,
       name: 'jupyterlab-fgpu:model#status',
       factory: () => this._read(),
       frequency: frequency(DEFAULT_PERIOD_S),
-      standby: 'when-hidden'
+      standby: 'when-hidden',
+      linger: 0
     });
+    this._hiddenPoll = new Poll({
+      auto: false,
+      name: 'jupyterlab-fgpu:model#hidden',
+      factory: () => this._read(),
+      frequency: frequency(HIDDEN_PERIOD_S),
+      standby: () => !document.hidden || !mayNotify()
+    });
+    document.addEventListener('visibilitychange', this._onVisibility);
+  }
+
+  /** Begin to ask. */
+  start(): void {
+    void this._poll.start();
+    // Not started: its first request would be at once.
+    void this._hiddenPoll.schedule();
   }
 
   get reading(): IReading {
     return this._reading;
   }
 
-  get ready(): ISignal<IFGPUModel, ISession> {
-    return this._ready;
+  get told(): ISignal<IFGPUModel, IStatus> {
+    return this._told;
+  }
+
+  watchDetails(on: boolean): void {
+    this._watchers += on ? 1 : -1;
+    const { status } = this._reading;
+    if (on && status !== null && status.details === undefined) {
+      void this._poll.refresh();
+    }
   }
 
   get refreshPeriodS(): number {
@@ -56,6 +85,15 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     await this._wish(id, 'keep');
   }
 
+  async explain(triedMib: number | null): Promise<IExplanation> {
+    const query = triedMib === null ? '' : `?tried_mib=${triedMib}`;
+    return requestAPI<IExplanation>(
+      `explain${query}`,
+      { method: 'GET' },
+      this._settings
+    );
+  }
+
   private async _wish(id: number, what: 'stop' | 'keep'): Promise<void> {
     try {
       await requestAPI(
@@ -73,7 +111,9 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     if (this.isDisposed) {
       return;
     }
+    document.removeEventListener('visibilitychange', this._onVisibility);
     this._poll.dispose();
+    this._hiddenPoll.dispose();
     Signal.clearData(this);
     super.dispose();
   }
@@ -81,7 +121,9 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   private async _read(): Promise<void> {
     try {
       const status = await requestAPI<IStatus>(
-        'status',
+        this._watchers > 0 && !document.hidden
+          ? 'status?details=1'
+          : 'status',
         { method: 'GET' },
         this._settings
       );
@@ -101,23 +143,31 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
   private _accept(status: IStatus): void {
     this._reading = { server: 'ok', status, receivedAt: Date.now() };
     this.stateChanged.emit();
-    // A view without the service lists no sessions, so only two good ones can be compared.
+    // A view without the service lists no sessions.
     if (status.hub === 'ok') {
-      for (const session of becameReady(this._lastOthers, status.others)) {
-        this._ready.emit(session);
-      }
-      this._lastOthers = status.others;
+      this._told.emit(status);
     }
   }
+
+  private readonly _onVisibility = (): void => {
+    // What is shown may be hours old.
+    if (
+      !document.hidden &&
+      Date.now() - this._reading.receivedAt > this._poll.frequency.interval
+    ) {
+      void this._poll.refresh();
+    }
+  };
 
   private _reading: IReading = {
     server: 'loading',
     status: null,
     receivedAt: 0
   };
-  private _lastOthers: readonly ISession[] = [];
   private readonly _poll: Poll;
-  private readonly _ready = new Signal<IFGPUModel, ISession>(this);
+  private readonly _hiddenPoll: Poll;
+  private readonly _told = new Signal<IFGPUModel, IStatus>(this);
+  private _watchers = 0;
   private readonly _settings: ServerConnection.ISettings;
 }
 

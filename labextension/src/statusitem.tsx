@@ -18,7 +18,7 @@ export class FGPUStatusItem extends VDomRenderer<IFGPUModel> {
   }
 
   protected render(): JSX.Element | null {
-    const text = statusBarText(this.model.reading, this._trans);
+    const text = statusBarText(this.model.reading, Date.now(), this._trans);
     if (text === null) {
       return null;
     }

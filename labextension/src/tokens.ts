@@ -15,11 +15,25 @@ export interface IGpu {
   simulated: boolean;
 }
 
+/** What was measured of a running session; null is "not known", and `trouble` says why. */
+export interface IMeter {
+  at_s: number | null;
+  memory_used_mib: number | null;
+  memory_limit_mib: number | null;
+  /** Of the whole GPU, by this session. */
+  sm_percent: number | null;
+  compute_entitled_percent: number | null;
+  /** Of the whole GPU, over the last minute. */
+  compute_received_percent: number | null;
+  trouble: string | null;
+}
+
 export interface ISession {
   id: number | null;
   server_name: string;
   display_name: string;
   state: string;
+  image: string | null;
   image_name: string | null;
   resource_group: string | null;
   /** What was asked for of a GPU, in words: "0.5 fGPU", "5120 MiB + 25 %". */
@@ -37,10 +51,14 @@ export interface ISession {
   /** How far its image is, in words, while it is fetched. */
   pull_text: string | null;
   message: string | null;
+  /** What was last measured of it on its machine. */
+  meter: IMeter | null;
+  started_at_s: number | null;
   /** Why it is about to be ended, in words; `ends_at_s` is when. */
   warning: string | null;
   ends_at_s: number | null;
   can_keep: boolean;
+  can_save: boolean;
   url: string | null;
   pending_url: string | null;
   simulated: boolean;
@@ -50,6 +68,61 @@ export interface IThisSession extends ISession {
   source: 'service' | 'environment';
   gpu_memory_used_mib: number | null;
   gpu_memory_used_reason: string | null;
+}
+
+/** An administrator's message to all. */
+export interface IBanner {
+  text: string;
+  level: string;
+  until_at_s: number | null;
+}
+
+/** One resource: what is mine, of that and what I could still get; in my resource group and overall. */
+export interface IBarRow {
+  kind: 'fgpu' | 'cpu' | 'memory_mib';
+  mine: string;
+  total: string;
+  percent: number;
+  mine_overall: string;
+  total_overall: string;
+  percent_overall: number;
+}
+
+/** A process of this session that holds GPU memory; `notebook` is the path of the one whose kernel it is of. */
+export interface IProcess {
+  pid: number;
+  name: string | null;
+  memory_mib: number | null;
+  notebook: string | null;
+}
+
+/** What only an open panel asks for. */
+export interface IDetails {
+  history: {
+    every_s: number | null;
+    points: {
+      at_s: number;
+      memory_used_mib: number | null;
+      sm_percent: number | null;
+    }[];
+  } | null;
+  processes: IProcess[];
+  advice: string | null;
+}
+
+/** What an out-of-memory error comes of, and what would help (`GET fgpu/api/explain`). */
+export interface IExplanation {
+  limit_mib: number | null;
+  used_mib: number | null;
+  tried_mib: number | null;
+  processes: IProcess[];
+  larger: {
+    amount: string;
+    gpu_memory_mib: number;
+    options: Record<string, string>;
+    starts_now: boolean;
+    text: string | null;
+  } | null;
 }
 
 export interface IStatus {
@@ -64,7 +137,12 @@ export interface IStatus {
     length: number | null;
     reason: string | null;
   };
+  /** Whose sessions these are. */
+  user: string | null;
+  banner: IBanner | null;
+  bars: { group: string; rows: IBarRow[] } | null;
   simulated: boolean;
+  details?: IDetails;
 }
 
 /** What this tab knows: the last payload, and what is wrong with the Jupyter server if anything. */
@@ -84,8 +162,10 @@ export interface IReading {
 /** The one poller of a tab; every widget renders from it. */
 export interface IFGPUModel extends VDomRenderer.IModel {
   readonly reading: IReading;
-  /** Emits a session of the user that waited and now runs. */
-  readonly ready: ISignal<IFGPUModel, ISession>;
+  /** Emits each good status of the service. */
+  readonly told: ISignal<IFGPUModel, IStatus>;
+  /** Say that details are looked at from now on, or no longer: they are asked for only then. */
+  watchDetails(on: boolean): void;
   /** Seconds between two refreshes. */
   refreshPeriodS: number;
   /** Ask now, instead of at the next period. */
@@ -94,6 +174,8 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   stop(id: number): Promise<void>;
   /** Keep an idle session that is about to be ended; rejects with a message to show. */
   keep(id: number): Promise<void>;
+  /** Ask what an out-of-memory error comes of; rejects with a message to show. */
+  explain(triedMib: number | null): Promise<IExplanation>;
 }
 
 export const IFGPUModel = new Token<IFGPUModel>(

@@ -38,7 +38,7 @@ def jp_server_config(
         monkeypatch.setenv(name, value)
     return {
         "ServerApp": {"jpserver_extensions": {"jupyterlab_fgpu": True}},
-        "FGPUStatus": {"timeout_s": 0.5, "cache_s": 2.0},
+        "FGPUStatus": {"timeout_s": 20.0, "cache_s": 20.0},
     }
 
 

@@ -5,16 +5,18 @@ import { test } from 'node:test';
 import {
   ageText,
   amountText,
-  becameReady,
+  asSentence,
   endText,
-  hubHref,
+  leftText,
   memoryText,
+  problem,
   problemText,
   queueText,
-  servicePageHref,
+  staleText,
   stateText,
   statusBarText
 } from '../lib/format.js';
+import { hubHref, servicePageHref } from '../lib/links.js';
 
 process.env.TZ = 'UTC';
 
@@ -53,9 +55,16 @@ const reading = (status, changes) => ({
   ...changes
 });
 
+test('what is left is said in hours and minutes', () => {
+  assert.deepEqual(
+    [-5, 59, 60, 3599, 3600, 7199, 7200, 90061].map(s => leftText(s, trans)),
+    ['0 s', '59 s', '1 min', '59 min', '1 h 0 min', '1 h 59 min', '2 h 0 min', '25 h 1 min']
+  );
+});
+
 test('the status bar shows the slice and, where known, its use', () => {
   const bar = changes =>
-    statusBarText(reading({ session: session(changes) }), trans);
+    statusBarText(reading({ session: session(changes) }), 0, trans);
   assert.equal(bar({}), '0.5 fGPU · 2048 MiB');
   assert.equal(bar({ gpu_memory_used_mib: 0 }), '0.5 fGPU · 0 / 2048 MiB');
   assert.equal(bar({ simulated: true }), '0.5 fGPU · 2048 MiB · simulated');
@@ -82,7 +91,7 @@ test('the end of a session is a warning only where its owner is warned', () => {
 
 test('the status bar names each problem and is silent without a Hub', () => {
   const bar = (status, changes) =>
-    statusBarText(reading(status, changes), trans);
+    statusBarText(reading(status, changes), 0, trans);
   assert.match(bar({ hub: 'unreachable' }), /service down$/);
   assert.match(bar({ hub: 'forbidden' }), /no access$/);
   assert.match(bar({}, { server: 'offline' }), /offline$/);
@@ -102,6 +111,10 @@ test('stale data is shown with its age at this moment', () => {
     problemText(stale, 20_000, trans),
     'Down. Shown is what it said 1 min ago.'
   );
+  assert.equal(problem(stale, trans), 'Down.');
+  assert.equal(staleText(reading({}), 20_000, trans), null);
+  assert.equal(staleText(reading({}, { server: 'missing' }), 20_000, trans), null);
+  assert.match(problemText(reading({}, { server: 'offline' }), 20_000, trans), /^This Jupyter server .* ago\.$/);
   const never = reading({
     hub: 'unreachable',
     hub_message: 'Down.',
@@ -109,6 +122,11 @@ test('stale data is shown with its age at this moment', () => {
   });
   assert.equal(problemText(never, 20_000, trans), 'Down.');
   assert.equal(problemText(reading({}), 20_000, trans), null);
+});
+
+test('what the service says in the middle of a sentence can be one of its own', () => {
+  assert.equal(asSentence('your last run peaked at 1 GiB'), 'Your last run peaked at 1 GiB.');
+  assert.equal(asSentence('Done.'), 'Done.');
 });
 
 test('an unknown use is never a zero', () => {
@@ -138,16 +156,6 @@ test('durations are told in their largest unit, rounded down', () => {
     [0, 59.9, 60, 3599, 7300].map(s => ageText(s, trans)),
     ['0 s', '59 s', '1 min', '59 min', '2 h']
   );
-});
-
-test('only a session that was seen waiting becomes ready', () => {
-  const before = [session({ id: 1, state: 'PENDING' }), session({ id: 2 })];
-  const after = [session({ id: 1 }), session({ id: 2 }), session({ id: 3 })];
-  assert.deepEqual(
-    becameReady(before, after).map(s => s.id),
-    [1]
-  );
-  assert.deepEqual(becameReady(after, after), []);
 });
 
 test('an unknown state is shown as it came', () => {

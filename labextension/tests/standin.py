@@ -1,7 +1,7 @@
 """A small stand-in of the service `fgpu`: a real HTTP server that answers as docs/rest-api.md says.
 
 The tests import it. `python tests/standin.py PORT` runs it for a look at the panel in a browser;
-the line "promote", "down", "up" or "refuse" on its standard input changes what it does.
+a line on its standard input changes what it does.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "ended_at_s": None,
         "end_cause": None,
         "message": None,
+        "meter": meter(),
         "warning": None,
         "ends_at_s": None,
         "can_keep": False,
@@ -98,11 +99,76 @@ def pending(**changes: Any) -> dict[str, Any]:
             "forecast_basis": "typical length of your group's sessions",
             "pull": {"phase": "FETCHING", "text": "fetching the image: 45 of 200 MiB"},
             "started_at_s": None,
+            "meter": None,
             "url": "/user/alice/gpu-2/",
             "pending_url": "/hub/spawn-pending/alice/gpu-2",
             **changes,
         }
     )
+
+
+def amounts(fgpu: str, cpu: str, memory_mib: int) -> dict[str, Any]:
+    """Sums, as the API has them."""
+    return {"fgpu": fgpu, "cpu": cpu, "memory_mib": memory_mib}
+
+
+def capacity() -> dict[str, Any]:
+    """One GPU of 8 GiB that is worth 2 fGPU, a quarter of it this session's, and another group."""
+    device = {
+        "uuid": "GPU-51a00000-0000-0000-0000-000000000001",
+        "node": "local",
+        "index": 0,
+        "model": "Simulated 8 GiB",
+        "memory_mib": 8192,
+        "fgpu_total": "2",
+        "fgpu_used": "0.5",
+        "simulated": True,
+        "shares": [{"fgpu": "0.5", "mine": True, "session_id": 12}],
+    }
+    return {
+        "groups": [
+            {
+                "name": "default",
+                "total": amounts("2", "8", 16384),
+                "used": amounts("0.5", "1", 2048),
+                "mine": amounts("0.5", "1", 2048),
+                "allocatable": amounts("1.5", "7", 14336),
+                "fgpu_step": "0.1",
+                "waiting": 1,
+                "devices": [device],
+            }
+        ],
+        "mine_overall": amounts("0.5", "1", 2048),
+        "allocatable_overall": amounts("3.5", "15", 30720),
+    }
+
+
+def meter(**changes: Any) -> dict[str, Any]:
+    """What was measured of the running session a moment ago."""
+    return {
+        "at_s": int(time.time()),
+        "memory_used_mib": 1300,
+        "memory_limit_mib": 2048,
+        "sm_percent": 20.5,
+        "compute_entitled_percent": 25,
+        "compute_received_percent": 21.0,
+        "trouble": None,
+        **changes,
+    }
+
+
+def history() -> dict[str, Any]:
+    """Ten minutes of a training that fills its memory in steps."""
+    now = int(time.time()) // 10 * 10
+    points = [
+        {
+            "at_s": now - 600 + 10 * i,
+            "memory_used_mib": 300 + i // 10 * 200,
+            "sm_percent": 5 + i % 20,
+        }
+        for i in range(60)
+    ]
+    return {"now": meter(), "every_s": 10, "points": points, "processes": []}
 
 
 class StandIn:
@@ -112,6 +178,12 @@ class StandIn:
         self.server_name: str | None = "gpu-1"
         self.sessions = [running(), pending()]
         self.queue_length = 3
+        self.capacity = capacity()
+        self.history = history()
+        self.banner: dict[str, Any] | None = None
+        self.advice: str | None = "your last five runs peaked at 1.3 GiB: 0.4 fGPU would have done"
+        self.forecast = {"starts_now": True, "text": "Starts now.", "refusals": []}
+        self.queries: list[str] = []
         self.delay_s = 0.0
         # path -> (status, body) answered instead; "*" stands for every path.
         self.instead: dict[str, tuple[int, str]] = {}
@@ -170,11 +242,9 @@ class StandIn:
         for key in (f"{method} {path}", path, "*"):
             if key in self.instead:
                 return self.instead[key]
-        if path == "me":
-            return _ok(user="alice", admin=False, server_name=self.server_name, groups=["default"])
-        if path in ("sessions", "queue"):
-            queue = {"group": group, "length": self.queue_length, "entries": []}
-            return _ok(**({"sessions": deepcopy(self.sessions)} if path == "sessions" else queue))
+        reads = self._reads(group)
+        if method == "GET" and path in reads:
+            return _ok(**deepcopy(reads[path]))
         kept = [s for s in self.sessions if (method, path) == ("POST", f"sessions/{s['id']}/keep")]
         if kept:
             kept[0].update(warning=None, ends_at_s=None, can_keep=False)
@@ -189,6 +259,24 @@ class StandIn:
                     return 202, _ok(session=session)[1]
         error = {"code": "not_found", "field": None, "message": "There is no such session."}
         return 404, json.dumps({"error": error})
+
+    def _reads(self, group: str) -> dict[str, dict[str, Any]]:
+        texts = [] if self.advice is None else [{"image": "python", "text": self.advice}]
+        return {
+            "me": {
+                "user": "alice",
+                "admin": False,
+                "server_name": self.server_name,
+                "groups": ["default"],
+                "banner": self.banner,
+            },
+            "sessions": {"sessions": self.sessions},
+            "queue": {"group": group, "length": self.queue_length, "entries": []},
+            "sessions/12/meter": self.history,
+            "capacity": self.capacity,
+            "forecast": self.forecast,
+            "advice": {"advice": texts},
+        }
 
 
 def _ok(**body: Any) -> tuple[int, str]:
@@ -215,6 +303,7 @@ class _Api(RequestHandler):
     async def _serve(self, path: str) -> None:
         standin = self.standin
         standin.calls.append(f"{self.request.method} {path}")
+        standin.queries.append(self.request.query)
         if standin.delay_s:
             await asyncio.sleep(standin.delay_s)
         if self.request.headers.get("Authorization") != f"token {TOKEN}":
@@ -241,6 +330,15 @@ async def _main(port: int) -> None:
             await standin.stop()
         elif command == "up":
             await standin.start(port)
+        elif command == "banner":
+            standin.banner = {
+                "text": "Maintenance at 18:00",
+                "level": "warning",
+                "until_at_s": None,
+            }
+        elif command == "warn":
+            ends = {"warning": "idle: it is ended unless you keep it or use it", "can_keep": True}
+            standin.sessions[0].update(ends, ends_at_s=int(time.time()) + 540)
         elif command == "refuse":
             standin.refuse("*", 403, "Your account may not use fGPU here.")
         print(f"done: {command}", flush=True)

@@ -30,9 +30,11 @@ class Caller:
         self._fetch = fetch
         self.sent = ""
 
-    async def call(self, *path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    async def call(
+        self, *path: str, method: str = "GET", params: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON body, errors included."""
-        arguments: dict[str, Any] = {"method": method}
+        arguments: dict[str, Any] = {"method": method, "params": params}
         if method == "POST":
             arguments["body"] = "{}"
         try:
@@ -46,6 +48,12 @@ class Caller:
     async def status(self) -> dict[str, Any]:
         """Return the payload; it must be a 200."""
         code, body = await self.call("status")
+        assert code == 200
+        return body
+
+    async def details(self) -> dict[str, Any]:
+        """Return the payload as an open panel asks for it."""
+        code, body = await self.call("status", params={"details": "1"})
         assert code == 200
         return body
 

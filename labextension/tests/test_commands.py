@@ -160,6 +160,9 @@ def test_an_allocation_that_is_granted_or_fails_otherwise_is_no_proof(code: int)
 class FailingNvml:
     """NVML of a device that is lost: names can be had, everything else fails or is not there."""
 
+    def has(self, name: str) -> bool:
+        return True
+
     def call(self, name: str, *arguments: Any) -> None:
         if "Memory" in name or "Processes" in name:
             raise smi.NvmlError(name, 15, "GPU is lost")

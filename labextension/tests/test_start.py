@@ -65,7 +65,7 @@ def test_without_an_identity_it_ends_with_a_clear_message_and_in_time() -> None:
             [sys.executable, "-m", "jupyterlab_fgpu.start", "--within", "0.3"],
             stdin=reading,
             capture_output=True,
-            timeout=20,
+            timeout=60,
             check=False,
             cwd=Path(__file__).parents[1],
         )

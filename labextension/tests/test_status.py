@@ -19,7 +19,7 @@ async def test_the_payload_holds_this_session_the_others_and_the_queue(
     status = await caller.status()
     assert status["hub"] == "ok"
     assert status["hub_message"] is None
-    assert status["as_of_s"] == 0
+    assert 0 <= status["as_of_s"] < 20
     assert status["simulated"] is True
     session = status["session"]
     assert (session["id"], session["fgpu"], session["gpu_memory_mib"]) == (12, "0.5", 2048)
@@ -32,7 +32,7 @@ async def test_the_payload_holds_this_session_the_others_and_the_queue(
     assert other["wait_text"].startswith("1 fGPU does not fit")
     assert other["pull_text"] == "fetching the image: 45 of 200 MiB"
     assert status["queue"] == {"group": "default", "length": 3, "reason": None}
-    assert standin.calls == ["GET me", "GET sessions", "GET queue"]
+    assert standin.calls == ["GET me", "GET sessions", "GET queue", "GET capacity"]
 
 
 async def test_a_simulated_slice_shows_what_is_used_of_it(
@@ -49,7 +49,7 @@ async def test_tabs_that_ask_together_share_one_read(caller: Caller, standin: St
     standin.delay_s = 0.05
     await asyncio.gather(*(caller.status() for _ in range(5)))
     await caller.status()
-    assert standin.calls == ["GET me", "GET sessions", "GET queue"]
+    assert standin.calls == ["GET me", "GET sessions", "GET queue", "GET capacity"]
 
 
 async def test_a_service_that_went_down_leaves_stale_data_with_its_age(
@@ -63,7 +63,8 @@ async def test_a_service_that_went_down_leaves_stale_data_with_its_age(
     status = await caller.status()
     assert status["hub"] == "unreachable"
     assert status["hub_message"] == "The fGPU service cannot be reached."
-    assert status["as_of_s"] == 90
+    # In whole seconds, of which some may pass in the test itself.
+    assert 90 <= status["as_of_s"] < 120
     assert status["session"]["id"] == 12
     assert [other["id"] for other in status["others"]] == [13]
     assert status["queue"]["length"] == 3
@@ -86,8 +87,11 @@ async def test_a_service_that_never_answered_leaves_the_environment(
     assert status["queue"]["reason"] == "The fGPU service cannot be reached."
 
 
-async def test_a_slow_service_counts_as_unreachable(caller: Caller, standin: StandIn) -> None:
+async def test_a_slow_service_counts_as_unreachable(
+    caller: Caller, standin: StandIn, extension: Any
+) -> None:
     standin.delay_s = 3
+    extension.reader.client._timeout_s = 0.3
     status = await caller.status()
     assert status["hub"] == "unreachable"
     assert status["hub_message"] == "The fGPU service did not answer in time."
@@ -242,7 +246,7 @@ async def test_the_token_is_in_no_answer_and_no_log_line(
     await caller.status()
     assert TOKEN not in caller.sent
     assert TOKEN not in caplog.text
-    assert TOKEN not in repr(vars(extension.reader._client))
+    assert TOKEN not in repr(vars(extension.reader.client))
 
 
 class TestWithoutAHub:

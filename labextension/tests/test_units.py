@@ -14,7 +14,7 @@ from support import NVMLError, driver
 
 import jupyterlab_fgpu
 from jupyterlab_fgpu.environment import NoService, Service, read_service, read_slice
-from jupyterlab_fgpu.gpu_memory import Device, GpuMemory, Used
+from jupyterlab_fgpu.gpu_memory import Device, GpuMemory, Process, Used
 from jupyterlab_fgpu.shared_read import SharedRead
 from jupyterlab_fgpu.status import total_use
 
@@ -74,6 +74,32 @@ def test_one_unknown_device_makes_the_sum_unknown() -> None:
     assert total_use([]).mib is None
 
 
+async def test_a_fresh_read_begins_after_it_was_asked_for() -> None:
+    gates, begun = [asyncio.Event() for _ in range(3)], 0
+
+    async def read() -> int:
+        nonlocal begun
+        begun += 1
+        await gates[(number := begun) - 1].wait()
+        return number
+
+    shared = SharedRead(read, max_age_s=60)
+    old = asyncio.ensure_future(shared.get())
+    while begun == 0:
+        await asyncio.sleep(0)
+    fresh = [asyncio.ensure_future(shared.fresh()) for _ in range(2)]
+    # Both wait before the first read ends.
+    await asyncio.sleep(0)
+    for gate in gates:
+        gate.set()
+    assert await old == 1
+    # Two who wait for the same share what comes after, and it is kept.
+    assert await asyncio.gather(*fresh) == [2, 2]
+    assert await shared.get() == 2
+    assert await shared.fresh() == 3
+    assert begun == 3
+
+
 async def test_a_read_is_shared_expires_and_survives_an_asker_who_leaves() -> None:
     now, reads = [0.0], []
 
@@ -118,7 +144,7 @@ async def test_a_device_that_shows_only_the_slice_tells_the_slices_use() -> None
 
 async def test_only_this_sessions_processes_count(host_proc: Path) -> None:
     nvml = driver(used_mib=6000, processes={41: 512, 42: 1024, 43: 2048})
-    assert await sampler(nvml, host_proc).sample([GPU]) == [Used(512, None)]
+    assert await sampler(nvml, host_proc).sample([GPU]) == [Used(512, None, (Process(41, 512),))]
 
 
 async def test_the_whole_devices_use_is_never_shown_as_the_slices(tmp_path: Path) -> None:
@@ -129,7 +155,9 @@ async def test_the_whole_devices_use_is_never_shown_as_the_slices(tmp_path: Path
 
 async def test_a_driver_without_per_process_memory_is_unknown(host_proc: Path) -> None:
     [used] = await sampler(driver(processes={41: None}), host_proc).sample([GPU])
-    assert used == Used(None, "the GPU driver does not report memory per process")
+    assert used == Used(
+        None, "the GPU driver does not report memory per process", (Process(41, None),)
+    )
 
 
 async def test_no_library_and_no_driver_are_reasons() -> None:
@@ -165,4 +193,5 @@ async def test_a_hanging_driver_costs_one_thread_and_an_unknown() -> None:
     release.set()
     while gpu_memory._running is not None and not gpu_memory._running.done():
         await asyncio.sleep(0.01)
+    gpu_memory._timeout_s = 20
     assert await gpu_memory.sample([GPU]) == [Used(0, None)]

@@ -1,0 +1,245 @@
+"""What a kernel can tell of its session by itself, with Python's own library of 3.6 or later.
+
+The slice and who holds its memory are NVML's, as `fgpu-smi` shows them; the sessions and the queue
+are the service's, where the kernel has a token for it. What cannot be had is a text that says why,
+and never zero.
+"""
+
+import html
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+TIMEOUT_S = 2.0
+LARGEST_BYTES = 4 * 1024 * 1024
+NOT_KNOWN = "not known"
+
+
+class Held(NamedTuple):
+    """A process on the GPU; `memory_mib` is None where the driver does not say."""
+
+    pid: int
+    name: str
+    memory_mib: Optional[int]
+
+
+class Reading(NamedTuple):
+    """One moment of this session. Of lists that could not be read there is the reason instead."""
+
+    at_s: int
+    session_id: Optional[int]
+    amount: Optional[str]
+    simulated: bool
+    limit_mib: Optional[int]
+    used_mib: Optional[int]
+    entitled_percent: Optional[int]
+    sm_percent: Optional[float]
+    gpus: List[str]
+    processes: Union[List[Held], str]
+    others: Union[List[str], str]
+    queue: str
+    trouble: Optional[str]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to wherever it points."""
+
+    def redirect_request(self, *arguments: Any, **more: Any) -> None:
+        return None
+
+
+def read() -> Reading:
+    """Return what is known at this moment; takes at most a few seconds."""
+    env = os.environ
+    amount = env.get("FGPU_AMOUNT", "").strip()
+    session_id = env.get("FGPU_SESSION_ID", "")
+    percent = env.get("FGPU_COMPUTE_PERCENT", "")
+    limit = env.get("FGPU_MEMORY_MIB", "")
+    used, total, gpus, processes, trouble = _read_gpu()
+    sm, others, queue = _read_service()
+    return Reading(
+        at_s=int(time.time()),
+        session_id=int(session_id) if session_id.isdigit() else None,
+        amount="{} fGPU".format(amount) if amount else None,
+        simulated=env.get("FGPU_SIMULATED", "") == "1",
+        limit_mib=int(limit) if limit.isdigit() else total,
+        used_mib=used,
+        entitled_percent=int(percent) if percent.isdigit() else None,
+        sm_percent=sm,
+        gpus=gpus,
+        processes=processes,
+        others=others,
+        queue=queue,
+        trouble=trouble,
+    )
+
+
+Gpu = Tuple[Optional[int], Optional[int], List[str], Union[List[Held], str], Optional[str]]
+
+
+def _read_gpu() -> Gpu:
+    """Return used and total MiB, the GPUs' names, the processes, and what is wrong."""
+    from . import smi  # noqa: PLC0415 - what only wants the package must not wait for ctypes
+
+    if not os.environ.get("FGPU_SESSION_ID"):
+        # The whole machine's processes are nobody's business here.
+        why = "this kernel is in no fGPU session"
+        return None, None, [], why, why
+    try:
+        nvml = smi.Nvml()
+    except smi.NvmlError as error:
+        return None, None, [], str(error), str(error)
+    try:
+        found = smi.read_all(nvml, None)
+    except smi.NvmlError as error:
+        return None, None, [], str(error), str(error)
+    finally:
+        nvml.close()
+    used, total = [
+        _sum(g.values["memory." + kind] for g in found.gpus) for kind in ("used", "total")
+    ]
+    names = ["{}, {}".format(g.values["name"], g.values["uuid"]) for g in found.gpus]
+    trouble = "; ".join(found.problems) or None
+    limit = os.environ.get("FGPU_MEMORY_MIB", "")
+    above = total is not None and limit.isdigit() and total > int(limit)
+    if above or not all(smi.is_own(g) for g in found.gpus):
+        # What others hold would look like this session's.
+        why = "not known: the driver shows the whole GPU here, and not this session's share"
+        return None, None, names, why, trouble
+    held = {}  # type: Dict[int, Held]
+    for process in (p for g in found.gpus for p in smi.listed(g)):
+        before = held.get(process.pid)
+        mib = process.memory_mib if isinstance(process.memory_mib, int) else None
+        if before is not None:
+            known = mib is not None and before.memory_mib is not None
+            mib = mib + before.memory_mib if known else None  # type: ignore[operator]
+        held[process.pid] = Held(process.pid, process.name, mib)
+    failed = next(
+        (g.processes.text for g in found.gpus if isinstance(g.processes, smi.Failed)), None
+    )
+    processes = sorted(held.values(), key=lambda h: (-(h.memory_mib or 0), h.pid))
+    return used, total, names, failed or processes, trouble
+
+
+def _sum(values: Any) -> Optional[int]:
+    """Return the sum; one that is not known makes it unknown."""
+    found = list(values)
+    return sum(found) if found and all(isinstance(value, int) for value in found) else None
+
+
+def _read_service() -> Tuple[Optional[float], Union[List[str], str], str]:
+    """Return the compute in use, my other sessions in words, and the queue in words."""
+    url = os.environ.get("FGPU_SERVICE_URL", "").strip()
+    token = os.environ.get("JUPYTERHUB_API_TOKEN", "").strip()
+    if not url.startswith(("http://", "https://")) or not token:
+        why = "not known in this kernel: see the side panel"
+        return None, why, why
+    try:
+        sessions = _ask(url, token, "sessions")["sessions"]
+        own_id = os.environ.get("FGPU_SESSION_ID", "")
+        own = next((s for s in sessions if str(s["id"]) == own_id), {})
+        group = own.get("resource_group") or "default"
+        queue = _ask(url, token, "queue?group=" + urllib.request.quote(group, safe=""))  # type: ignore[attr-defined]
+        mine = [s for s in sessions if str(s["id"]) != own_id and s.get("mine", True)]
+        length = int(queue["length"])
+        words = "1 request is waiting" if length == 1 else "{} requests are waiting".format(length)
+        sm = (own.get("meter") or {}).get("sm_percent")
+        return sm, [_session_words(s) for s in mine], words if length else "no request is waiting"
+    except (OSError, ValueError, KeyError, TypeError, urllib.error.URLError) as error:
+        # Only the kind: the text of a connection error may hold addresses.
+        why = "not known: the fGPU service did not answer ({})".format(type(error).__name__)
+        return None, why, why
+
+
+def _ask(url: str, token: str, path: str) -> Dict[str, Any]:
+    request = urllib.request.Request(
+        url.rstrip("/") + "/api/v1/" + path, headers={"Authorization": "token " + token}
+    )
+    # Nor through a proxy of the environment: the service is near, and the token nobody else's.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    with opener.open(request, timeout=TIMEOUT_S) as answer:
+        found = json.loads(answer.read(LARGEST_BYTES).decode("utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    return found
+
+
+def _session_words(session: Dict[str, Any]) -> str:
+    words = "{}: {}, {}".format(
+        session.get("display_name") or session["server_name"],
+        session.get("amount"),
+        session["state"],
+    )
+    position = session.get("position")
+    return words if position is None else "{}, number {} in the queue".format(words, position)
+
+
+# ---- in words ------------------------------------------------------------------------------------
+
+
+def rows(reading: Reading) -> List[Tuple[str, List[str]]]:
+    """Return what is shown: labels, each with one or more lines."""
+    amount = reading.amount or NOT_KNOWN
+    memory = "{} / {} MiB".format(
+        NOT_KNOWN if reading.used_mib is None else reading.used_mib,
+        NOT_KNOWN if reading.limit_mib is None else reading.limit_mib,
+    )
+    compute = []
+    if reading.sm_percent is not None:
+        compute.append("{:.0f} % of the GPU in use".format(reading.sm_percent))
+    if reading.entitled_percent is not None:
+        compute.append("{} % entitled".format(reading.entitled_percent))
+    found = [
+        ("Amount", [amount + (" (simulated: there is no real GPU)" if reading.simulated else "")]),
+        ("GPU memory", [memory]),
+        ("Compute", [", ".join(compute) or NOT_KNOWN]),
+        ("GPU", reading.gpus or [NOT_KNOWN]),
+        ("Processes", _process_words(reading.processes)),
+        ("My other sessions", _lines(reading.others)),
+        ("Queue", [reading.queue]),
+    ]
+    if reading.trouble:
+        found.append(("Trouble", [reading.trouble]))
+    return found
+
+
+def _process_words(processes: Union[List[Held], str]) -> List[str]:
+    if isinstance(processes, str):
+        return [processes]
+    lines = []
+    for held in processes:
+        own = " (this kernel)" if held.pid == os.getpid() else ""
+        memory = NOT_KNOWN if held.memory_mib is None else "{} MiB".format(held.memory_mib)
+        lines.append("{}: {}{} {}".format(memory, held.pid, own, held.name[:60]))
+    return lines or ["none"]
+
+
+def _lines(found: Union[List[str], str]) -> List[str]:
+    return [found] if isinstance(found, str) else found or ["none"]
+
+
+def as_text(reading: Reading) -> str:
+    """Return it as lines of text; nothing in a name acts on a terminal."""
+    width = max(len(label) for label, _ in rows(reading)) + 1
+    lines = []
+    for label, values in rows(reading):
+        for index, value in enumerate(values):
+            shown = "".join(c if c.isprintable() else "?" for c in value)
+            lines.append("{:{}}  {}".format("" if index else label + ":", width, shown))
+    return "\n".join(lines)
+
+
+def as_html(reading: Reading) -> str:
+    """Return it as a table without scripts: for a notebook that is saved or exported."""
+    left = 'style="text-align: left"'
+    cells = "".join(
+        '<tr><th scope="row" {}>{}</th><td {}>{}</td></tr>'.format(
+            left, html.escape(label), left, "<br>".join(html.escape(value) for value in values)
+        )
+        for label, values in rows(reading)
+    )
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(reading.at_s))
+    return "<table><caption>GPU share at {}</caption>{}</table>".format(at, cells)

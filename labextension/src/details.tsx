@@ -1,0 +1,120 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { processText } from './format';
+import { Plot } from './plot';
+import type { IDetails, IProcess, IThisSession } from './tokens';
+
+const USUAL_PERIOD_S = 10;
+
+/** Memory and compute of the last minutes. */
+export function History(props: {
+  session: IThisSession;
+  details: IDetails;
+  trans: TranslationBundle;
+}): JSX.Element | null {
+  const { session, details, trans } = props;
+  const points = details.history?.points ?? [];
+  if (points.length === 0) {
+    return null;
+  }
+  const everyS = details.history?.every_s ?? USUAL_PERIOD_S;
+  const minutes = Math.max(
+    1,
+    Math.round((points[points.length - 1]!.at_s - points[0]!.at_s) / 60)
+  );
+  const memory = points.map(p => ({ at_s: p.at_s, value: p.memory_used_mib }));
+  const compute = points.map(p => ({ at_s: p.at_s, value: p.sm_percent }));
+  const limit = session.gpu_memory_mib;
+  const memoryPeak = peak(memory);
+  const computePeak = peak(compute);
+  const entitled =
+    session.meter?.compute_entitled_percent ?? session.compute_percent;
+  const last = trans._n('last minute', 'last %1 minutes', minutes);
+  return (
+    <>
+      {limit !== null && limit > 0 && memoryPeak !== null && (
+        <Plot
+          points={memory}
+          most={limit}
+          everyS={everyS}
+          label={trans.__(
+            'GPU memory, %1: at most %2 of %3 MiB',
+            last,
+            memoryPeak,
+            limit
+          )}
+          caption={trans.__('Memory, %1: at most %2 MiB', last, memoryPeak)}
+        />
+      )}
+      {computePeak !== null && (
+        <Plot
+          points={compute}
+          most={Math.max(entitled ?? 0, computePeak, 1) * 1.1}
+          everyS={everyS}
+          mark={entitled}
+          label={trans.__(
+            'Compute, %1: at most %2 % of the GPU; the dashed line is what this session is entitled to',
+            last,
+            Math.round(computePeak)
+          )}
+          caption={trans.__(
+            'Compute, %1: at most %2 %; dashed: entitled',
+            last,
+            Math.round(computePeak)
+          )}
+        />
+      )}
+    </>
+  );
+}
+
+function peak(points: { value: number | null }[]): number | null {
+  const known = points.flatMap(p => (p.value === null ? [] : [p.value]));
+  return known.length === 0 ? null : Math.max(...known);
+}
+
+/** Who holds this session's GPU memory. */
+export function Processes(props: {
+  details: IDetails;
+  trans: TranslationBundle;
+}): JSX.Element | null {
+  const { details, trans } = props;
+  return details.processes.length === 0 ? null : (
+    <ProcessTable processes={details.processes} trans={trans} />
+  );
+}
+
+/** The processes in a table, the largest first; of a kernel it says which notebook's. */
+export function ProcessTable(props: {
+  processes: IProcess[];
+  trans: TranslationBundle;
+  own?: string | null;
+}): JSX.Element {
+  const { processes, trans, own } = props;
+  return (
+    <table className="jp-fgpu-Processes">
+      <caption>{trans.__('GPU memory by process')}</caption>
+      <thead>
+        <tr>
+          <th scope="col">{trans.__('Process')}</th>
+          <th scope="col">{trans.__('Memory')}</th>
+        </tr>
+      </thead>
+      <tbody>
+        {processes.map(process => (
+          <tr key={process.pid}>
+            <td title={process.name ?? undefined}>
+              {processText(process, own ?? null, trans)}
+            </td>
+            <td>
+              {process.memory_mib === null
+                ? trans.__('not known')
+                : trans.__('%1 MiB', process.memory_mib)}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

@@ -1,0 +1,57 @@
+/**
+ * Addresses on the Hub's host. Pure.
+ */
+import type { ISession, IStatus } from './tokens';
+
+/** Where the Hub is, as JupyterLab's page says; `prefix` is empty without a Hub. */
+export interface IHubLocation {
+  host: string;
+  prefix: string;
+}
+
+/**
+ * Return the address of a path of the Hub's host, or null without a Hub or if it is not one:
+ * the paths come from the service, and no other origin or scheme may be reached through them.
+ */
+export function hubHref(hub: IHubLocation, path: string | null): string | null {
+  if (!hub.prefix || path === null || !/^\/(?![/\\])/.test(path)) {
+    return null;
+  }
+  return hub.host.replace(/\/+$/, '') + path;
+}
+
+/** Return the address of the fGPU service's own page, or null without a Hub. */
+export function servicePageHref(hub: IHubLocation): string | null {
+  return hubHref(hub, hub.prefix.replace(/hub\/?$/, 'services/fgpu/'));
+}
+
+/** Return the names of the servers of all of the user's sessions. */
+function taken(status: IStatus): Set<string> {
+  const all: ISession[] = [...status.others];
+  if (status.session !== null) {
+    all.push(status.session);
+  }
+  return new Set(all.map(session => session.server_name));
+}
+
+/**
+ * Return the address of the Hub's form for one more session, or null without a Hub. `options` are in
+ * the form when it opens: behind the #, because as a query they would start it without a look.
+ */
+export function formHref(
+  hub: IHubLocation,
+  status: IStatus,
+  options: Record<string, string> = {}
+): string | null {
+  if (status.user === null) {
+    return null;
+  }
+  const names = taken(status);
+  let number = 2;
+  while (names.has(`gpu-${number}`)) {
+    number += 1;
+  }
+  const fields = new URLSearchParams(options).toString();
+  const path = `${hub.prefix.replace(/\/*$/, '/')}spawn/${encodeURIComponent(status.user)}/gpu-${number}`;
+  return hubHref(hub, fields ? `${path}#${fields}` : path);
+}

@@ -1,0 +1,92 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import * as React from 'react';
+
+import { ProcessTable } from './details';
+import type { IExplanation } from './tokens';
+
+/** What is under a cell whose program ran out of GPU memory. It is no output: no file holds it. */
+export class OutOfMemoryNotice extends ReactWidget {
+  constructor(
+    private readonly _options: {
+      explanation: IExplanation;
+      /** The path of the notebook that the cell is in. */
+      notebook: string;
+      /** The Hub's form with the larger amount, or null. */
+      href: string | null;
+      trans: TranslationBundle;
+    }
+  ) {
+    super();
+    this.addClass('jp-fgpu-OutOfMemory');
+    // Keys are for the buttons here, and not for the notebook.
+    this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
+  }
+
+  protected render(): JSX.Element {
+    const { explanation, notebook, href, trans } = this._options;
+    const { larger } = explanation;
+    const title = trans.__('The GPU memory of this session ran out');
+    return (
+      // A status is announced only where it was before it had anything to say.
+      <section aria-label={title} role="alert">
+        <strong>{title}</strong>
+        <p>{limitText(explanation, trans)}</p>
+        {explanation.processes.length > 0 && (
+          <ProcessTable
+            processes={explanation.processes}
+            own={notebook}
+            trans={trans}
+          />
+        )}
+        <p>
+          {trans.__(
+            'Free what is no longer needed, shut down other kernels that hold GPU memory, or use smaller batches.'
+          )}
+        </p>
+        {larger !== null && (
+          <p>
+            {trans.__(
+              'A session with %1 would have %2 MiB. Once this one has ended: %3',
+              larger.amount,
+              larger.gpu_memory_mib,
+              sentence(larger.text ?? trans.__('its start is not known'))
+            )}
+          </p>
+        )}
+        <div className="jp-fgpu-Actions">
+          {larger !== null && href !== null && (
+            <a href={href} target="_blank" rel="noopener">
+              {trans.__('Open the form with %1', larger.amount)}
+            </a>
+          )}
+          <button type="button" onClick={() => this.dispose()}>
+            {trans.__('Dismiss')}
+          </button>
+        </div>
+      </section>
+    );
+  }
+}
+
+function sentence(text: string): string {
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}
+
+/** Return the limit, what is held of it, and what was asked for, as far as each is known. */
+export function limitText(
+  { limit_mib, used_mib, tried_mib }: IExplanation,
+  trans: TranslationBundle
+): string {
+  const parts: string[] = [];
+  if (limit_mib !== null) {
+    parts.push(trans.__('Its limit is %1 MiB.', limit_mib));
+  }
+  if (used_mib !== null) {
+    parts.push(trans.__('It now holds %1 MiB.', used_mib));
+  }
+  if (tried_mib !== null) {
+    parts.push(trans.__('The program asked for %1 MiB more.', tried_mib));
+  }
+  return parts.join(' ');
+}

@@ -1,0 +1,80 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import type { IHubLocation } from './links';
+import type { ISession } from './tokens';
+
+/** What the panel can do beyond showing; each asks the user where something would be lost. */
+export interface IPanelActions {
+  refresh(): void;
+  stop(session: ISession): void;
+  keep(session: ISession): void;
+}
+
+/** What every part of the panel needs. */
+export interface IContext {
+  trans: TranslationBundle;
+  hub: IHubLocation;
+  actions: IPanelActions;
+}
+
+/** Says that there is no GPU. */
+export function SimulatedMark(props: { trans: TranslationBundle }): JSX.Element {
+  return (
+    <span
+      className="jp-fgpu-Simulated"
+      title={props.trans.__('No real GPU is behind these numbers.')}
+    >
+      {props.trans.__('simulated')}
+    </span>
+  );
+}
+
+/** A part of the panel, under its title. */
+export function Section(props: {
+  title: string;
+  children: React.ReactNode;
+}): JSX.Element {
+  return (
+    <section aria-label={props.title}>
+      <h3>{props.title}</h3>
+      {props.children}
+    </section>
+  );
+}
+
+/** A bar of `percent` of its length, for those who see it; `text` says the same. */
+export function Bar(props: {
+  label: string;
+  text: string;
+  percent: number;
+  high?: boolean;
+}): JSX.Element {
+  const { label, text, percent, high } = props;
+  return (
+    <div
+      className={`jp-fgpu-Bar${high ? ' jp-fgpu-mod-high' : ''}`}
+      role="meter"
+      aria-label={label}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={percent}
+      aria-valuetext={text}
+    >
+      <div style={{ width: `${percent}%` }} />
+    </div>
+  );
+}
+
+/** A link to another page, which opens in a tab of its own. */
+export function Away(props: {
+  href: string | null;
+  label?: string;
+  children: React.ReactNode;
+}): JSX.Element | null {
+  return props.href === null ? null : (
+    <a href={props.href} target="_blank" rel="noopener" aria-label={props.label}>
+      {props.children}
+    </a>
+  );
+}

@@ -1,0 +1,199 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { History, Processes } from './details';
+import { Ending } from './ending';
+import {
+  amountText,
+  asSentence,
+  instantText,
+  leftText,
+  memoryText,
+  usedMib
+} from './format';
+import { servicePageHref } from './links';
+import { Away, Bar, type IContext, Section, SimulatedMark } from './parts';
+import type { IGpu, IStatus, IThisSession } from './tokens';
+
+/** The session that this JupyterLab is in. */
+export function ThisSession(props: {
+  status: IStatus;
+  context: IContext;
+}): JSX.Element {
+  const { status, context } = props;
+  const { trans, hub, actions } = context;
+  const { session, details } = status;
+  if (session === null) {
+    return (
+      <Section title={trans.__('This session')}>
+        <p>{trans.__('This server has no share of a GPU.')}</p>
+      </Section>
+    );
+  }
+  return (
+    <Section title={trans.__('This session')}>
+      {/* Without a warning the end is said once, with what else there is of it. */}
+      {session.warning !== null && (
+        <Ending session={session} trans={trans} keep={actions.keep} />
+      )}
+      <Facts session={session} trans={trans} />
+      <Details status={status} trans={trans} />
+      {details !== undefined && details.advice !== null && (
+        <p className="jp-fgpu-Advice">{asSentence(details.advice)}</p>
+      )}
+      {session.can_save && (
+        <p>
+          <Away href={servicePageHref(hub)}>
+            {trans.__('Save this session as an image…')}
+          </Away>
+        </p>
+      )}
+    </Section>
+  );
+}
+
+/** The last minutes, and who holds the memory, where they were asked for. */
+export function Details(props: {
+  status: IStatus;
+  trans: TranslationBundle;
+}): JSX.Element | null {
+  const { status, trans } = props;
+  const { session, details } = status;
+  return session === null || details === undefined ? null : (
+    <>
+      <History session={session} details={details} trans={trans} />
+      <Processes details={details} trans={trans} />
+    </>
+  );
+}
+
+/** The slice: what it is, and what is used of it. */
+export function Facts(props: {
+  session: IThisSession;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { session, trans } = props;
+  return (
+    <dl>
+      <dt>{trans.__('Amount')}</dt>
+      <dd className="jp-fgpu-Amount">
+        <span>{amountText(session, trans) ?? trans.__('not known')}</span>
+        {session.simulated && <SimulatedMark trans={trans} />}
+      </dd>
+      <dt>{trans.__('GPU memory')}</dt>
+      <dd>
+        <MemoryUse session={session} trans={trans} />
+      </dd>
+      <dt>{trans.__('Compute')}</dt>
+      <dd>
+        <Compute session={session} trans={trans} />
+      </dd>
+      {session.ends_at_s !== null && (
+        <>
+          <dt>{trans.__('Time left')}</dt>
+          <dd>
+            {trans.__(
+              '%1, until %2',
+              leftText(session.ends_at_s - Date.now() / 1000, trans),
+              instantText(session.ends_at_s, Date.now())
+            )}
+          </dd>
+        </>
+      )}
+      <dt>{trans._n('GPU', 'GPUs', Math.max(1, session.gpus.length))}</dt>
+      <dd>
+        {session.gpus.length === 0
+          ? trans.__('not known')
+          : session.gpus.map(gpu => <GpuName key={gpu.uuid} gpu={gpu} />)}
+      </dd>
+    </dl>
+  );
+}
+
+function GpuName(props: { gpu: IGpu }): JSX.Element {
+  const { gpu } = props;
+  return (
+    <div>
+      {gpu.model !== null && <div>{gpu.model}</div>}
+      <code className="jp-fgpu-Minor">{gpu.uuid}</code>
+    </div>
+  );
+}
+
+/** What the session gets of the GPU's compute, held against what it is entitled to. */
+function Compute(props: {
+  session: IThisSession;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { session, trans } = props;
+  const { meter } = session;
+  const entitled = meter?.compute_entitled_percent ?? session.compute_percent;
+  const received = meter?.compute_received_percent ?? null;
+  if (entitled === null) {
+    return <>{trans.__('not known')}</>;
+  }
+  if (received === null) {
+    return (
+      <>
+        <div>{trans.__('%1 %', entitled)}</div>
+        {meter?.trouble && (
+          <div className="jp-fgpu-Minor">
+            {trans.__('Use not known: %1.', meter.trouble)}
+          </div>
+        )}
+      </>
+    );
+  }
+  const text = trans.__(
+    '%1 % received, %2 % entitled',
+    Math.round(received),
+    entitled
+  );
+  return (
+    <>
+      <div>{text}</div>
+      <Bar
+        label={trans.__('Compute received')}
+        text={text}
+        percent={entitled > 0 ? Math.min(100, (100 * received) / entitled) : 0}
+      />
+    </>
+  );
+}
+
+function MemoryUse(props: {
+  session: IThisSession;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { session, trans } = props;
+  const used = usedMib(session);
+  const limit = session.gpu_memory_mib;
+  const text = memoryText(used, limit, trans) ?? trans.__('not known');
+  if (used === null || limit === null || limit <= 0) {
+    return (
+      <>
+        <div>{text}</div>
+        {used === null && (
+          <div className="jp-fgpu-Minor">
+            {trans.__(
+              'Use not known: %1.',
+              session.gpu_memory_used_reason ?? ''
+            )}
+          </div>
+        )}
+      </>
+    );
+  }
+  const percent = Math.min(100, (100 * used) / limit);
+  return (
+    <>
+      <div>{text}</div>
+      <Bar
+        label={trans.__('GPU memory in use')}
+        text={text}
+        percent={percent}
+        high={percent >= 90}
+      />
+    </>
+  );
+}
