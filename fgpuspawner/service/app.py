@@ -17,13 +17,27 @@ from urllib.parse import urlparse
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
+from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler, url
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
 from fgpu_scheduler.store import Store
 from fgpuspawner.images.live import Images, keep_current
-from fgpuspawner.service import handlers, images_page, pages, private_images, private_pages
+from fgpuspawner.service import (
+    description,
+    handlers,
+    history,
+    history_page,
+    images_page,
+    map_page,
+    meters,
+    pages,
+    private_images,
+    private_pages,
+    sessions_page,
+)
+from fgpuspawner.service.admin.routes import routes as admin_routes
 from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.reader import Reader
@@ -37,6 +51,8 @@ log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 AUTH_CACHE_S = 30
 """So long a token, a scope or a group that the Hub took away may still count here."""
+MAX_BODY = 2**20
+"""So many bytes of a request are taken in; nothing that is asked here is larger."""
 BIND_FOR_S = 15.0
 """So long the port may still be taken, by the service of a Hub that has just died."""
 
@@ -56,7 +72,11 @@ def make_app(service: Service) -> Application:
     own = {"service": service}
     return Application(
         [
-            url(f"{prefix}", pages.Front, own),
+            url(f"{prefix}", sessions_page.Front, own),
+            url(f"{prefix}map", map_page.MapPage, own),
+            url(f"{prefix}history", history_page.HistoryPage, own),
+            url(f"{prefix}history\\.csv", history_page.HistoryTable, own),
+            url(f"{prefix}sessions\\.csv", sessions_page.SessionsFile, own),
             url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
             url(f"{prefix}keep/([0-9]{{1,15}})", pages.Keep, own),
             url(f"{prefix}{images_page.ADDRESS}", images_page.CataloguePage, own),
@@ -66,13 +86,21 @@ def make_app(service: Service) -> Application:
             url(f"{prefix}private-images/([0-9]{{1,15}})/rename", private_pages.Rename, own),
             url(f"{prefix}private-images/([0-9]{{1,15}})/share", private_pages.Share, own),
             url(f"{prefix}private-images/([0-9]{{1,15}})/delete", private_pages.Delete, own),
+            *admin_routes(prefix, own),
             url(f"{prefix}health", handlers.Health, own),
             url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
+            url(f"{api}openapi[.]json", description.OpenApi, own),
             url(f"{api}me", handlers.Me, own),
             url(f"{api}sessions", handlers.Sessions, own),
             url(f"{api}sessions/([0-9]{{1,15}})", handlers.OneSession, own),
             url(f"{api}sessions/([0-9]{{1,15}})/keep", handlers.Keep, own),
             url(f"{api}sessions/([0-9]{{1,15}})/image", private_images.SaveSession, own),
+            url(f"{api}sessions/([0-9]{{1,15}})/meter", meters.SessionMeter, own),
+            url(f"{api}sessions/([0-9]{{1,15}})/receipt", history.Receipt, own),
+            url(f"{api}meters", meters.Meters, own),
+            url(f"{api}history", history.History, own),
+            url(f"{api}history[.]csv", history.HistoryFile, own),
+            url(f"{api}advice", history.AdviceApi, own),
             url(f"{api}private-images", private_images.PrivateImagesApi, own),
             url(f"{api}private-images/([0-9]{{1,15}})", private_images.OnePrivateImage, own),
             url(f"{api}private-images/([0-9]{{1,15}})/name", private_images.ImageName, own),
@@ -90,6 +118,8 @@ def make_app(service: Service) -> Application:
         # The cookie only carries a token of the Hub; after a restart the Hub gives another, unasked.
         cookie_secret=secrets.token_bytes(32),
         template_path=str(HERE / "templates"),
+        # Of long tables, line by line: without a handler's lookups for every one.
+        lines=Loader(str(HERE / "templates")),
         static_path=str(HERE / "static"),
         static_url_prefix=f"{prefix}static/",
         static_handler_class=Static,
@@ -202,6 +232,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
             )
         ),
         xheaders=True,
+        max_body_size=MAX_BODY,
     )
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)

@@ -6,7 +6,7 @@ import json
 import logging
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from jupyterhub.services.auth import HubOAuth, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler
@@ -93,6 +93,13 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         self.set_header("Cache-Control", "no-store")
         self.clear_header("Server")
 
+    def link_to_rest(self, before: int | None) -> None:
+        """Say where the rest of what is sent is: this address, before an id; nothing where there is no more."""
+        if before is not None:
+            given = {name: self.get_query_argument(name) for name in self.request.query_arguments}
+            given.pop("_xsrf", None)
+            self.set_header("Link", f'<?{urlencode(given | {"before": str(before)})}>; rel="next"')
+
     async def prepare(self) -> None:
         model = await self.identify()
         if model is None:
@@ -136,6 +143,18 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         if value not in ("0", "1"):
             raise Problem(400, "bad_argument", f"{name}: must be 0 or 1", field=name)
         return value == "1"
+
+    def number(self, name: str, *, default: int | None, least: int, most: int) -> Any:
+        """Return a whole number of the query, or the default where it is not there."""
+        value = self.get_query_argument(name, None)
+        if value is None:
+            return default
+        # No more digits than the largest has: the text may be of any length.
+        if not (value.isascii() and value.isdigit() and len(value) <= len(str(most))) or not (
+            least <= int(value) <= most
+        ):
+            raise Problem(400, "bad_argument", f"{name}: must be {least} to {most}", field=name)
+        return int(value)
 
     def problem_of(self, status: int, error: BaseException | None) -> Problem:
         """Return what may be shown of an error."""

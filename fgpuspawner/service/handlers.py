@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
-from fgpu_scheduler import ENDED, EndCause, Session, SessionState, StoreUnavailable, SystemClock
+from fgpu_scheduler import (
+    ENDED,
+    Caps,
+    EndCause,
+    Request,
+    RequestForecast,
+    Session,
+    SessionState,
+    StoreUnavailable,
+    SystemClock,
+    pending_refusals,
+)
 from fgpuspawner import ticket as tickets
-from fgpuspawner.options import Refused, parse, read_fields
+from fgpuspawner.options import (
+    Offer,
+    Refused,
+    Wanted,
+    is_takeable,
+    parse,
+    read_fields,
+    takeable_milli,
+    with_fgpu,
+)
 from fgpuspawner.service import view
 from fgpuspawner.service.base import KEEP_SCOPE, Handler, Service, viewer_of
+from fgpuspawner.service.ending import audited, last_words, sent_message
 from fgpuspawner.service.hub import HubUnreachable
+from fgpuspawner.service.instead import INSTEAD_OF, without
 from fgpuspawner.service.problems import Problem, hub_unavailable
+from fgpuspawner.service.quota_left import quota_object
 from fgpuspawner.service.reader import Changes
 from fgpuspawner.service.view import Viewer
 
@@ -26,6 +51,12 @@ KEEPALIVE_S = 8.0
 
 class Api(Handler):
     """Answers with JSON objects."""
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        # An answer has an ETag: who asks again with it is told whether anything changed. It is the caller's alone.
+        self.set_header("Cache-Control", "private, no-cache")
+        self.set_header("Vary", "Authorization, Cookie")
 
     def answer(self, found: view.Json, status: int = 200) -> None:
         """Send an object."""
@@ -48,6 +79,11 @@ class Api(Handler):
 def no_such_session(session_id: str) -> Problem:
     """There is none, or none that the caller may know of."""
     return Problem(404, "no_such_session", f"there is no session {session_id}")
+
+
+def already_ended(session_id: str) -> Problem:
+    """There is nothing to end any more."""
+    return Problem(409, "already_ended", f"session {session_id} has ended already")
 
 
 class NotThere(Api):
@@ -86,42 +122,53 @@ class OneSession(Api):
         self.answer({"session": shown, "simulated": shown["simulated"]})
 
     async def delete(self, session_id: str) -> None:
-        session = await end_session(self, session_id)
+        session = await end_session(self, session_id, message=sent_message(self))
         shown = self.object_of(session, await self.service.reader.world())
         self.answer({"session": shown, "simulated": shown["simulated"]}, status=202)
 
 
-async def end_session(handler: Handler, session_id: str) -> Session:
+async def end_session(handler: Handler, session_id: str, *, message: str = "") -> Session:
     """End or cancel a session through the Hub with the caller's own rights, and return it as it is then.
 
-    Whether they may is the Hub's to say, not this service's.
+    Whether they may is the Hub's to say, not this service's. ``message`` is what an administrator says to its owner.
     """
     reader = handler.service.reader
     session = await reader.session(int(session_id))
     if session is None:
         raise no_such_session(session_id)
+    knows = view.is_visible(session, handler.viewer)
     if session.state in ENDED:
-        raise Problem(409, "already_ended", f"session {session_id} has ended already")
-    if session.held and view.is_visible(session, handler.viewer):
+        # Of somebody else's nobody learns that there was one.
+        raise already_ended(session_id) if knows else no_such_session(session_id)
+    if session.held and knows:
         # The Hub knows of no start that it could cancel, and would say that all is well.
         raise Problem(409, "held", "JupyterHub restarted and takes this request up again; try in a moment")
-    if session.state is SessionState.TERMINATING and view.is_visible(session, handler.viewer):
+    if session.state is SessionState.TERMINATING and knows:
         # Not asked for again: the server may have its next session by now.
         return session
-    asked = session.request
     try:
-        found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
+        async with last_words(handler, session, message):
+            await _stop(handler, session, knows=knows)
     except HubUnreachable as e:
         raise hub_unavailable() from e
+    return await reader.session(session.id) or session
+
+
+async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
+    asked = session.request
+    found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
+    if found.status in (403, 404) and not knows:
+        raise no_such_session(str(session.id))
     if found.status == 403:
         raise Problem(403, "forbidden", "JupyterHub does not let you end this session")
     if found.status == 404:
-        raise no_such_session(session_id)
+        # The Hub does not tell the two apart. The session is there, and goes on.
+        message = "JupyterHub does not let you end this session, or no longer knows its server"
+        raise Problem(409, "hub_refused", message)
     if found.status >= 500:
         raise Problem(502, "hub_failed", f"JupyterHub could not end it: {found.message or found.status}")
     if found.status >= 400:
         raise Problem(409, "hub_refused", f"JupyterHub did not end it: {found.message or found.status}")
-    return await reader.session(session.id) or session
 
 
 class Keep(Api):
@@ -144,7 +191,9 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
     if session.ends_cause is not EndCause.IDLE:
         raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
     keep_s = handler.service.settings.keep_s(session.request.resource_group)
-    return await reader.keep(session.id, keep_s)
+    kept = await reader.keep(session.id, keep_s)
+    await audited(handler, session, "session.keep")
+    return kept
 
 
 class Queue(Api):
@@ -184,21 +233,61 @@ class Forecast(Api):
         reader, viewer = self.service.reader, self.viewer
         if viewer.user is None:
             raise Problem(403, "forbidden", "only users start sessions")
-        world = await reader.world()
+        world = await reader.now()
         simulated = world.simulated(viewer.groups)
         # Decoded by tornado, which refuses what is not UTF-8; the check against forgery is no option.
         fields = {
             name: self.get_query_arguments(name) for name in self.request.query_arguments if name != "_xsrf"
         }
+        if instead_of := fields.pop(INSTEAD_OF, None):
+            world = without(world, viewer.user, instead_of[-1])
+        quota = None
         try:
             offer = reader.offer(world, viewer.user, viewer.hub_groups, viewer.groups)
+            # Its name is none that a server can have: the request is only thought of.
+            group = (fields.get("group") or [""])[0]
+            asker = replace(offer.default, group=group if group in offer.groups else offer.default.group)
+            quota = quota_object(world.snapshot, asker.request(viewer.user, "/", viewer.hub_groups))
             wanted = parse(read_fields(fields), offer)
+            _refuse_beside(
+                world, wanted.request(viewer.user, "/", viewer.hub_groups), wanted.count, offer.caps
+            )
         except Refused as e:
-            self.answer(view.refused_object(e.refusals, count=_count(fields), simulated=simulated))
+            refused = view.refused_object(e.refusals, count=_count(fields), simulated=simulated)
+            self.answer(refused | {"quota": quota})
             return
-        found = await reader.forecast(wanted, viewer.user, viewer.hub_groups)
+        found = await self._forecast(wanted, offer, world)
         simulated = world.simulated([wanted.group])
-        self.answer(view.forecast_object(found, world, viewer, count=wanted.count, simulated=simulated))
+        told = view.forecast_object(found, world, viewer, count=wanted.count, simulated=simulated)
+        self.answer(told | {"quota": quota})
+
+    async def _forecast(self, wanted: Wanted, offer: Offer, world: view.World) -> RequestForecast:
+        """Return what would become of the request. Of other amounts it names those that its image may have."""
+
+        async def ask(asked: Wanted) -> RequestForecast:
+            return await self.service.reader.forecast(asked, offer.user, offer.hub_groups, world)
+
+        found = await ask(wanted)
+        named = found.largest_now_milli or found.soonest_milli
+        if named is None or is_takeable(wanted, offer, named):
+            return found
+        # What is too little for the image: the least that is not starts no later than all others.
+        found = replace(found, largest_now_milli=None, soonest_milli=None, soonest_at_s=None)
+        least = next(takeable_milli(wanted, offer), wanted.fgpu_milli)
+        if found.startable_now == wanted.count or (least >= wanted.fgpu_milli and not wanted.gpu_memory_mib):
+            return found
+        at_s = (await ask(with_fgpu(wanted, least))).expected_start_at_s
+        if at_s is None or at_s >= (found.expected_start_at_s or at_s + 1):
+            return found
+        return replace(found, soonest_milli=least, soonest_at_s=at_s)
+
+
+def _refuse_beside(world: view.World, asked: Request, count: int, caps: Caps) -> None:
+    """Refuse what the scheduler would when it is asked for it now: more than may wait at a time."""
+    waiting = [s.request for s in world.snapshot.sessions if s.state is SessionState.PENDING]
+    refusals = pending_refusals(asked, count, waiting, caps, world.snapshot.quotas)
+    if refusals:
+        raise Refused(refusals)
 
 
 def _count(fields: dict[str, list[str]]) -> int:
@@ -226,17 +315,23 @@ class Events(Api):
         self._left = listener.end
         try:
             sent = await self._begin(after_id)
+            checked_at = time.monotonic()
             while True:
+                quiet, changes = False, None
                 try:
                     changes = await listener.next(KEEPALIVE_S)
                 except TimeoutError:
+                    quiet = True
+                # Not only when nothing happens: in a large installation something always does.
+                if quiet or time.monotonic() - checked_at >= KEEPALIVE_S:
                     if not await self._still_allowed():
                         return
+                    checked_at = time.monotonic()
+                if quiet:
                     await self._send("event: alive\ndata: {}\n\n")
-                    continue
-                if changes is None:
+                elif changes is None:
                     return
-                if changes.last_event_id > sent:
+                elif changes.last_event_id > sent:
                     await self._tell(changes, sent)
                     sent = changes.last_event_id
         except StreamClosedError:

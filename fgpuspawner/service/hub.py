@@ -17,6 +17,10 @@ class HubUnreachable(Exception):
     """The Hub did not answer at all."""
 
 
+class HubSilent(HubUnreachable):
+    """It was asked, and had not answered when time was up or the connection closed: it may do it yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The Hub's answer: the status, and its own words in case of an error."""
@@ -47,6 +51,7 @@ class Hub:
         """Stop a server, or cancel its start.
 
         Raises:
+            HubSilent: it was asked, and may do it yet.
             HubUnreachable: the Hub does not answer.
         """
         return await self._call("DELETE", user, server_name, token)
@@ -70,7 +75,9 @@ class Hub:
         )
         try:
             response = await self._http.fetch(request, raise_error=False)
-        except (HTTPError, OSError) as e:
+        except HTTPError as e:
+            raise HubSilent(f"the Hub has not answered: {e}") from None
+        except OSError as e:
             raise HubUnreachable(f"the Hub does not answer: {e}") from None
         return Answer(response.code, _message(response.body) if response.code >= 400 else "")
 

@@ -20,6 +20,7 @@ from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.states import state_words
 from fgpuspawner.service.base import ADMIN_SCOPE
+from fgpuspawner.service.ending import actor_of
 from fgpuspawner.service.pages import PageHandler, xsrf_text
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.view import World
@@ -128,7 +129,7 @@ class CataloguePage(PageHandler):
 
     async def post(self) -> None:
         slug, what = self.get_body_argument("slug", ""), self.get_body_argument("action", "")
-        by = self.viewer.user or "service"
+        by = actor_of(self)
         try:
             if what == "file-order":
                 await self.service.reader.change_images(lambda editor: editor.file_order(by=by))
@@ -171,7 +172,7 @@ class EditPage(PageHandler):
         entry = entry_from_form(
             slug, {name: self.get_body_argument(name, "") for name in self.request.body_arguments}
         )
-        by = self.viewer.user or "service"
+        by = actor_of(self)
         try:
             await self.service.reader.change_images(lambda editor: editor.edit(slug, entry, by=by))
         except CatalogueError as e:

@@ -1,18 +1,17 @@
-"""The first page, and ending a session without scripts. Everything that is shown is escaped by tornado."""
+"""What pages share, and ending and keeping a session without scripts. Everything that is shown is escaped by tornado."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
-from urllib.parse import urlencode, urlparse
+from urllib.parse import urlparse
 
-from fgpu_scheduler import Session, StoreUnavailable, SystemClock
-from fgpuspawner.service import view
+from fgpu_scheduler import StoreUnavailable
+from fgpu_scheduler.end_messages import MOST_TEXT
+from fgpuspawner.service import navigation, view
 from fgpuspawner.service.base import KEEP_SCOPE, Handler
 from fgpuspawner.service.handlers import end_session, keep_session, no_such_session
-from fgpuspawner.service.page import Page, instant, page
 from fgpuspawner.service.problems import Problem
-
-PAST_SHOWN = 5
 
 
 class PageHandler(Handler):
@@ -25,6 +24,9 @@ class PageHandler(Handler):
             self.redirect(site.own_host + (self.request.uri or ""))
             return
         await super().prepare()
+        # So that the banner is today's; a page that needs the store says itself that it cannot be read.
+        with contextlib.suppress(StoreUnavailable):
+            await self.service.reader.recent_world()
 
     def refuse_unknown(self) -> None:
         mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
@@ -37,6 +39,7 @@ class PageHandler(Handler):
         namespace: dict[str, Any] = super().get_template_namespace()
         site = self.service.site
         viewer = getattr(self, "viewer", None)
+        path = self.request.path.removeprefix(self.service.prefix)
         return namespace | {
             "prefix": self.service.prefix,
             "hub_url": f"{site.hub_base_url}hub/",
@@ -44,6 +47,9 @@ class PageHandler(Handler):
             "icon_url": f"{site.base_url}hub/static/favicon.ico",
             "viewer": viewer,
             "title": "GPU sessions",
+            "navigation": navigation.entries(admin=viewer is not None and viewer.admin),
+            "here": navigation.current(path),
+            "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
@@ -55,8 +61,8 @@ class PageHandler(Handler):
 
     @property
     def wants_part(self) -> bool:
-        """Whether the page's own script asks, for the part that changes."""
-        return self.get_query_argument("part", "") == "1"
+        """Whether the page's own script asks, for what has changed."""
+        return bool(self.get_query_argument("part", ""))
 
 
 class NoPage(PageHandler):
@@ -68,59 +74,8 @@ class NoPage(PageHandler):
         raise Problem(404, "not_found", "There is no such page.")
 
 
-class Front(PageHandler):
-    """The sessions and the resources. It shows the last good reading, with its age, if there is none now."""
-
-    async def get(self) -> None:
-        everybody = self.viewer.admin and self.get_query_argument("show", "all") != "mine"
-        past: tuple[Session, ...] = ()
-        trouble = None
-        world: view.World | None
-        try:
-            world = await self.service.reader.world()
-            if everybody or self.viewer.user is not None:
-                past = await self.service.reader.ended(None if everybody else self.viewer.user, PAST_SHOWN)
-        except StoreUnavailable as e:
-            trouble, world = self.problem_of(503, e), self.service.reader.last_world
-            self.set_status(503)
-            if world is None:
-                raise
-        now_s = SystemClock().now_s()
-        self.render(
-            "part.html" if self.wants_part else "index.html",
-            page=self._page(world, past, everybody),
-            trouble=trouble,
-            age_s=now_s - world.snapshot.now_s,
-            now=instant(now_s),
-            query=self._query,
-        )
-
-    def _page(self, world: view.World, past: tuple[Session, ...], everybody: bool) -> Page:
-        site, viewer = self.service.site, self.viewer
-        live = view.live_sessions(world, viewer, everybody=everybody)
-        step = self.service.settings.caps().fgpu_step_milli
-        return page(
-            sessions=view.sessions_object(live, world, viewer, site)["sessions"],
-            ended=view.sessions_object(past, world, viewer, site)["sessions"],
-            capacity=view.capacity_object(world, viewer, fgpu_step_milli=step),
-            group=self.get_query_argument("group", None),
-            viewer=viewer,
-            everybody=everybody,
-            base_url=site.hub_base_url,
-            hub_host=site.hub_host,
-            read_at_s=world.snapshot.now_s,
-        )
-
-    def _query(self, **changes: str) -> str:
-        """Return the address of this page with other choices."""
-        kept = {name: v for name in ("group", "show") if (v := self.get_query_argument(name, None))}
-        return "?" + urlencode(kept | changes)
-
-
 class End(PageHandler):
     """Asks whether to end a session, and ends it. What the script does in a dialogue, without scripts."""
-
-    needs_scope = None
 
     async def get(self, session_id: str) -> None:
         session = await self.service.reader.session(int(session_id))
@@ -130,10 +85,10 @@ class End(PageHandler):
             session, await self.service.reader.world(), self.viewer, self.service.site
         )
         # Asked for here: it sets the cookie that the form's field is compared with.
-        self.render("end.html", session=shown, xsrf=xsrf_text(self.xsrf_token))
+        self.render("end.html", session=shown, xsrf=xsrf_text(self.xsrf_token), longest=MOST_TEXT)
 
     async def post(self, session_id: str) -> None:
-        await end_session(self, session_id)
+        await end_session(self, session_id, message=self.get_body_argument("message", ""))
         self.redirect(self.service.prefix, status=303)
 
 

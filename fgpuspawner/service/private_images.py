@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.private_image import ImageInUse, PrivateImage, in_use_words
 from fgpu_scheduler.private_images import PrivateImages
 from fgpuspawner.service import private_view, view
 from fgpuspawner.service.base import IMAGES_SCOPE, Handler
+from fgpuspawner.service.ending import actor_of
 from fgpuspawner.service.handlers import Api, no_such_session
 from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.sent import sent_json
 
 T = TypeVar("T")
-
-LARGEST_BODY = 65536
 
 
 def no_such_image(image_id: str) -> Problem:
@@ -34,14 +34,28 @@ async def image_of(handler: Handler, image_id: str, *, to_manage: bool = True) -
     return found
 
 
-async def change(handler: Handler, wanted: Callable[[PrivateImages, int], T]) -> T:
-    """Write a wish; who uses an image is told as far as the caller may know."""
+async def change(
+    handler: Handler, wanted: Callable[[PrivateImages, int], T], *, owner: str, action: str, target: str
+) -> T:
+    """Write a wish; who uses an image is told as far as the caller may know.
+
+    What an administrator does with an image of somebody else is written into the audit log.
+    """
     try:
-        return await handler.service.reader.change_private_images(wanted)
+        found = await handler.service.reader.change_private_images(wanted)
     except ImageInUse as e:
         viewer = handler.viewer
         words = in_use_words(e.name, e.sessions, user=viewer.user, admin=viewer.admin)
         raise Problem(409, e.code, words) from None
+    viewer = handler.viewer
+    if viewer.admin and viewer.user != owner:
+        by = actor_of(handler)
+        await handler.service.reader.change(
+            lambda store, now_s: Audit(store).add(
+                actor=by, action=f"private-image.{action}", target=target, now_s=now_s
+            )
+        )
+    return found
 
 
 async def save_session(handler: Handler, session_id: str, name: str, tag: str | None) -> PrivateImage:
@@ -62,6 +76,9 @@ async def save_session(handler: Handler, session_id: str, name: str, tag: str | 
         lambda images, now_s: images.wish(
             session.id, name=name, tag=tag, asked_by=asked_by, quota=quota, now_s=now_s
         ),
+        owner=session.request.user,
+        action="save",
+        target=f"session {session.id} of {session.request.user} as {name}",
     )
 
 
@@ -80,10 +97,8 @@ class ImageApi(Api):
     def body(self, **kinds: Callable[[str, object], Any]) -> dict[str, Any]:
         """Return the fields of the JSON object that was sent."""
         try:
-            if len(self.request.body) > LARGEST_BODY:
-                raise ValueError("it is too large")
-            found = json.loads(self.request.body or b"{}")
-        except (ValueError, RecursionError):
+            found = sent_json(self.request.body)
+        except ValueError:
             raise Problem(400, "bad_argument", "the body must be a JSON object") from None
         if not isinstance(found, dict):
             raise Problem(400, "bad_argument", "the body must be a JSON object")
@@ -145,7 +160,16 @@ class OnePrivateImage(ImageApi):
 
     async def delete(self, image_id: str) -> None:
         found = await image_of(self, image_id)
-        self.answer_image(await change(self, lambda i, now_s: i.delete(found.id, now_s=now_s)), 202)
+        self.answer_image(
+            await change(
+                self,
+                lambda i, now_s: i.delete(found.id, now_s=now_s),
+                owner=found.owner,
+                action="delete",
+                target=found.name,
+            ),
+            202,
+        )
 
 
 class ImageName(ImageApi):
@@ -154,7 +178,13 @@ class ImageName(ImageApi):
         found = await image_of(self, image_id)
         name, tag = split(given["name"], given["tag"])
         self.answer_image(
-            await change(self, lambda i, now_s: i.rename(found.id, name=name, tag=tag, now_s=now_s))
+            await change(
+                self,
+                lambda i, now_s: i.rename(found.id, name=name, tag=tag, now_s=now_s),
+                owner=found.owner,
+                action="rename",
+                target=found.name,
+            )
         )
 
 
@@ -162,7 +192,15 @@ class ImageShares(ImageApi):
     async def put(self, image_id: str) -> None:
         given = self.body(users=names, groups=names)
         found = await image_of(self, image_id)
-        self.answer_image(await change(self, lambda i, now_s: i.share(found.id, **given, now_s=now_s)))
+        self.answer_image(
+            await change(
+                self,
+                lambda i, now_s: i.share(found.id, **given, now_s=now_s),
+                owner=found.owner,
+                action="share",
+                target=found.name,
+            )
+        )
 
 
 class Recipe(ImageApi):

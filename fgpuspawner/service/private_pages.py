@@ -82,7 +82,13 @@ class Rename(ImagePage):
     async def post(self, image_id: str) -> None:
         found = await image_of(self, image_id)
         name, tag = split(self.field("name"), self.field("tag") or None)
-        await change(self, lambda i, now_s: i.rename(found.id, name=name, tag=tag, now_s=now_s))
+        await change(
+            self,
+            lambda i, now_s: i.rename(found.id, name=name, tag=tag, now_s=now_s),
+            owner=found.owner,
+            action="rename",
+            target=found.name,
+        )
         self.back()
 
 
@@ -90,7 +96,13 @@ class Share(ImagePage):
     async def post(self, image_id: str) -> None:
         found = await image_of(self, image_id)
         users, groups = (_listed(self.field(name)) for name in ("users", "groups"))
-        await change(self, lambda i, now_s: i.share(found.id, users=users, groups=groups, now_s=now_s))
+        await change(
+            self,
+            lambda i, now_s: i.share(found.id, users=users, groups=groups, now_s=now_s),
+            owner=found.owner,
+            action="share",
+            target=found.name,
+        )
         self.back()
 
 
@@ -103,7 +115,13 @@ class Delete(ImagePage):
 
     async def post(self, image_id: str) -> None:
         found = await image_of(self, image_id)
-        await change(self, lambda i, now_s: i.delete(found.id, now_s=now_s))
+        await change(
+            self,
+            lambda i, now_s: i.delete(found.id, now_s=now_s),
+            owner=found.owner,
+            action="delete",
+            target=found.name,
+        )
         self.back()
 
 

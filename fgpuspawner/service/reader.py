@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
@@ -25,6 +25,10 @@ from fgpu_scheduler import (
     forecast_request,
     of_group,
 )
+from fgpu_scheduler.banner import Banner
+from fgpu_scheduler.core.forecast import largest_now_milli
+from fgpu_scheduler.core.unblocking import Unblocking, unblocking
+from fgpu_scheduler.history import History, Past
 from fgpu_scheduler.private_image import PrivateImage
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
@@ -35,6 +39,7 @@ from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_file import read_pulls
 from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import Savers, World
 from fgpuspawner.settings import FGPU
@@ -47,10 +52,14 @@ R = TypeVar("R")
 THREADS = 4
 FRESH_S = 1.5
 """A reading serves this long while the store's version stays the same: forecasts move with the clock."""
+RECENT_S = 15
+"""A reading of the same version of the store is good enough to begin a page with."""
 FAILED_S = 0.5
 """A failure also answers those who waited behind it: each by itself could wait for the database's timeout."""
 ANSWER_WITHIN_S = 12.0
 """A database that takes longer does not answer: longer than it waits for a lock, or for a connection."""
+REPORT_WITHIN_S = 50.0
+"""A report of a year may take this long; proxies usually wait for a minute."""
 CONNECT_EVERY_S = 0.5
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
 """For what is the same whatever the image is."""
@@ -78,16 +87,24 @@ class Reader:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store
+        self._meters = MeterFile(settings.data_path())
         self._clock = clock
         self._caps: Caps = settings.caps()
         self._policy = settings.policy()
         self._rules = settings.rules()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
+        # One at a time, and never in the way of what everybody asks for.
+        self._reports = ThreadPoolExecutor(1, thread_name_prefix="fgpu-report")
         self._connected = False
         self._why_not = "the database is not connected yet"
         self._reading = asyncio.Lock()
         self._world: World | None = None
+        self._unblockings: tuple[World, Mapping[str, Unblocking]] | None = None
+        self._unblocking = asyncio.Lock()
         self._fresh_until = 0.0
+        self._looked_at = float("-inf")
+        self._changes_made = 0
+        self._typical: tuple[int, dict[str, int | None]] = -1, {}
         self._failure = ""
         self._failed_until = 0.0
 
@@ -108,17 +125,23 @@ class Reader:
 
     async def close(self) -> None:
         """Wait for what is being read, and close every connection."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        for pool in (self._pool, self._reports):
+            pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(pool.shutdown, wait=True)
         await asyncio.to_thread(self._store.close)
 
     async def world(self) -> World:
-        """Return a reading that is not older than the store's version, nor than a moment.
+        """Return a reading that is not older than the store's version at the call, nor than a moment.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
+        self._check_connected()
+        asked_at = time.monotonic()
         async with self._reading:
+            if self._world is not None and self._looked_at >= asked_at:
+                # Whoever waited here together shares one reading, also while the version moves all the time.
+                return self._world
             if time.monotonic() < self._failed_until:
                 raise StoreUnavailable(self._failure)
             try:
@@ -127,17 +150,49 @@ class Reader:
                 self._failure, self._failed_until = str(e), time.monotonic() + FAILED_S
                 raise
 
+    async def recent_world(self) -> World:
+        """Return a reading of the store as it is now, whose forecasts may be a little older.
+
+        For whoever opens a page, which then asks by itself: a long queue takes long to forecast.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        world = self._world
+        is_recent = world is not None and 0 <= self._clock.now_s() - world.snapshot.now_s <= RECENT_S
+        if (
+            world is not None
+            and is_recent
+            # What an administrator has just written may be no new version: the banner is none.
+            and self._fresh_until
+            and await self._read(self._store.version) == world.snapshot.version
+        ):
+            return world
+        return await self.world()
+
     async def _current_world(self) -> World:
+        looked_at = time.monotonic()
         version = await self._read(self._store.version)
         world = self._world
         if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
-            began = time.monotonic()
+            began, changes_made = time.monotonic(), self._changes_made
             world = await self._read(self._read_world)
             ended = time.monotonic()
             self._world = world
-            # A long queue takes long to forecast: then not again at once.
-            self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
+            # What an administrator wrote meanwhile may not be in it.
+            if changes_made == self._changes_made:
+                # A long queue takes long to forecast: then not again at once.
+                self._fresh_until = ended + max(FRESH_S, 4 * (ended - began))
+        self._looked_at = looked_at
         return world
+
+    async def now(self) -> World:
+        """Return what is now, without what takes long to find out of those who wait: enough for one request.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        return await self._read(self._read_now)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -169,11 +224,26 @@ class Reader:
         """Return what happened after an event; None where that is too much to tell."""
         return await self._read(self._changes, after_id)
 
-    async def forecast(self, wanted: Wanted, user: str, hub_groups: Sequence[str]) -> RequestForecast:
+    async def forecast(
+        self, wanted: Wanted, user: str, hub_groups: Sequence[str], world: World
+    ) -> RequestForecast:
         """Return what would become of a request that may queue."""
-        world = await self.world()
         # Its name is none that a server can have: the request is only thought of.
         return await self._read(self._forecast, wanted.request(user, "/", hub_groups), wanted.count, world)
+
+    async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+        """Return a page of what has ended, of one user or of all (None), newest first."""
+        return await self._read(
+            lambda: History(self._store).page(user=user, before_id=before_id, limit=limit)
+        )
+
+    async def past(self, session_id: int) -> Past | None:
+        """Return one session, live or ended, with what was measured of it."""
+        return await self._read(History(self._store).one, session_id)
+
+    async def measured_runs(self, user: str, limit: int) -> tuple[Past, ...]:
+        """Return a user's newest runs that were measured."""
+        return await self._read(lambda: History(self._store).measured_runs(user, limit=limit))
 
     async def keep(self, session_id: int, keep_s: int) -> Session:
         """Write that a session's owner keeps it for so long from now, though it is idle; return it as it is then.
@@ -192,6 +262,29 @@ class Reader:
         """
         await self._read(self._change_images, change)
 
+    async def read(self, function: Callable[[Store], R]) -> R:
+        """Return what a function reads of the store."""
+        return await self._read(function, self._store)
+
+    async def report(self, function: Callable[[Store], R]) -> R:
+        """Return what a function makes of much of the store, which takes long.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+            TimeoutError: it takes longer than `REPORT_WITHIN_S`, or others do that were asked for before.
+        """
+        self._check_connected()
+        async with asyncio.timeout(REPORT_WITHIN_S):
+            return await self._run(self._reports, lambda: function(self._store))
+
+    async def change(self, change: Callable[[Store, int], R]) -> R:
+        """Write to the store what an administrator owns; ``change`` is given the store and the time."""
+        found = await self._read(self._changing, change)
+        # Whoever asked sees it at once, also what makes no new version of the store.
+        self._fresh_until = 0.0
+        self._changes_made += 1
+        return found
+
     async def private_images(self) -> tuple[PrivateImage, ...]:
         """Return every private image, whoever may see it, in the order in which they were asked for."""
         return await self._read(PrivateImages(self._store).all)
@@ -207,6 +300,14 @@ class Reader:
         await self._read(self.images.refresh)
         return found
 
+    async def unblockings(self, world: World) -> Mapping[str, Unblocking]:
+        """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
+        # Worked out once for all who ask meanwhile: it takes a while, and the threads are few.
+        async with self._unblocking:
+            if self._unblockings is None or self._unblockings[0] is not world:
+                self._unblockings = world, await self._read(self._find_unblockings, world)
+            return self._unblockings[1]
+
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
         """Return what this user may choose; raises `options.Refused` where that is nothing."""
         images = self.catalogue.startable_by(user, hub_groups)
@@ -221,25 +322,41 @@ class Reader:
     # --- In the worker threads ---
 
     async def _read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._connected:
-            raise StoreUnavailable(self._why_not)
+        self._check_connected()
         return await self._in_thread(function, *args, **kwargs)
 
+    def _check_connected(self) -> None:
+        """Raise what is in the way of a connection: no failed reading, so that it is not kept as one."""
+        if not self._connected:
+            raise StoreUnavailable(self._why_not)
+
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+                return await self._run(self._pool, lambda: function(*args, **kwargs))
         except TimeoutError:
             raise StoreUnavailable(
                 f"the scheduler's database has not answered for {ANSWER_WITHIN_S:.0f} seconds"
             ) from None
+
+    async def _run(self, pool: ThreadPoolExecutor, function: Callable[[], R]) -> R:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, function)
         except SQLAlchemyError as e:
             # What the store does not tell apart, such as a damaged file: the details are for the log.
             log.error(
                 "The scheduler's database: %s", " ".join(str(getattr(e, "orig", None) or e).split())[:300]
             )
             raise StoreUnavailable("the scheduler's database cannot be read") from e
+
+    def _read_now(self) -> World:
+        snapshot = self._store.snapshot(self._clock.now_s())
+        version, typical = self._typical
+        if version != snapshot.version:
+            groups = sorted({n.resource_group for n in snapshot.nodes})
+            typical = {group: self._store.typical_length_s(group) for group in groups}
+            self._typical = snapshot.version, typical
+        return World(snapshot, typical_length_s=typical)
 
     def _read_world(self) -> World:
         snapshot = self._store.snapshot(self._clock.now_s())
@@ -262,13 +379,18 @@ class Reader:
             read_pulls(self.settings.data_path(), now_s=self._clock.now_s()),
             private=PrivateImages(self._store).all(),
             savers=self.savers,
+            banner=Banner(self._store).at(self._clock.now_s()),
+            meters=self._meters.read(),
         )
+
+    def _find_unblockings(self, world: World) -> dict[str, Unblocking]:
+        found = {g: unblocking(of_group(world.snapshot, g), self._policy) for g in world.groups}
+        return {group: one for group, one in found.items() if one is not None}
 
     def _largest_now(self, own: Snapshot, group: str) -> int | None:
         default = make_offer(self.settings, own.nodes, [ANY_IMAGE], (group,)).default
         asked = replace(default, group=group).request("", "")
-        found = forecast_request(asked, 1, own, self._policy, self._caps, typical_length_s=None)
-        return found.largest_now_milli
+        return largest_now_milli(asked, own, self._policy, self._caps)
 
     def _forecast(self, asked: Request, count: int, world: World) -> RequestForecast:
         return forecast_request(

@@ -67,7 +67,8 @@ class Resumer:
         # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
-        ids = [session.id for session in held]
+        # What is known of one that has ended is kept until its last answer is there.
+        ids = [*(session.id for session in held), *self._in_flight]
         self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
         now = asyncio.get_running_loop().time()
         for session in held:
@@ -77,7 +78,7 @@ class Resumer:
     async def _try(self, session: Session) -> None:
         asked = session.request
         # From the store and not from the Hub, which may have been killed before it had noted them.
-        wanted = Wanted.of(asked)
+        wanted = Wanted.of(session.own_request)
         task = asyncio.create_task(
             self._hub.start_server(
                 asked.user, asked.server_name, options=wanted.as_options(), token=self._token

@@ -7,7 +7,7 @@ numbers, never a name or an id.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ from fgpu_scheduler import (
     format_milli,
     free,
 )
+from fgpu_scheduler.banner import Notice
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
@@ -38,6 +39,7 @@ from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_file import PullState
 from fgpuspawner.isolation.choice import Chosen
+from fgpuspawner.meter.model import Live, Told
 from fgpuspawner.words import WITHDRAWN, ahead_words, amount_words, fgpu_of, warning_words
 
 Json = dict[str, Any]
@@ -96,7 +98,8 @@ class World:
     ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
     median length of the sessions that ended there; ``isolation`` what holds the sessions of each node; ``rules`` what
     ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every private image, and ``savers``
-    who may save a session as one.
+    who may save a session as one; ``banner`` what every page announces; ``meters`` what running sessions hold and use
+    of their GPUs.
     """
 
     snapshot: Snapshot
@@ -108,11 +111,21 @@ class World:
     pulls: Mapping[int, PullState] = field(default_factory=dict)
     private: tuple[PrivateImage, ...] = ()
     savers: Savers = Savers.NOBODY
+    banner: Notice | None = None
+    meters: Told = field(default_factory=Told)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
         """The configured devices by UUID."""
         return {d.uuid: d for n in self.snapshot.nodes for d in n.devices}
+
+    @cached_property
+    def _by_id(self) -> Mapping[int, Session]:
+        return {s.id: s for s in self.snapshot.sessions}
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the live session with this id, or None."""
+        return self._by_id.get(session_id)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -191,7 +204,8 @@ def me_object(viewer: Viewer, world: World) -> Json:
         "admin": viewer.admin,
         "server_name": viewer.server_name,
         "groups": list(viewer.groups),
-        "simulated": world.simulated(_groups_of(viewer, world)),
+        "banner": world.banner.as_json() if world.banner else None,
+        "simulated": world.simulated(groups_of(viewer, world)),
     }
 
 
@@ -239,9 +253,22 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
         "saving": saving_object(session, world),
         "can_save": may_save(session, world, viewer),
+        "meter": meter_object(meter_of(session, world)),
         "mine": is_mine(session, viewer),
         "simulated": is_simulated(session, world),
     }
+
+
+def meter_of(session: Session, world: World) -> Live | None:
+    """Return what the meter tells of a session; None where it does not run, or was not looked at yet."""
+    if session.state is not SessionState.RUNNING:
+        return None
+    return world.meters.of(session.id, world.snapshot.now_s)
+
+
+def meter_object(live: Live | None) -> Json | None:
+    """Return the API's ``meter``."""
+    return None if live is None else asdict(live.now)
 
 
 def _withdrawn(session: Session, site: Site) -> str | None:
@@ -268,7 +295,7 @@ def saving_object(session: Session, world: World) -> Json | None:
 
 def _waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
     """Return who holds what would have to end first. Only those that the viewer may know of are listed."""
-    found = [world.snapshot.session(i) for i in ahead.ids] if ahead else []
+    found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]
     text = ahead_words(ahead, [_name_for(s, viewer) for s in known])
     if ahead is None or text is None:
@@ -343,7 +370,7 @@ def sessions_object(sessions: Iterable[Session], world: World, viewer: Viewer, s
     shown = [session_object(s, world, viewer, site) for s in sessions]
     return {
         "sessions": shown,
-        "simulated": world.simulated(_groups_of(viewer, world)) or any(s["simulated"] for s in shown),
+        "simulated": world.simulated(groups_of(viewer, world)) or any(s["simulated"] for s in shown),
     }
 
 
@@ -352,7 +379,7 @@ def queue_object(group: str, world: World, viewer: Viewer) -> Json:
     waiting = [
         (found, session)
         for found in world.forecasts.values()
-        if (session := world.snapshot.session(found.session_id)) is not None
+        if (session := world.session(found.session_id)) is not None
         and session.request.resource_group == group
     ]
     return {
@@ -442,7 +469,7 @@ def _inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_a
     return milli if room is None else min(milli, room)
 
 
-def _groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
+def groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
     """Return the groups shown: the viewer's, those where their sessions still are, all for administrators."""
     own = {s.request.resource_group for s in world.snapshot.sessions if is_mine(s, viewer)}
     there = set(world.groups) | own
@@ -456,7 +483,7 @@ def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Js
 
     Administrators are also told of each node its state, and what holds its sessions to their slices.
     """
-    groups = _groups_of(viewer, world)
+    groups = groups_of(viewer, world)
     mine, allocatable = Amounts(), Amounts()
     for group in groups:
         mine += mine_in(world, viewer, group)

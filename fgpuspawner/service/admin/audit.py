@@ -1,0 +1,80 @@
+"""The audit log for administrators: who did what when, newest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fgpu_scheduler.audit import Audit, Line
+from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole
+from fgpuspawner.service.pages import PageHandler
+from fgpuspawner.service.table_file import csv_text, utc
+from fgpuspawner.service.view import Json
+
+ADDRESS = "admin/audit"
+FILTERS = ("actor", "action", "text")
+SHOWN = 50
+MOST_SHOWN = 500
+MOST_FILE = 10_000
+"""Lines of one file; what is older is found with ``before``."""
+MOST_TEXT = 200
+COLUMNS = ("id", "at", "actor", "action", "target", "details")
+
+
+async def lines(
+    handler: PageHandler | AdminApi, asked: dict[str, str], *, limit: int
+) -> tuple[tuple[Line, ...], int | None]:
+    """Return the lines of one page, and before which id the next page begins; None after the last."""
+    before = asked.get("before")
+    filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}
+    if before:
+        filters["before_id"] = whole("before", before, least=1, most=10**15)
+    found = await handler.service.reader.read(lambda store: Audit(store).lines(limit=limit + 1, **filters))
+    return found[:limit], found[limit - 1].id if len(found) > limit else None
+
+
+def line_object(line: Line) -> Json:
+    """Return a line as the API has it."""
+    return {
+        "id": line.id,
+        "at_s": line.at_s,
+        "actor": line.actor,
+        "action": line.action,
+        "target": line.target,
+        "details": line.details,
+    }
+
+
+class AuditPage(AdminPage):
+    """One page of the log, with a filter."""
+
+    address = ADDRESS
+
+    async def get(self) -> None:
+        asked = {name: self.get_query_argument(name, "") for name in (*FILTERS, "before")}
+        found, following = await lines(self, asked, limit=SHOWN)
+        self.render("admin_audit.html", lines=found, following=following, asked=asked, most_in_file=MOST_FILE)
+
+
+class AuditApi(AdminApi):
+    async def get(self) -> None:
+        asked = self.query((*FILTERS, "before", "limit"))
+        limit = whole("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
+        found, following = await lines(self, asked, limit=limit)
+        self.answer({"lines": [line_object(line) for line in found], "next": following, "simulated": False})
+
+
+class AuditFile(AdminApi):
+    """The log as a CSV file."""
+
+    async def get(self) -> None:
+        asked = self.query((*FILTERS, "before"))
+        found, following = await lines(self, asked, limit=MOST_FILE)
+        self.link_to_rest(following)
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        self.set_header("Content-Disposition", 'attachment; filename="fgpu-audit.csv"')
+        self.finish(
+            csv_text(
+                COLUMNS,
+                ((one.id, utc(one.at_s), one.actor, one.action, one.target, one.details) for one in found),
+            )
+        )

@@ -1,0 +1,175 @@
+"""Nodes for administrators: what each has and who is on it; cordon, uncordon, drain, gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fgpu_scheduler import BadSettings, FGPUError, NodeState, Session
+from fgpu_scheduler.audit import Audit
+from fgpu_scheduler.end_messages import MOST_TEXT
+from fgpuspawner.isolation.verified import read_verdicts
+from fgpuspawner.node_actions import NodeAction, act
+from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
+from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
+from fgpuspawner.service.handlers import end_session
+from fgpuspawner.service.pages import PageHandler
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.view import Json
+
+log = logging.getLogger(__name__)
+
+ADDRESS = "admin/nodes"
+DRAIN = "drain"
+AT_A_TIME = 8
+"""So many sessions of a drained node are ended at a time."""
+ANSWER_AFTER_S = 30.0
+"""A drain that takes longer goes on by itself: a proxy gives up on an answer after a minute."""
+
+_going_on: set[asyncio.Task[None]] = set()
+"""Nobody else holds the drains that have been answered already."""
+
+
+async def nodes(handler: PageHandler | AdminApi) -> Json:
+    """Return every node as it is now."""
+    service = handler.service
+    verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
+    return nodes_object(await service.reader.world(), verdicts)
+
+
+async def do(handler: PageHandler | AdminApi, node_id: str, action: str, message: str = "") -> Json:
+    """Do something with a node, and return in words what follows and which sessions could not be ended.
+
+    Raises:
+        Problem: there is no such node or action, or it is not for a node of its state.
+    """
+    if action == DRAIN:
+        return await drain(handler, node_id, message)
+    if action not in set(NodeAction):
+        known = ", ".join((*NodeAction, DRAIN))
+        raise Problem(400, "bad_argument", f"action: use one of {known}", field="action")
+    try:
+        follows = await change(
+            handler, lambda store, by, now_s: act(store, node_id, NodeAction(action), by=by, now_s=now_s)
+        )
+    except BadSettings as e:
+        there = node_of(await handler.service.reader.world(), node_id) is not None
+        status, code = (409, "node_refused") if there else (404, "no_such_node")
+        raise Problem(status, code, str(e), field="node") from None
+    return {"node": node_id, "text": follows, "failed": []}
+
+
+async def drain(handler: PageHandler | AdminApi, node_id: str, message: str) -> Json:
+    """Let a node take no more sessions, and end those that it has, each owner being told why.
+
+    What is not asked for after `ANSWER_AFTER_S` is still done, and what then fails is in the log.
+    """
+    node = node_of(await handler.service.reader.world(), node_id)
+    if node is None:
+        raise Problem(404, "no_such_node", f"there is no node {node_id!r}", field="node")
+    if node.state is NodeState.READY:
+        await do(handler, node_id, NodeAction.CORDON)
+    elif node.state is not NodeState.CORDONED:
+        message = f"node {node_id!r} is {node.state}; drain is for a node that answers"
+        raise Problem(409, "node_refused", message, field="node")
+    sessions = on_node(await handler.service.reader.world(), node_id)
+    await change(
+        handler,
+        lambda store, by, now_s: Audit(store).add(
+            actor=by,
+            action="node.drain",
+            target=f"node {node_id}",
+            details=f"{len(sessions)} sessions" + (f": {message}" if message else ""),
+            now_s=now_s,
+        ),
+    )
+    gate = asyncio.Semaphore(AT_A_TIME)
+    failed: list[Json] = []
+
+    async def end(session: Session) -> None:
+        async with gate:
+            try:
+                await end_session(handler, str(session.id), message=message or f"node {node_id} is drained")
+            except (Problem, FGPUError) as e:
+                # Whatever it is: of the others each is still asked for, and what failed is told of all.
+                found = handler.problem_of(500, e)
+                if found.code != "already_ended":
+                    log.warning("Node %s is drained, but session %d: %s", node_id, session.id, found.message)
+                    failed.append({"session_id": session.id, "message": found.message})
+
+    tasks = [asyncio.create_task(end(session)) for session in sessions]
+    _going_on.update(tasks)
+    for task in tasks:
+        task.add_done_callback(_going_on.discard)
+    going_on = (await asyncio.wait(tasks, timeout=ANSWER_AFTER_S))[1] if tasks else ()
+    ended = len(sessions) - len(failed) - len(going_on)
+    text = f"takes no more sessions; {ended} of {len(sessions)} sessions are being ended"
+    if going_on:
+        text += f", and {len(going_on)} follow"
+    return {"node": node_id, "text": text, "failed": sorted(failed, key=lambda one: int(one["session_id"]))}
+
+
+class NodesPage(AdminPage):
+    """Every node, with a button for each thing that can be done with it."""
+
+    address = ADDRESS
+
+    async def get(self) -> None:
+        await self._show(None)
+
+    async def post(self) -> None:
+        node_id, action = self.field("node"), self.field("action")
+        try:
+            found = await do(self, node_id, action, self.field("message")[:MOST_TEXT])
+        except Problem as e:
+            self.set_status(e.status)
+            await self._show(e)
+            return
+        if found["failed"]:
+            said = "; ".join(f"session {one['session_id']}: {one['message']}" for one in found["failed"])
+            await self._show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
+            return
+        self.back()
+
+    async def _show(self, trouble: Problem | None) -> None:
+        self.render("admin_nodes.html", found=await nodes(self), trouble=trouble)
+
+
+class ConfirmPage(AdminPage):
+    """Asks before a node is drained, or said to be gone: both end sessions."""
+
+    address = ADDRESS
+
+    async def get(self, action: str) -> None:
+        node_id = self.get_query_argument("node", "")
+        world = await self.service.reader.world()
+        node = node_of(world, node_id)
+        if node is None:
+            raise Problem(404, "no_such_node", f"there is no node {node_id!r}")
+        self.render(
+            "admin_node.html",
+            node=node,
+            action=action,
+            sessions=on_node(world, node_id),
+            longest=MOST_TEXT,
+        )
+
+
+class Nodes(AdminApi):
+    async def get(self) -> None:
+        self.answer(await nodes(self))
+
+
+class OneNode(AdminApi):
+    async def post(self, node_id: str) -> None:
+        given = self.body(("action", "message"))
+        action, message = given.get("action"), given.get("message") or ""
+        if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_TEXT:
+            raise Problem(
+                400,
+                "bad_argument",
+                f"action: a word; message: a text of at most {MOST_TEXT} characters",
+                field="action",
+            )
+        found = await do(self, node_id, action, message)
+        self.answer({**found, "simulated": (await self.service.reader.world()).simulated()})

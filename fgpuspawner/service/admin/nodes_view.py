@@ -1,0 +1,109 @@
+"""Nodes and their GPUs as administrators see them: state, isolation, and who is on each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fgpu_scheduler import HOLDING, Node, NodeState, Session, SessionState, format_milli, free
+from fgpu_scheduler.core.placement import DeviceFree
+from fgpuspawner.isolation.verified import Verdict
+from fgpuspawner.node_actions import actions_of
+from fgpuspawner.service.view import Json, World
+
+STATE_WORDS = {
+    NodeState.READY: "takes sessions",
+    NodeState.CORDONED: "takes no more sessions",
+    NodeState.LOST: "does not answer",
+    NodeState.GONE: "is gone, as an administrator said",
+}
+
+
+def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
+    """Return every node with its GPUs and the sessions on them. For administrators only."""
+    said = {verdict.node_id: verdict for verdict in verdicts}
+    chosen = {own.node_id: own for own in world.isolation}
+    left = {n.node.id: n for n in free(world.snapshot)}
+    found = []
+    for node in world.snapshot.nodes:
+        own, verdict, room = chosen.get(node.id), said.get(node.id), left[node.id]
+        sessions = on_node(world, node.id)
+        found.append(
+            {
+                "name": node.id,
+                "group": node.resource_group,
+                "state": node.state.value,
+                "state_text": STATE_WORDS[node.state],
+                "actions": [action.value for action in actions_of(node.state)],
+                "can_drain": bool(sessions) and node.state in (NodeState.READY, NodeState.CORDONED),
+                "isolation": own.backend if own else None,
+                "reason": own.reason if own else None,
+                "verified": _verdict(verdict),
+                "cpu_total": format_milli(node.cpu_milli),
+                "cpu_used": format_milli(max(0, node.cpu_milli - room.cpu_milli)),
+                "memory_mib_total": node.memory_mib,
+                "memory_mib_used": max(0, node.memory_mib - room.memory_mib),
+                "sessions": len(sessions),
+                "devices": [_device(device, sessions) for device in room.devices],
+                "warnings": [
+                    {"id": s.id, "user": s.request.user, "message": s.message}
+                    for s in sessions
+                    if s.message and s.state is SessionState.RUNNING
+                ],
+            }
+        )
+    return {"nodes": found, "simulated": world.simulated()}
+
+
+def on_node(world: World, node_id: str) -> list[Session]:
+    """Return the sessions that hold something of a node, by id."""
+    return [
+        s
+        for s in world.snapshot.sessions
+        if s.state in HOLDING and s.placement is not None and s.placement.node_id == node_id
+    ]
+
+
+def node_of(world: World, node_id: str) -> Node | None:
+    """Return the node of this name."""
+    return next((n for n in world.snapshot.nodes if n.id == node_id), None)
+
+
+def _verdict(verdict: Verdict | None) -> Json | None:
+    if verdict is None:
+        return None
+    return {
+        "session_id": verdict.session_id,
+        "backend": verdict.backend,
+        "at_s": verdict.at_s,
+        "in_force": not verdict.problems,
+        "problems": list(verdict.problems),
+    }
+
+
+def _device(left: DeviceFree, sessions: Iterable[Session]) -> Json:
+    device = left.device
+    return {
+        "uuid": device.uuid,
+        "index": device.index,
+        "model": device.model,
+        "memory_mib": device.memory_mib,
+        "fgpu_total": format_milli(device.capacity_milli),
+        "fgpu_used": format_milli(max(0, device.capacity_milli - left.fgpu_milli)),
+        "simulated": device.simulated,
+        "sessions": [
+            {
+                "id": session.id,
+                "user": session.request.user,
+                "server_name": session.request.server_name,
+                "display_name": session.request.server_name or "default server",
+                "state": session.state.value,
+                "fgpu": format_milli(share.fgpu_milli),
+                "memory_mib": share.memory_mib,
+                "compute_percent": share.compute_percent,
+            }
+            for session in sessions
+            if session.placement is not None
+            for share in session.placement.shares
+            if share.device_uuid == device.uuid
+        ],
+    }

@@ -1,0 +1,103 @@
+"""Every resource group's queue as administrators see it: in order, with reasons, and with who waits too long. Pure."""
+
+from __future__ import annotations
+
+from fgpu_scheduler import Forecast, NodeState, Session, format_milli
+from fgpuspawner.service.view import Json, Site, Viewer, World, allocatable_in, session_object, used_of
+from fgpuspawner.words import amount_words
+
+LONG_WAIT_S = 3600
+"""Who has waited for longer is marked."""
+STUCK_AFTER_S = 600
+"""So long somebody may wait for whom no start is foreseen before that is marked."""
+
+KEPT = (
+    "id",
+    "user",
+    "server_name",
+    "display_name",
+    "image_name",
+    "amount",
+    "gpu_model",
+    "priority",
+    "wait_reason",
+    "wait_text",
+    "position",
+    "expected_start_at_s",
+    "forecast_basis",
+    "waits_for",
+    "pull",
+    "submitted_at_s",
+    "message",
+    "simulated",
+)
+"""What an entry has of the session's own object."""
+
+
+def queues_object(world: World, viewer: Viewer, site: Site, *, now_s: int, most: int | None = None) -> Json:
+    """Return the queue of each resource group, next one first, with at most so many entries. For administrators only.
+
+    Who is marked is counted among all who wait.
+    """
+    return {
+        "queues": [_queue(group, world, viewer, site, now_s, most) for group in _groups(world)],
+        "simulated": world.simulated(),
+    }
+
+
+def _groups(world: World) -> list[str]:
+    waiting = {s.request.resource_group for _, s in _waiting(world)}
+    return sorted({*world.groups, *waiting})
+
+
+def _waiting(world: World) -> list[tuple[Forecast, Session]]:
+    found = ((f, world.snapshot.session(f.session_id)) for f in world.forecasts.values())
+    return [(forecast, session) for forecast, session in found if session is not None]
+
+
+def _queue(group: str, world: World, viewer: Viewer, site: Site, now_s: int, most: int | None) -> Json:
+    own = [(f, s) for f, s in _waiting(world) if s.request.resource_group == group]
+    nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
+    ready = [n for n in nodes if n.state is NodeState.READY]
+    waits_s = [max(0, now_s - session.waits_since_s) for _, session in own]
+    marks = [_mark(forecast, waited_s) for (forecast, _), waited_s in zip(own, waits_s, strict=True)]
+    return {
+        "group": group,
+        "length": len(own),
+        "marked": sum(mark is not None for mark in marks),
+        "longest_wait_s": max(waits_s, default=0),
+        "nodes": len(nodes),
+        "nodes_ready": len(ready),
+        "fgpu_used": format_milli(max(0, used_of(world, group).fgpu_milli)),
+        "fgpu_free": format_milli(max(0, _free(world, group))),
+        "entries": [
+            _entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]
+        ],
+    }
+
+
+def _free(world: World, group: str) -> int:
+    # As of somebody without a quota.
+    return allocatable_in(world, Viewer(None, groups=(group,)), group).fgpu_milli
+
+
+def _entry(
+    forecast: Forecast, session: Session, world: World, viewer: Viewer, site: Site, now_s: int
+) -> Json:
+    shown = session_object(session, world, viewer, site)
+    waited_s = max(0, now_s - session.waits_since_s)
+    return {
+        **{key: shown[key] for key in KEPT},
+        "amount": amount_words(session.request),
+        "asked_priority": session.own_request.priority,
+        "promised_at_s": session.promised_at_s,
+        "held": session.held,
+        "waited_s": waited_s,
+        "mark": _mark(forecast, waited_s),
+    }
+
+
+def _mark(forecast: Forecast, waited_s: int) -> str | None:
+    if forecast.expected_start_at_s is None and waited_s >= STUCK_AFTER_S:
+        return "stuck"
+    return "long" if waited_s >= LONG_WAIT_S else None

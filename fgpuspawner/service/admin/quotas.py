@@ -1,0 +1,161 @@
+"""Quotas for administrators: written over the file's, in force with the scheduler's next plan."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fgpu_scheduler import BadSettings, Quota, format_milli
+from fgpu_scheduler.core.units import LARGEST_MILLI
+from fgpu_scheduler.quota_edits import QuotaEdits
+from fgpuspawner.queue_settings import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
+from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
+from fgpuspawner.service.admin.quotas_view import key_of, quotas_object
+from fgpuspawner.service.pages import PageHandler
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.view import Json
+
+ADDRESS = "admin/quotas"
+SHOWN = 200
+"""So many quotas are on one page: there may be one for each user."""
+FOR = ("user", "hub_group", "resource_group")
+WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
+WORDS = {
+    "max_fgpu": "fGPU at a time",
+    "max_sessions": "sessions at a time",
+    "max_pending": "requests that wait",
+    "max_lifetime_s": "seconds that a session runs",
+}
+ACTIONS = ("set", "remove", "back")
+
+
+async def quotas(handler: PageHandler | AdminApi) -> Json:
+    """Return every quota as it is now."""
+    reader = handler.service.reader
+    edits = await reader.read(lambda store: QuotaEdits(store).all())
+    world = await reader.world()
+    # Beside the event loop: there may be one for each of thousands of users.
+    return await asyncio.to_thread(quotas_object, handler.service.settings.quotas_given(), edits, world)
+
+
+def read_quota(handler: PageHandler | AdminApi, given: Mapping[str, Any]) -> Quota:
+    """Return the quota that is asked for.
+
+    Raises:
+        Problem: it cannot be; the message says what would work.
+    """
+    spec = {key: value for key, value in given.items() if value not in (None, "")}
+    try:
+        quota = quota_of(spec, "quota")
+    except BadSettings as e:
+        named = (key for key in QUOTA_AMOUNTS if re.search(rf"\b{key}\b( must|:)", str(e)))
+        raise Problem(400, "bad_argument", str(e), field=next(named, "user")) from None
+    if quota.max_fgpu_milli is not None and quota.max_fgpu_milli > LARGEST_MILLI:
+        message = f"max_fgpu: must be from 0 to {format_milli(LARGEST_MILLI)}"
+        raise Problem(400, "bad_argument", message, field="max_fgpu")
+    known = handler.service.settings.resource_groups()
+    if quota.resource_group is not None and quota.resource_group not in known:
+        message = f"resource_group: there is no {quota.resource_group!r}; there are {', '.join(known)}"
+        raise Problem(400, "bad_argument", message, field="resource_group")
+    return quota
+
+
+def read_key(given: Mapping[str, str]) -> Quota:
+    """Return a quota that is for this, whatever it limits."""
+    spec: dict[str, Any] = {key: given[key] for key in FOR if given.get(key)}
+    try:
+        return quota_of({**spec, "max_sessions": 0}, "quota")
+    except BadSettings as e:
+        raise Problem(400, "bad_argument", str(e), field="user") from None
+
+
+async def write(handler: PageHandler | AdminApi, action: str, quota: Quota) -> None:
+    """Set a quota, take it out of force, or go back to what the file says.
+
+    Raises:
+        Problem: nothing was changed of it that could be put back, or there is no such quota.
+    """
+    file = handler.service.settings.quotas_given()
+
+    def done(edits: QuotaEdits, by: str, now_s: int) -> None:
+        own = {"set": edits.put, "remove": edits.remove, "back": edits.back_to_file}[action]
+        own(quota, file=file, by=by, now_s=now_s)
+
+    try:
+        await change(handler, lambda store, by, now_s: done(QuotaEdits(store), by, now_s))
+    except BadSettings as e:
+        raise Problem(409, "quota_refused", str(e)) from None
+
+
+class QuotasPage(AdminPage):
+    """Every quota with what is had of it, and a form for one."""
+
+    address = ADDRESS
+
+    async def get(self) -> None:
+        await self._show(None, {key: self.get_query_argument(key, "") for key in QUOTA_KEYS})
+
+    async def post(self) -> None:
+        given = {key: self.field(key) for key in QUOTA_KEYS}
+        who = self.field("who")
+        if who in ("user", "hub_group"):
+            given |= {"user": "", "hub_group": "", who: self.field("name")}
+        action = self.field("action")
+        try:
+            if action not in ACTIONS:
+                raise Problem(400, "bad_argument", f"action: use one of {', '.join(ACTIONS)}", field="action")
+            quota = read_quota(self, _numbers(given)) if action == "set" else read_key(given)
+            await write(self, action, quota)
+        except Problem as e:
+            self.set_status(e.status)
+            await self._show(e, given)
+            return
+        self.back()
+
+    async def _show(self, trouble: Problem | None, values: Mapping[str, str]) -> None:
+        start = self.number("start", default=0, least=0, most=10**6)
+        found = (await quotas(self))["quotas"]
+        self.render(
+            "admin_quotas.html",
+            quotas=found[start : start + SHOWN],
+            start=start,
+            count=len(found),
+            following=start + SHOWN if len(found) > start + SHOWN else None,
+            trouble=trouble,
+            values=values,
+            words=WORDS,
+            all_groups=self.service.settings.resource_groups(),
+        )
+
+
+def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a form as the API has them; what is no number stays as it is, to be refused."""
+    found: dict[str, Any] = dict(given)
+    for key in WHOLE:
+        text = given[key].strip()
+        if text.isascii() and text.isdigit() and len(text) < 16:
+            found[key] = int(text)
+    return found
+
+
+class Quotas(AdminApi):
+    async def get(self) -> None:
+        self.answer(await quotas(self))
+
+    async def put(self) -> None:
+        quota = read_quota(self, self.body(QUOTA_KEYS))
+        await write(self, "set", quota)
+        await self._answer(quota)
+
+    async def delete(self) -> None:
+        given = self.query((*FOR, "back"))
+        quota = read_key(given)
+        await write(self, "back" if self.flag("back") else "remove", quota)
+        await self._answer(quota)
+
+    async def _answer(self, quota: Quota) -> None:
+        found = await quotas(self)
+        own = next((one for one in found["quotas"] if one["for"] == key_of(quota)), None)
+        self.answer({"quota": own, "simulated": found["simulated"]})

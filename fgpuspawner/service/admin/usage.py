@@ -1,0 +1,171 @@
+"""The usage report for administrators: GPU hours and waits by day, user, group or image; as a page, JSON and CSV."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+
+from fgpu_scheduler import SystemClock
+from fgpu_scheduler.spent import spent_between
+from fgpu_scheduler.store import Store
+from fgpuspawner.service.admin.base import AdminApi, AdminPage
+from fgpuspawner.service.admin.usage_plot import Plot, number, plot
+from fgpuspawner.service.pages import PageHandler
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.reader import REPORT_WITHIN_S
+from fgpuspawner.service.table_file import csv_text
+from fgpuspawner.service.view import Json
+from fgpuspawner.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
+
+ADDRESS = "admin/usage"
+USUAL_DAYS = 30
+MOST_LINES = 500
+"""So many lines of a page; the files have them all."""
+ARGUMENTS = ("from", "to", "by")
+BY_WORDS = {
+    By.DAY: "Day",
+    By.USER: "User",
+    By.HUB_GROUP: "Hub group",
+    By.RESOURCE_GROUP: "Resource group",
+    By.IMAGE: "Image",
+}
+COLUMNS = ("sessions", "starts", "gpu_hours", "fgpu_hours", "wait_mean_s", "wait_p95_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The span, both days included, and what there is a line for."""
+
+    first: date
+    last: date
+    by: By
+
+
+def read(handler: PageHandler | AdminApi) -> Asked:
+    """Return what is asked for; the last thirty days by day where nothing is.
+
+    Raises:
+        Problem: a day is none, the span is too long, or there is no such sum.
+    """
+    today = day_of(SystemClock().now_s())
+    by = handler.get_query_argument("by", "") or By.DAY.value
+    if by not in set(By):
+        raise Problem(400, "bad_argument", f"by: use one of {', '.join(By)}", field="by")
+    last = _day(handler, "to") or today
+    first = _day(handler, "from") or last - timedelta(days=USUAL_DAYS - 1)
+    if not first <= last <= first + timedelta(days=MOST_DAYS - 1):
+        message = f"from: must be a day up to {MOST_DAYS - 1} days before {last.isoformat()}"
+        raise Problem(400, "bad_argument", message, field="from")
+    return Asked(first, last, By(by))
+
+
+def _day(handler: PageHandler | AdminApi, name: str) -> date | None:
+    text = handler.get_query_argument(name, "").strip()
+    if not text:
+        return None
+    try:
+        found = date.fromisoformat(text)
+    except ValueError:
+        raise Problem(400, "bad_argument", f"{name}: must be a day such as 2026-05-01", field=name) from None
+    if not 1970 < found.year < 9000:
+        raise Problem(400, "bad_argument", f"{name}: must be a day from 1971 on", field=name)
+    return found
+
+
+def complete_from(history_days: int, now_s: int) -> date | None:
+    """Return the first day of which nothing was forgotten, or None where nothing ever is."""
+    return day_of(now_s - history_days * DAY_S) + timedelta(days=1) if history_days else None
+
+
+async def found_for(handler: PageHandler | AdminApi, asked: Asked) -> Report:
+    """Return the report. It is made beside the event loop: a year has many sessions."""
+    now_s = SystemClock().now_s()
+    names = handler.service.site.image_names
+    begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
+
+    def made(store: Store) -> Report:
+        spent = spent_between(store, begin_s, end_s)
+        return report(spent, asked.by, first=asked.first, last=asked.last, now_s=now_s)
+
+    try:
+        found = await handler.service.reader.report(made)
+    except TimeoutError:
+        message = f"from: this takes longer than {REPORT_WITHIN_S:.0f} seconds to add up; ask for fewer days"
+        raise Problem(503, "too_many_sessions", message, field="from") from None
+    if asked.by is not By.IMAGE:
+        return found
+    return named(found, dict(names))
+
+
+def named(found: Report, names: dict[str, str]) -> Report:
+    """Return a report by image with the images' names beside their slugs."""
+
+    def words(slug: str) -> str:
+        return f"{names[slug]} ({slug})" if slug in names and names[slug] != slug else slug
+
+    return Report(tuple(replace(line, name=words(line.name)) for line in found.lines), found.total)
+
+
+def _forgotten_before(handler: PageHandler | AdminApi, asked: Asked) -> date | None:
+    """Return the day before which something may be missing, where that is in the span."""
+    day = complete_from(handler.service.settings.history_days, SystemClock().now_s())
+    return day if day is not None and asked.first < day else None
+
+
+class UsagePage(AdminPage):
+    """The report with its plot."""
+
+    address = ADDRESS
+
+    async def get(self) -> None:
+        try:
+            asked, trouble = read(self), None
+        except Problem as e:
+            self.set_status(e.status)
+            today = day_of(SystemClock().now_s())
+            asked, trouble = Asked(today - timedelta(days=USUAL_DAYS - 1), today, By.DAY), e
+        found = await found_for(self, asked)
+        drawn: Plot | None = plot(found.lines) if asked.by is By.DAY and found.total.sessions else None
+        self.render(
+            "admin_usage.html",
+            asked=asked,
+            found=found,
+            lines=found.lines[:MOST_LINES],
+            most=max((line.gpu_hours for line in found.lines), default=0.0),
+            plot=drawn,
+            number=number,
+            trouble=trouble,
+            by_words=BY_WORDS,
+            forgotten_before=_forgotten_before(self, asked),
+            simulated=(await self.service.reader.world()).simulated(),
+        )
+
+
+class UsageApi(AdminApi):
+    async def get(self) -> None:
+        self.query(ARGUMENTS)
+        asked = read(self)
+        found = await found_for(self, asked)
+        shown: Json = {
+            "from": asked.first.isoformat(),
+            "to": asked.last.isoformat(),
+            "by": asked.by.value,
+            "complete_from": None if (day := _forgotten_before(self, asked)) is None else day.isoformat(),
+            "lines": [asdict(line) for line in found.lines],
+            "total": asdict(found.total),
+        }
+        self.answer({**shown, "simulated": (await self.service.reader.world()).simulated()})
+
+
+class UsageFile(AdminApi):
+    """The report as a CSV file."""
+
+    async def get(self) -> None:
+        self.query(ARGUMENTS)
+        asked = read(self)
+        found = await found_for(self, asked)
+        name = f"fgpu-usage-by-{asked.by}-{asked.first}-{asked.last}.csv"
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        self.set_header("Content-Disposition", f'attachment; filename="{name}"')
+        rows = ((line.name, *(getattr(line, column) for column in COLUMNS)) for line in found.lines)
+        self.finish(csv_text((asked.by.value, *COLUMNS), rows))

@@ -1,0 +1,48 @@
+"""The REST API of the meter: what running sessions hold and use of their GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fgpuspawner.meter.model import BETWEEN_POINTS_S
+from fgpuspawner.service import view
+from fgpuspawner.service.handlers import Api
+from fgpuspawner.service.problems import Problem
+
+
+class Meters(Api):
+    """Of all running sessions that the caller may see, by id."""
+
+    async def get(self) -> None:
+        everybody = self.flag("all")
+        if everybody and not self.viewer.admin:
+            raise Problem(403, "forbidden", "all: only administrators see everybody's sessions", field="all")
+        world = await self.service.reader.world()
+        found = view.live_sessions(world, self.viewer, everybody=everybody)
+        meters = {str(s.id): view.meter_object(view.meter_of(s, world)) for s in found}
+        self.answer(
+            {
+                "meters": {session_id: one for session_id, one in meters.items() if one is not None},
+                "every_s": self.service.settings.meter_every_s,
+                "simulated": any(view.is_simulated(s, world) for s in found),
+            }
+        )
+
+
+class SessionMeter(Api):
+    """Of one session, with the last minutes and its processes."""
+
+    async def get(self, session_id: str) -> None:
+        session = await self.visible_session(session_id)
+        world = await self.service.reader.world()
+        live = view.meter_of(session, world)
+        self.answer(
+            {
+                "now": view.meter_object(live),
+                # So far apart are the points: whoever draws them knows by it what is a gap.
+                "every_s": max(self.service.settings.meter_every_s, BETWEEN_POINTS_S),
+                "points": [point._asdict() for point in live.points] if live else [],
+                "processes": [asdict(process) for process in live.processes] if live else [],
+                "simulated": view.is_simulated(session, world),
+            }
+        )

@@ -1,0 +1,55 @@
+"""The service's pages in the order of the navigation, and which of them a viewer finds there. Pure.
+
+A page adds its line here, and its address in `app.make_app`. What a page shows is decided by the page: an entry
+that is hidden here is no protection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One page: its address below the service's prefix, and what the navigation calls it.
+
+    ``also`` are the first parts of other addresses that belong to it. ``admin`` is for administrators only.
+    """
+
+    address: str
+    title: str
+    admin: bool = False
+    also: tuple[str, ...] = ()
+
+
+PAGES = (
+    Entry("", "Sessions", also=("end", "keep", "save")),
+    Entry("map", "Cluster map"),
+    Entry("history", "History"),
+    Entry("private-images", "My images"),
+    Entry("admin/queue", "Queue", admin=True),
+    Entry("admin/nodes", "Nodes", admin=True),
+    Entry("admin/images", "Images", admin=True),
+    Entry("admin/quotas", "Quotas", admin=True),
+    Entry("admin/usage", "Usage", admin=True),
+    Entry("admin/banner", "Banner", admin=True),
+    Entry("admin/audit", "Audit log", admin=True),
+)
+
+
+def entries(*, admin: bool, pages: Iterable[Entry] = PAGES) -> tuple[Entry, ...]:
+    """Return what the navigation shows, everybody's pages first."""
+    shown = [entry for entry in pages if admin or not entry.admin]
+    return tuple(sorted(shown, key=lambda entry: entry.admin))
+
+
+def current(path: str, pages: Iterable[Entry] = PAGES) -> Entry | None:
+    """Return the page that an address below the prefix belongs to; None where there is none."""
+    return next((entry for entry in pages if _belongs(path, entry)), None)
+
+
+def _belongs(path: str, entry: Entry) -> bool:
+    if path == entry.address:
+        return True
+    return any(path.startswith(f"{first}/") for first in (entry.address, *entry.also) if first)
