@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import json
 import re
 import sys
@@ -26,7 +27,6 @@ from fgpu_scheduler import (
     Forecast,
     Free,
     Node,
-    NodeState,
     Policy,
     Session,
     SessionState,
@@ -44,6 +44,7 @@ from fgpuspawner.images import private_command as private_images
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.isolation.hub import choices_for
+from fgpuspawner.node_actions import NodeAction, act
 from fgpuspawner.replay import command as replay
 from fgpuspawner.settings import FGPU
 from fgpuspawner.words import amount_words, fgpu_of
@@ -53,13 +54,6 @@ if TYPE_CHECKING:
 
 NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 """How the store ends its words on a database that no Hub has used so far."""
-
-NODE_ACTIONS = {
-    "cordon": (NodeState.READY, NodeState.CORDONED, "takes no more sessions"),
-    "uncordon": (NodeState.CORDONED, NodeState.READY, "takes sessions again"),
-    "gone": (NodeState.LOST, NodeState.GONE, "the Hub ends its sessions within a few seconds"),
-}
-"""What may be done: to a node of which state, which state it then has, and what follows."""
 
 Json = dict[str, Any]
 
@@ -116,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
     node.add_argument("node", metavar="NODE", help="the node's name")
-    node.add_argument("action", choices=sorted(NODE_ACTIONS), help="what becomes of it")
+    node.add_argument("action", choices=sorted(NodeAction), help="what becomes of it")
     node.add_argument("--config", metavar="FILE", default=CONFIG, help=f"default: {CONFIG}")
     node.set_defaults(run=run_node)
     private_images.add_to(images.add_to(commands))
@@ -165,18 +159,10 @@ def shown_url(url: str) -> str:
 def run_node(given: argparse.Namespace) -> list[str]:
     """Set a node's state, and return what follows."""
     settings = FGPU.from_config(load_config(given.config)).checked()
-    now_s = int(time.time())
     with contextlib.closing(Store(settings.database_url())) as store:
         store.open()
-        states = {n.id: n.state for n in store.snapshot(now_s).nodes}
-        state = states.get(given.node)
-        if state is None:
-            there = ", ".join(states) or "none: the Hub has not started yet"
-            raise BadSettings(f"there is no node {given.node!r}; the nodes are {there}")
-        only, to, follows = NODE_ACTIONS[given.action]
-        if state is not only:
-            raise BadSettings(f"node {given.node!r} is {state}; {given.action} is for a node that is {only}")
-        store.set_node_state(given.node, to, now_s=now_s)
+        action = NodeAction(given.action)
+        follows = act(store, given.node, action, by=f"{getpass.getuser()} (fgpu)", now_s=int(time.time()))
     return [f"node {given.node}: {follows}"]
 
 

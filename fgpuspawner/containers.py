@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -43,6 +44,9 @@ GONE = (
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127
 """What shells, and programs like tini, end with when there is no such program."""
+
+HOSTS_PROCESSES = "pid:[4026531836]"
+"""What the kernel always calls the first namespace of processes."""
 
 REMOVAL_TIMEOUT_S = 30
 
@@ -293,6 +297,8 @@ class Containers:
                 own = next((i for i in container_ids(text) if i in sessions), None)
                 if own is not None:
                     found[pid] = sessions[own]
+                elif not numbers_are_the_hosts():
+                    elsewhere.add(pid)
             # It has ended; or its number means something here, where the engine's processes are not to be seen.
             if elsewhere:
                 for container, session_id in sessions.items():
@@ -363,6 +369,14 @@ class Containers:
 
             going.add_done_callback(is_removed)
         return True
+
+
+def numbers_are_the_hosts() -> bool:
+    """Whether a process's number is the same here as for the engine: not so within a container."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == HOSTS_PROCESSES
+    except OSError:
+        return False
 
 
 def container_ids(cgroup: str) -> list[str]:

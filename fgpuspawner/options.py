@@ -6,7 +6,7 @@ The GPU is asked for as ``fgpu``, or as ``gpu_memory_mib`` with ``compute_percen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler import (
@@ -47,6 +47,11 @@ GPU_BY = "gpu_by"
 """Of the form only: which of its two ways to ask for a GPU is meant, "fgpu" or "memory"."""
 IMAGE_NAME = "image_name"
 """Of the form only: an image by its name, in place of one of those that it lists."""
+
+ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
+"""What is the same in every resource group."""
+OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
+"""Refusals of what several fields ask for together."""
 
 
 class Refused(FGPUError):
@@ -287,6 +292,8 @@ def _default(
 def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """Return form or link fields as raw options; empty ones are left out, so that defaults apply.
 
+    But in the form an empty time limit is none, and no image is no image.
+
     Raises:
         Refused: a field is given twice.
     """
@@ -298,8 +305,14 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
         if values and values[0].strip():
             raw[name] = values[0].strip()
     by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)
+    if by is not None and "time_limit" in fields and raw.keys().isdisjoint(("time_limit", "time_limit_s")):
+        # The form has the default in its field: whoever empties it wants none.
+        raw["time_limit_s"] = "0"
     if named is not None:
         raw["image"] = named
+    elif IMAGE_NAME in fields:
+        # The form, with no image chosen and none named, must not start another than was meant.
+        raw.setdefault("image", "")
     unmeant = {"fgpu": ("gpu_memory_mib", "compute_percent"), "memory": ("fgpu",)}.get(str(by), ())
     return {name: value for name, value in raw.items() if name not in unmeant}
 
@@ -338,15 +351,36 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     if wanted.gpu_model is None and len(usable) == 1 != len(offer.models(group)):
         # On any other model the image would not run.
         wanted = replace(wanted, gpu_model=usable[0])
+    request = wanted.request(offer.user, "", offer.hub_groups)
+    found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
+    told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
+    refusals.extend(_beside(refusals, raw, told) if refusals else told)
     if not refusals:
-        request = wanted.request(offer.user, "", offer.hub_groups)
-        found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
-        refusals.extend(_in_its_notation(raw, wanted, refusal) for refusal in found)
-        if not refusals:
-            refusals.extend(needs_unmet(image, request, offer.nodes, step_milli=offer.caps.fgpu_step_milli))
+        refusals.extend(needs_unmet(image, request, offer.nodes, step_milli=offer.caps.fgpu_step_milli))
     if refusals:
         raise Refused(refusals)
     return wanted
+
+
+def takeable_milli(wanted: Wanted, offer: Offer) -> Iterator[int]:
+    """Yield, ascending, each fGPU amount in milli that could be asked for with the image of ``wanted``."""
+    return (amount for amount in offer.amounts(wanted.group) if _is_enough(wanted, offer, amount))
+
+
+def is_takeable(wanted: Wanted, offer: Offer, fgpu_milli: int) -> bool:
+    """Return whether this amount could be asked for with the image of ``wanted``."""
+    return fgpu_milli in offer.amounts(wanted.group) and _is_enough(wanted, offer, fgpu_milli)
+
+
+def _is_enough(wanted: Wanted, offer: Offer, fgpu_milli: int) -> bool:
+    image = next(i for i in offer.images if i.slug == wanted.image)
+    asked = with_fgpu(wanted, fgpu_milli).request(offer.user, "", offer.hub_groups)
+    return not needs_unmet(image, asked, offer.nodes, step_milli=offer.caps.fgpu_step_milli)
+
+
+def with_fgpu(wanted: Wanted, fgpu_milli: int) -> Wanted:
+    """Return the same with another amount of the GPU, asked for in fGPU."""
+    return replace(wanted, fgpu_milli=fgpu_milli, gpu_memory_mib=None, compute_percent=None)
 
 
 def _image(raw: Mapping[str, object], offer: Offer, refusals: list[Refusal]) -> Image:
@@ -355,12 +389,29 @@ def _image(raw: Mapping[str, object], offer: Offer, refusals: list[Refusal]) -> 
     if found is not None:
         return found
     if not offer.shown_images:
-        asked = f"there is no {read.short(raw['image'])}" if "image" in raw else "you are shown none"
+        named = raw.get("image") not in (None, "")
+        asked = f"there is no {read.short(raw['image'])}" if named else "you are shown none"
         message = f"image: {asked}; name one that you may use, or ask an administrator"
-        refusals.append(Refusal("image", "unknown_choice" if "image" in raw else "no_image", message))
+        refusals.append(Refusal("image", "unknown_choice" if named else "no_image", message))
         return offer.images[0]
+    if raw.get("image") == "":
+        message = f"image: none is chosen; choose one of {', '.join(i.slug for i in offer.shown_images)}"
+        refusals.append(Refusal("image", "no_image", message, None, offer.default.image))
+        raw = {name: value for name, value in raw.items() if name != "image"}
     slug = read.choice(raw, "image", [i.slug for i in offer.shown_images], offer.default.image, refusals)
     return next(i for i in offer.images if i.slug == slug)
+
+
+def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterable[Refusal]) -> list[Refusal]:
+    """Return what is refused of the fields that were given, and could be read, beside others that could not.
+
+    Those have a default in their place, and nothing is said that may follow from one.
+    """
+    wrong = {refusal.field for refusal in before}
+    told = raw.keys() - wrong
+    if "group" in wrong:
+        told &= ANY_GROUP
+    return [refusal for refusal in found if refusal.field in told and refusal.code not in OF_SEVERAL]
 
 
 def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:

@@ -72,8 +72,9 @@ def starting_event(
     if session.state is SessionState.PULLING and fetched:
         progress, message = 90, "The image is there; starting your session"
     elif pull is not None:
-        words = pull.words()
-        message = words[:1].upper() + words[1:]
+        # How far it is stands in ``pull``: the sentence is read aloud whenever it is another.
+        step = pull.step()
+        message = step[:1].upper() + step[1:]
         done = pull.progress
         if done.bytes_total:
             progress += 30 * done.bytes_done // done.bytes_total

@@ -63,7 +63,8 @@ class QueueSettings(Configurable):
         Each is a dict with ``user`` (a name, or "*" for each one by themselves) or ``hub_group`` (all its members
         together), and any of ``max_fgpu``, ``max_sessions`` (what is held at a time: more waits), ``max_pending``
         (requests that wait: more are refused) and ``max_lifetime_s``. With ``resource_group`` only that one counts. Of
-        several the strictest holds. The list replaces what the Hub wrote into its database when it last started.
+        several the strictest holds. The list replaces what the Hub wrote into its database when it last started; what
+        administrators changed on the page *Quotas* lies over it.
 
         Example::
 
@@ -145,7 +146,7 @@ class QueueSettings(Configurable):
         Raises:
             BadSettings: one of them cannot be read.
         """
-        return tuple(_quota(spec) for spec in self.quotas)
+        return tuple(quota_of(spec, f"c.FGPU.quotas: {dict(spec)!r}") for spec in self.quotas)
 
     def priority_of(self, hub_groups: Iterable[str]) -> int:
         """Return the highest priority that a member of these Hub groups may ask for."""
@@ -243,8 +244,12 @@ def _rules(group: str, words: Mapping[Any, Any]) -> Rules:
     return Rules(**{key: value for key, value in words.items() if key != "keep_s"})
 
 
-def _quota(spec: Mapping[Any, Any]) -> Quota:
-    where = f"c.FGPU.quotas: {dict(spec)!r}"
+def quota_of(spec: Mapping[Any, Any], where: str) -> Quota:
+    """Return the quota that a dict of ``c.FGPU.quotas`` means, or one of the API; ``where`` begins the words of errors.
+
+    Raises:
+        BadSettings: it cannot be read.
+    """
     _check_keys(where, spec, QUOTA_KEYS)
     if "user" in spec and "hub_group" in spec:
         raise BadSettings(f"{where} has a user and a hub_group; write two quotas")

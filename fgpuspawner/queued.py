@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
 from datetime import UTC
 from typing import Any, ClassVar
 
-from jupyterhub.spawner import Spawner, SpawnException
+from jupyterhub.spawner import Spawner
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from traitlets.config import Config
 
@@ -41,7 +41,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.service import Requeued, SessionEnded
 from fgpuspawner import idle, progress
-from fgpuspawner.asking import AskingSpawner, refusal
+from fgpuspawner.asking import AskingSpawner, NotStarted, refusal, refused_here
+from fgpuspawner.failed import REFUSED_NEXT, failed_html, next_step
 from fgpuspawner.images.live import Images
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.backend import Prepared
@@ -56,6 +57,7 @@ from fgpuspawner.isolation.report import (
     static_command,
 )
 from fgpuspawner.isolation.sealing import without_knobs
+from fgpuspawner.isolation.verified import note_verdict
 from fgpuspawner.options import Refused, Wanted, asks_the_same, parse
 from fgpuspawner.runtime import SessionLauncher
 from fgpuspawner.settings import FGPU
@@ -208,7 +210,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
         """Queue, wait, launch, and return the server's URL when it answers.
 
         Raises:
-            SpawnException: it can never run, was cancelled, waited too long, or its launch failed.
+            NotStarted: it can never run, was cancelled, waited too long, or its launch failed.
         """
         self._phase = self.STARTING
         self._session = None
@@ -222,20 +224,26 @@ class QueuedSpawner(AskingSpawner, Spawner):
         except Refused as e:
             why = str(e)
             await self.runtime.scheduler.patiently(lambda: self._drop_ticket(why))
+            refused_here(e.refusals)
             raise refusal(e) from None
         except (TooManyPending, SessionExists) as e:
-            raise SpawnException(str(e), reason=e.code, status_code=409) from None
+            if isinstance(e, TooManyPending):
+                refused_here([Refusal("count", e.code, str(e))])
+            html = failed_html(str(e), REFUSED_NEXT)
+            raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
         try:
             url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
-            raise SpawnException(str(e), reason=cause.value.lower(), status_code=409) from None
+            html = failed_html(str(e), next_step(cause))
+            raise NotStarted(str(e), reason=cause.value.lower(), html=html, status_code=409) from None
         except FGPUError as e:
             cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
             self._failure = cause, str(e)
-            raise SpawnException(str(e), reason=e.code, status_code=500) from None
+            html = failed_html(str(e), next_step(cause))
+            raise NotStarted(str(e), reason=e.code, html=html, status_code=500) from None
         self._is_up(self.session)
         return url
 
@@ -278,7 +286,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
         current = await scheduler.serving(self.user.name, self.name)
         if (
             current is not None
-            and asks_the_same(current.request, request)
+            and asks_the_same(current.own_request, request)
             and current.state is not SessionState.RUNNING
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
@@ -297,25 +305,22 @@ class QueuedSpawner(AskingSpawner, Spawner):
         """Return names for the further sessions of one submission: the lowest numbers that are free."""
         if count < 1:
             return []
-        settings = self.user.settings
-        if not settings.get("allow_named_servers"):
+        if not self.user.settings.get("allow_named_servers"):
             message = "count: only 1 session at a time, because named servers are not enabled"
             raise Refused([Refusal("count", "no_named_servers", message, "1", "1")])
-        taken = {name for name, spawner in self.user.spawners.items() if spawner.active}
+        free = self.further_names()
         names: list[str] = []
-        number = 2
         while len(names) < count:
-            name = f"{self.name or 'gpu'}-{number}"
-            if name not in taken and not await self.runtime.scheduler.serving(self.user.name, name):
+            name = next(free)
+            if not await self.runtime.scheduler.serving(self.user.name, name):
                 names.append(name)
-            number += 1
-        limit = settings.get("named_server_limit_per_user") or 0
-        limit = limit(self.handler) if callable(limit) else limit
-        if isinstance(limit, int) and limit > 0:
-            named = {n for n in self.user.orm_spawners if n} | set(names)
-            if len(named) > limit:
-                message = f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
-                raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
+        limit = self.named_server_limit()
+        named = {n for n in self.user.orm_spawners if n} | set(names)
+        if limit and len(named) > limit:
+            message = (
+                f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
+            )
+            raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
         return names
 
     def _spawn_further(self, wanted: Wanted, sessions: Sequence[Session]) -> None:
@@ -408,6 +413,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
             problems = [str(e)]
         except TimeoutError:
             problems = [f"the check did not end within {timeout_s} seconds"]
+        note_verdict(self.runtime.settings.data_path(), session, backend.name, problems)
         if not problems:
             self.log.info("Session %d is verified: %s", session.id, backend.name)
             return

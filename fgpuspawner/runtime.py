@@ -25,9 +25,13 @@ from fgpu_scheduler import (
     SystemClock,
 )
 from fgpu_scheduler.health import known_or_as_it_was
+from fgpu_scheduler.meters import Meters
+from fgpu_scheduler.retention import Retention
 from fgpu_scheduler.service import Deadlines, Scheduler
 from fgpu_scheduler.store import Store
+from fgpuspawner.administrators import follow_the_hub
 from fgpuspawner.engines import Engines
+from fgpuspawner.forgetting import keep_forgetting
 from fgpuspawner.idle import Servers, SessionActivity
 from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.images.model import Catalogue
@@ -38,10 +42,13 @@ from fgpuspawner.images.worker import ImageWorker
 from fgpuspawner.isolation.backend import Prepared
 from fgpuspawner.isolation.gpu_use import GpuUse
 from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.nvml_reader import SharedReaders
 from fgpuspawner.isolation.watchdog import Owners, Watchdog
 from fgpuspawner.latecomers import take_in
+from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.nodes import Machine, as_far_as_known
 from fgpuspawner.options import Offer, make_offer
+from fgpuspawner.presets import with_unknown_image
 from fgpuspawner.settings import FGPU
 from fgpuspawner.tenants import Tenants
 from fgpuspawner.upkeep import look_after
@@ -94,6 +101,7 @@ class Runtime:
         self._spawner_class = spawner_class
         self._started: asyncio.Future[None] | None = None
         self._preparing = asyncio.Lock()
+        self._readers = SharedReaders()
         self.upkeep: asyncio.Future[None] | None = None
         self.tenants: Tenants | None = None
         self.keeping: asyncio.Future[None] | None = None
@@ -127,6 +135,8 @@ class Runtime:
         self.images = Images(self.settings.catalogue_path(), self.store)
         self.store.open()
         self.images.refresh()
+        for line in with_unknown_image(self.settings.presets, {i.slug for i in self.images.catalogue.images}):
+            log.warning("%s", line)
         self.launcher = self._spawner_class.make_launcher(
             config=self._config,
             settings=self.settings,
@@ -163,15 +173,19 @@ class Runtime:
         atexit.register(self.store.close)
         Runtime._current = self
 
+    @property
+    def _elsewhere(self) -> Engines | None:
+        """What reaches other machines, where there may be any."""
+        return self.launcher if isinstance(self.launcher, Engines) else None
+
     def _activity(self) -> SessionActivity | None:
         """Return what knows who is idle, where anybody is ended for it."""
         rules = self.settings.rules()
         if not any(own.idle_after_s for own in (rules.default, *rules.groups.values())):
             return None
-        elsewhere = self.launcher if isinstance(self.launcher, Engines) else None
         return SessionActivity(
             self._spawner_class,
-            GpuUse(self.isolation, self.launcher, elsewhere=elsewhere),
+            GpuUse(self.isolation, self.launcher, elsewhere=self._elsewhere, make_reader=self._readers),
             SystemClock(),
             idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
         )
@@ -205,9 +219,25 @@ class Runtime:
             self.launcher,
             every_s=self.settings.watchdog_every_s,
             tolerance_mib=self.settings.watchdog_tolerance_mib,
-            elsewhere=self.launcher if isinstance(self.launcher, Engines) else None,
+            elsewhere=self._elsewhere,
+            make_reader=self._readers,
         )
         self._watching = asyncio.create_task(watchdog.run())
+        sampler = Sampler(
+            self.isolation,
+            self.scheduler,
+            self.launcher,
+            Meters(self.store),
+            SystemClock(),
+            data=self.settings.data_path(),
+            every_s=self.settings.meter_every_s,
+            elsewhere=self._elsewhere,
+            make_reader=self._readers,
+        )
+        self._forgetting = asyncio.create_task(
+            keep_forgetting(Retention(self.store), SystemClock(), days=self.settings.history_days)
+        )
+        self._metering = asyncio.create_task(sampler.run())
         self._asking = asyncio.create_task(
             take_in(self._away, self.launcher.survey, self.settings.discover_nodes, self._take_in)
         )
@@ -362,6 +392,7 @@ def start_with_the_hub(app: Any) -> None:
             runtime.fetch_images(runtime.launcher)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
+    follow_the_hub(app)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     runtime.upkeep = asyncio.ensure_future(look_after(app, SERVICE))

@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     format_milli,
     parse_milli,
 )
+from fgpuspawner.form_settings import FormSettings
 from fgpuspawner.images.settings import ImageSettings
 from fgpuspawner.isolation.limits import MANAGED
 from fgpuspawner.nodes import (
@@ -50,7 +51,7 @@ EGRESS = ("open", "closed")
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 
 
-class FGPU(QueueSettings, ImageSettings):
+class FGPU(QueueSettings, ImageSettings, FormSettings):
     """What the administrator sets. `checked` refuses what cannot work, with one line that names it."""
 
     data_dir = Unicode(
@@ -346,6 +347,28 @@ class FGPU(QueueSettings, ImageSettings):
         Example: ``c.FGPU.watchdog_tolerance_mib = 256``
         """,
     ).tag(config=True)
+    meter_every_s = Integer(
+        10,
+        help="""How often the meter looks at what running sessions hold and use of their GPUs; 1 to 300.
+
+        Pages show what it saw last. What it counted is written to the database once a minute.
+
+        Example: ``c.FGPU.meter_every_s = 5``
+
+        .. versionadded:: 0.1
+        """,
+    ).tag(config=True)
+    history_days = Integer(
+        365,
+        help="""For how many days sessions that have ended, and the log of what became of them, are kept; 0: for ever.
+
+        Fewer than 1 day cannot be set. What older sessions used still counts for fair shares.
+
+        Example: ``c.FGPU.history_days = 90``
+
+        .. versionadded:: 0.1
+        """,
+    ).tag(config=True)
     hami_library = Unicode(
         "",
         help="""Path of HAMi-core's ``libvgpu.so`` on this machine, for ``isolation = "hami"``.
@@ -460,6 +483,7 @@ class FGPU(QueueSettings, ImageSettings):
         self._check_isolation()
         self._check_network()
         self._check_images()
+        self._check_form(list(self.groups or {DEFAULT_GROUP: {}}))
         for slug, size in self.warm_pool.items():
             # A truth value is a number in Python, and means neither.
             if size != "auto" and (
@@ -517,6 +541,10 @@ class FGPU(QueueSettings, ImageSettings):
     def service_url(self) -> str:
         """Return the URL under which sessions reach the service."""
         return self.service_url_for_sessions or f"http://{self.service_ip}:{self.service_port}/services/fgpu/"
+
+    def resource_groups(self) -> tuple[str, ...]:
+        """Return every resource group, in the administrator's order."""
+        return tuple(self.groups or {DEFAULT_GROUP: {}})
 
     def groups_of(self, user: str, hub_groups: Collection[str]) -> tuple[str, ...]:
         """Return the resource groups that this user may use, in the administrator's order."""
@@ -647,6 +675,12 @@ class FGPU(QueueSettings, ImageSettings):
         if not 1 <= self.watchdog_every_s <= 300:
             raise BadSettings(
                 f"c.FGPU.watchdog_every_s is {self.watchdog_every_s}; it must be between 1 and 300"
+            )
+        if not 1 <= self.meter_every_s <= 300:
+            raise BadSettings(f"c.FGPU.meter_every_s is {self.meter_every_s}; it must be between 1 and 300")
+        if not 0 <= self.history_days <= 36500:
+            raise BadSettings(
+                f"c.FGPU.history_days is {self.history_days}; it must be a number of days up to 36500, or 0 for ever"
             )
         if not 0 <= self.watchdog_tolerance_mib <= LARGEST_MIB:
             raise BadSettings(

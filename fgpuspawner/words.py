@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from fgpu_scheduler import EndCause, Request, Session, SessionState, format_milli
 from fgpu_scheduler.core.forecast import Ahead
+
+TURNING = frozenset(("R", "AL", "RLE", "RLO", "LRE", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"))
+ISOLATES = dict.fromkeys(range(0x2066, 0x206A))
+
+
+def isolated(text: str) -> str:
+    """Return other people's words for the middle of a sentence: from right to left they turn nothing else around."""
+    if all(unicodedata.bidirectional(letter) not in TURNING for letter in text):
+        return text
+    return f"\u2068{text.translate(ISOLATES)}\u2069"
 
 
 def amount_words(asked: Request) -> str:

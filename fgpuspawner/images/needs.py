@@ -88,7 +88,7 @@ def _gpu(image: Image, request: Request, devices: Sequence[Device], step_milli: 
     gets_mib = min((_share_mib(request.fgpu_milli, d) for d in fits), default=image.min_gpu_memory_mib)
     if gets_mib >= image.min_gpu_memory_mib:
         return None
-    enough = max((_enough_milli(image.min_gpu_memory_mib, d, step_milli) for d in devices), default=0)
+    enough = _enough_on_all_milli(image.min_gpu_memory_mib, devices, step_milli)
     message = (
         f"fgpu: {format_milli(request.fgpu_milli)} comes with {gets_mib} MiB of GPU memory, below the least of "
         f"{image.min_gpu_memory_mib} MiB that {image.name} needs; {format_milli(enough)} has it"
@@ -130,12 +130,20 @@ def amounts_for(
     fgpu = image.recommended_fgpu_milli or max(fgpu, image.min_fgpu_milli)
     wanted_mib = image.recommended_gpu_memory_mib or image.min_gpu_memory_mib
     if wanted_mib:
-        fgpu = max(fgpu, max((_enough_milli(wanted_mib, d, step_milli) for d in devices), default=0))
+        fgpu = max(fgpu, _enough_on_all_milli(wanted_mib, devices, step_milli))
     return (
         fgpu,
         image.recommended_cpu_milli or max(cpu, image.min_cpu_milli),
         image.recommended_memory_mib or max(memory_mib, image.min_memory_mib),
     )
+
+
+def least_fgpu_milli(image: Image, devices: Sequence[Device], *, step_milli: int) -> int:
+    """Return the least fGPU in thousandths that an image can be started with, whichever device it gets; 0: any."""
+    least = image.min_fgpu_milli
+    if image.min_gpu_memory_mib:
+        least = max(least, _enough_on_all_milli(image.min_gpu_memory_mib, devices, step_milli))
+    return least
 
 
 def inside_a_node(fgpu_milli: int, cpu_milli: int, memory_mib: int, nodes: Sequence[Node]) -> tuple[int, int]:
@@ -173,6 +181,12 @@ def _share_mib(fgpu_milli: int, device: Device) -> int:
     return share_memory_mib(
         fgpu_milli, capacity_milli=device.capacity_milli, device_memory_mib=device.memory_mib
     )
+
+
+def _enough_on_all_milli(memory_mib: int, devices: Sequence[Device], step_milli: int) -> int:
+    # There are few kinds of device, however many devices.
+    kinds = {(d.capacity_milli, d.memory_mib): d for d in devices}
+    return max((_enough_milli(memory_mib, d, step_milli) for d in kinds.values()), default=0)
 
 
 def _enough_milli(memory_mib: int, device: Device, step_milli: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fgpu_scheduler import BadSettings, FGPUError, Session, UnknownSession
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.private_image import ImageInUse, ImageState, PrivateImage, in_use_words, shown_mib
 from fgpu_scheduler.private_images import PrivateImages
 from fgpuspawner.hubfile import UsageError
@@ -117,6 +118,7 @@ def run_commit(given: argparse.Namespace) -> list[str]:
             quota=own.settings.image_quota(),
             now_s=int(time.time()),
         )
+        _noted(own, "commit", f"session {wished.session_id} as {wished.name}")
         if given.later:
             return [f"the Hub is going to save it as {wished.name}"]
         found = _made(images, wished)
@@ -152,33 +154,46 @@ def _made(images: PrivateImages, wished: PrivateImage) -> PrivateImage:
     return found
 
 
-def _changed(given: argparse.Namespace, change: Callable[[PrivateImages, int, int], Any]) -> Any:
+def _noted(own: Opened, action: str, target: str) -> None:
+    """Add a line to the audit log, as the service does for administrators."""
+    Audit(own.store).add(
+        actor=f"{who()} (fgpu)", action=f"private-image.{action}", target=target, now_s=int(time.time())
+    )
+
+
+def _changed(given: argparse.Namespace, action: str, change: Callable[[PrivateImages, int, int], Any]) -> Any:
     """Change an image; who uses it is named: administrators may know."""
     with opened(given.config) as own:
         images = PrivateImages(own.store)
         try:
-            return change(images, images.named(given.image).id, int(time.time()))
+            found = change(images, images.named(given.image).id, int(time.time()))
         except ImageInUse as e:
             raise BadSettings(in_use_words(e.name, e.sessions, user=None, admin=True)) from None
+        _noted(own, action, given.image)
+        return found
 
 
 def run_rename(given: argparse.Namespace) -> list[str]:
     """Give an image another name."""
-    found = _changed(given, lambda i, id_, now_s: i.rename(id_, name=given.name, tag=given.tag, now_s=now_s))
+    found = _changed(
+        given, "rename", lambda i, id_, now_s: i.rename(id_, name=given.name, tag=given.tag, now_s=now_s)
+    )
     return [f"{given.image} is now {found.name}"]
 
 
 def run_share(given: argparse.Namespace) -> list[str]:
     """Set with whom an image is shared."""
     users, groups = _listed(given.users), _listed(given.groups)
-    found = _changed(given, lambda i, id_, now_s: i.share(id_, users=users, groups=groups, now_s=now_s))
+    found = _changed(
+        given, "share", lambda i, id_, now_s: i.share(id_, users=users, groups=groups, now_s=now_s)
+    )
     shared = [*found.shared_users, *(f"group {name}" for name in found.shared_groups)]
     return [f"{given.image} is shared with {', '.join(shared) or 'nobody'}"]
 
 
 def run_delete(given: argparse.Namespace) -> list[str]:
     """Remove an image."""
-    left = _changed(given, lambda i, id_, now_s: i.delete(id_, now_s=now_s))
+    left = _changed(given, "delete", lambda i, id_, now_s: i.delete(id_, now_s=now_s))
     follows = "is gone" if left is None else "the Hub removes it from the engines within seconds"
     return [f"{given.image}: {follows}"]
 

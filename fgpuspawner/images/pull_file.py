@@ -52,9 +52,14 @@ class PullState:
 
     def words(self) -> str:
         """Return it for the owner of the session: "fetching the image: 3 of 7 layers, 45 of 200 MiB"."""
+        far = "" if self.phase in (Phase.AGAIN, Phase.FAILED) else self.progress.words()
+        return self.step() + (f": {far}" if far else "")
+
+    def step(self) -> str:
+        """Return the same without how far it is, which changes every second: "fetching the image"."""
         tries = f" (try {self.attempt})" if self.attempt > 1 and self.phase is Phase.FETCHING else ""
-        said = self.trouble if self.phase in (Phase.AGAIN, Phase.FAILED) else self.progress.words()
-        return BEGINNINGS[self.phase] + tries + (f": {said}" if said else "")
+        why = self.trouble if self.phase in (Phase.AGAIN, Phase.FAILED) else None
+        return BEGINNINGS[self.phase] + tries + (f": {why}" if why else "")
 
     def as_json(self) -> dict[str, Any]:
         """Return the API's ``pull``."""

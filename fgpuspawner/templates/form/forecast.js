@@ -1,0 +1,203 @@
+// The service gives a forecast for the ticket in this page, and takes nothing else from here.
+const box = by("fgpu-forecast");
+const WAIT_MS = 25, PATIENCE_MS = 1500, AGAIN_MS = 20000;
+let timer = null, last = null, sent = 0, old = false;
+/** Ask soon. One question is under way at a time: the next waits for its answer, which is not shown, but not for long. */
+function ask() {
+  // What is shown is of other amounts from now on: an answer that comes late must not be taken for theirs.
+  old = true;
+  box.classList.add("is-old");
+  box.setAttribute("aria-busy", "true");
+  clearTimeout(timer);
+  timer = setTimeout(send, last ? Math.max(WAIT_MS, sent + PATIENCE_MS - Date.now()) : WAIT_MS);
+}
+const isTooOld = (answer) => answer !== null && answer.error && answer.error.code === "bad_ticket";
+async function forecast(query, signal) {
+  try {
+    const response = await fetch(root.dataset.service + "api/v1/forecast?" + query, {
+      credentials: "omit", headers: { "X-FGPU-Ticket": root.dataset.ticket }, signal
+    });
+    const answer = await response.json();
+    return response.ok || answer.error ? answer : null;
+  } catch (error) {
+    return null;
+  }
+}
+/** A ticket ends after an hour, and with the Hub that gave it: take one from a form of now, and keep what is filled in. */
+async function newTicket(signal) {
+  try {
+    // Without options: with them the Hub would start a server.
+    const answer = await fetch(window.location.pathname, {
+      credentials: "same-origin", cache: "no-store", redirect: "manual", signal
+    });
+    const form = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector(".fgpu-form");
+    if (form) { root.dataset.ticket = form.dataset.ticket; }
+    return form !== null;
+  } catch (error) {
+    return false;
+  }
+}
+async function send() {
+  clearTimeout(timer);
+  timer = setTimeout(again, AGAIN_MS);
+  if (last) { last.abort(); }
+  const mine = last = new AbortController();
+  sent = Date.now();
+  old = false;
+  const query = new URLSearchParams();
+  for (const [name, value] of new FormData(root.closest("form"))) {
+    if (field(name)) { query.append(name, value); }
+  }
+  let answer = await forecast(query, mine.signal);
+  if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }
+  if (mine !== last) { return; }
+  last = null;
+  if (old) {
+    send();
+    return;
+  }
+  box.classList.remove("is-old");
+  box.removeAttribute("aria-busy");
+  show(answer);
+}
+/** Ask again from time to time, while somebody looks: others start and end sessions meanwhile. */
+function again() {
+  if (document.hidden) {
+    timer = setTimeout(again, AGAIN_MS);
+  } else {
+    send();
+  }
+}
+function when(at_s) {
+  const minutes = Math.max(1, Math.round((at_s - Date.now() / 1000) / 60));
+  const at = new Date(at_s * 1000);
+  const day = minutes < 720 ? {} : { weekday: "short" };
+  const clock = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+  const long = minutes < 90 ? minutes + " min" : Math.round(minutes / 60) + " h";
+  return "about " + clock + " (in " + long + ")";
+}
+function nth(n) {
+  const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
+  return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
+}
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+// What is to be shown next is made beside what is there.
+let next = document.createDocumentFragment();
+function add(tag, text, kind) {
+  const part = document.createElement(tag);
+  part.textContent = text;
+  if (kind) { part.className = kind; }
+  next.append(part, " ");
+  return part;
+}
+/** Offer another amount: what would happen with it is known already. */
+function offer(amount, what) {
+  const take = add("button", "Take " + amount + " fGPU: " + what, "btn btn-sm btn-outline-secondary take");
+  take.type = "button";
+  take.addEventListener("click", () => {
+    by("fgpu-by-fgpu").checked = true;
+    showWay();
+    typed.add("fgpu");
+    sliders.fgpu.set(amount);
+    changed = true;
+    ask();
+    field("fgpu").focus();
+  });
+}
+/** Return a refusal without the name of its option, which is none of the form's words. */
+const reason = (r) => r.message.startsWith(r.field + ": ") ? r.message.slice(r.field.length + 2) : r.message;
+const refusalWords = (r) => known.labels[r.field] ? known.labels[r.field] + ": " + reason(r) : r.message;
+// What the Hub refused stays at its field until something is changed: not all of it can be seen from here.
+function mark(refusals) {
+  if (!changed && !refusals.length) { return; }
+  for (const place of root.querySelectorAll("[data-refused]")) {
+    const name = place.dataset.refused;
+    const here = refusals.filter((r) => r.field.replace("time_limit_s", "time_limit") === name);
+    const text = here.map(reason).join("; ");
+    if (place.textContent !== text) { place.textContent = text; }
+    place.hidden = !here.length;
+    const marked = name === "image" ? by("fgpu-images") : field(name);
+    if (!marked) { continue; }
+    marked.classList.toggle("is-invalid", here.length > 0);
+    if (here.length) { marked.setAttribute("aria-invalid", "true"); } else { marked.removeAttribute("aria-invalid"); }
+  }
+}
+function showQuota(quota) {
+  const text = quota && quota.text ? sentence(quota.text) : "";
+  by("fgpu-quota").hidden = !text;
+  by("fgpu-quota").textContent = text;
+}
+/** Show an answer, if it is another: what stays as it is keeps the focus, and is not read out again. */
+function show(f) {
+  next = document.createDocumentFragment();
+  const kind = "fgpu-forecast" + describeAnswer(f);
+  const shown = document.createElement("div");
+  shown.append(next);
+  const same = !box.hidden && box.className === kind && shown.innerHTML === box.innerHTML;
+  if (same) { return; }
+  const taking = document.activeElement.matches(".take") && box.contains(document.activeElement);
+  box.hidden = false;
+  box.className = kind;
+  box.replaceChildren(...shown.childNodes);
+  if (taking) { (box.querySelector(".take") || field("fgpu")).focus(); }
+}
+/** Return what would be refused: also more sessions than the Hub has servers for, which the service does not know. */
+function refusalsOf(f) {
+  const most = Number(field("count").max);
+  if (f.count <= most || f.refusals.some((r) => r.field === "count")) { return f.refusals; }
+  return [...f.refusals, { field: "count", message: f.count + " is above " + most + ", the most that you may start at once" }];
+}
+/** Add what is said of an answer, and return of what kind it is. */
+function describeAnswer(f) {
+  const answered = f !== null && !f.error;
+  const refusals = answered ? refusalsOf(f) : [];
+  mark(refusals);
+  showQuota(answered ? f.quota : null);
+  if (!answered) {
+    add("span", isTooOld(f)
+      ? "No forecast: this page is too old for one. Open the form again for forecasts. You can start all the same."
+      : f === null || !f.error.message
+      ? "No forecast: the queue's service does not answer. You can start all the same."
+      : "No forecast: " + sentence(f.error.message) + " You can start all the same.");
+    return "";
+  }
+  if (refusals.length) {
+    add("span", "It would be refused: " + refusals.map(refusalWords).join("; "));
+    return " never";
+  }
+  if (f.starts_now) {
+    add("strong", f.count > 1 ? "All " + f.count + " start now." : "Starts now.");
+    return " now";
+  }
+  const start = f.expected_start_at_s ? when(f.expected_start_at_s) : "";
+  const place = f.position ? nth(f.position) + " in the queue" : "";
+  if (f.count > 1) {
+    add("strong", sentence(f.text));
+    const who = f.count - f.startable_now > 1 ? "The last is " : "It is ";
+    if (place) { add("span", sentence(who + place + (start ? ", " + start : ""))); }
+  } else {
+    add("strong", sentence([place, start].filter(Boolean).join(", ") || "It waits"));
+    add("span", sentence(f.text));
+  }
+  if (f.waits_for) { add("span", sentence(f.waits_for.text)); }
+  add("span", sentence((start ? "Going by " : "Expected start ") + f.basis));
+  if (f.largest_now && (byMemory() || Number(f.largest_now) < Number(field("fgpu").value))) {
+    offer(f.largest_now, f.count > 1 ? "all " + f.count + " start now" : "starts now");
+  } else if (f.soonest) {
+    offer(f.soonest, (f.count > 1 ? "the last starts " : "starts ") + when(f.soonest_at_s));
+  }
+  return " wait";
+}
+// What gets the focus is never behind the forecast, which stays at the bottom of the window and has no fixed height.
+const foot = root.querySelector(".foot");
+new ResizeObserver(() => {
+  document.documentElement.style.scrollPaddingBottom = foot.offsetHeight + 8 + "px";
+}).observe(foot);
+for (const kind of ["input", "change"]) {
+  root.addEventListener(kind, (event) => {
+    if (event.target.id === "fgpu-search") { return; }
+    changed = true;
+    ask();
+  });
+}
+send();

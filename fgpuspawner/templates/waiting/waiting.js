@@ -1,0 +1,191 @@
+const api = new JHAPI(window.jhdata.base_url);
+// The stream tells of a cancelled spawn's end, too: then this page waits for the answer, and not reloads.
+let cancelling = false, over = false;
+
+function clock(at_s) {
+  const day = Math.abs(at_s - Date.now() / 1000) < 43200 ? {} : { weekday: "short" };
+  return new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+}
+function nth(n) {
+  const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
+  return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
+}
+/** Write a text where it is another: what is written again is read aloud again. */
+function write(place, text) {
+  if (place.textContent !== text) { place.textContent = text; }
+}
+/** Show a fact with its heading, or neither where there is none. */
+function fact(id, text) {
+  const there = text !== null && text !== undefined;
+  for (const part of root.querySelectorAll("#" + id + ", [data-of=" + id + "]")) { part.hidden = !there; }
+  write(by(id + "-text") || by(id), text || "");
+}
+function showPull(pull) {
+  fact("fgpu-pull", pull ? pull.text : null);
+  const bar = by("fgpu-pull-bar");
+  bar.hidden = !pull || !pull.bytes_total;
+  if (!bar.hidden) {
+    bar.max = pull.bytes_total;
+    bar.value = pull.bytes_done;
+  }
+}
+function show(event) {
+  if (event.progress !== undefined) { by("progress-bar").style.width = event.progress + "%"; }
+  if (event.message) { write(by("progress-message"), event.message); }
+  const f = event.fgpu;
+  if (!f) { return; }
+  const waiting = f.state === "PENDING";
+  const place = waiting && f.position ? nth(f.position) + " in the queue" : "";
+  const name = root.dataset.server ? " \u2013 " + root.dataset.server : "";
+  document.title = (place || (waiting ? "Waiting" : "Starting")) + name;
+  write(by("fgpu-title"), waiting ? "Waiting in the queue" : "Your session is starting");
+  by("fgpu-place").hidden = !place;
+  write(by("fgpu-place"), place);
+  by("fgpu-simulated").hidden = !f.simulated;
+  by("fgpu-facts").hidden = false;
+  fact("fgpu-amount", f.amount);
+  fact("fgpu-position", !waiting ? null : f.position === null ? "not known yet" : String(f.position));
+  fact("fgpu-why", waiting ? f.text || "" : null);
+  fact("fgpu-first", f.waits_for);
+  showPull(f.pull);
+  fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
+    ? (f.basis || "unknown") : "about " + clock(f.expected_start_at_s) + ", going by " + f.basis);
+  fact("fgpu-since", clock(f.submitted_at_s));
+}
+
+by("stop-server-btn").hidden = false;
+by("stop-server-btn").addEventListener("click", function () {
+  const status = by("stop-server-status");
+  this.disabled = true;
+  this.textContent = "Cancelling";
+  status.hidden = true;
+  cancelling = true;
+  const options = {
+    success: function () { window.location = root.dataset.sessions; },
+    error: (xhr) => {
+      cancelling = false;
+      if (over) { askAgain(); }
+      this.disabled = false;
+      this.textContent = "Cancel";
+      status.hidden = false;
+      status.className = "alert alert-danger";
+      status.textContent = "It could not be cancelled: "
+        + ((xhr.responseJSON && xhr.responseJSON.message) || xhr.statusText || "the Hub does not answer");
+    }
+  };
+  // The Hub's own page always cancels the default server; this one cancels the one it is about.
+  if (root.dataset.server) {
+    api.stop_named_server(root.dataset.user, root.dataset.server, options);
+  } else {
+    api.stop_server(root.dataset.user, options);
+  }
+});
+
+// A Hub that has just started knows no named server until its request is taken up again: only if that stays so it is gone.
+const MISSING_MOST = 45;
+let missing = 0;
+function notifyOfStart() {
+  notify("Your session is ready", (root.dataset.server || "Your session") + " has started.");
+}
+function notifyOfNoStart(message) {
+  notify("Your session did not start", message || (root.dataset.server || "Your session") + " could not be started.");
+}
+/** Go where the Hub sends this page: to the session, or to where one logs in. What tells of progress knows which. */
+async function redirected() {
+  try {
+    const answer = await fetch(root.dataset.progress, {
+      headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store",
+      signal: AbortSignal.timeout(5000)
+    });
+    if (answer.ok && /"ready": ?true/.test(await answer.text())) { notifyOfStart(); }
+  } catch (error) {
+    // Then nothing is told.
+  }
+  window.location.reload();
+}
+
+// The Hub may restart while this page is open: then the stream breaks and this page asks until the Hub has
+// taken the request up again (it renders this page), the session runs (it redirects), or has ended meanwhile.
+function askAgain() {
+  if (cancelling) { return; }
+  const options = { credentials: "same-origin", cache: "no-store", redirect: "manual" };
+  fetch(window.location.href, options).then(async function (answer) {
+    if (answer.type === "opaqueredirect") {
+      await redirected();
+      return;
+    }
+    const text = await answer.text();
+    const mark = /id="fgpu-(waiting|failed|over)"/.exec(text);
+    if (mark) {
+      if (mark[1] !== "waiting") { notifyOfNoStart(); }
+      window.location.reload();
+    } else if (answer.status === 404 && answer.headers.has("X-JupyterHub-Version") && ++missing > MISSING_MOST) {
+      window.location = root.dataset.sessions;
+    } else {
+      setTimeout(askAgain, 2000);
+    }
+  }).catch(function () { setTimeout(askAgain, 2000); });
+  write(by("progress-message"), "The Hub is restarting; your place in the queue stays");
+  document.title = "The Hub is restarting";
+}
+
+/** Wait until the Hub's page tells why, also where somebody else has cancelled it; a server that is gone has no page. */
+function whatBecame(tries) {
+  fetch(window.location.href, { credentials: "same-origin", cache: "no-store" }).then(async function (answer) {
+    const text = await answer.text();
+    if (answer.status > 501) {
+      askAgain();
+    } else if (answer.status === 404) {
+      window.location = root.dataset.sessions;
+    } else if (/id="fgpu-(failed|last-word)"/.test(text) || tries === 0) {
+      window.location.reload();
+    } else {
+      setTimeout(whatBecame, 500, tries - 1);
+    }
+  }).catch(askAgain);
+}
+
+function told(event) {
+  if (!cancelling) { show(event); }
+  if (event.ready || event.failed) {
+    over = true;
+    if (cancelling) { return; }
+    if (event.ready) {
+      notifyOfStart();
+    } else {
+      notifyOfNoStart(event.message);
+      whatBecame(10);
+      return;
+    }
+    window.location.reload();
+  }
+}
+
+// Read by hand, and not as an EventSource: when the Hub dies, its proxy keeps the stream open and silent,
+// and only the bytes that the Hub sends every 8 s, which are no events, tell that it lives.
+const SILENT_MS = 12000;
+async function follow() {
+  const abort = new AbortController();
+  let heard = Date.now(), text = "";
+  const watch = setInterval(() => { if (Date.now() - heard > SILENT_MS) { abort.abort(); } }, 1000);
+  try {
+    const answer = await fetch(root.dataset.progress, {
+      headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store", signal: abort.signal
+    });
+    const reader = answer.ok ? answer.body.pipeThrough(new TextDecoderStream()).getReader() : null;
+    for (let part = reader && await reader.read(); part && !part.done; part = await reader.read()) {
+      heard = Date.now();
+      const lines = (text + part.value).split("\n");
+      text = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) { told(JSON.parse(line.slice(5))); }
+      }
+    }
+  } catch (error) {
+    // The stream has broken; what follows is the same as after its end.
+  }
+  clearInterval(watch);
+  if (!over) { over = true; setTimeout(askAgain, 1000); }
+}
+follow();
+window._jupyterhub_page_loaded = true;
