@@ -1,21 +1,49 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 TOGETHER = ("browser", "docker")
 """Folders whose tests share one Hub for each module."""
+HUBS = {"shared_hub", "shared", "world", "filled", "site", "alice"}
+"""Fixtures of tests/hub that start a Hub for a module."""
+LOG_SHOWN = 3000
 
 
+# First: what gives the groups to the workers is no later than this file, and reads the marks that are there.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, keep the tests that share something slow to make on one of them."""
     for item in items:
         path = Path(item.path)
-        shares = path.parent.name in TOGETHER or "shared_hub" in getattr(item, "fixturenames", ())
+        with_a_hub = path.parent.name == "hub" and not HUBS.isdisjoint(getattr(item, "fixturenames", ()))
+        shares = path.parent.name in TOGETHER or with_a_hub
         # Two marks would be a third group.
         if shares and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(f"{path.parent.name}/{path.name}"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """See that the groups are kept: without them tests fail now and then, on a machine or two."""
+    if item.config.getoption("loadgroup", False) and item.get_closest_marker("xdist_group") is not None:
+        assert "@" in item.nodeid, "pytest-xdist does not know this test's group"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show of a failure what the Hubs of this process logged last."""
+    report = yield
+    hubs = sys.modules.get("hubprocess")
+    if report.failed and hubs is not None:
+        for hub in tuple(hubs.RUNNING):
+            if hub.log.exists():
+                report.sections.append((f"log of {hub.url}", hub.log_text()[-LOG_SHOWN:]))
+    return report
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -317,7 +317,7 @@ launch_postgres() { # DATA LOG; sets `port`
         options="-p $candidate -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
         options+=" -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
         options+=" -c max_connections=200"
-        if as_postgres "$pg_bin/pg_ctl" start --pgdata "$1" --log "$2" --wait --timeout 30 \
+        if as_postgres "$pg_bin/pg_ctl" start --pgdata "$1" --log "$2" --wait --timeout 120 \
             --silent --options "$options" >/dev/null 2>&1 </dev/null; then
             touch "$dir/postgres.started"
             port=$candidate

@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import requests
 from playwright.sync_api import (
     Browser,
     Page,
+    expect,
     sync_playwright,
 )
 from playwright.sync_api import Error as BrowserError
+from standing import Standing
 
-from steps import Person
+from hubprocess import until
+from steps import EXPECT_MS, Person
 from watching import Faults
 
 ARGS = [
@@ -30,6 +35,29 @@ ARGS = [
     "--disable-sync",
 ]
 SCREEN = {"width": 1280, "height": 800}
+PATIENCE_MS = 60_000
+"""What is waited for comes within a second; on a machine that does much else, within this."""
+
+expect.set_options(timeout=EXPECT_MS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def network_of_the_machine_changes() -> Iterator[None]:
+    """Chromium gives up a page's connection when a container's interface comes or goes: the page is opened again."""
+    goto = Page.goto
+
+    def again(page: Page, url: str, **kwargs: Any) -> Any:
+        for _ in range(5):
+            try:
+                return goto(page, url, **kwargs)
+            except BrowserError as e:
+                if "ERR_NETWORK_CHANGED" not in str(e):
+                    raise
+        return goto(page, url, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Page, "goto", again)
+        yield
 
 
 def _skip(reason: str) -> None:
@@ -45,7 +73,7 @@ def chromium() -> Iterator[Browser]:
     if not path or not Path(path).exists():
         _skip("no Chromium (FGPU_TEST_CHROMIUM, tests/services.sh)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGS)
+        browser = playwright.chromium.launch(executable_path=path, args=ARGS, timeout=2 * PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -64,15 +92,28 @@ def faults() -> Faults:
     return Faults()
 
 
+def service_answers(url: str) -> bool:
+    """Return whether the service of the Hub at this address answers, also where it has a domain of its own."""
+    hub = urlsplit(url)
+    host = hub.netloc if hub.hostname == "127.0.0.1" else f"fgpu--service.{hub.netloc}"
+    health = f"http://127.0.0.1:{hub.port}/services/fgpu/health"
+    try:
+        return requests.get(health, headers={"Host": host}, timeout=30).status_code == 200
+    except (requests.ConnectionError, requests.Timeout):
+        return False
+
+
 @pytest.fixture
 def log_in(chromium: Browser, faults: Faults) -> Iterator[Callable[..., Person]]:
     """Logs people in, each in a browser profile of their own; their sessions are ended after the test."""
     people: list[Person] = []
 
     def log_in(url: str, name: str, password: str, **options: Any) -> Person:
+        # It comes after the Hub, and the first page that one sees asks it.
+        until(lambda: service_answers(url), within_s=120, what="the service answers")
         options = {"viewport": SCREEN, "locale": "en-GB", "timezone_id": "Europe/Berlin"} | options
         context = chromium.new_context(**options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE_MS)
         faults.watch(context)
         page: Page = context.new_page()
         people.append(Person(name=name, url=url, page=page))
@@ -95,12 +136,23 @@ def log_in(chromium: Browser, faults: Faults) -> Iterator[Callable[..., Person]]
 
 
 @pytest.fixture
-def shot() -> Callable[[Page, str], None]:
-    """Takes a picture for the documentation, when FGPU_DOCS_SHOTS=1 asks for them."""
+def open_as(chromium: Browser, faults: Faults) -> Iterator[Callable[..., Page]]:
+    """Opens a page of a service that stands alone, as a user, in a browser profile of their own."""
+    contexts = []
+    # Browsers ask every site for it, and there is no Hub that has one.
+    faults.allow(r"(status GET|console) \S+/favicon.ico")
 
-    def take(page: Page, name: str) -> None:
-        if os.environ.get("FGPU_DOCS_SHOTS"):
-            folder = Path(__file__).parents[2] / "docs" / "images"
-            page.screenshot(path=folder / name, animations="disabled")
+    def open_as(service: Standing, user: str, path: str = "", **options: Any) -> Page:
+        headers = {"Authorization": f"token token-{user}"}
+        context = chromium.new_context(**({"viewport": SCREEN, "extra_http_headers": headers} | options))
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        faults.watch(context)
+        page = context.new_page()
+        page.goto(service.url + path)
+        return page
 
-    return take
+    yield open_as
+    for context in contexts:
+        context.close()
+    assert not faults.unexpected(), "\n".join(faults.unexpected())

@@ -15,6 +15,9 @@ from hubprocess import until
 START_MS = 90_000
 """How long a session may take to start on a busy machine."""
 
+EXPECT_MS = 30_000
+"""What is shown comes within a second. Playwright's own five are too few beside tests that start Hubs and containers."""
+
 END_SESSIONS = """
 async () => {
   const live = document.getElementById("live");
@@ -75,6 +78,27 @@ def forecast(page: Page) -> Locator:
     return page.locator("#fgpu-forecast")
 
 
+def images(page: Page) -> list[str]:
+    """Return the names of the images that the form offers, as they are announced, card by card."""
+    found = page.locator(".fgpu-form .version").all_text_contents()
+    return [" ".join(name.split()) for name in found]
+
+
+def choose_image(page: Page, slug: str) -> None:
+    """Choose an image by its card."""
+    page.locator(f'.fgpu-form [name=image][value="{slug}"]').check()
+
+
+def about_image(page: Page, slug: str) -> Locator:
+    """Return what a card says of an image."""
+    return page.locator(f'.fgpu-form .about[data-image="{slug}"]')
+
+
+def refused(page: Page, name: str) -> Locator:
+    """Return what is said at a field of why it would be, or was, refused."""
+    return page.locator(f"#fgpu-{name}-refused")
+
+
 def start(page: Page) -> None:
     """Press the form's button."""
     page.get_by_role("button", name="Start").click()
@@ -125,7 +149,7 @@ class Sessions:
         dialog = self.page.get_by_role("dialog", name=f"End {name}?")
         expect(dialog).to_contain_text("Its programs stop")
         dialog.get_by_role("button", name="End the session").click()
-        expect(dialog).to_be_hidden(timeout=20_000)
+        expect(dialog).to_be_hidden(timeout=60_000)
 
     def expect_bars(self, own: Amounts, whole: Amounts) -> None:
         """Wait until both bars of each resource show exactly ``own`` of ``whole``, in words and in length."""
@@ -198,3 +222,11 @@ def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> 
 def scrolls_sideways(page: Page) -> bool:
     """Return whether the page is wider than its window."""
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+ASKED = "performance.getEntriesByType('resource').filter((r) => r.name.includes('part=1')).length"
+
+
+def until_asked(page: Page, times: int = 1) -> None:
+    """Wait until a page that keeps itself up to date has asked so often: the first time when its events begin."""
+    until(lambda: page.evaluate(ASKED) >= times, what="the page asks what has changed")

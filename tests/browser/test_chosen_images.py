@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from fgpuspawner import network
 from hubprocess import until
-from steps import START_MS, Person, Sessions, expect_lab, run_in_notebook, start
+from steps import START_MS, Person, Sessions, choose_image, expect_lab, run_in_notebook, start
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("images")]
 
@@ -63,7 +63,7 @@ def test_image_after_image_and_two_at_once_each_with_its_own_python_and_version(
     # One, chosen in the form; then the other, when the first has ended.
     for slug in ("old", "new"):
         page.goto(ann.link())
-        page.get_by_label("Image", exact=True).select_option(slug)
+        choose_image(page, slug)
         for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1024")):
             page.locator(f"#fgpu-{field}").fill(value)
         start(page)

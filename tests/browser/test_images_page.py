@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from hubprocess import HubProcess, until
-from steps import Person, forecast, scrolls_sideways
+from steps import Person, about_image, choose_image, forecast, images, scrolls_sideways
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(600)
 
 NARROW = {"width": 390, "height": 844}
 ADMIN = "test-admin-password-0123456789-abcdef"
@@ -107,24 +107,27 @@ def test_with_an_image_the_form_preselects_what_is_recommended_but_keeps_what_wa
     def offered() -> bool:
         # The Hub follows within seconds to what another test did.
         page.goto(f"{hub.url}/hub/spawn")
-        return page.locator("#fgpu-image option").all_inner_texts() == ["Python 3.11", "PyTorch 1.9"]
+        return images(page) == ["Python 3.11", "PyTorch 1.9"]
 
     until(offered, what="the form has both images")
     page.fill("#fgpu-memory", "640")
-    page.select_option("#fgpu-image", "torch")
+    choose_image(page, "torch")
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.7")
     expect(page.locator("#fgpu-cpu")).to_have_value("0.5")
     expect(page.locator("#fgpu-memory")).to_have_value("640")
-    hint = page.locator("#fgpu-image-hint [data-image=torch]")
+    hint = about_image(page, "torch")
     expect(hint).to_contain_text("At least 0.4 fGPU.")
     expect(hint).to_contain_text("Deprecated: Removed in May.")
-    expect(hint.locator("svg")).to_be_visible()
-    expect(page.locator("#fgpu-image-hint [data-image=python]")).to_be_hidden()
+    expect(page.locator(".image-card.is-chosen svg")).to_be_visible()
+    expect(page.locator(".image-card.is-chosen")).to_have_accessible_name("PyTorch")
+    # What the image needs is marked beside the slider, and taken with a click.
+    page.get_by_role("button", name="least 0.4 fGPU").click()
+    expect(page.locator("#fgpu-fgpu")).to_have_value("0.4")
     page.fill("#fgpu-fgpu", "0.3")
-    expect(forecast(page)).to_contain_text("fgpu: 0.3 is below the least of 0.4 that PyTorch 1.9 needs")
+    expect(forecast(page)).to_contain_text("GPU (fGPU): 0.3 is below the least of 0.4 that PyTorch 1.9 needs")
     page.fill("#fgpu-fgpu", "0.4")
     expect(forecast(page)).to_contain_text("Starts now.")
     # An image by its name counts in place of the list's.
     page.get_by_text("Another image, by its name").click()
     page.fill("#fgpu-image-name", "eve/secret:1")
-    expect(forecast(page)).to_contain_text("image: there is no 'eve/secret:1'; choose one of python, torch")
+    expect(forecast(page)).to_contain_text("Image: there is no 'eve/secret:1'; choose one of python, torch")

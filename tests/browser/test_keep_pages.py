@@ -9,9 +9,10 @@ import pytest
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
+from labsteps import BUILD
 from steps import START_MS, Person, Sessions
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 LITTLE = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 512}
 WARNED_MS = 60_000
@@ -20,7 +21,7 @@ WARNED_MS = 60_000
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     reclaim = {"*": {"idle_after_s": 15, "grace_s": 3600}}
-    found = HubProcess(tmp_path_factory.mktemp("hub"), reclaim=reclaim)
+    found = HubProcess(tmp_path_factory.mktemp("hub"), before=BUILD, reclaim=reclaim)
     try:
         yield found.start()
     finally:
@@ -54,7 +55,11 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     page.goto(f"{hub.url}/user/gil/lab")
     page.locator(".jp-fgpu-StatusItem").click(timeout=START_MS)
     other = page.get_by_role("region", name="My other sessions").get_by_role("listitem")
-    expect(other.get_by_role("alert")).to_contain_text("Idle", timeout=30_000)
+    expect(other.get_by_role("alert")).to_contain_text("Idle", timeout=60_000)
+    notice = page.locator(".Toastify").get_by_text("gpu-2 will be reclaimed. Idle")
+    expect(notice).to_be_visible(timeout=60_000)
     other.get_by_role("button", name="Keep gpu-2").click()
-    expect(other.get_by_role("alert")).to_have_count(0, timeout=30_000)
+    expect(other.get_by_role("alert")).to_have_count(0, timeout=60_000)
+    # What the notification says is no longer so.
+    expect(notice).to_have_count(0, timeout=60_000)
     assert all(session.kept_until_s for session in hub.sessions().values())

@@ -12,7 +12,16 @@ from dockerhub import BASE, DockerHub, Engine, entry
 from playwright.sync_api import Page, expect
 
 from fgpuspawner import network
-from steps import START_MS, Person, Sessions, expect_lab, run_in_notebook, scrolls_sideways, start
+from steps import (
+    START_MS,
+    Person,
+    Sessions,
+    choose_image,
+    expect_lab,
+    run_in_notebook,
+    scrolls_sideways,
+    start,
+)
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -79,7 +88,7 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
     Sessions(page).end("default server")
     expect(Sessions(page).none).to_be_visible(timeout=START_MS)
     page.goto(amy.link())
-    page.get_by_label("Image", exact=True).select_option(full_name)
+    choose_image(page, full_name)
     ask_for_little(page)
     start(page)
     page.wait_for_url(re.compile(f"/user/{amy.name}/lab"), timeout=START_MS, wait_until="commit")

@@ -6,6 +6,7 @@ import io
 import secrets
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,12 @@ class Engine:
         return {entry["Name"]: entry["Id"] for entry in found}
 
     def remove(self, name: str) -> None:
-        """Remove a container at once, whoever made it, if it is there."""
+        """Remove a container at once, whoever made it, if it is there and nobody is removing it."""
         try:
             self.client.remove_container(name, force=True)
-        except NotFound:
-            return
+        except APIError as e:
+            if e.status_code not in (404, 409):
+                raise
 
     def close(self) -> None:
         """Remove what was made here."""
@@ -167,8 +169,18 @@ class Engine:
             self.remove(container)
         # Two modules may have given one name.
         for image in dict.fromkeys(self._images):
-            self.client.remove_image(image, force=True)
+            until(partial(self._removed, image), what=f"image {image} is removed")
         self.client.close()
+
+    def _removed(self, image: str) -> bool:
+        try:
+            self.client.remove_image(image, force=True)
+        except APIError as e:
+            # Gone, or its last container is just being removed.
+            if e.status_code not in (404, 409):
+                raise
+            return e.status_code == 404
+        return True
 
 
 @dataclass(frozen=True)
@@ -247,7 +259,7 @@ class DockerHub(HubProcess):
         assert container is not None
         return Running(session, container, token)
 
-    def wait_ready(self, user: str, server: str = "", *, within_s: float = 20) -> None:
+    def wait_ready(self, user: str, server: str = "", *, within_s: float = 90) -> None:
         """Wait until the Hub says that this server is ready."""
         try:
             until(lambda: self.ready(user, server), within_s=within_s)
@@ -261,26 +273,35 @@ class DockerHub(HubProcess):
         noise = ("] 200 GET /", "Checking access to /hub/api")
         return "\n".join(line for line in self.log_text().splitlines() if not any(n in line for n in noise))
 
-    def wait_state(self, user: str, server: str, state: str | None, *, within_s: float = 30) -> None:
+    def wait_state(self, user: str, server: str, state: str | None, *, within_s: float = 90) -> None:
         """Wait until this server's live session is in a state; None: until it has none."""
         what = f"{user}/{server} is {state}"
         until(lambda: self.states().get(f"{user}/{server}") == state, within_s=within_s, what=what)
 
     def last(self, user: str) -> Session:
         """Return the newest ended session of a user, as soon as there is one."""
-        return until(lambda: self.store.ended(user=user, limit=1), what=f"a session of {user} has ended")[0]
+
+        def newest() -> Session | None:
+            found = self.store.ended(user=user, limit=1)
+            asked = [s.id for s in self.sessions().values() if s.request.user == user]
+            # A test before may have had one of the same user: one that was asked for later is the one that is meant.
+            return found[0] if found and max(asked, default=0) < found[0].id else None
+
+        found = until(newest, what=f"a session of {user} has ended")
+        assert found is not None
+        return found
 
     def end(self, user: str, server: str = "") -> None:
         """End a server, and wait until its container has ended and its share is free."""
         assert self.stop(user, server).status_code in (202, 204)
-        self.wait_state(user, server, None, within_s=60)
+        self.wait_state(user, server, None)
 
     def end_all_but(self, keep: set[str]) -> None:
         """End every server but these."""
         for key in self.states():
             if key not in keep:
                 self.stop(*key.split("/", 1))
-        until(lambda: set(self.states()) <= keep, what="all sessions of the test have ended")
+        until(lambda: set(self.states()) <= keep, within_s=120, what="all sessions of the test have ended")
 
     def close(self) -> None:
         """End the Hub, and remove its sessions' containers."""

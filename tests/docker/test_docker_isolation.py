@@ -36,6 +36,16 @@ nvml.nvmlDeviceGetMemoryInfo(handle, memory)
 print(total.value >> 20, memory[0] >> 20)
 """
 SLICE = "2048 2048"
+NAMESPACE = """
+import ctypes
+dlmopen = ctypes.CDLL(None).dlmopen
+dlmopen.restype, dlmopen.argtypes = ctypes.c_void_p, [ctypes.c_long, ctypes.c_char_p, ctypes.c_int]
+def opened(name):
+    handle = dlmopen(-1, name.encode(), 2)
+    assert handle, name
+    return ctypes.CDLL(name, handle=handle)
+"""
+"""What dlmopen(LM_ID_NEWLM) finds: a driver of its own, in a namespace without what was preloaded."""
 ALLOCATE = """
 import ctypes, signal, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -101,6 +111,11 @@ WAYS = {
     "a login shell": ["bash", "-lc", f"LD_LIBRARY_PATH=/run/fgpu/simulated {PYTHON} -c '{TOTALS}'"],
     "a child of a child": ["sh", "-c", f"({PYTHON} -c '{TOTALS}')"],
     "DEEPBIND": [PYTHON, "-c", TOTALS, "RTLD_DEEPBIND"],
+    "dlmopen": [
+        PYTHON,
+        "-c",
+        NAMESPACE + TOTALS.replace('ctypes.CDLL("', 'opened("').replace(", mode=mode", ""),
+    ],
     "loader by name": ["/lib64/ld-linux-x86-64.so.2", PYTHON, "-c", TOTALS],
 }
 
@@ -216,15 +231,20 @@ def test_the_commands_tell_the_slice(engine: Engine, half: Running) -> None:
         assert "2048MiB" in said.replace(" ", ""), said
 
 
+BYPASSED = "BYPASSED (expected)"
+
+
 def test_fgpu_verify_proves_it_in_any_image(engine: Engine, half: Running) -> None:
     status, said = engine.run_in(
         half.id, "env", f"PATH={Path(PYTHON).parent}:/usr/bin:/bin", "/run/fgpu/fgpu-verify", "--json"
     )
     found = json.loads(said[said.index("{") :])
     by_check = {check["name"]: check["verdict"] for check in found["checks"]}
-    assert {name for name, verdict in by_check.items() if verdict == "FAILED"} == set(), said
+    not_proved = {name: verdict for name, verdict in by_check.items() if verdict != "PROVED"}
+    assert not_proved.pop("static") in (BYPASSED, "NOT TRIED"), said
+    assert not_proved == {"loader-copy": BYPASSED, "raw-ioctl": "NOT TRIED"}, said
+    assert set(by_check) >= {"env-cleared", "preload-file", "limits-file", "deepbind", "dlmopen", "compute"}
     assert status == 0
-    assert list(by_check.values()).count("PROVED") >= 8
 
 
 # --- Configuration and images ---
@@ -365,7 +385,7 @@ def test_the_watchdog_ends_a_session_that_brought_a_loader_of_its_own(
     assert (ended.id, ended.state, ended.end_cause) == (thief.session.id, "ERROR", "ISOLATION_FAILED")
     assert ended.message == (
         "your session was ended because it held 3000 MiB of GPU memory, above its limit of 2048 MiB, also after a "
-        "warning; a program in it got around its limit"
+        "warning; its programs took memory that the limit does not count, or got around it"
     )
     assert any(e.kind == "warned" and e.session_id == ended.id for e in hub.store.events(limit=10000))
     until(lambda: engine.inspect(thief.name) is None, what="its container is gone")

@@ -12,7 +12,7 @@ from pathlib import Path
 import machines
 import pytest
 import requests
-from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, until
+from dockerhub import BASE, MINI, ONE, PYTHON, QUICK, DockerHub, Engine, until
 from machines import Machine
 from test_docker_isolation import ALLOCATE, OWN_LOADER
 
@@ -27,6 +27,20 @@ pytestmark = pytest.mark.xdist_group("machines")
 
 HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
 WHOLE = {**ONE, "fgpu": "2"}
+BY_EVENTS_ALONE = """
+from functools import partial
+import fgpuspawner.runtime
+fgpuspawner.runtime.Deadlines = partial(fgpuspawner.runtime.Deadlines, reconcile_every_s=600)
+c.Spawner.poll_interval = 600
+"""
+"""Lines of a Hub that looks at what runs when an engine has told it of something, and next to never besides."""
+
+SILENT_LATE = """
+import fgpuspawner.engines
+fgpuspawner.engines.LOOK_TIMEOUT_S = 30
+c.Spawner.poll_interval = 600
+"""
+"""Lines of a Hub that waits longer for an engine that hangs than whatever does not wait for it can take."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +51,12 @@ def there(engine: Engine, image: str) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHub]:
-    """A Hub with a GPU here and a GPU there."""
+def two(
+    request: pytest.FixtureRequest, make_hub: Callable[..., DockerHub], there: Machine
+) -> Iterator[DockerHub]:
+    """A Hub with a GPU here and a GPU there; with lines before its configuration where a test gives some."""
     hub = make_hub(
+        before=QUICK + getattr(request, "param", ""),
         nodes=[HERE, there.node("there", gpus={"simulated": 1})],
         groups={"default": {}},
         fgpu_per_gpu=2,
@@ -75,7 +92,10 @@ def state_of(hub: DockerHub, node: str) -> NodeState:
 
 def answers(hub: DockerHub, user: str) -> bool:
     """Return whether the user's server answers through the proxy."""
-    return requests.get(f"{hub.url}/user/{user}/api", timeout=10).status_code == 200
+    try:
+        return requests.get(f"{hub.url}/user/{user}/api", timeout=30).status_code == 200
+    except (requests.ConnectionError, requests.Timeout):
+        return False
 
 
 def both(hub: DockerHub, there: Machine) -> tuple[str, str]:
@@ -128,6 +148,7 @@ def exec_there(there: Machine, name: str, *words: str) -> tuple[int, str]:
     return answer.status, answer.output.decode()
 
 
+@pytest.mark.parametrize("two", [BY_EVENTS_ALONE], indirect=True, ids=["by-events-alone"])
 def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
     two: DockerHub, there: Machine
 ) -> None:
@@ -138,14 +159,15 @@ def test_a_death_there_frees_its_share_at_once_and_the_next_one_starts(
     session = two.sessions()[f"{user}/"]
     there.client.kill(two.container_name(session), "SIGKILL")
     died = time.monotonic()
-    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=10)
-    assert time.monotonic() - died < 1.5, "by the event: looking alone takes up to five seconds"
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], what="its share is free")
+    print(f"its share was free after {time.monotonic() - died:.2f} s")
     two.wait_ready("carol")
     assert node_of(two, "carol") == "there"
     ended = two.last(user)
     assert (ended.end_cause, ended.id) == ("EXITED", session.id)
 
 
+@pytest.mark.parametrize("two", [SILENT_LATE], indirect=True, ids=["silent-late"])
 def test_an_engine_that_hangs_delays_no_death_elsewhere(
     two: DockerHub, there: Machine, engine: Engine
 ) -> None:
@@ -153,13 +175,11 @@ def test_an_engine_that_hangs_delays_no_death_elsewhere(
     session = two.sessions()[f"{user}/"]
     there.freeze()
     engine.client.kill(two.container_name(session), "SIGKILL")
-    died = time.monotonic()
-    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=10)
-    assert time.monotonic() - died < 4, "not as long as the other one may take to be found silent"
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], what="its share is free")
     assert state_of(two, "there") is NodeState.READY, "nothing is known of it yet"
-    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=120)
     there.thaw()
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     assert answers(two, user_there)
 
 
@@ -172,7 +192,7 @@ def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(
     here_user, user = both(two, there)
     before = two.sessions()[f"{user}/"]
     there.cut()
-    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30, what="the node is lost")
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=120, what="the node is lost")
     two.add_user("carol")
     two.spawn("carol", options=WHOLE)
     two.end(here_user)
@@ -183,7 +203,7 @@ def test_a_machine_that_is_cut_off_keeps_its_shares_and_comes_back(
     time.sleep(for_s)
     assert two.states() == {f"{user}/": "RUNNING", "carol/": "RUNNING", "dave/": "PENDING"}
     there.mend()
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60, what="the node is back")
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120, what="the node is back")
     after = two.sessions()[f"{user}/"]
     assert (after.id, after.attempt, after.state) == (before.id, before.attempt, before.state)
     assert answers(two, user)
@@ -198,27 +218,27 @@ def test_a_session_that_is_ended_while_its_machine_is_away_keeps_its_share_until
     _, user = both(two, there)
     name = two.container_name(two.sessions()[f"{user}/"])
     there.cut()
-    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=120)
     two.stop(user)
     time.sleep(4)
     assert two.states()[f"{user}/"] == "TERMINATING"
     there.mend()
-    two.wait_state(user, "", None, within_s=60)
+    two.wait_state(user, "", None)
     until(lambda: name not in [c["Names"][0][1:] for c in there.client.containers(all=True)])
 
 
+@pytest.mark.parametrize("two", [SILENT_LATE], indirect=True, ids=["silent-late"])
 def test_an_engine_that_hangs_delays_nobody_elsewhere(two: DockerHub, there: Machine) -> None:
     here_user, user = both(two, there)
     two.end(here_user)
     there.freeze()
-    begun = time.monotonic()
     two.add_user("carol")
     two.spawn("carol", options=WHOLE)
     two.wait_ready("carol")
-    assert time.monotonic() - begun < 8
+    assert state_of(two, "there") is NodeState.READY, "nothing is known of it yet"
     assert node_of(two, "carol") == "here"
     there.thaw()
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     assert two.states()[f"{user}/"] == "RUNNING"
 
 
@@ -230,9 +250,9 @@ def test_a_hub_that_starts_while_a_machine_is_away_takes_up_what_runs_there_late
     two.kill()
     there.freeze()
     two.start()
-    assert state_of(two, "there") is NodeState.LOST
+    until(lambda: state_of(two, "there") is NodeState.LOST, what="the node is lost")
     there.thaw()
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     assert {key: (s.id, s.attempt) for key, s in two.sessions().items()} == before
     assert set(two.states().values()) == {"RUNNING"}
     assert {here_user, user} == {key[:-1] for key in before}
@@ -254,7 +274,7 @@ def test_a_machine_that_was_never_known_is_used_when_it_answers(
         (node,) = hub.store.snapshot(0).nodes
         assert (node.state, node.cpu_milli, node.memory_mib) == (NodeState.LOST, 0, 0)
         there.thaw()
-        until(lambda: hub.store.snapshot(0).nodes[0].cpu_milli > 0, within_s=60)
+        until(lambda: hub.store.snapshot(0).nodes[0].cpu_milli > 0, within_s=120)
         started(hub, "alice", "there", group="other")
     finally:
         there.thaw()
@@ -270,11 +290,11 @@ def test_an_engine_that_is_restarted_leaves_its_sessions_alone_or_says_that_they
     there.stop_engine()
     there.start_engine()
     # Without live-restore the engine ends its containers: that is an end like any other, and not a loss.
-    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=60)
+    until(lambda: session.id not in [s.id for s in two.sessions().values()], within_s=120)
     ended = two.last(user)
     assert ended.id == session.id
     assert ended.message
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=30)
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     started(two, user, "there")
 
 
@@ -285,13 +305,13 @@ def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Mac
     assert refused.returncode == 1
     assert refused.stderr == "fgpu: node 'there' is READY; gone is for a node that is LOST\n"
     there.cut()
-    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=30)
+    until(lambda: state_of(two, "there") is NodeState.LOST, within_s=120)
     said = fgpu(two, "node", "there", "gone")
     assert (said.returncode, said.stdout) == (
         0,
         "node there: the Hub ends its sessions within a few seconds\n",
     )
-    two.wait_state(user, "", None, within_s=15)
+    two.wait_state(user, "", None)
     ended = two.last(user)
     assert (ended.id, ended.state, ended.end_cause) == (session.id, "ERROR", "NODE_LOST")
     assert ended.message == "the machine that this session ran on was lost, and it with it"
@@ -299,7 +319,7 @@ def test_an_administrator_says_that_a_machine_is_gone(two: DockerHub, there: Mac
     assert state_of(two, "there") is NodeState.LOST
     # It was not gone after all: what it still runs belongs to nobody any more.
     there.mend()
-    until(lambda: state_of(two, "there") is NodeState.READY, within_s=60)
+    until(lambda: state_of(two, "there") is NodeState.READY, within_s=120)
     until(lambda: not containers_there(two, there), what="the ghost is removed")
 
 

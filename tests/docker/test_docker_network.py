@@ -72,7 +72,8 @@ def reaches_only(
     engine: Engine, container: str, targets: list[tuple[str, int]], own: list[tuple[str, int]]
 ) -> None:
     """See that a session reaches ``own`` of the targets and no other, whatever networks Docker makes meanwhile."""
-    assert reached(engine, container, targets) == own
+    until(lambda: reached(engine, container, own) == own, what="what is open is reached")
+    assert reached(engine, container, [target for target in targets if target not in own]) == []
 
 
 def host_addresses() -> list[str]:
@@ -84,6 +85,14 @@ def host_addresses() -> list[str]:
         for a in entry.get("addr_info", ())
         if a["family"] == "inet" and entry["ifname"] != "lo"
     ]
+
+
+def reached_here(engine: Engine, container: str, port: int) -> list[str]:
+    """Return at which of the host's own addresses this port is reached from inside a container."""
+    found = reached(engine, container, [(a, port) for a in host_addresses()])
+    # One of a network that was removed meanwhile is the host's no more: who answers there is outside.
+    still = host_addresses()
+    return [a for a, _ in found if a in still]
 
 
 def jump_of(hub: DockerHub) -> list[str]:
@@ -109,7 +118,7 @@ def test_two_users_sessions_are_on_networks_of_their_own(
 
 
 def test_two_sessions_do_not_reach_each_other(engine: Engine, two: Two) -> None:
-    assert reached(engine, two.alice.id, [(two.alice.ip, 8888)]), "its own server answers"
+    until(lambda: reached(engine, two.alice.id, [(two.alice.ip, 8888)]), what="its own server answers")
     assert reached(engine, two.alice.id, [(two.bob.ip, 8888), (two.bob.gateway, 8888)]) == []
     assert reached(engine, two.bob.id, [(two.alice.ip, 8888), (two.alice.gateway, 8888)]) == []
 
@@ -186,7 +195,7 @@ def test_a_session_does_not_reach_ports_that_other_containers_publish(
         engine.client.start(made["Id"])
         port = int(engine.client.port(made["Id"], 8888)[0]["HostPort"])
         until(lambda: answers(address, port), what="the published port answers the host")
-        assert reached(engine, two.alice.id, [(a, port) for a in host_addresses()]) == []
+        assert reached_here(engine, two.alice.id, port) == []
     finally:
         engine.remove(made["Id"])
 
@@ -204,7 +213,7 @@ def test_a_session_reaches_the_hubs_api(
     engine: Engine, two: Two, shared_hub: DockerHub, address: str
 ) -> None:
     url = f"http://{address}:{shared_hub.port + 1}/hub/api/"
-    code = f"from urllib.request import urlopen; print(urlopen({url!r}, timeout=5).read().decode())"
+    code = f"from urllib.request import urlopen; print(urlopen({url!r}, timeout=60).read().decode())"
     assert '"version"' in engine.python_in(two.alice.id, code)
 
 
@@ -223,26 +232,28 @@ def test_a_session_does_not_reach_what_else_the_host_listens_on(
     # Nobody accepts: as many connections as the machine has addresses must find room.
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
-        everywhere = [(a, port) for a in host_addresses()]
-        assert (two.alice.gateway, port) in everywhere
+        assert two.alice.gateway in host_addresses()
         # Not all of them, where other Hubs' networks are on this machine.
-        assert reached(engine, neighbour, everywhere), "the listener answers whoever may ask"
-        assert reached(engine, two.alice.id, everywhere) == []
+        until(lambda: reached_here(engine, neighbour, port), what="the listener answers whoever may ask")
+        assert reached_here(engine, two.alice.id, port) == []
     # The Hub's port is open at the Hub's address only.
-    others = [(a, shared_hub.port + 1) for a in host_addresses()]
-    assert len(reached(engine, two.alice.id, others)) == 1
+    hubs = shared_hub.port + 1
+    until(
+        lambda: len(reached_here(engine, two.alice.id, hubs)) == 1, what="it is open there, and nowhere else"
+    )
 
 
 @can_be_closed
 def test_a_session_does_not_reach_the_host_by_udp(engine: Engine, two: Two, address: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("0.0.0.0", 0))
-        listener.settimeout(1)
+        listener.settimeout(30)
         port = listener.getsockname()[1]
         send = f"import socket; socket.socket(2, 2).sendto(b'here', ({address!r}, {port}))"
         neighbour = engine.start(f"{engine.prefix}-udp", network="bridge")
         engine.python_in(neighbour, send)
         assert listener.recv(10) == b"here"
+        listener.settimeout(2)
         engine.python_in(two.alice.id, send)
         with pytest.raises(TimeoutError):
             listener.recv(10)
@@ -273,9 +284,7 @@ def test_rules_that_somebody_flushed_are_back_in_a_moment(
     with socket.create_server(("0.0.0.0", 0)) as listener:
         target = (address, listener.getsockname()[1])
         subprocess.run(["iptables", "-w", "-D", *jump_of(shared_hub)], check=True)
-        until(
-            lambda: not reached(engine, two.alice.id, [target]), within_s=40, what="the port is closed again"
-        )
+        until(lambda: not reached(engine, two.alice.id, [target]), what="the port is closed again")
     said = "The firewall's rules were not in force any more; they are again"
     until(lambda: said in shared_hub.log_text(), what="the log says so")
 
@@ -290,11 +299,11 @@ def test_the_command_prints_applies_and_removes_the_rules(
     alice = hub.running("alice")
     with socket.create_server(("0.0.0.0", 0)) as listener:
         target = (alice.gateway, listener.getsockname()[1])
-        assert reached(engine, alice.id, [target]) == [target], "the Hub did nothing about it"
+        until(lambda: reached(engine, alice.id, [target]), what="the Hub does nothing about it")
         assert command(hub, "--apply") == f"OK: the rules of installation {hub.installation} are in force"
         assert reached(engine, alice.id, [target]) == []
         assert command(hub, "--remove") == f"removed the rules of installation {hub.installation}"
-        assert reached(engine, alice.id, [target]) == [target]
+        until(lambda: reached(engine, alice.id, [target]), what="it is open again")
         printed = command(hub)
         subprocess.run(["sh", "-s"], input=printed, text=True, check=True)
         assert reached(engine, alice.id, [target]) == [], "the printed script does the same"
@@ -318,7 +327,7 @@ def test_rules_stay_with_sessions_that_outlive_the_hub_and_go_with_the_last(
     make_hub: Callable[..., DockerHub],
 ) -> None:
     hub = make_hub().start()
-    hub.running("alice")
+    alice = hub.running("alice")
     hub.terminate()
     # Not while Docker makes a network for another test.
     until(
@@ -327,6 +336,8 @@ def test_rules_stay_with_sessions_that_outlive_the_hub_and_go_with_the_last(
     hub.start()
     hub.wait_ready("alice")
     hub.end("alice")
+    # It holds its network until it is removed.
+    hub.engine.wait_gone(alice.name)
     hub.terminate()
     assert all(rules == [] for rules in firewall.state(hub.installation).values())
     assert hub.engine.networks_of(hub.installation) == {}
@@ -374,7 +385,7 @@ def outside() -> Iterator[Outside]:
         )
         try:
             until(lambda: answers(OUTSIDE, 8080), what="the machine outside answers")
-            assert answers(METADATA, 8080), "so do its metadata"
+            until(lambda: answers(METADATA, 8080), what="so do its metadata")
             yield Outside(OUTSIDE, 8080, name)
         finally:
             server.kill()
@@ -402,7 +413,7 @@ def as_it_is(netns: str) -> str:
 @can_be_closed
 def test_nobody_outside_reaches_a_session(two: Two, outside: Outside, shared_hub: DockerHub) -> None:
     """Not even with a way there, whatever the host does with packets that it passes on."""
-    assert answers(two.alice.ip, 8888), "the host does"
+    until(lambda: answers(two.alice.ip, 8888), what="the host does")
     # A first packet may meet Docker's own silence, while it moves its rules about for another network.
     code = f"import socket; socket.create_connection(({two.alice.ip!r}, 8888), timeout=20)"
     words = ["ip", "netns", "exec", outside.netns, sys.executable, "-c", code]
@@ -421,7 +432,7 @@ def test_with_closed_egress_a_session_reaches_hub_and_service_and_nothing_else(
     own = [(address, hub.port + 1), (address, hub.port + 3)]
     reaches_only(engine, carol.id, [*own, outside.server, (METADATA, 8080)], own)
     health = f"http://{address}:{hub.port + 3}/services/fgpu/health"
-    code = f"from urllib.request import urlopen; print(urlopen({health!r}, timeout=5).status)"
+    code = f"from urllib.request import urlopen; print(urlopen({health!r}, timeout=60).status)"
     assert engine.python_in(carol.id, code) == "200"
     # Names would carry data out: Docker's resolver asks nobody.
     assert carol.host["Dns"] == ["127.0.0.1"]
@@ -434,7 +445,7 @@ def test_closed_egress_that_the_hub_cannot_close_is_refused(
     hub = make_hub(egress="closed", env=without_iptables())
     hub.start(wait=False)
     assert hub.process is not None
-    assert hub.process.wait(60) != 0
+    assert hub.process.wait(120) != 0
     assert "c.FGPU.egress is 'closed', and the Hub cannot close it" in hub.log_text()
 
 
@@ -465,7 +476,7 @@ def test_one_origin_for_all_users_is_warned_of(
             f"{hub.url}/user/alice/api",
             headers={"Host": host, "Authorization": f"token {running.token}"},
             allow_redirects=False,
-            timeout=10,
+            timeout=60,
         )
         assert answer.status_code == status, answer.text
 
@@ -481,7 +492,7 @@ def test_a_network_goes_with_its_users_last_session(engine: Engine, hub: DockerH
     hub.end("erin")
     until(
         lambda: all(u != "erin" for u in users_with_networks(engine, hub)),
-        within_s=60,
+        within_s=180,
         what="the network of erin is gone",
     )
     assert "dora" in users_with_networks(engine, hub), "one that is in use stays"
@@ -538,7 +549,7 @@ def test_launches_of_one_user_at_once_make_one_network(engine: Engine, hub: Dock
     for name in names:
         assert hub.spawn("frank", name, options={**ONE, "fgpu": "0.5"}).status_code in (201, 202)
     for name in names:
-        hub.wait_ready("frank", name, within_s=60)
+        hub.wait_ready("frank", name)
     assert users_with_networks(engine, hub).count("frank") == 1
 
 
@@ -561,7 +572,7 @@ def test_a_pool_that_is_somebody_elses_is_refused(make_hub: Callable[..., Docker
     hub = make_hub(network_pool=f"{address.rsplit('.', 2)[0]}.0.0/16")
     hub.start(wait=False)
     assert hub.process is not None
-    assert hub.process.wait(60) != 0
+    assert hub.process.wait(120) != 0
     assert "name a pool of addresses that nobody here uses" in hub.log_text()
 
 

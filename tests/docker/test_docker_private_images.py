@@ -94,10 +94,13 @@ def wish(images: PrivateImages, running: Running, name: str, **more: Any) -> Pri
     return images.wish(running.session.id, name=name, **given)
 
 
-def settled(images: PrivateImages, found: PrivateImage) -> PrivateImage:
+def settled(hub: DockerHub, images: PrivateImages, found: PrivateImage) -> PrivateImage:
     """Wait until an image is ready or has failed."""
     making = (ImageState.WISHED, ImageState.COMMITTING)
-    until(lambda: images.get(found.id).state not in making, within_s=60, what=f"{found.name} is made")
+    until(lambda: images.get(found.id).state not in making, within_s=120, what=f"{found.name} is made")
+    if images.get(found.id).state is ImageState.READY:
+        # Which the Hub says when it offers it.
+        until(lambda: f" is saved as {found.name}, " in hub.log_text(), what=f"{found.name} is offered")
     return images.get(found.id)
 
 
@@ -108,7 +111,7 @@ def saved(hub: DockerHub, engine: Engine, images: PrivateImages) -> tuple[Runnin
     engine.python_in(alice.id, f"open('/home/jovyan/notes', 'w').write({HOME_FILE!r})")
     status, said = engine.run_in(alice.id, *PIP)
     assert status == 0, said
-    found = settled(images, wish(images, alice, "torch-more"))
+    found = settled(hub, images, wish(images, alice, "torch-more"))
     assert found.state is ImageState.READY, found.message
     return alice, found
 
@@ -221,7 +224,7 @@ def test_a_session_whose_environment_has_its_token_is_saved_without_it(
     bob = hub.running("bob", image="old")
     token = (tokens / "bob").read_text()
     assert token in bob.env["JUPYTERHUB_API_TOKEN"]
-    found = settled(images, wish(images, bob, "old"))
+    found = settled(hub, images, wish(images, bob, "old"))
     assert found.state is ImageState.READY
     tar = tmp_path / "image.tar"
     subprocess.run(["docker", "save", "-o", tar, found.reference], check=True, timeout=120)
@@ -235,7 +238,7 @@ def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
     _, first = saved
     again = hub.running("alice", "again", image=first.name)
     engine.python_in(again.id, "open('/opt/env/more', 'w').write('1' * 10**6)")
-    second = settled(images, wish(images, again, "torch-more"))
+    second = settled(hub, images, wish(images, again, "torch-more"))
     assert (second.name, second.made_from, second.base) == ("alice/torch-more:2", first.name, "python")
     assert second.size_bytes is not None
     assert first.size_bytes is not None
@@ -265,7 +268,7 @@ def test_what_is_larger_than_the_quota_is_refused_and_nothing_is_left(
 ) -> None:
     again = hub.running("alice", "again")
     engine.python_in(again.id, "open('/opt/env/large', 'wb').write(b'x' * 101 * 2**20)")
-    found = settled(images, wish(images, again, "large"))
+    found = settled(hub, images, wish(images, again, "large"))
     assert found.state is ImageState.FAILED
     assert "alice/large:1 would have 101 MiB" in str(found.message)
     assert "of the 100 MiB" in str(found.message)
@@ -284,7 +287,7 @@ def test_a_hub_that_is_killed_while_the_engine_writes_saves_it_when_it_is_back(
     hub.kill()
     assert images.get(found.id).state is ImageState.COMMITTING
     hub.start()
-    found = settled(images, found)
+    found = settled(hub, images, found)
     assert found.state is ImageState.READY, found.message
     assert [n for n in images_of(engine, hub.installation) if "carrier" in n] == []
     container = engine.inspect(again.name)

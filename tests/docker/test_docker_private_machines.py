@@ -55,7 +55,7 @@ def test_an_image_of_a_session_there_starts_here_and_is_removed_from_both(
 ) -> None:
     hub.add_user("alice")
     assert hub.spawn("alice", options={**ONE, "group": "far"}).status_code in (201, 202)
-    hub.wait_ready("alice", within_s=60)
+    hub.wait_ready("alice")
     session = hub.sessions()["alice/"]
     store = Store(f"sqlite:///{hub.data / 'fgpu.sqlite'}")
     store.connect()
@@ -64,7 +64,8 @@ def test_an_image_of_a_session_there_starts_here_and_is_removed_from_both(
     code = "open('/opt/env/kept', 'w').write('kept')"
     execs.run_in(client, hub.container_name(session), [PYTHON, "-c", code], most_bytes=1000)
     wished = images.wish(session.id, name="far", asked_by="test", quota=ImageQuota(), now_s=1)
-    until(lambda: images.get(wished.id).state is ImageState.READY, within_s=60, what="it is made")
+    until(lambda: images.get(wished.id).state is ImageState.READY, within_s=120, what="it is made")
+    until(lambda: " is saved as " in hub.log_text(), what="it is offered")
     found = images.get(wished.id)
     assert found.node_id == "there"
     assert names_on(client, hub) == [found.reference]

@@ -55,7 +55,7 @@ class Pool:
         """Return those that wait as soon as there are so many."""
         return until(
             lambda: found if len(found := self.waiting()) == count else {},
-            within_s=60,
+            within_s=180,
             what=f"{count} containers wait",
         )
 
@@ -186,13 +186,14 @@ def test_a_killed_hub_leaves_no_double_and_removes_what_waited(pool: Pool, engin
         until(lambda: len(pool.waiting()) < 2, what="carol's is taken")
         hub.kill()
     waited = set(pool.waiting().values())
-    assert hub.states() == {"carol/": "PREPARING"}
+    # Whichever it is: what follows is to be so in either case.
+    assert hub.states() in ({"carol/": "PREPARING"}, {"carol/": "RUNNING"})
     hub.start()
     until(
         lambda: not waited & set(engine.of_installation(hub.installation).values()), what="they are removed"
     )
     hub.spawn("carol", options=slow)
-    hub.wait_ready("carol", within_s=40)
+    hub.wait_ready("carol")
     session = hub.sessions()["carol/"]
     sessions = [name for name in engine.of_installation(hub.installation) if "-warm-" not in name]
     assert sessions == [hub.container_name(session)]

@@ -94,7 +94,7 @@ class Lab:
 
     async def run(self, session_id: int) -> None:
         """Launch a session as soon as it is placed."""
-        await asyncio.wait_for(self.waiting[session_id], 5)
+        await asyncio.wait_for(self.waiting[session_id], 60)
         session = await self.scheduler.prepare(session_id)
         self.launcher.things.append(Observed("a", session_id, session.attempt, f"c{session_id}", True))
         await self.scheduler.running(session_id, session.attempt, "{}")
@@ -107,7 +107,7 @@ class Lab:
 
     async def rounds(self, count: int = 4) -> None:
         """Let the scheduler look at everything a few times."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for _ in range(count):
                 async with self.launcher.looked:
                     await self.launcher.looked.wait()

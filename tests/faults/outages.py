@@ -59,7 +59,7 @@ class OwnPostgres:
         self, action: str, *flags: str, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         words = [str(ROOT / "tests" / "services.sh"), action, "--dir", str(self._folder), *flags]
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=120)
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=300)
 
 
 class Stopped:

@@ -103,7 +103,7 @@ def service_says(hub: HubProcess, path: str) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("outage", "away_s"),
     [

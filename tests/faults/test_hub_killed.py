@@ -255,7 +255,7 @@ def marks(kind: str, point: str) -> list[pytest.MarkDecorator]:
     return [*slow, MACHINES] if kind == "machines" else slow
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "point"),
     [pytest.param(kind, point, marks=marks(kind, point)) for kind, point in STEPS],

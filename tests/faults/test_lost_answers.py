@@ -72,7 +72,7 @@ async def lab(store: Forgetful) -> AsyncIterator[Lab]:
 async def test_a_submission_of_several_is_queued_once(lab: Lab, store: Forgetful, when: str) -> None:
     (store.lost_after if when == "after" else store.lost_before)["submit"] = 1
     asked = [Request("alice", name, "python", "default", 500, 100, 256) for name in ("", "gpu-2")]
-    sessions = await asyncio.wait_for(lab.scheduler.submit(asked), 10)
+    sessions = await asyncio.wait_for(lab.scheduler.submit(asked), 60)
     assert [s.request for s in sessions] == asked
     assert [s.id for s in await lab.scheduler.live()] == [s.id for s in sessions]
 
@@ -82,15 +82,15 @@ async def test_every_step_of_a_launch_happens_once(lab: Lab, store: Forgetful, w
     lost = store.lost_after if when == "after" else store.lost_before
     lost["set_held"] = 1
     session_id = await lab.ask("alice")
-    await asyncio.wait_for(lab.waiting[session_id], 10)
+    await asyncio.wait_for(lab.waiting[session_id], 60)
     lost["move"] = 1
-    session = await asyncio.wait_for(lab.scheduler.prepare(session_id), 10)
+    session = await asyncio.wait_for(lab.scheduler.prepare(session_id), 60)
     lost["move"] = 1
-    pulling = await asyncio.wait_for(lab.scheduler.pulling(session_id, session.attempt), 10)
+    pulling = await asyncio.wait_for(lab.scheduler.pulling(session_id, session.attempt), 60)
     assert pulling.state is SessionState.PULLING
     lab.launcher.things.append(Observed("a", session_id, session.attempt, "c1", True))
     lost["move"] = 1
-    running = await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 10)
+    running = await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 60)
     assert (running.state, running.launched) == (SessionState.RUNNING, "{}")
     states = store.states(session_id)
     assert states.count("RUNNING") == states.count("PULLING") == states.count("SCHEDULED") == 1
@@ -127,7 +127,7 @@ async def test_whoever_waits_is_told_that_the_database_is_away_and_that_it_is_ba
     listening = asyncio.create_task(listen())
     await asyncio.sleep(0)
     store.lost_before["submit"] = 2
-    session_id = await asyncio.wait_for(lab.ask("alice"), 10)
+    session_id = await asyncio.wait_for(lab.ask("alice"), 60)
     await lab.run(session_id)
     assert told[:2] == [False, True]
     assert told[-1] is False
@@ -139,8 +139,8 @@ async def test_a_session_that_has_ended_before_it_was_known_to_run_says_how(
     lab: Lab, store: Forgetful
 ) -> None:
     session_id = await lab.ask("alice")
-    await asyncio.wait_for(lab.waiting[session_id], 10)
+    await asyncio.wait_for(lab.waiting[session_id], 60)
     session = await lab.scheduler.prepare(session_id)
     store.lost_after["move"] = 1  # There is no container: the next look finds that it is gone.
     with pytest.raises(SessionEnded, match="gone; nobody here ended it"):
-        await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 10)
+        await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 60)

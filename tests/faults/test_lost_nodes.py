@@ -49,7 +49,7 @@ async def begun(folder: Path) -> AsyncIterator[tuple[Lab, Reached]]:
 
 
 async def reached(lab: Lab, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await lab.rounds(1)
 
@@ -69,20 +69,20 @@ async def test_a_node_that_is_lost_between_place_and_launch_sends_its_session_ba
 ) -> None:
     async with begun(tmp_path) as (lab, launcher):
         first = await lab.ask("alice")
-        await asyncio.wait_for(lab.waiting[first], 5)
+        await asyncio.wait_for(lab.waiting[first], 60)
         launcher.is_reached = False
         await reached(lab, lambda: state(lab, first) is S.PENDING)
         with pytest.raises(Requeued):
             await lab.scheduler.prepare(first)
         launcher.is_reached = True
-        again = await asyncio.wait_for(lab.scheduler.placed(first), 5)
+        again = await asyncio.wait_for(lab.scheduler.placed(first), 60)
         assert (await lab.scheduler.prepare(again.id)).attempt == 1
 
 
 async def test_a_session_that_was_ended_between_place_and_launch_says_how(tmp_path: Path) -> None:
     async with begun(tmp_path) as (lab, _):
         first = await lab.ask("alice")
-        await asyncio.wait_for(lab.waiting[first], 5)
+        await asyncio.wait_for(lab.waiting[first], 60)
         await lab.scheduler.end(first, EndCause.USER, "an administrator ended it")
         with pytest.raises(SessionEnded, match="an administrator ended it"):
             await lab.scheduler.prepare(first)
@@ -110,14 +110,14 @@ async def test_a_node_that_is_back_takes_nothing_before_its_ghosts_are_gone(
         await lab.rounds(6)
         assert state(lab, second) is S.PENDING, "alice's container still uses the GPU"
         launcher.lets_go = True
-        await asyncio.wait_for(lab.waiting[second], 5)
+        await asyncio.wait_for(lab.waiting[second], 60)
         assert launcher.things == []
 
 
 async def test_a_node_is_gone_for_a_launch_in_flight_too_once_that_has_failed(tmp_path: Path) -> None:
     async with begun(tmp_path) as (lab, launcher):
         first = await lab.ask("alice")
-        await asyncio.wait_for(lab.waiting[first], 5)
+        await asyncio.wait_for(lab.waiting[first], 60)
         with lab.scheduler.launching(first):
             await lab.scheduler.prepare(first)
             launcher.is_reached = False
@@ -127,3 +127,11 @@ async def test_a_node_is_gone_for_a_launch_in_flight_too_once_that_has_failed(tm
             assert state(lab, first) is S.PREPARING
         await reached(lab, lambda: state(lab, first) is S.ERROR)
         await reached(lab, lambda: node_state(lab) is NodeState.LOST)
+
+
+async def test_a_cordon_between_a_look_and_what_follows_from_it_stays(tmp_path: Path) -> None:
+    async with begun(tmp_path) as (lab, _):
+        looked_at = lab.store.snapshot(0)
+        lab.store.set_node_state("a", NodeState.CORDONED, now_s=0)
+        await lab.scheduler._note_nodes(looked_at, Seen((), ()))
+        assert node_state(lab) is NodeState.CORDONED

@@ -14,21 +14,21 @@ from notebooks import Kernel, run
 ONE = {"fgpu": "1", "cpu": "0.5", "memory_mib": 512}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_an_open_notebook_computes_on_while_the_hub_is_killed_and_comes_back(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
     hub = make_hub(server=None, outer_proxy=True).start()
     token = hub.add_user("alice")
     hub.spawn("alice", options=ONE)
-    until(lambda: hub.ready("alice"), within_s=60)
+    until(lambda: hub.ready("alice"))
     session, before = hub.sessions()["alice/"], hub.routes()
     kernel = Kernel(hub, "alice", token)
     assert kernel.run("41") == "41"
 
     hub.kill()
     assert kernel.run("6 * 7") == "42", "while there is no Hub"
-    page = requests.get(f"{hub.url}/hub/home", timeout=10)
+    page = requests.get(f"{hub.url}/hub/home", timeout=60)
     assert page.status_code == 503
     assert "JupyterHub is restarting" in page.text
     assert "keep their place" in page.text
@@ -62,7 +62,7 @@ def test_a_proxy_that_was_killed_and_started_anew_gets_its_routes_again(
     assert "/user/alice" in before
     assert hub.proxy is not None
     hub.proxy.kill()
-    hub.proxy.wait(10)
+    hub.proxy.wait(30)
     hub.start_proxy()
-    until(lambda: hub.routes() == before, within_s=15, what="the new proxy has the routes of the old one")
-    assert requests.get(f"{hub.url}/user/alice/api", timeout=10).status_code == 200
+    until(lambda: hub.routes() == before, what="the new proxy has the routes of the old one")
+    assert requests.get(f"{hub.url}/user/alice/api", timeout=60).status_code == 200

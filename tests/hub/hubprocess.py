@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,13 +61,21 @@ c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r
 """Lines after `configure` that leave the managed service out."""
 
 
+GIVEN: list[tuple[int, int]] = []
+"""The latest ports that this worker was given: each time the first, and how many."""
+
+
 def free_ports(count: int) -> int:
     """Return the first of ``count`` neighbouring ports that are free now.
 
-    Below 32768: from there on the system gives ports to connections, and could take one meanwhile.
+    Below 32768: from there on the system gives ports to connections, and could take one meanwhile. Each worker has
+    2000 of its own: what is free now is used some seconds later.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 6
     while True:
-        first = secrets.randbelow(12000) + 20000
+        first = 20000 + 2000 * worker + secrets.randbelow(2000 - count)
+        if any(first < given + many and given < first + count for given, many in GIVEN):
+            continue  # Its Hub may be down for a moment.
         taken = []
         try:
             for port in range(first, first + count):
@@ -78,10 +87,12 @@ def free_ports(count: int) -> int:
         finally:
             for s in taken:
                 s.close()
+        GIVEN.append((first, count))
+        del GIVEN[:-100]
         return first
 
 
-def until(found: Callable[[], T], *, within_s: float = 30, what: str = "") -> T:
+def until(found: Callable[[], T], *, within_s: float = 60, what: str = "") -> T:
     """Return what ``found`` returns as soon as it is true; fail after ``within_s``."""
     deadline = time.monotonic() + within_s
     while True:
@@ -91,6 +102,10 @@ def until(found: Callable[[], T], *, within_s: float = 30, what: str = "") -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s} s: {what or found}; last: {value!r}")
         time.sleep(0.05)
+
+
+RUNNING: weakref.WeakSet[HubProcess] = weakref.WeakSet()
+"""The Hubs of this process, for what they have logged when a test fails."""
 
 
 class HubProcess:
@@ -163,8 +178,9 @@ class HubProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        RUNNING.add(self)
         if wait:
-            until(self._answers, within_s=60, what="the Hub answers")
+            until(self._answers, within_s=120, what="the Hub answers")
         return self
 
     def start_proxy(self) -> None:
@@ -187,8 +203,8 @@ class HubProcess:
         """Return what the proxy routes where, by path; None while it does not answer."""
         url = f"http://127.0.0.1:{self.port + 2}/api/routes"
         try:
-            answer = requests.get(url, headers={"Authorization": f"token {self.token}"}, timeout=5)
-        except requests.ConnectionError:
+            answer = requests.get(url, headers={"Authorization": f"token {self.token}"}, timeout=10)
+        except (requests.ConnectionError, requests.Timeout):
             return None
         return {path: route["target"] for path, route in answer.json().items()}
 
@@ -197,8 +213,8 @@ class HubProcess:
         if self.process.poll() is not None:
             raise AssertionError(f"the Hub ended with {self.process.returncode}:\n{self.log_text()[-4000:]}")
         try:
-            return requests.get(f"{self.url}/hub/api/", timeout=5).status_code == 200
-        except requests.ConnectionError:
+            return requests.get(f"{self.url}/hub/api/", timeout=10).status_code == 200
+        except (requests.ConnectionError, requests.Timeout):
             return False
 
     def kill(self) -> None:
@@ -215,6 +231,7 @@ class HubProcess:
 
     def close(self) -> None:
         """End the Hub and everything that ever descended from it."""
+        RUNNING.discard(self)
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(30)
@@ -225,7 +242,9 @@ class HubProcess:
             self._store.close()
         mine = [p for p in psutil.process_iter() if self._is_mine(p)]
         for process in mine:
-            process.kill()
+            # Some end by themselves meanwhile, because the Hub has.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(mine, timeout=10)
         shutil.rmtree(self.accounts, ignore_errors=True)
 
@@ -314,7 +333,7 @@ class HubProcess:
         """Return the state of each live session by ``user/server``."""
         return {key: session.state.value for key, session in self.sessions().items()}
 
-    def reach(self, states: dict[str, str], *, within_s: float = 40) -> None:
+    def reach(self, states: dict[str, str], *, within_s: float = 90) -> None:
         """Wait until the live sessions are exactly these."""
         seen: dict[str, str] = {}
 
@@ -339,9 +358,4 @@ def running(folder: Path, **kwargs: Any) -> Iterator[HubProcess]:
         hub.close()
 
 
-def wait_gone(pid: int, *, within_s: float = 20) -> None:
-    """Wait until a process is gone."""
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", within_s=within_s)
-
-
-__all__ = ["HubProcess", "running", "signal", "until", "wait_gone"]
+__all__ = ["HubProcess", "running", "signal", "until"]

@@ -24,15 +24,15 @@ def remove_leftovers(installation: str, engines: Iterable[str] = ("",)) -> None:
         cli = ["docker", *(["--host", host] if host else [])]
         for listing, removal in LISTED_AND_REMOVED:
             gone = partial(_removed, installation, [*cli, *listing], [*cli, *removal])
-            until(gone, within_s=60)
+            until(gone, within_s=180)
     if firewall.can_apply():
         firewall.run(firewall.removal(installation))
 
 
 def _removed(installation: str, listing: list[str], removal: list[str]) -> bool:
     words = [*listing, "--quiet", "--no-trunc", "--filter", f"label=fgpu.installation={installation}"]
-    found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
     if found:
         # One that is just being removed by somebody else is refused.
-        subprocess.run([*removal, *found], capture_output=True, check=False, timeout=60)
+        subprocess.run([*removal, *found], capture_output=True, check=False, timeout=300)
     return not found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,8 @@ import requests
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
+ANSWERED_AT_ITS_END = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 50}\n"
+"""Whoever asks is answered when the start has failed, however slow the machine is."""
 
 SLOW_LAUNCH = """
 import time
@@ -24,7 +28,7 @@ import asyncio
 class SlowSpawner(LocalFGPUSpawner):
     async def launch(self, session):
         # Like an engine that takes its time, and cannot be interrupted.
-        await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 3))
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 8))
         return await super().launch(session)
 
 c.JupyterHub.spawner_class = SlowSpawner
@@ -132,7 +136,7 @@ def test_progress_tells_position_and_reason_and_changes_when_they_change(make_hu
     assert event["message"] == "You are next in the queue: 1 fGPU is not free: nothing is free now"
     assert event["fgpu"]["simulated"] is True
     assert hub.stop("holder").status_code in (202, 204)
-    assert stream.ended.wait(20)
+    assert stream.ended.wait(90)
     assert stream.events[-1]["ready"] is True
 
 
@@ -144,13 +148,13 @@ def test_cancelling_a_queued_spawn_frees_its_place_and_leaves_no_zombie(make_hub
     hub.reach({"holder/": "RUNNING", "alice/work": "PENDING"})
     stream = Stream(hub, "alice", "work")
     until(lambda: stream.events, what="the stream has begun")
-    assert hub.stop("alice", "work").status_code == 204
+    assert hub.stop("alice", "work").status_code in (202, 204)
     hub.reach({"holder/": "RUNNING"})
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause, ended.attempt) == ("CANCELLED", "USER", 0)
     assert not hub.servers("alice").get("work", {}).get("ready")
     assert "/user/alice/work/" not in routes(hub)
-    assert stream.ended.wait(20)
+    assert stream.ended.wait(90)
     assert not any(e.get("ready") for e in stream.events), "a cancelled spawn never looks ready"
     assert hub.spawn("alice", "work", options=ONE).status_code == 202, "and it can be asked for again"
 
@@ -171,7 +175,7 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
 
 def test_a_request_that_waits_too_long_is_cancelled_with_the_limit_in_words(make_hub: Any) -> None:
     hub = make_hub(
-        service=False, queue_timeout_s=2, after="c.Spawner.consecutive_failure_limit = 1\n"
+        service=False, queue_timeout_s=5, after="c.Spawner.consecutive_failure_limit = 1\n"
     ).start()
     full(hub)
     hub.add_user("alice")
@@ -179,7 +183,7 @@ def test_a_request_that_waits_too_long_is_cancelled_with_the_limit_in_words(make
     hub.reach({"holder/": "RUNNING"})
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause) == ("CANCELLED", "QUEUE_TIMEOUT")
-    assert ended.message == "nothing became free within the queue's limit of 2 seconds"
+    assert ended.message == "nothing became free within the queue's limit of 5 seconds"
     page = hub.api("GET", "users/alice")
     assert page.status_code == 200, "and the Hub still answers"
     assert not hub.servers("alice").get("", {}).get("pending")
@@ -198,7 +202,7 @@ def test_a_launch_that_takes_too_long_has_failed_and_frees_its_share(make_hub: A
 
 def test_a_server_that_ends_at_once_fails_at_once_with_its_last_words(make_hub: Any) -> None:
     after = "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(\"no kernel here\")']\n"
-    hub = make_hub(mini=False, service=False, after=after).start()
+    hub = make_hub(mini=False, service=False, before=ANSWERED_AT_ITS_END, after=after).start()
     hub.add_user("alice")
     answer = hub.spawn("alice", options=ONE)
     assert answer.status_code == 500
@@ -211,7 +215,7 @@ def test_consecutive_failures_do_not_end_the_hub_and_free_everything(make_hub: A
     after = (
         "c.Spawner.cmd = ['python', '-c', 'raise SystemExit(3)']\nc.Spawner.consecutive_failure_limit = 0\n"
     )
-    hub = make_hub(mini=False, service=False, after=after).start()
+    hub = make_hub(mini=False, service=False, before=ANSWERED_AT_ITS_END, after=after).start()
     hub.add_user("alice")
     for _ in range(6):
         assert hub.spawn("alice", options=ONE).status_code == 500
@@ -303,13 +307,9 @@ def test_a_session_that_ends_by_itself_frees_its_share_and_says_why(make_hub: An
     full(hub)
     hub.add_user("alice")
     hub.spawn("alice", options=ONE)
-    note = json.loads(hub.sessions()["holder/"].launched or "{}")
-    import psutil
-
-    server = next(
-        c.pid for c in psutil.net_connections("tcp") if c.laddr.port == note["port"] and c.status == "LISTEN"
-    )
-    psutil.Process(server).kill()
+    holder = hub.sessions()["holder/"]
+    note = hub.data / "run" / f"{holder.id}-{holder.attempt}@local"
+    os.kill(int(note.read_text()), signal.SIGKILL)
     hub.reach({"alice/": "RUNNING"})
     ended = last(hub, "holder")
     assert (ended.state, ended.end_cause) == ("TERMINATED", "EXITED")

@@ -141,6 +141,11 @@ def test_only_the_owner_or_an_administrator_saves_a_session(world: World) -> Non
     assert (image["owner"], image["asked_by"], image["mine"]) == ("alice", "admin", False)
     assert world.hub.get("private-images", world.admin)["images"] == []
     assert len(world.hub.get("private-images?all=1", world.admin)["images"]) == 1
+    lines = world.hub.get("admin/audit?action=private-image", world.admin)["lines"]
+    said = [(line["actor"], line["action"], line["target"]) for line in lines]
+    assert said == [("admin", "private-image.save", f"session {world.alice_runs.id} of alice as by-admin")], (
+        "and nothing of what owners do with their own"
+    )
     assert world.ask("GET", "private-images?all=1", world.alice, 403)["error"]["field"] == "all"
 
 

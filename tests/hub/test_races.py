@@ -27,7 +27,7 @@ from fgpuspawner.local import LocalFGPUSpawner
 class SlowSpawner(LocalFGPUSpawner):
     async def launch(self, session):
         if session.id == 1 and session.attempt == 1:
-            await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 4))
+            await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 10))
         return await super().launch(session)
 
 c.JupyterHub.spawner_class = SlowSpawner
@@ -38,7 +38,7 @@ import asyncio
 
 async def hook(spawner):
     if spawner.name:
-        await asyncio.sleep(3)
+        await asyncio.sleep(8)
 
 c.Spawner.pre_spawn_hook = hook
 """
@@ -88,7 +88,7 @@ def test_further_sessions_keep_their_places_and_can_be_cancelled_while_a_hook_ru
     hub.spawn("bob", options=ONE)
     assert hub.states()["bob/"] == "PENDING", "who asked later does not overtake"
     first.join()
-    assert hub.stop("alice", "gpu-2").status_code == 204
+    assert hub.stop("alice", "gpu-2").status_code in (202, 204)
     hub.reach({"alice/": "RUNNING", "bob/": "RUNNING"})
 
 
@@ -121,7 +121,7 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
         cwd=hub.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert second.returncode == 1
@@ -156,26 +156,26 @@ def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
     token = hub.add_user("alice")
     service = f"{hub.url}/services/fgpu/"
     headers = {"Authorization": f"token {token}"}
-    page = until(lambda: (r := requests.get(service, headers=headers, timeout=10)).ok and r, what="the page")
+    page = until(lambda: (r := requests.get(service, headers=headers, timeout=60)).ok and r, what="the page")
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
     browser = requests.Session()
-    login = browser.get(f"{hub.url}/hub/login", timeout=10)
+    login = browser.get(f"{hub.url}/hub/login", timeout=60)
     fields = {
         "username": "alice",
         "password": "test-password",
         "_xsrf": browser.cookies.get("_xsrf", path="/hub/"),
     }
     assert login.ok
-    form = browser.post(f"{hub.url}/hub/login?next=/hub/spawn", data=fields, timeout=10).text
+    form = browser.post(f"{hub.url}/hub/login?next=/hub/spawn", data=fields, timeout=60).text
     found = re.search(r'data-ticket="([^"]+)"', form)
     assert found, form[:2000]
     ticket = {"X-FGPU-Ticket": found[1]}
-    forecast = requests.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=10)
+    forecast = requests.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)
     assert forecast.json()["starts_now"] is True
     forged = {"X-FGPU-Ticket": found[1][:-1] + ("0" if found[1][-1] != "0" else "1")}
-    assert requests.get(f"{service}api/v1/forecast?fgpu=1", headers=forged, timeout=10).status_code == 401
+    assert requests.get(f"{service}api/v1/forecast?fgpu=1", headers=forged, timeout=60).status_code == 401
     for path in ("sessions", "queue", "capacity", "me", "events"):
-        assert requests.get(f"{service}api/v1/{path}", headers=ticket, timeout=10).status_code == 401
+        assert requests.get(f"{service}api/v1/{path}", headers=ticket, timeout=60).status_code == 401
 
 
 def test_the_hub_waits_for_a_database_that_is_away_when_it_starts(

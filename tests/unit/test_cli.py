@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from fgpu_scheduler import (
     SessionState,
     plan,
 )
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.store import Store
 from fgpuspawner import __version__, cli
 from fgpuspawner.isolation import native
@@ -577,3 +579,28 @@ def test_every_command_has_help() -> None:
             assert one.description
             for action in one._actions:
                 assert action.help or isinstance(action, argparse._SubParsersAction)
+
+
+# --- fgpu node ---
+
+
+def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
+    (tmp_path / "data").mkdir()
+    filled(url, node())
+    assert (
+        fgpu(capsys, "node", "local", "cordon", "--config", path)[1] == "node local: takes no more sessions\n"
+    )
+    status, _, said = fgpu(capsys, "node", "local", "cordon", "--config", path)
+    assert (status, said) == (1, "fgpu: node 'local' is CORDONED; cordon is for a node that is READY\n")
+    store = Store(url)
+    store.open()
+    try:
+        lines = Audit(store).lines(limit=9)
+    finally:
+        store.close()
+    assert [(line.actor, line.action, line.target) for line in lines] == [
+        (f"{getpass.getuser()} (fgpu)", "node.cordon", "node local")
+    ]

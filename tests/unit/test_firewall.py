@@ -342,7 +342,7 @@ def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(befo
 
 def a_host(interface: str, address: str, peer: str) -> subprocess.Popen[bytes]:
     """Return the process of a host of its own, which has the address ``peer``, behind this interface."""
-    host = subprocess.Popen(["unshare", "-n", "sleep", "60"])
+    host = subprocess.Popen(["unshare", "-n", "sleep", "3600"])
     own = os.readlink("/proc/thread-self/ns/net")
     while os.readlink(f"/proc/{host.pid}/ns/net") == own:
         time.sleep(0.01)

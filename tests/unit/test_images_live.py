@@ -286,7 +286,7 @@ async def test_reading_again_goes_on_after_what_nobody_thought_of(
     monkeypatch.setattr(images, "refresh", refresh)
     monkeypatch.setattr(live, "REFRESH_EVERY_S", 0.0)
     task = asyncio.create_task(live.keep_current(images))
-    await asyncio.wait_for(again.wait(), 30)
+    await asyncio.wait_for(again.wait(), 60)
     task.cancel()
     assert caplog.messages.count("The catalogue could not be read again") == 1
 

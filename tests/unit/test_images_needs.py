@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from traitlets.config import Config
 
 from fgpu_scheduler import Caps, Device, Node, Refusal, Request
@@ -13,7 +14,7 @@ from fgpuspawner import form
 from fgpuspawner.images.architectures import capability_of, runs_on
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import never_held
-from fgpuspawner.options import Offer, Refused, make_offer, parse, read_fields
+from fgpuspawner.options import Offer, Refused, make_offer, parse, read_fields, takeable_milli
 from fgpuspawner.settings import FGPU
 
 PLAIN = Image("plain", "Plain", "python", "3.11", "3.11", "lab/plain:1", default=True)
@@ -237,6 +238,38 @@ def test_a_hidden_image_is_named_nowhere_and_started_by_who_names_it() -> None:
     assert refusal(found, image="none").message == "image: there is no 'none'; choose one of plain, big"
 
 
+def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None:
+    secret = replace(PLAIN, slug="secret", name="Secret", default=False, hidden=True)
+    found = offer(big(), hidden=(secret,))
+    for given, checked, named in (
+        ({"image": "secret", "fgpu": "77"}, [], "secret"),
+        ({"image": "big", "fgpu": "77"}, ["big"], ""),
+        ({"fgpu": "77"}, ["plain"], ""),
+    ):
+        html = form.render(found, hub_prefix="/hub/", ticket="t", given=given)
+        page = BeautifulSoup(html, "html.parser")
+        assert [radio["value"] for radio in page.select("[name=image][checked]")] == checked
+        assert [field["value"] for field in page.select("[name=image_name]")] == [named]
+
+
+def test_only_amounts_that_the_image_may_have_are_offered_in_place_of_another() -> None:
+    found = offer(big(min_gpu_memory_mib=2048), device(0), device(1))
+    wanted = parse({"image": "big", "gpu_memory_mib": 4096, "compute_percent": 50}, found)
+    amounts = tuple(takeable_milli(wanted, found))
+    assert amounts == (300, 400, 500, 600, 700, 800, 900, 1000, 2000)
+    assert tuple(takeable_milli(parse({"fgpu": "1"}, found), found))[:2] == (100, 200)
+
+
+def test_a_form_with_no_image_chosen_starts_none() -> None:
+    found = offer(big())
+    with pytest.raises(Refused) as caught:
+        parse(read_fields({"image_name": [" "], "cpu": ["many"]}), found)
+    assert [r.field for r in caught.value.refusals] == ["image", "cpu"]
+    assert caught.value.refusals[0].message == "image: none is chosen; choose one of plain, big"
+    # A link that says none takes the default.
+    assert parse(read_fields({}), found).image == "plain"
+
+
 def test_where_every_image_is_hidden_nothing_names_one() -> None:
     config = Config({"FGPU": {"groups": {"default": {}}, "fgpu_per_gpu": 1}})
     covert = replace(PLAIN, slug="covert", name="Covert", hidden=True, recommended_fgpu_milli=300)
@@ -244,6 +277,10 @@ def test_where_every_image_is_hidden_nothing_names_one() -> None:
     assert (found.default.image, found.default.fgpu_milli) == ("", 500)
     for raw, said in (
         ({}, "image: you are shown none; name one that you may use, or ask an administrator"),
+        (
+            read_fields({"image_name": [""]}),
+            "image: you are shown none; name one that you may use, or ask an administrator",
+        ),
         ({"image": "x"}, "image: there is no 'x'; name one that you may use, or ask an administrator"),
     ):
         with pytest.raises(Refused) as caught:

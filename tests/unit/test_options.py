@@ -14,6 +14,7 @@ from fgpu_scheduler import Node, Refusal
 from fgpuspawner import form
 from fgpuspawner.images.catalogue import Image
 from fgpuspawner.options import Offer, Refused, Wanted, asks_the_same, make_offer, parse, read_fields
+from fgpuspawner.presets import fields_of
 from fgpuspawner.settings import FGPU
 
 PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)
@@ -382,6 +383,25 @@ def test_every_reason_is_told_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("raw", "fields"),
+    [
+        # What is too much in every group is told beside a group that is none.
+        ({"group": "nope", "count": 99, "priority": 7, "fgpu": "9"}, ["group", "count", "priority"]),
+        ({"cpu": "y", "fgpu": "9", "memory_mib": 1, "time_limit": "0:00"}, ["cpu", "fgpu", "memory_mib"]),
+        # Nothing is told of defaults, nor of what two fields ask for together.
+        ({"gpu_memory_mib": "4 GiB", "compute_percent": "25"}, ["gpu_memory_mib"]),
+        ({"cpu": "y"}, ["cpu"]),
+    ],
+)
+def test_what_cannot_be_read_hides_no_reason_of_other_fields(
+    raw: dict[str, object], fields: list[str]
+) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(raw, offer())
+    assert [r.field for r in caught.value.refusals] == fields
+
+
 def test_amounts_that_no_node_has_together_are_refused() -> None:
     own = settings(
         groups={},
@@ -401,7 +421,7 @@ def test_markup_in_a_refusal_is_shown_as_text() -> None:
     with pytest.raises(Refused) as caught:
         parse({"image": MARKUP}, offer())
     assert form.refusal_html(caught.value) == (
-        "<ul class='fgpu-refusals mb-0 ps-3'><li>image: there is no &#39;&lt;script&gt;alert(1)&lt;/script&gt;&#39;; "
+        "<ul class='fgpu-refusals mb-0 ps-3'><li>Image: there is no &#39;&lt;script&gt;alert(1)&lt;/script&gt;&#39;; "
         "choose one of python, torch</li></ul>"
     )
 
@@ -504,6 +524,23 @@ def test_a_request_without_a_time_limit_gets_the_usual_one(
     assert parse({}, offer(**given)).time_limit_s == expected_s
 
 
+def test_a_time_limit_that_is_emptied_in_the_form_is_none_and_a_link_without_one_takes_the_default() -> None:
+    usual = offer(default_time_limit_s=7200)
+    page = shown(form.render(usual, hub_prefix="/hub/", ticket="t", given={}))
+    assert [field["value"] for field in page.select("[name=time_limit]")] == ["2:00"]
+    sent = {"gpu_by": ["fgpu"], "fgpu": ["1"], "time_limit": [""]}
+    wanted = parse(read_fields(sent), usual)
+    assert wanted.time_limit_s is None
+    assert parse(read_fields(sent), offer(max_time_limit_s=3600)).time_limit_s == 3600
+    assert parse(read_fields({"fgpu": ["1"], "time_limit": [""]}), usual).time_limit_s == 7200
+    # Shown again after a refusal, or as a launch before, it is empty again, and means the same.
+    for given in (form.first_of(sent), fields_of(wanted.as_options())):
+        page = shown(form.render(usual, hub_prefix="/hub/", ticket="t", given=given))
+        assert [field["value"] for field in page.select("[name=time_limit]")] == [""]
+    again = {name: [value] for name, value in fields_of(wanted.as_options()).items()}
+    assert parse(read_fields(again), usual) == wanted
+
+
 @pytest.mark.parametrize(
     ("by", "left"),
     [("fgpu", {"fgpu": "1"}), ("memory", {"gpu_memory_mib": "4096", "compute_percent": "25"})],
@@ -568,9 +605,9 @@ def test_the_form_shows_each_refusal_at_its_field_and_what_was_typed() -> None:
     )
     told = {e["data-refused"]: e.text for e in page.select("[data-refused]") if not e.has_attr("hidden")}
     assert told == {
-        "gpu_memory_mib": "gpu_memory_mib: '4 GiB' is not a whole number such as 4096",
-        "cpu": f"cpu: 'many' {NUMBER}",
-        "time_limit": "time_limit: '8h' is not hours:minutes such as 2:30",
+        "gpu_memory_mib": "'4 GiB' is not a whole number such as 4096",
+        "cpu": f"'many' {NUMBER}",
+        "time_limit": "'8h' is not hours:minutes such as 2:30",
     }
     for name in told:
         field = page.select_one(f"[name={name}]")

@@ -108,7 +108,7 @@ async def lab(stand_ins: tuple[StandIn, StandIn], tmp_path: Path) -> AsyncIterat
 
 
 async def eventually(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - of another thread
             await asyncio.sleep(0.005)
 

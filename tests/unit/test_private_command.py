@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
+from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.private_image import MIB, ImageQuota, ImageState
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner import cli
+from fgpuspawner.images import private_command
+from fgpuspawner.images.command import who
 
 S = SessionState
 
@@ -55,16 +58,18 @@ def make(store: Store, image_id: int) -> None:
     images = PrivateImages(store)
     images.begin(image_id, facts="", now_s=2)
     images.note(image_id, "the session is paused while 20 MiB are written", now_s=2)
-    # The command looks every 0.3 s.
-    time.sleep(0.5)
+    # The command looks meanwhile.
+    time.sleep(2)
     images.made(
         image_id, engines_id="sha256:0", size_bytes=20 * MIB, recipe="FROM x\n", quota=ImageQuota(), now_s=3
     )
 
 
 def test_commit_says_how_far_it_is_and_then_the_full_name(
-    config: str, store: Store, capsys: pytest.CaptureFixture[str]
+    config: str, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(private_command, "LOOK_EVERY_S", 0.02)
+
     def work() -> None:
         while not PrivateImages(store).all():
             time.sleep(0.01)
@@ -142,3 +147,11 @@ def test_images_are_listed_shared_renamed_and_deleted(
     assert said == "alice/torch:1 is now alice/vision:1"
     assert "within seconds" in fgpu(capsys, config, "delete", "alice/vision:1")[1]
     assert PrivateImages(store).get(1).state is ImageState.DELETING
+    lines = Audit(store).lines(limit=9)
+    assert {line.actor for line in lines} == {f"{who()} (fgpu)"}
+    assert [(line.action, line.target) for line in reversed(lines)] == [
+        ("private-image.commit", "session 1 as alice/torch:1"),
+        ("private-image.share", "alice/torch:1"),
+        ("private-image.rename", "alice/torch:1"),
+        ("private-image.delete", "alice/vision:1"),
+    ]

@@ -26,7 +26,9 @@ def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
 
 def test_a_session_that_starts_is_told_of_its_image_first() -> None:
     event = starting_event(session(SessionState.PULLING), simulated=False, pull=HALF)
-    assert event["message"] == f"F{TEXT} (0.5 fGPU)"
+    # How far it is changes every second, and the sentence is read aloud when it changes.
+    assert event["message"] == event["fgpu"]["text"] + " (0.5 fGPU)" == "Fetching the image (0.5 fGPU)"
+    assert event["fgpu"]["pull"]["text"] == f"f{TEXT}"
     assert event["progress"] == 75
     assert event["fgpu"]["pull"]["bytes_done"] == 100 * MIB
 

@@ -31,11 +31,13 @@ from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpuspawner.images.meter import Progress
 from fgpuspawner.images.pull_file import Phase, PullState
 from fgpuspawner.isolation.choice import Chosen, read_choices
+from fgpuspawner.service import figures, rows, view
 from fgpuspawner.service import page as words
-from fgpuspawner.service import view
 from fgpuspawner.service.base import server_of
-from fgpuspawner.service.page import Page, new_session_url, ordinal, percent, position_words
+from fgpuspawner.service.figures import ordinal, percent
+from fgpuspawner.service.page import Page, new_session_url
 from fgpuspawner.service.reader import Changes
+from fgpuspawner.service.rows import position_words
 from fgpuspawner.service.stream import MAX_BEHIND, Listener
 from fgpuspawner.service.view import Amounts, Site, Viewer, World
 
@@ -325,6 +327,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "message": None,
         "url": "/user/alice/gpu-1/",
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
+        "meter": None,
         "mine": True,
         "simulated": True,
     }
@@ -562,8 +565,8 @@ def test_a_refused_request_carries_every_reason() -> None:
 
 
 def test_every_state_and_every_end_has_words() -> None:
-    assert set(words.STATE_WORDS) == {s.value for s in S}
-    assert set(words.END_WORDS) == {c.value for c in EndCause}
+    assert set(rows.STATE_WORDS) == {s.value for s in S}
+    assert set(rows.END_WORDS) == {c.value for c in EndCause}
 
 
 def test_a_place_in_the_queue_is_said_in_words() -> None:
@@ -574,7 +577,7 @@ def test_a_place_in_the_queue_is_said_in_words() -> None:
 
 
 def test_memory_is_shown_exactly() -> None:
-    assert [words.mib(n) for n in (128, 512, 2048, 1152, 16160)] == [
+    assert [figures.mib(n) for n in (128, 512, 2048, 1152, 16160)] == [
         "128 MiB",
         "0.5 GiB",
         "2 GiB",

@@ -375,6 +375,12 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"context_mib": "400"}, "c.FGPU.context_mib is '400'; use \"auto\" or MiB such as 400"),
         ({"verify_timeout_s": 0}, "c.FGPU.verify_timeout_s is 0; it must be at least 1 second"),
         ({"watchdog_every_s": 0}, "c.FGPU.watchdog_every_s is 0; it must be between 1 and 300"),
+        ({"meter_every_s": 0}, "c.FGPU.meter_every_s is 0; it must be between 1 and 300"),
+        ({"meter_every_s": 301}, "c.FGPU.meter_every_s is 301; it must be between 1 and 300"),
+        (
+            {"history_days": -1},
+            "c.FGPU.history_days is -1; it must be a number of days up to 36500, or 0 for ever",
+        ),
         ({"watchdog_every_s": 301}, "c.FGPU.watchdog_every_s is 301; it must be between 1 and 300"),
         ({"watchdog_tolerance_mib": -1}, "c.FGPU.watchdog_tolerance_mib is -1; it must not be negative"),
         ({"hami_library": "libvgpu.so"}, "c.FGPU.hami_library is 'libvgpu.so'; it must be an absolute path"),

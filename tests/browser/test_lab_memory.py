@@ -1,0 +1,91 @@
+"""The explanation under a cell that ran out of GPU memory, of a kernel that the driver really has refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe import check_page
+from playwright.sync_api import expect
+
+from hubprocess import HubProcess
+from labsteps import BUILD, TAKE, new_notebook, open_lab, run_last_cell, save, spawn
+from steps import START_MS, Person
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    found = HubProcess(tmp_path_factory.mktemp("hub"), before=BUILD)
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def test_a_cell_that_runs_out_of_memory_says_what_would_help(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    ann = log_in(hub.url, "ann", "test-password")
+    spawn(hub, "ann")
+    hub.reach({"ann/": "RUNNING"}, within_s=START_MS / 1000)
+    page = open_lab(hub, ann)
+    new_notebook(page)
+    run_last_cell(page, TAKE + "held = take(1500)")
+    failing = run_last_cell(page, "take(1000)")
+    notice = failing.get_by_role("alert", name="The GPU memory of this session ran out")
+    expect(notice).to_contain_text(
+        "Its limit is 2048 MiB. It now holds 1500 MiB. The program asked for 1000 MiB more."
+    )
+    expect(notice.get_by_role("row", name="this notebook 1500 MiB")).to_be_visible()
+    # 2500 MiB of the GPU's 8192, which are 2 fGPU: 0.6 would be 2432 MiB.
+    expect(notice).to_contain_text(
+        "A session with 0.7 fGPU would have 2816 MiB. Once this one has ended: starts now."
+    )
+    check_page(page, within=".jp-fgpu-OutOfMemory")
+
+    # The form opens with that amount, and starts nothing.
+    link = notice.get_by_role("link", name="Open the form with 0.7 fGPU")
+    with page.context.expect_page() as opened:
+        link.click()
+    form = opened.value
+    expect(form.locator("#fgpu-fgpu")).to_have_value("0.7")
+    assert set(hub.sessions()) == {"ann/"}
+    form.close()
+
+    # No file holds it, and a run that goes well clears it.
+    save(page)
+    (path,) = (hub.data / "home" / "ann").glob("*.ipynb")
+    saved = path.read_text()
+    assert "CUDA out of memory" in saved
+    assert "this notebook" not in saved
+    assert "memory of this session" not in json.dumps(json.loads(saved))
+    run_last_cell(page, "give(held)")
+    failing.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    expect(failing.locator(".jp-OutputArea-output").first).to_contain_text("took 1000", timeout=START_MS)
+    expect(notice).to_have_count(0)
+
+
+def test_it_can_be_dismissed_by_keyboard_and_other_errors_have_none(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    ben = log_in(hub.url, "ben", "test-password")
+    spawn(hub, "ben")
+    hub.reach({"ben/": "RUNNING"}, within_s=START_MS / 1000)
+    page = open_lab(hub, ben)
+    new_notebook(page)
+    failing = run_last_cell(page, TAKE + "take(4000)")
+    notice = failing.locator(".jp-fgpu-OutOfMemory")
+    # The kernel holds nothing yet, so nobody is named.
+    expect(notice).to_contain_text("The program asked for 4000 MiB more.")
+    dismiss = notice.get_by_role("button", name="Dismiss")
+    dismiss.focus()
+    dismiss.press("Enter")
+    expect(notice).to_have_count(0)
+    other = run_last_cell(page, "raise RuntimeError('CUDA error: an illegal memory access')")
+    expect(other.locator(".jp-OutputArea-output")).to_contain_text(re.compile("illegal memory access"))
+    expect(page.locator(".jp-fgpu-OutOfMemory")).to_have_count(0)

@@ -1,0 +1,178 @@
+"""The cluster map in a real browser: to scale, anonymous or named, kept up to date, and usable by everybody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe import check_page
+from playwright.sync_api import Locator, Page, expect
+from standing import Standing, asked, gpus, standing
+
+from fgpu_scheduler import NodeState
+from hubprocess import until
+from steps import scrolls_sideways, until_asked
+
+pytestmark = pytest.mark.timeout(600)
+
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    with standing(tmp_path_factory.mktemp("mappage")) as found:
+        found.store.set_nodes([gpus(2), gpus(1, node="spare")], now_s=int(time.time()))
+        found.store.set_node_state("spare", NodeState.CORDONED, now_s=int(time.time()))
+        yield found.start()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(service: Standing) -> Iterator[None]:
+    yield
+    service.end_all()
+
+
+WIDTHS = """
+(card, kind) => {
+  const whole = card.querySelector(".slices").getBoundingClientRect().width;
+  // Of the shapes, without the lines around them.
+  return Array.from(card.querySelectorAll(`rect.${kind}`), (r) => Math.round(100 * r.getBBox().width / whole));
+}
+"""
+
+
+def card(page: Page, gpu: str, machine: str = "local") -> Locator:
+    own = page.locator(".map-machine").filter(has=page.get_by_role("heading", name=machine))
+    return own.locator(".gpu").filter(has_text=gpu)
+
+
+def drawn(page: Page, gpu: str, kind: str) -> list[int]:
+    """Return the widths of a GPU's slices of one kind, in percent of the drawing as it stands on the screen."""
+    found: list[int] = card(page, gpu).evaluate(WIDTHS, kind)
+    return found
+
+
+def busy(service: Standing) -> tuple[int, ...]:
+    """Two GPUs of 2 fGPU that are full, and two who wait; return the ids."""
+    found = service.run(
+        [
+            asked("ann", "mine", 500),
+            asked("ben", "secret-name", 1500),
+            asked("ben", "other", 1700),
+            asked("cy", "first", 1000),
+            asked("ann", "second", 2000),
+        ]
+    )
+    return tuple(session.id for session in found)
+
+
+def test_a_user_sees_their_own_slices_to_scale_and_nothing_of_others_but_sizes(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    busy(service)
+    page = open_as(service, "ann", "map")
+    expect(page.get_by_role("link", name="Cluster map")).to_have_attribute("aria-current", "page")
+    # Which GPU is whose is the planner's choice.
+    full, other = (
+        ("GPU 0", "GPU 1") if card(page, "GPU 0").locator("rect.mine").count() else ("GPU 1", "GPU 0")
+    )
+    assert (drawn(page, full, "mine"), drawn(page, full, "other")) == ([25], [75])
+    assert (drawn(page, other, "other"), drawn(page, other, "free")) == ([85], [15])
+    image = card(page, full).get_by_role("img")
+    expect(image).to_have_attribute(
+        "aria-label", f"{full} of local: 0.5 fGPU your mine, 1.5 fGPU somebody else's"
+    )
+    expect(page.locator(".facts")).to_contain_text(
+        "0.3 fGPU is free, in one piece. What is left beside that, 2 fGPU"
+    )
+    assert "secret-name" not in page.content()
+    assert "ben" not in page.locator("main").inner_text()
+    blocks = page.locator(".block")
+    expect(blocks).to_have_count(2)
+    expect(blocks.first).to_contain_text("1st 1 fGPU")
+    expect(blocks.last).to_contain_text("your second")
+    expect(page.locator(".map-queue")).to_contain_text(
+        "as soon as one of these ends: a session that holds 1.5 fGPU on"
+    )
+
+
+def test_an_administrator_sees_names_and_the_same_as_a_table(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    busy(service)
+    page = open_as(service, "root", "map")
+    expect(page.locator(".map-queue")).to_contain_text(
+        "The first in the queue (first of cy), 1 fGPU, starts as soon as"
+    )
+    expect(page.locator(".map-queue")).to_contain_text("secret-name of ben (1.5 fGPU on GPU")
+    expect(page.get_by_role("heading", name="spare")).to_contain_text("takes no new sessions")
+    page.get_by_text("The same as a table").press("Enter")
+    table = page.get_by_role("table", name="GPUs of default")
+    expect(table).to_contain_text("1.5 fGPU secret-name of ben")
+    expect(table).to_contain_text("cannot be had: its machine takes no sessions")
+    expect(page.get_by_role("table", name="Queue of default")).to_contain_text("second of ann, 2 fGPU: ")
+
+
+def test_the_map_follows_what_happens_and_a_table_that_is_open_stays_open(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    ids = busy(service)
+    page = open_as(service, "cy", "map")
+    page.get_by_text("The same as a table").click()
+    expect(page.locator("rect.mine")).to_have_count(1 + 1)  # The key's, and the block of the one that waits.
+    service.end(ids[1])
+    service.place()
+    expect(page.locator(".gpu rect.mine")).to_have_count(1)
+    expect(page.locator(".block")).to_have_count(1)
+    expect(page.get_by_role("table", name="GPUs of default")).to_contain_text("1 fGPU your first")
+    service.store.set_node_state("spare", NodeState.READY, now_s=int(time.time()))
+    expect(page.locator(".map-machine.cordoned")).to_have_count(0)
+    service.store.set_node_state("spare", NodeState.CORDONED, now_s=int(time.time()))
+    expect(page.locator(".map-machine.cordoned")).to_have_count(1)
+
+
+def test_what_has_not_changed_is_not_drawn_again(service: Standing, open_as: Callable[..., Page]) -> None:
+    ids = busy(service)
+    page = open_as(service, "ben", "map")
+    page.evaluate("document.querySelector('.slices').drawnBefore = true")
+    until_asked(page)
+    service.store.warn(ids[1], "nothing that the map shows", now_s=int(time.time()))
+    expect(page.locator("#said")).to_have_text("secret-name: RUNNING")
+    until_asked(page, 2)
+    assert page.evaluate("document.querySelector('.slices').drawnBefore") is True
+    service.end(ids[1])
+    until(
+        lambda: not page.evaluate("document.querySelector('.slices').drawnBefore"), what="it is drawn again"
+    )
+
+
+def test_a_long_queue_is_cut_short_and_names_are_text(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    busy(service)
+    service.run([asked(f"<img src=x onerror=alert({n})>", "", 1000) for n in range(60)])
+    page = open_as(service, "root", "map")
+    expect(page.locator(".block")).to_have_count(20)
+    expect(page.locator(".map-queue")).to_contain_text("and 42 more, which ask for ")
+    expect(page.locator(".block").nth(5)).to_contain_text("<img src=x onerror=alert(")
+    assert page.locator("main img").count() == 0
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_keeps_people_from_using_the_map(
+    service: Standing, open_as: Callable[..., Page], viewport: dict[str, int]
+) -> None:
+    busy(service)
+    page = open_as(service, "ann", "map", viewport=viewport)
+    page.get_by_text("The same as a table").click()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        check_page(page)
+        assert not scrolls_sideways(page)
+
+
+def test_the_map_is_there_without_scripts(service: Standing, open_as: Callable[..., Page]) -> None:
+    busy(service)
+    page = open_as(service, "ann", "map", java_script_enabled=False)
+    expect(page.locator(".gpu rect.mine")).to_have_count(1)

@@ -1,0 +1,337 @@
+"""The sessions page with many sessions, in a real browser: chosen, sorted, kept up to date, and looked over."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe import check_page
+from playwright.sync_api import Locator, Page, expect
+from standing import PREFIX, Standing, asked, gpus, standing
+
+from hubprocess import until
+from steps import scrolls_sideways, until_asked
+from watching import Faults
+
+pytestmark = pytest.mark.timeout(600)
+
+SCHEMES = ("light", "dark")
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+HOSTILE = "<script>alert('x')</script> \"quoted\" \u202etfel ot thgir"
+LONG = "A sentence that does not end, " * 140
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    folder = tmp_path_factory.mktemp("sessionspage")
+    nodes = [{"name": "local"}, {"name": "far", "group": "far"}]
+    with standing(folder, nodes=nodes, groups={"default": {}, "far": {}}) as found:
+        found.store.set_nodes([gpus(2), gpus(1, node="far", group="far")], now_s=int(time.time()))
+        found.start()
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(service: Standing) -> Iterator[None]:
+    yield
+    service.end_all()
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#rows th").all_inner_texts()
+
+
+def line(page: Page, session_id: int) -> Locator:
+    return page.locator(f"#session-{session_id}")
+
+
+def some(service: Standing) -> tuple[int, ...]:
+    """Three sessions that run and one that waits; return their ids."""
+    found = service.run(
+        [
+            asked("ann", "gamma", 500),
+            asked("ann", "alpha", 1500),
+            asked("ben", "beta", 1700),
+            asked("ben", "delta", 2000),
+        ]
+    )
+    return tuple(session.id for session in found)
+
+
+def test_titles_sort_and_the_form_chooses_without_leaving_the_page(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    some(service)
+    page = open_as(service, "root")
+    assert names(page) == ["gamma", "alpha", "beta", "delta"]
+    page.evaluate("document.body.dataset.same = 'yes'")
+    title = page.get_by_role("columnheader", name="Session")
+    expect(title).to_have_attribute("aria-sort", "none")
+    # By the keyboard: a title is a link.
+    page.locator("#sort-name").press("Enter")
+    expect(title).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator("#rows th")).to_have_text(["alpha", "beta", "delta", "gamma"])
+    expect(page.locator("#sort-name")).to_be_focused()
+    page.locator("#sort-name").press("Enter")
+    expect(title).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("#rows th")).to_have_text(["gamma", "delta", "beta", "alpha"])
+    page.get_by_role("combobox", name="User").fill("ben")
+    expect(page.locator("#rows th")).to_have_text(["delta", "beta"])
+    expect(page.locator("#count")).to_contain_text("2 of 4 sessions")
+    page.get_by_role("combobox", name="Status").select_option("waiting")
+    expect(page.locator("#rows th")).to_have_text(["delta"])
+    page.get_by_role("searchbox", name="Search").fill("nobody has this")
+    expect(page.get_by_text("No session fits.")).to_be_visible()
+    assert page.evaluate("document.body.dataset.same") == "yes"
+    # The address says it all: whoever gets it sees the same.
+    assert "user=ben" in page.url
+    assert "state=waiting" in page.url
+    assert "order=descending" in page.url
+    page.reload()
+    expect(page.get_by_text("No session fits.")).to_be_visible()
+    page.get_by_role("link", name="Show all 4").click()
+    expect(page.locator("#rows th")).to_have_count(4)
+
+
+def test_sorting_choosing_and_the_file_work_without_scripts(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    some(service)
+    page = open_as(service, "root", java_script_enabled=False)
+    # A click does not wait for the page that it leads to.
+    page.locator("#sort-amount").click()
+    expect(page.locator("th", has=page.locator("#sort-amount"))).not_to_have_attribute("aria-sort", "none")
+    page.locator("#sort-amount").click()
+    expect(page.locator("#rows th")).to_have_text(["delta", "beta", "alpha", "gamma"])
+    page.locator("[name=state]").select_option("running")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#rows th")).to_have_text(["beta", "alpha", "gamma"])
+    # What a browser downloads has not the headers that say who this is.
+    file = page.get_by_role("link", name="CSV").get_attribute("href") or ""
+    answer = service.get(file.removeprefix(PREFIX), "root")
+    assert re.fullmatch(r'attachment; filename="sessions-[-0-9]+.csv"', answer.headers["Content-Disposition"])
+    lines = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [(found["user"], found["session"], found["fgpu"]) for found in lines] == [
+        ("ben", "beta", "1.7"),
+        ("ann", "alpha", "1.5"),
+        ("ann", "gamma", "0.5"),
+    ]
+
+
+def test_a_user_sees_and_saves_only_what_is_theirs(service: Standing, open_as: Callable[..., Page]) -> None:
+    some(service)
+    page = open_as(service, "ann", "?user=ben&show=all")
+    assert names(page) == ["gamma", "alpha"]
+    text = service.get("sessions.csv?user=ben&show=all", "ann").text
+    assert [found["user"] for found in csv.DictReader(io.StringIO(text))] == ["ann", "ann"]
+    assert "ben" not in page.content()
+    assert set(service.get("?part=rows&ids=1,2,3,4,5,6,7,8,9", "cy").json()["rows"]) == set()
+
+
+def test_an_end_that_the_hub_refused_is_not_told_as_one(
+    service: Standing, open_as: Callable[..., Page], faults: Faults
+) -> None:
+    faults.allow(r"(status DELETE|console) \S+/api/v1/sessions/[0-9]+ .*409")
+    some(service)
+    page = open_as(service, "root")
+    service.ending_answer = 404
+    try:
+        page.get_by_role("button", name="End beta").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("button", name="End the session").click()
+        expect(dialog.locator("#confirm-trouble")).to_contain_text("JupyterHub does not let you end this")
+        expect(dialog).to_be_visible()
+    finally:
+        service.ending_answer = 202
+    dialog.get_by_role("button", name="End the session").click()
+    expect(dialog).to_be_hidden()
+
+
+def bars(page: Page) -> list[tuple[str, str]]:
+    """Return words and length of the two bars of fGPU: in the group, and overall."""
+    gauge = page.locator(".gauge").filter(has=page.get_by_role("heading", name="GPU", exact=True))
+    found: list[tuple[str, str]] = gauge.evaluate(
+        """(gauge) => Array.from(gauge.querySelectorAll(".bar"), (bar) => [
+          bar.querySelector(".bar-text").textContent, bar.querySelector(".fill").getAttribute("width")])"""
+    )
+    return [(words, length) for words, length in found]
+
+
+def test_both_bars_rise_and_fall_by_exactly_what_starts_and_ends(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    page = open_as(service, "ann")
+    until_asked(page)
+
+    def shows(upper: str, upper_length: str, lower: str, lower_length: str) -> None:
+        wanted = [(f"{upper} fGPU", upper_length), (f"{lower} fGPU", lower_length)]
+        until(lambda: bars(page) == wanted, what=f"{wanted}")
+
+    shows("0 of 4", "0", "0 of 6", "0")
+    (here,) = service.run([asked("ann", "here", 700)])
+    shows("0.7 of 4", "17.5", "0.7 of 6", "11.6")
+    (there,) = service.run([asked("ann", "there", 1100, resource_group="far")])
+    shows("0.7 of 4", "17.5", "1.8 of 6", "30.0")
+    # Somebody else's leaves less to have, and is no part of mine.
+    (others,) = service.run([asked("ben", "", 1000)])
+    shows("0.7 of 3", "23.3", "1.8 of 5", "36.0")
+    page.get_by_role("link", name="far").click()
+    shows("1.1 of 2", "55.0", "1.8 of 5", "36.0")
+    service.end(there.id)
+    shows("0 of 2", "0", "0.7 of 5", "14.0")
+    page.get_by_role("link", name="default").click()
+    service.end(others.id)
+    shows("0.7 of 4", "17.5", "0.7 of 6", "11.6")
+    service.end(here.id)
+    shows("0 of 4", "0", "0 of 6", "0")
+
+
+def test_only_the_line_that_changed_is_made_again(service: Standing, open_as: Callable[..., Page]) -> None:
+    ids = some(service)
+    page = open_as(service, "root")
+    page.evaluate("for (const line of document.querySelectorAll('#rows tr')) line.marked = true")
+    page.locator(f"#power-{ids[1]}").focus()
+    service.store.warn(ids[0], "memory runs out", now_s=int(time.time()))
+    expect(line(page, ids[0])).to_contain_text("memory runs out")
+    marked = page.evaluate(
+        "Array.from(document.querySelectorAll('#rows tr'), (line) => Boolean(line.marked))"
+    )
+    # What waits is forecast, and that may change with the clock.
+    assert marked[:3] == [False, True, True]
+    expect(page.locator(f"#power-{ids[1]}")).to_be_focused()
+    # The end of one that runs starts the one that waits, and leaves the others alone.
+    service.end(ids[2])
+    service.place()
+    expect(line(page, ids[2])).to_have_count(0)
+    expect(line(page, ids[3]).locator(".badge")).to_have_text("RUNNING")
+    assert page.evaluate(f"document.getElementById('session-{ids[1]}').marked") is True
+
+
+def test_events_go_on_where_they_were_after_the_service_was_killed(
+    service: Standing, open_as: Callable[..., Page], faults: Faults
+) -> None:
+    faults.allow(
+        r"(failed|console) .*(ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_CONNECTION_RESET|ERR_EMPTY)"
+    )
+    ids = some(service)
+    page = open_as(service, "root")
+    page.evaluate(
+        "new MutationObserver(() => (window.heard ||= []).push(said.textContent)).observe(said, {childList: true})"
+    )
+    until_asked(page)
+    service.store.warn(ids[0], "before", now_s=int(time.time()))
+    expect(line(page, ids[0])).to_contain_text("before")
+    asked_for: list[dict[str, str]] = []
+    page.on("request", lambda r: asked_for.append(r.all_headers()) if "/events" in r.url else None)
+    service.kill()
+    # It is told while nobody can hear it, of somebody of whom no other event tells.
+    service.store.warn(ids[1], "in between", now_s=int(time.time()))
+    expect(page.locator("#offline")).to_be_visible(timeout=60_000)
+    service.start()
+    expect(line(page, ids[1])).to_contain_text("in between", timeout=60_000)
+    expect(page.locator("#offline")).to_be_hidden(timeout=60_000)
+    page.wait_for_function(
+        "(window.heard || []).some((text) => text.startsWith('alpha of ann'))", timeout=60_000
+    )
+    assert any(int(headers.get("last-event-id", 0)) > 0 for headers in asked_for)
+
+
+def test_a_service_that_stands_still_is_told_of_and_the_page_recovers(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    some(service)
+    page = open_as(service, "root")
+    assert service.process is not None
+    os.kill(service.process.pid, signal.SIGSTOP)
+    try:
+        page.locator("#sort-name").click()
+    finally:
+        os.kill(service.process.pid, signal.SIGCONT)
+    expect(page.locator("#rows th")).to_have_text(["alpha", "beta", "delta", "gamma"])
+
+
+def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    ids = some(service)
+    service.measure({ids[0]: 512, ids[1]: 0})
+    page = open_as(service, "root")
+    cell = line(page, ids[0]).locator(".use")
+    expect(cell).to_contain_text("512 of 2048 MiB")
+    expect(cell).to_contain_text("12 % of its 25 %")
+    expect(cell.locator(".memory .fill")).to_have_attribute("width", "25.0")
+    # What is known to be nothing is shown, and what is not known has no bar.
+    expect(line(page, ids[1]).locator(".use")).to_contain_text("0 of 6144 MiB")
+    expect(line(page, ids[2]).locator(".use")).to_have_text("not measured yet")
+    until_asked(page)
+    page.evaluate("document.querySelector('#rows tr').same = true")
+    service.measure({ids[0]: 1536, ids[1]: None}, trouble="the GPU does not answer")
+    expect(cell).to_contain_text("1536 of 2048 MiB", timeout=60_000)
+    expect(cell.locator(".memory .fill")).to_have_attribute("width", "75.0")
+    expect(line(page, ids[1]).locator(".use")).to_have_text("the GPU does not answer")
+    assert page.evaluate("document.querySelector('#rows tr').same") is True
+    page.locator("#sort-use").click()
+    expect(page.locator("#rows th").first).to_have_text("gamma")
+
+
+def test_the_end_that_is_set_is_told_with_the_time_left(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    began_s = int(time.time()) - 600
+    (session,) = service.run([asked("ann", "short", 500, time_limit_s=7200)], started_at_s=began_s)
+    page = open_as(service, "ann")
+    expect(line(page, session.id)).to_contain_text(
+        re.compile(r"ends at (\w+ \w+, )?\d\d:\d\d( [AP]M)?, in 1 h (49|50) min")
+    )
+
+
+def test_what_somebody_planted_is_shown_as_text(service: Standing, open_as: Callable[..., Page]) -> None:
+    ids = some(service)
+    service.store.warn(ids[0], HOSTILE, now_s=int(time.time()))
+    service.store.warn(ids[1], LONG, now_s=int(time.time()))
+    service.run([asked("x", HOSTILE[:30], 2000), asked("=1+1", "named", 2000)])
+    for viewport in (WIDE, NARROW):
+        page = open_as(service, "root", viewport=viewport)
+        expect(line(page, ids[0])).to_contain_text(HOSTILE)
+        expect(line(page, ids[1])).to_contain_text(LONG.strip())
+        assert not scrolls_sideways(page)
+        # And in what comes later.
+        service.store.warn(ids[0], HOSTILE + str(viewport["width"]), now_s=int(time.time()))
+        expect(line(page, ids[0])).to_contain_text(HOSTILE + str(viewport["width"]))
+        assert page.locator("#rows script").count() == 0
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_keeps_people_from_using_the_page(
+    service: Standing, open_as: Callable[..., Page], viewport: dict[str, int]
+) -> None:
+    page = open_as(service, "root", viewport=viewport)
+    expect(page.get_by_text("Nobody has a session.")).to_be_visible()
+    check_page(page)
+    some(service)
+    expect(page.locator("#rows tr")).to_have_count(4)
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        check_page(page)
+        assert not scrolls_sideways(page)
+
+
+def test_the_menu_opens_and_closes_by_keyboard_on_a_phone(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    page = open_as(service, "root", viewport=NARROW)
+    menu = page.get_by_role("button", name="Menu")
+    site = page.get_by_role("navigation", name="Site")
+    expect(site).to_be_hidden()
+    menu.press("Enter")
+    expect(site.get_by_role("link", name="Sessions")).to_be_visible()
+    expect(menu).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Escape")
+    expect(site).to_be_hidden()
+    expect(menu).to_be_focused()

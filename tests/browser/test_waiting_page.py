@@ -1,0 +1,249 @@
+"""The waiting page: position, notification, announcement, and what is said where a start comes to nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from axe import check_page
+from playwright.sync_api import Route, expect
+
+from fgpu_scheduler.banner import Banner, Level, Notice
+from fgpu_scheduler.store import Store
+from hubprocess import HubProcess, running, until
+from steps import START_MS, Person, fact, forecast, start
+from watching import Faults
+
+pytestmark = pytest.mark.timeout(600)
+
+MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
+LITTLE = {"cpu": "0.1", "memory_mib": 256}
+HOSTILE = "<script>document.title = 'planted'</script> <b>\"now\"</b> \N{HEBREW LETTER SHIN}"
+CATALOGUE = """
+[[image]]
+slug = "python"
+name = "Python 3.11"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "r"
+environment = ""
+default = true
+[[image]]
+slug = "broken"
+name = "Broken"
+framework = "python"
+version = "1"
+python = "3.11"
+reference = "r"
+environment = "/no/such/folder"
+"""
+COUNT_SAID = """
+window.said = 0;
+new MutationObserver((changes) => {
+  const isSaid = ({ target }) => target.id === "progress-message" && target.textContent.includes("planted");
+  said += changes.filter(isSaid).length;
+}).observe(document, { subtree: true, childList: true });
+"""
+"""Counts how often a screen reader is given the sentence to read."""
+NOTED = """
+window.Notification = class {
+  static permission = "granted";
+  static async requestPermission() { return "granted"; }
+  constructor(title, options) { localStorage.setItem("noted", `${title}: ${options.body}`); }
+  close() {}
+};
+"""
+"""Notes in place of showing: what a page was told by the browser itself cannot be read."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A Hub with one GPU, whose sessions start at once; those of one image never do."""
+    folder = tmp_path_factory.mktemp("waiting")
+    (folder / "catalogue.toml").write_text(CATALOGUE)
+    after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
+    with running(folder, after=after, catalogue=str(folder / "catalogue.toml")) as found:
+        yield found
+
+
+@pytest.fixture
+def held(hub: HubProcess) -> Iterator[HubProcess]:
+    """The same, while somebody holds the whole GPU for an hour."""
+    hub.add_user("holder")
+    holds = {"fgpu": "2", "time_limit_s": 3600, **LITTLE}
+    assert hub.spawn("holder", options=holds).status_code in (201, 202)
+    hub.reach({"holder/": "RUNNING"})
+    yield hub
+    hub.stop("holder")
+    until(lambda: "holder/" not in hub.states(), what="the holder's session has ended")
+
+
+def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_says_the_position(
+    held: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    # Without motion colours change at once.
+    amy = log_in(held.url, "amy", "test-password", reduced_motion="reduce")
+    page = amy.page
+    page.context.add_init_script(NOTED)
+    page.goto(amy.link("second", fgpu="1", **LITTLE))
+    expect(fact(page, "Position")).to_have_text("1")
+    expect(page).to_have_title("1st in the queue \N{EN DASH} second")
+    expect(fact(page, "Expected start")).to_have_text(re.compile(r"^about \d\d:\d\d, going by time limits$"))
+    expect(fact(page, "Waits for")).to_have_text("1 session that holds 2 fGPU has to end first")
+    check_page(page)
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    tell = page.get_by_role("button", name="Tell me when it starts")
+    tell.click()
+    expect(page.get_by_role("button", name="You will be told")).to_have_attribute("aria-pressed", "true")
+    check_page(page)
+    # It is remembered when the page is loaded again, as it is by a restart.
+    page.reload()
+    expect(page.get_by_role("button", name="You will be told")).to_be_visible()
+    expect(fact(page, "Position")).to_have_text("1")
+    front = amy.new_page()
+    front.bring_to_front()
+    held.stop("holder")
+    page.wait_for_url("**/user/amy/second/**", timeout=START_MS)
+    assert page.evaluate("localStorage.getItem('noted')") == "Your session is ready: second has started."
+
+
+def keeping(routes: list[Route]) -> Callable[[Route], None]:
+    """Return what holds requests back, for a test to break them off."""
+    return lambda route: routes.append(route)
+
+
+def test_whoever_is_sent_elsewhere_after_a_break_is_told_of_a_start_only_where_there_was_one(
+    held: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(r"(failed|console) \S* ?\S+/progress\S* .*ERR_FAILED")
+    faults.allow(r"(status|console) \S* ?\S+/progress\S* .*403")
+    for name in ("ned", "zoe"):
+        person = log_in(held.url, name, "test-password")
+        page = person.page
+        page.context.add_init_script(NOTED)
+        streams: list[Route] = []
+        page.route("**/progress**", keeping(streams), times=1)
+        page.goto(person.link(fgpu="1", **LITTLE))
+        page.get_by_role("button", name="Tell me when it starts").click()
+        expect(page.get_by_role("button", name="You will be told")).to_be_visible()
+        held.reach({"holder/": "RUNNING", f"{name}/": "PENDING"})
+        if name == "ned":
+            # Logged out: the page is sent to where one logs in.
+            cookies = page.context.cookies()
+            page.context.clear_cookies()
+            streams[0].abort()
+            page.wait_for_url("**/hub/login**", timeout=START_MS)
+            assert page.evaluate("localStorage.getItem('noted')") is None
+            page.context.add_cookies(cookies)
+            held.stop(name)
+        else:
+            held.stop("holder")
+            until(lambda: held.ready("zoe"), within_s=60, what="the session runs")
+            streams[0].abort()
+            page.wait_for_url("**/user/zoe/**", timeout=START_MS)
+            assert page.evaluate("localStorage.getItem('noted')") == (
+                "Your session is ready: Your session has started."
+            )
+
+
+def test_a_browser_that_refuses_notifications_is_told_of(
+    held: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    bob = log_in(held.url, "bob", "test-password")
+    page = bob.page
+    page.context.add_init_script(NOTED.replace('"granted"', '"denied"'))
+    page.goto(bob.link(fgpu="1", **LITTLE))
+    page.get_by_role("button", name="Tell me when it starts").click()
+    expect(page.locator("#fgpu-told")).to_contain_text("Your browser refuses notifications of this page")
+    expect(page.get_by_role("button", name="Tell me when it starts")).to_have_attribute(
+        "aria-pressed", "false"
+    )
+
+
+def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
+    held: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    cat = log_in(held.url, "cat", "test-password")
+    page = cat.page
+    expect(page.locator("#fgpu-banner")).to_have_count(0)
+    store = Store(f"sqlite:///{held.data / 'fgpu.sqlite'}")
+    store.connect()
+    banner = Banner(store)
+    try:
+        banner.put(Notice(HOSTILE, Level.WARNING), by="admin", now_s=int(time.time()))
+        page.reload()
+        expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
+        expect(forecast(page)).to_be_visible()
+        check_page(page)
+        page.goto(cat.link(fgpu="1", **LITTLE))
+        expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
+        expect(page).to_have_title("1st in the queue")
+    finally:
+        banner.take_down(by="admin", now_s=int(time.time()))
+        store.close()
+
+
+def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_as_it_was(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(r"(status|console) .*\b(400|500)\b")
+    dan = log_in(hub.url, "dan", "test-password")
+    page = dan.page
+    page.goto(dan.link("second"))
+    page.get_by_role("radio", name="Broken").check()
+    page.fill("#fgpu-fgpu", "0.7")
+    page.fill("#fgpu-cpu", "0.3")
+    page.fill("#fgpu-memory", "640")
+    page.fill("#fgpu-time", "2:30")
+    start(page)
+    expect(page.locator(".alert-danger").first).to_contain_text(
+        "its environment has no python", timeout=START_MS
+    )
+    page.goto(f"{hub.url}/hub/spawn-pending/dan/second")
+    expect(page.get_by_role("heading", name="Your session did not start")).to_be_visible()
+    expect(page.locator(".fgpu-happened")).to_contain_text("its environment has no python")
+    expect(page.locator(".fgpu-next")).to_contain_text("Choose another image, or try again later")
+    check_page(page, within="main, .container")
+    page.get_by_role("button", name="Back to the form").click()
+    expect(page.locator("#fgpu-failed-lately")).to_contain_text("its environment has no python")
+    expect(page.get_by_role("radio", name="Broken")).to_be_checked()
+    for field, value in (("fgpu", "0.7"), ("cpu", "0.3"), ("memory", "640"), ("time", "2:30")):
+        expect(page.locator(f"#fgpu-{field}")).to_have_value(value)
+    # Of another server of the same user it says nothing.
+    page.goto(dan.link("third"))
+    expect(page.get_by_role("radio", name="Python 3.11")).to_be_checked()
+    expect(page.locator("#fgpu-failed-lately")).to_have_count(0)
+
+
+def test_how_much_of_an_image_is_there_is_a_bar_with_words(
+    held: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    eve = log_in(held.url, "eve", "test-password")
+    page = eve.page
+    words = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
+    facts = {"session_id": 1, "state": "PENDING", "amount": "1 fGPU", "simulated": True, "position": 3}
+    facts |= {"text": "x", "waits_for": None, "expected_start_at_s": None, "basis": "unknown"}
+    facts |= {
+        "submitted_at_s": int(time.time()),
+        "pull": {"text": words, "bytes_done": 45, "bytes_total": 200},
+    }
+    # The engine's part is tested elsewhere; here the Hub's stream says it, and then nothing more.
+    before = facts | {"pull": {"text": "fetching the image", "bytes_done": 1, "bytes_total": 200}}
+    told = [{"progress": 10, "message": HOSTILE, "fgpu": each} for each in (before, facts)]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in told)
+    page.add_init_script(COUNT_SAID)
+    page.route("**/progress**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.goto(eve.link(fgpu="1", **LITTLE))
+    bar = page.get_by_role("progressbar", name="How much of the image is there")
+    expect(bar).to_have_js_property("value", 45)
+    expect(bar).to_have_js_property("max", 200)
+    expect(fact(page, "Image")).to_contain_text(words)
+    expect(page).not_to_have_title("planted")
+    # The numbers have changed, and what is read aloud is not said again.
+    page.wait_for_function("() => said === 1")

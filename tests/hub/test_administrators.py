@@ -1,0 +1,188 @@
+"""Administrators with a real Hub and its scheduler: who becomes one, and what their writes do to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from hubprocess import HubProcess, until
+
+MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+JSON = dict[str, Any]
+
+
+class World:
+    """A Hub with one simulated GPU of 2 fGPU, and its service."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = HubProcess(folder, after=MINI).start()
+        self.admin = self.hub.add_user("admin")
+        until(lambda: self.ask("GET", "me", self.admin).status_code == 200, what="the service answers")
+
+    def ask(self, method: str, path: str, token: str, body: Any = None) -> requests.Response:
+        url = f"{self.hub.url}/services/fgpu/api/v1/{path}"
+        return requests.request(
+            method, url, headers={"Authorization": f"token {token}"}, json=body, timeout=60
+        )
+
+    def get(self, path: str, token: str) -> JSON:
+        # That its database was busy for a moment is no answer yet.
+        (answer,) = until(
+            lambda: [a] if (a := self.ask("GET", path, token)).status_code != 503 else [], what="an answer"
+        )
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def start(self, user: str, server: str, **options: object) -> requests.Response:
+        return self.hub.api("POST", f"users/{user}/servers/{server}", json=options)
+
+    def sessions(self) -> list[JSON]:
+        return list(self.get("sessions?all=1", self.admin)["sessions"])
+
+    def one(self, user: str, server: str) -> JSON | None:
+        found = [s for s in self.sessions() if (s["user"], s["server_name"]) == (user, server)]
+        return found[0] if found else None
+
+    def has(self, user: str, server: str, state: str) -> JSON:
+        """Wait until a server's session is in this state, and return it."""
+
+        def there() -> JSON | None:
+            found = self.one(user, server)
+            return found if found is not None and found["state"] == state else None
+
+        found = until(there, within_s=90, what=f"{user}/{server} is {state}")
+        assert found is not None
+        return found
+
+    def last(self, user_token: str, session_id: int) -> JSON:
+        """Wait until a session has ended, and return it as its owner sees it."""
+
+        def ended() -> JSON | None:
+            found: JSON = self.get(f"sessions/{session_id}", user_token)["session"]
+            return found if found["ended_at_s"] is not None else None
+
+        found = until(ended, within_s=90, what=f"session {session_id} has ended")
+        assert found is not None
+        return found
+
+    def clear(self) -> None:
+        for session in self.sessions():
+            self.ask("DELETE", f"sessions/{session['id']}", self.admin)
+        until(lambda: not self.sessions(), within_s=90, what="every session has ended")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world: World | None = None
+    try:
+        world = World(tmp_path_factory.mktemp("administrators") / "hub")
+        yield world
+    finally:
+        if world is not None:
+            world.hub.close()
+
+
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    yield shared
+    shared.clear()
+
+
+def test_who_is_made_an_administrator_in_the_hub_administers_sessions_until_they_are_not(
+    world: World,
+) -> None:
+    made = world.hub.api("POST", "users", json={"usernames": ["mia"], "admin": True}, token=world.admin)
+    assert made.status_code == 201, made.text
+
+    def admin() -> bool:
+        # A new token each time: what is known of one is kept for a while.
+        token = world.hub.api("POST", "users/mia/tokens", json={}).json()["token"]
+        return bool(world.get("me", token)["admin"])
+
+    assert admin()
+    assert world.hub.api("PATCH", "users/mia", json={"admin": False}, token=world.admin).status_code == 200
+    assert not admin()
+    assert world.hub.api("PATCH", "users/mia", json={"admin": True}, token=world.admin).status_code == 200
+    assert admin()
+
+
+def test_a_waiting_session_that_is_given_a_higher_priority_starts_first_also_after_a_restart(
+    world: World,
+) -> None:
+    for user in ("alice", "bob", "carol"):
+        world.hub.add_user(user)
+        world.start(user, "one", fgpu=2)
+        world.has(user, "one", "RUNNING" if user == "alice" else "PENDING")
+    carol = world.has("carol", "one", "PENDING")
+    assert carol["position"] == 2
+    where = f"admin/sessions/{carol['id']}/priority"
+    assert world.ask("PUT", where, world.admin, {"priority": 9}).status_code == 200
+    world.hub.terminate()
+    world.hub.start()
+
+    def resumed() -> bool:
+        answer = world.ask("GET", "admin/queue", world.admin)
+        if answer.status_code != 200:
+            return False
+        entries = answer.json()["queues"][0]["entries"]
+        return len(entries) == 2 and not any(entry["held"] for entry in entries)
+
+    until(resumed, within_s=60, what="both are taken up again")
+    first, second = world.get("admin/queue", world.admin)["queues"][0]["entries"]
+    assert (first["id"], first["priority"], second["user"]) == (carol["id"], 9, "bob")
+    alice = world.has("alice", "one", "RUNNING")
+    world.ask("DELETE", f"sessions/{alice['id']}", world.admin)
+    assert world.has("carol", "one", "RUNNING")["id"] == carol["id"]
+    assert world.has("bob", "one", "PENDING")["position"] == 1
+
+
+def test_a_drained_node_takes_nothing_more_and_its_sessions_owners_are_told(world: World) -> None:
+    token = world.hub.add_user("erin")
+    ids = []
+    for server in ("one", "two"):
+        world.start("erin", server, fgpu=0.5)
+        ids.append(world.has("erin", server, "RUNNING")["id"])
+    said = "repair <b>at 15:00</b>"
+    answer = world.ask("POST", "admin/nodes/local", world.admin, {"action": "drain", "message": said})
+    try:
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["failed"] == []
+        for session_id in ids:
+            ended = world.last(token, session_id)
+            assert (ended["end_cause"], ended["message"]) == (
+                "USER",
+                f"ended by the administrator admin: {said}",
+            )
+        world.start("erin", "three", fgpu=0.5)
+        assert world.has("erin", "three", "PENDING")["wait_reason"] == "RESOURCES"
+    finally:
+        world.ask("POST", "admin/nodes/local", world.admin, {"action": "uncordon"})
+    world.has("erin", "three", "RUNNING")
+    lines = world.get("admin/audit", world.admin)["lines"]
+    assert [line["action"] for line in lines[:5]] == [
+        "node.uncordon",
+        "session.end",
+        "session.end",
+        "node.drain",
+        "node.cordon",
+    ]
+    assert [line["details"] for line in lines[1:4]] == [said, said, f"2 sessions: {said}"]
+
+
+def test_a_quota_of_the_page_refuses_the_next_launch_without_a_restart(world: World) -> None:
+    world.hub.add_user("frank")
+    quota = {"user": "frank", "max_sessions": 0}
+    assert world.ask("PUT", "admin/quotas", world.admin, quota).status_code == 200
+    try:
+        refused = world.start("frank", "one", fgpu=0.5)
+        assert refused.status_code >= 400
+        assert "0 sessions, the quota of user 'frank'" in refused.text
+        assert world.one("frank", "one") is None
+    finally:
+        assert world.ask("DELETE", "admin/quotas?user=frank", world.admin).status_code == 200
+    world.start("frank", "one", fgpu=0.5)
+    world.has("frank", "one", "RUNNING")

@@ -1,0 +1,331 @@
+"""Every endpoint, asked by everybody: who gets what is one table, and of others nobody learns anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from filledservice import SECRET, Filled
+from servedroutes import methods_of, served
+from test_service import now_s
+
+from fgpu_scheduler.private_images import PrivateImages
+from hubprocess import until
+
+ROLES = ("nobody", "bare service", "bare token", "carol", "server", "alice", "admin")
+"""Nobody; a service and a token of alice's that may do nothing, or only reach this service; another user; the token of
+alice's server; alice, whose the session or image is; an administrator."""
+
+TABLE = """
+GET    static/{id}                         200 200 200 200 200 200 200
+GET    health                              200 200 200 200 200 200 200
+GET    oauth_callback                      400 400 400 400 400 400 400
+GET                                        302 403 403 200 200 200 200
+GET    map                                 302 403 403 200 200 200 200
+GET    history                             302 403 403 200 200 200 200
+GET    history.csv                         302 403 403 200 200 200 200
+GET    sessions.csv                        302 403 403 200 200 200 200
+GET    map                                 302 403 403 200 200 200 200
+GET    history                             302 403 403 200 200 200 200
+GET    history.csv                         302 403 403 200 200 200 200
+GET    end/{id}                            302 403 403 404 200 200 200
+POST   end/{id}                            401 403 403 404 403 303 303
+POST   keep/{id}                           401 403 403 404 403 409 409
+GET    save/{id}                           302 403 403 404 403 409 200
+POST   save/{id}                           401 403 403 404 403 403 409
+GET    private-images                      302 403 403 200 403 200 200
+POST   private-images/{id}/rename          401 403 403 404 403 409 409
+POST   private-images/{id}/share           401 403 403 404 403 303 303
+GET    private-images/{id}/delete          302 403 403 404 403 200 200
+POST   private-images/{id}/delete          401 403 403 404 403 303 303
+GET    admin/images                        302 403 403 403 403 403 200
+POST   admin/images                        401 403 403 403 403 403 400
+GET    admin/images/{id}                   302 403 403 403 403 403 200
+POST   admin/images/{id}                   401 403 403 403 403 403 400
+GET    admin/queue                         302 403 403 403 403 403 200
+POST   admin/queue                         401 403 403 403 403 403 400
+GET    admin/nodes                         302 403 403 403 403 403 200
+POST   admin/nodes                         401 403 403 403 403 403 400
+GET    admin/nodes/{id}                    302 403 403 403 403 403 200
+GET    admin/quotas                        302 403 403 403 403 403 200
+POST   admin/quotas                        401 403 403 403 403 403 400
+GET    admin/usage                         302 403 403 403 403 403 200
+GET    admin/banner                        302 403 403 403 403 403 200
+POST   admin/banner                        401 403 403 403 403 403 400
+GET    admin/audit                         302 403 403 403 403 403 200
+GET    api/v1/openapi.json                 401 403 200 200 200 200 200
+GET    api/v1/me                           401 403 200 200 200 200 200
+GET    api/v1/images                       401 403 200 200 200 200 200
+GET    api/v1/sessions                     401 403 403 200 200 200 200
+GET    api/v1/sessions/{id}                401 403 403 404 200 200 200
+DELETE api/v1/sessions/{id}                401 403 403 404 403 202 202
+POST   api/v1/sessions/{id}/keep           401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/image          401 403 403 404 403 403 409
+GET    api/v1/sessions/{id}/meter          401 403 403 404 200 200 200
+GET    api/v1/sessions/{id}/receipt        401 403 403 404 200 200 200
+GET    api/v1/meters                       401 403 403 200 200 200 200
+GET    api/v1/history                      401 403 403 200 200 200 200
+GET    api/v1/history.csv                  401 403 403 200 200 200 200
+GET    api/v1/advice                       401 403 403 200 200 200 200
+GET    api/v1/queue                        401 403 403 200 200 200 200
+GET    api/v1/capacity                     401 403 403 200 200 200 200
+GET    api/v1/forecast                     401 403 403 200 200 200 200
+GET    api/v1/events                       401 403 403 200 200 200 200
+GET    api/v1/private-images               401 403 403 200 403 200 200
+GET    api/v1/private-images/{id}          401 403 403 404 403 200 200
+DELETE api/v1/private-images/{id}          401 403 403 404 403 202 202
+PUT    api/v1/private-images/{id}/name     401 403 403 404 403 409 409
+PUT    api/v1/private-images/{id}/shares   401 403 403 404 403 200 200
+GET    api/v1/private-images/{id}/recipe   401 403 403 404 403 404 404
+GET    api/v1/admin/queue                  401 403 403 403 403 403 200
+PUT    api/v1/admin/sessions/{id}/priority 401 403 403 403 403 403 409
+GET    api/v1/admin/nodes                  401 403 403 403 403 403 200
+POST   api/v1/admin/nodes/{id}             401 403 403 403 403 403 409
+GET    api/v1/admin/quotas                 401 403 403 403 403 403 200
+PUT    api/v1/admin/quotas                 401 403 403 403 403 403 200
+DELETE api/v1/admin/quotas                 401 403 403 403 403 403 409
+GET    api/v1/admin/banner                 401 403 403 403 403 403 200
+PUT    api/v1/admin/banner                 401 403 403 403 403 403 200
+DELETE api/v1/admin/banner                 401 403 403 403 403 403 200
+GET    api/v1/admin/usage                  401 403 403 403 403 403 200
+GET    api/v1/admin/usage.csv              401 403 403 403 403 403 200
+GET    api/v1/admin/audit                  401 403 403 403 403 403 200
+GET    api/v1/admin/audit.csv              401 403 403 403 403 403 200
+"""
+"""By method and path the statuses for each of `ROLES`, of what is alice's. A new endpoint needs a line."""
+
+BODIES = {
+    "api/v1/sessions/{id}/image": {"name": "other"},
+    "api/v1/private-images/{id}/name": {"name": "other"},
+    "api/v1/private-images/{id}/shares": {"users": [], "groups": []},
+    "api/v1/admin/sessions/{id}/priority": {"priority": 7},
+    "api/v1/admin/nodes/{id}": {"action": "uncordon"},
+    "api/v1/admin/banner": {"text": "hello"},
+}
+"""What is sent to an endpoint of the API that wants something."""
+
+
+def expected() -> dict[tuple[str, str], list[int]]:
+    """Return the table, by method and path."""
+    found = {}
+    for line in TABLE.strip().splitlines():
+        words = line.split()
+        statuses = [int(word) for word in words[-len(ROLES) :]]
+        method, *path = words[: -len(ROLES)]
+        found[method, path[0] if path else ""] = statuses
+    return found
+
+
+EXPECTED = expected()
+READS = [path for method, path in EXPECTED if method == "GET" and path != "api/v1/events"]
+OF_ONE = [
+    key
+    for key in EXPECTED
+    if "{id}" in key[1] and not key[1].startswith(("static/", "admin/", "api/v1/admin/"))
+]
+WRITES = [key for key in EXPECTED if key[0] != "GET"]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    found: Filled | None = None
+    try:
+        found = Filled(tmp_path_factory.mktemp("service"))
+        yield found
+    finally:
+        if found is not None:
+            found.hub.close()
+
+
+def token_of(world: Filled, role: str) -> str | None:
+    tokens = {
+        "nobody": None,
+        "bare service": f"{world.hub.token}-bare",
+        "bare token": world.only_access,
+        "carol": world.carol,
+        "server": world.alices_server,
+        "alice": world.alice,
+        "admin": world.admin,
+    }
+    return tokens[role]
+
+
+def target_of(world: Filled, path: str) -> str:
+    """Return the path with what is alice's, or what everybody may see, in it."""
+    if path.startswith("static/"):
+        return path.replace("{id}", "fgpu.css")
+    if path.startswith("admin/images/"):
+        return path.replace("{id}", "python")
+    if path == "admin/nodes/{id}":
+        return path.replace("{id}", "drain?node=local")
+    if path == "api/v1/admin/nodes/{id}":
+        return path.replace("{id}", "local")
+    if path == "api/v1/admin/quotas":
+        return f"{path}?user=somebody"
+    image = str(world.alices_image())
+    if "private-images/{id}" in path:
+        return path.replace("{id}", image)
+    return path.replace("{id}", str(world.alice_runs.id))
+
+
+def with_more(target: str, more: str) -> str:
+    return f"{target}{'&' if '?' in target else '?'}{more}"
+
+
+def sent(method: str, path: str) -> dict[str, Any]:
+    if (method, path) == ("PUT", "api/v1/admin/quotas"):
+        return {"json": {"user": "nobody", "max_sessions": 9}}
+    return {"json": BODIES.get(path, {})} if method != "GET" and path.startswith("api/") else {}
+
+
+def test_every_endpoint_is_in_the_table() -> None:
+    found = {(method.upper(), path) for path, handler in served() for method in methods_of(handler)}
+    assert set(EXPECTED) == found, "see TABLE above"
+
+
+@pytest.mark.parametrize(("method", "path"), EXPECTED, ids=[" ".join(key) for key in EXPECTED])
+def test_everybody_gets_what_the_table_says(filled: Filled, method: str, path: str) -> None:
+    found = []
+    for role in ROLES:
+        # What one may do is done: the next one's target is there again.
+        target, token = target_of(filled, path), token_of(filled, role)
+        with filled.hub.ask(method, target, token, stream=True, **sent(method, path)) as answer:
+            found.append(answer.status_code)
+            if role != "admin" and path != "api/v1/events":
+                assert SECRET not in answer.text, f"{role} learns of what is bob's"
+    assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, EXPECTED[method, path], strict=True))
+
+
+@pytest.mark.parametrize(("method", "path"), OF_ONE, ids=[" ".join(key) for key in OF_ONE])
+def test_what_is_anothers_is_not_there_and_stays_as_it_is(filled: Filled, method: str, path: str) -> None:
+    theirs = filled.bobs_image if "private-images/{id}" in path else filled.bob_runs.id
+    before = filled.store.session(filled.bob_runs.id), PrivateImages(filled.store).get(filled.bobs_image)
+    for role in ("alice", "carol", "server"):
+        answer = filled.hub.ask(
+            method, path.replace("{id}", str(theirs)), token_of(filled, role), **sent(method, path)
+        )
+        assert answer.status_code in (403, 404), role
+        assert SECRET not in answer.text
+    assert (
+        filled.store.session(filled.bob_runs.id),
+        PrivateImages(filled.store).get(filled.bobs_image),
+    ) == before
+
+
+ENDS = [
+    key for key in OF_ONE if key[1] in ("end/{id}", "keep/{id}") or key[1].startswith("api/v1/sessions/{id}")
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ENDS, ids=[" ".join(key) for key in ENDS])
+def test_that_the_session_of_another_has_ended_is_as_if_there_never_was_one(
+    filled: Filled, method: str, path: str
+) -> None:
+    for token in (filled.carol, filled.alice, filled.alices_server):
+        told = []
+        for number in (filled.bobs_past.id, 999_999):
+            answer = filled.hub.ask(method, path.replace("{id}", str(number)), token, **sent(method, path))
+            told.append((answer.status_code, answer.text.replace(f"session {number}", "session N")))
+        assert told[0] == told[1]
+
+
+MORE = ("all=1", "user=bob", "show=all", "ended=1", "ended=1&all=1&user=bob&show=all&scope=all&owner=bob")
+
+
+@pytest.mark.parametrize("path", READS)
+def test_no_argument_shows_a_user_what_is_anothers(filled: Filled, path: str) -> None:
+    for more in MORE:
+        for role in ("alice", "server"):
+            answer = filled.hub.ask("GET", with_more(target_of(filled, path), more), token_of(filled, role))
+            assert answer.status_code < 500, answer.text
+            assert SECRET not in answer.text, f"{role} with {more}"
+
+
+def test_the_secret_is_there_for_who_may_see_it(filled: Filled) -> None:
+    """Else the tests above would show nothing."""
+    seen = [
+        path
+        for path in READS
+        if SECRET
+        in filled.hub.ask("GET", with_more(target_of(filled, path), "all=1&ended=1"), filled.admin).text
+    ]
+    assert {"api/v1/sessions", "api/v1/history", "api/v1/history.csv", "api/v1/private-images", ""} <= set(
+        seen
+    )
+    own = filled.hub.ask("GET", f"api/v1/sessions/{filled.bob_runs.id}/meter", filled.bob)
+    assert SECRET in own.text
+
+
+def test_events_tell_nobody_of_what_is_anothers(filled: Filled) -> None:
+    for token, learns in ((filled.alice, False), (filled.alices_server, False), (filled.bob, True)):
+        lines = []
+        with filled.hub.ask(
+            "GET", "api/v1/events", token, stream=True, headers={"Last-Event-ID": "1"}
+        ) as answer:
+            for line in answer.iter_lines(chunk_size=1, decode_unicode=True):
+                lines.append(line)
+                if line == "event: queue":
+                    break
+        assert any(line == "event: change" for line in lines)
+        assert (SECRET in "\n".join(lines)) is learns
+
+
+@pytest.fixture(scope="module")
+def browser(filled: Filled) -> requests.Session:
+    """A browser in which alice has logged in, also at the service."""
+    found = filled.hub.browser("alice")
+    filled.hub.page(found)
+    return found
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES, ids=[" ".join(key) for key in WRITES])
+def test_no_write_is_taken_from_a_browser_without_the_check_against_forgery(
+    filled: Filled, browser: requests.Session, method: str, path: str
+) -> None:
+    version = filled.store.version()
+    url = f"{filled.hub.url}/services/fgpu/{target_of(filled, path)}"
+    answer = browser.request(method, url, allow_redirects=False, timeout=30, **sent(method, path))
+    assert answer.status_code == 403
+    assert filled.store.version() == version
+
+
+# --- Asking again ---
+
+UNLIKE = (
+    # Nothing here has one.
+    "api/v1/private-images/{id}/recipe",
+    # These tell how long something has lasted by now.
+    "api/v1/admin/queue",
+    "api/v1/admin/usage",
+    "api/v1/admin/usage.csv",
+)
+"""Of these there is no second answer that is the same."""
+
+
+def test_who_asks_again_is_told_that_nothing_has_changed(filled: Filled) -> None:
+    # Of receipts one whose time does not go on.
+    paths = [path for path in READS if path.startswith("api/") and path not in UNLIKE]
+    targets = [
+        path.replace("{id}", str(filled.alices_past.id))
+        if path.endswith("/receipt")
+        else target_of(filled, path)
+        for path in paths
+    ]
+
+    def token(target: str) -> str:
+        return filled.admin if target.startswith("api/v1/admin/") else filled.alice
+
+    firsts = {target: filled.hub.ask("GET", target, token(target)) for target in targets}
+    for first in firsts.values():
+        assert first.status_code == 200
+        assert first.headers["Cache-Control"] == "private, no-cache"
+    # A clock in the answer would be another one by then, and what is read is read anew.
+    began = now_s()
+    until(lambda: now_s() > began + 2)
+    for target, first in firsts.items():
+        again = filled.hub.ask("GET", target, token(target), headers={"If-None-Match": first.headers["ETag"]})
+        assert (again.status_code, again.text) == (304, ""), target
+        other = filled.hub.ask("GET", target, token(target), headers={"If-None-Match": '"other"'})
+        assert (other.status_code, other.text) == (200, first.text), target

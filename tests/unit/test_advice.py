@@ -1,0 +1,115 @@
+"""The fit advisor: what is said, and when nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler.history import Past
+from fgpu_scheduler.meters import Measured
+from fgpuspawner.advice import Run, advice_by_image, advise, runs_of
+from fgpuspawner.images.model import Image
+
+RUN = Run("torch", 1000, 4096, 1331, 50, 20)
+
+
+def test_five_runs_with_a_small_peak_would_have_had_enough_with_less() -> None:
+    runs = [RUN, replace(RUN, peak_mib=600), *[replace(RUN, peak_mib=900)] * 5]
+    advice = advise(runs, step_milli=100)
+    assert advice is not None
+    assert advice.text == "your last five runs peaked at 1.3 GiB: 0.5 fGPU would have been enough"
+    assert (advice.runs, advice.asked_milli, advice.enough_milli) == (5, 1000, 500)
+
+
+def test_three_runs_are_enough_to_say_so_and_two_are_not() -> None:
+    advice = advise([replace(RUN, peak_mib=300, sm_p95_percent=1)] * 3, step_milli=100)
+    assert advice is not None
+    assert advice.text == "your last three runs peaked at 300 MiB: 0.1 fGPU would have been enough"
+    assert advise([replace(RUN, peak_mib=300)] * 2, step_milli=100) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (replace(RUN, peak_mib=3500), "memory"),
+        (replace(RUN, peak_mib=100, sm_p95_percent=48), "compute"),
+        (
+            replace(RUN, fgpu_milli=100, limit_mib=409, peak_mib=10, compute_percent=5, sm_p95_percent=0),
+            "step",
+        ),
+    ],
+)
+def test_no_advice_where_less_would_not_do(run: Run, why: str) -> None:
+    assert advise([run] * 5, step_milli=100) is None, why
+
+
+def test_one_run_that_needed_more_is_what_counts() -> None:
+    small = replace(RUN, peak_mib=100, sm_p95_percent=0)
+    advice = advise([small, small, replace(small, peak_mib=2000), small, small], step_milli=100)
+    assert advice is not None
+    assert (advice.enough_milli, advice.peak_mib) == (600, 2000)
+    # Of the newest five only.
+    advice = advise([small] * 5 + [replace(small, peak_mib=2000)], step_milli=100)
+    assert advice is not None
+    assert advice.enough_milli == 100
+
+
+def test_compute_that_is_not_known_or_not_shared_is_not_advised_about() -> None:
+    for run in (replace(RUN, sm_p95_percent=None), replace(RUN, compute_percent=0, sm_p95_percent=100)):
+        advice = advise([run] * 3, step_milli=100)
+        assert advice is not None
+        assert advice.enough_milli == 500
+
+
+def test_the_images_own_minimum_is_not_gone_below() -> None:
+    run = replace(RUN, peak_mib=100, sm_p95_percent=0)
+    advice = advise([run] * 3, step_milli=100, least_milli=350)
+    assert advice is not None
+    assert advice.enough_milli == 400
+
+
+def past(session_id: int, *shares: Share, samples: int = 5, peak_mib: int | None = 700) -> Past:
+    asked = Request("alice", "", "torch", "default", 500, 1000, 1024)
+    ended = Session(session_id, asked, SessionState.TERMINATED, 1, placement=Placement("n1", shares))
+    return Past(
+        ended, Measured(session_id, 1, 250, 2048, samples=samples, peak_mib=peak_mib, sm_p95_percent=9)
+    )
+
+
+def test_what_was_not_measured_or_ran_on_several_gpus_does_not_count() -> None:
+    one = Share("GPU-1", 500, 2048, 25)
+    wholes = (Share("GPU-1", 1000, 8192, 100), Share("GPU-2", 1000, 8192, 100))
+    found = runs_of(
+        [
+            past(5, one),
+            past(4, one, samples=0, peak_mib=None),
+            past(3, *wholes),
+            replace(past(2, one), measured=None),
+            past(1),
+        ]
+    )
+    assert found == {"torch": [Run("torch", 500, 2048, 700, 25, 9)]}
+
+
+def test_what_is_advised_is_enough_on_every_gpu_that_may_be_given() -> None:
+    runs = [replace(RUN, peak_mib=900)] * 3
+    here = Device("GPU-a", "n", 0, "Big", 8192, 2000)
+    small = Device("GPU-b", "n", 1, "Small", 4096, 2000)
+    alone, both = (advise(runs, step_milli=100, devices=d) for d in ([here], [here, small]))
+    assert alone is not None
+    assert both is not None
+    assert (alone.enough_milli, both.enough_milli) == (400, 600)
+    tiny = Device("GPU-c", "n", 2, "Tiny", 1024, 2000)
+    assert advise(runs, step_milli=100, devices=[here, tiny]) is None
+
+
+def test_the_least_of_an_image_counts_as_it_does_when_it_is_started() -> None:
+    ran = [past(n, Share("GPU-1", 1000, 4096, 50), peak_mib=100) for n in (3, 2, 1)]
+    image = Image("torch", "torch", "any", "any", "any", "any", min_gpu_memory_mib=1024)
+    devices = [Device("GPU-a", "n", 0, "Big", 8192, 2000)]
+    found = advice_by_image(ran, step_milli=100, images=[image], devices=devices)
+    # 0.2 would be 768 MiB.
+    assert found["torch"].enough_milli == 300
+    assert advice_by_image(ran, step_milli=100, images=[], devices=devices) == {}

@@ -1,0 +1,48 @@
+"""How many sessions somebody may ask for together: each but the first is a named server of the Hub."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fgpuspawner.asking import AskingSpawner
+
+
+def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings: Any) -> AskingSpawner:
+    """Return a spawner of a user who has had these named servers, of which some are active."""
+    found = AskingSpawner()
+    found.name, found.handler = name, None
+    found.user = SimpleNamespace(
+        settings={"allow_named_servers": True} | settings,
+        orm_spawners=dict.fromkeys(["", *known]),
+        spawners={server: SimpleNamespace(active=server in active) for server in ["", *known]},
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spawner", "most"),
+    [
+        (asking(), 8),
+        (asking(allow_named_servers=False), 1),
+        (asking(named_server_limit_per_user=2), 3),
+        # Their names are used again, once nothing has them.
+        (asking("gpu-2", "gpu-3", named_server_limit_per_user=2), 3),
+        (asking("gpu-2", "mine", named_server_limit_per_user=3), 3),
+        (asking("gpu-2", active=("gpu-2",), named_server_limit_per_user=2), 2),
+        (asking("mine", name="mine", named_server_limit_per_user=2), 2),
+        # What a request decides is found out at the start where there is none.
+        (asking(named_server_limit_per_user=lambda handler: 1), 8),
+    ],
+)
+def test_no_more_sessions_are_offered_than_there_may_be_servers(spawner: AskingSpawner, most: int) -> None:
+    assert spawner.most_sessions(8) == most
+    assert spawner.most_sessions(1) == 1
+
+
+def test_a_limit_that_the_hub_decides_for_each_request_is_asked_of_it() -> None:
+    spawner = asking(named_server_limit_per_user=lambda handler: 1 if handler == "this" else 5)
+    spawner.handler = "this"
+    assert spawner.most_sessions(8) == 2

@@ -1,0 +1,77 @@
+"""Starts that came to nothing: what to do next, and what the form remembers of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bs4 import BeautifulSoup
+
+from fgpu_scheduler import EndCause, Session, SessionState
+from fgpu_scheduler.testing.world import request
+from fgpuspawner.failed import LATELY_S, NEXT, failed_html, failed_lately, last_word, next_step
+
+FAILED = Session(
+    7,
+    replace(request("ann"), server_name="second"),
+    SessionState.ERROR,
+    0,
+    ended_at_s=100,
+    end_cause=EndCause.LAUNCH_FAILED,
+    message="the server ended",
+)
+
+
+def test_for_every_end_there_is_a_next_step() -> None:
+    assert set(NEXT) == set(EndCause)
+    for cause in EndCause:
+        assert next_step(cause).endswith(".")
+
+
+def test_what_happened_is_text_whatever_it_holds() -> None:
+    hostile = "<script>alert(1)</script> </div>\"'"
+    page = BeautifulSoup(failed_html(hostile, "Try again."), "html.parser")
+    assert [e.text for e in page.select("div")] == [hostile, "Try again."]
+    assert not page.select("script")
+
+
+@pytest.mark.parametrize(
+    ("changes", "server", "now_s", "found"),
+    [
+        ({}, "second", 100, True),
+        ({}, "second", 100 + LATELY_S, True),
+        ({}, "second", 101 + LATELY_S, False),
+        ({}, "", 100, False),
+        ({"end_cause": EndCause.QUEUE_TIMEOUT}, "second", 100, True),
+        ({"end_cause": EndCause.USER}, "second", 100, False),
+        ({"started_at_s": 50}, "second", 100, False),
+        ({"ended_at_s": None, "end_cause": None, "state": SessionState.PENDING}, "second", 100, False),
+    ],
+    ids=str,
+)
+def test_the_form_remembers_the_newest_start_of_its_server_where_that_failed_lately(
+    changes: dict[str, object], server: str, now_s: int, found: bool
+) -> None:
+    newest = replace(FAILED, **changes)  # type: ignore[arg-type]
+    older = replace(FAILED, id=3, message="older")
+    assert failed_lately([older, newest], server, now_s=now_s) == (newest if found else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "server", "now_s", "said"),
+    [
+        ({}, "second", 100, "newest"),
+        ({"end_cause": EndCause.USER, "started_at_s": 50}, "second", 100 + LATELY_S, "newest"),
+        ({}, "second", 101 + LATELY_S, None),
+        ({}, "", 100, None),
+        ({"message": None}, "second", 100, None),
+        ({"ended_at_s": None, "end_cause": None, "state": SessionState.PENDING}, "second", 100, None),
+    ],
+    ids=str,
+)
+def test_what_was_said_of_the_newest_end_of_a_server_is_known_for_a_while(
+    changes: dict[str, object], server: str, now_s: int, said: str | None
+) -> None:
+    newest = replace(FAILED, **{"message": "newest", **changes})  # type: ignore[arg-type]
+    older = replace(FAILED, id=3, message="older")
+    assert last_word([older, newest], server, now_s=now_s) == said

@@ -1,0 +1,98 @@
+"""The images of the launch form: cards by framework, versions, what can be searched, and the marks on the sliders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bs4 import BeautifulSoup
+from traitlets.config import Config
+
+from fgpuspawner import form
+from fgpuspawner.advice import Advice
+from fgpuspawner.form_images import amounts, cards
+from fgpuspawner.images.model import Image
+from fgpuspawner.options import Offer, make_offer
+from fgpuspawner.settings import FGPU
+
+NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
+
+
+def image(slug: str, name: str, framework: str, **given: Any) -> Image:
+    return Image(slug, name, framework, given.pop("version", "1"), "3.11", "r", **given)
+
+
+def offer(*images: Image) -> Offer:
+    config = Config()
+    config.FGPU.nodes = [NODE]
+    own = FGPU.from_config(config).checked()
+    return make_offer(own, own.discover_nodes(), images, ("default",), user="ann")
+
+
+PYTHON = image("python", "Python 3.11", "python", default=True)
+OLD = image("tf-1", "TensorFlow 1.15", "tensorflow", version="1.15")
+NEW = image("tf-2", "TensorFlow 2.21", "TensorFlow", version="2.21", description="With CUDA 12")
+MINE = image("ann/more:1", "ann/more:1", "tensorflow", owner="ann")
+
+
+def test_images_of_one_framework_are_one_card_and_private_ones_are_the_last() -> None:
+    found = cards(offer(MINE, OLD, PYTHON, NEW), {})
+    told = {card["title"]: [i["short"] for i in card["images"]] for card in found}
+    assert list(told.items()) == [
+        ("TensorFlow", ["1.15", "2.21"]),
+        ("Python", ["3.11"]),
+        ("Private images", ["ann/more:1"]),
+    ]
+
+
+def test_a_name_that_does_not_begin_with_its_framework_is_shown_whole_on_its_card() -> None:
+    (card,) = cards(offer(OLD, image("course", "Course of 2026", "tensorflow")), {})
+    assert [i["short"] for i in card["images"]] == ["TensorFlow 1.15", "Course of 2026"]
+
+
+def test_a_radio_is_announced_with_the_whole_name_and_described() -> None:
+    page = BeautifulSoup(
+        form.render(offer(PYTHON, OLD, NEW), hub_prefix="/hub/", ticket="t", given={"image": "tf-2"}),
+        "html.parser",
+    )
+    names = [" ".join(label.text.split()) for label in page.select(".version")]
+    assert names == ["Python 3.11", "TensorFlow 1.15", "TensorFlow 2.21"]
+    (checked,) = page.select("[name=image][checked]")
+    assert checked["value"] == "tf-2"
+    (about,) = page.select(f"#{checked['aria-describedby']}")
+    assert "With CUDA 12" in about.text
+
+
+def test_names_versions_and_descriptions_can_be_searched() -> None:
+    (card,) = cards(offer(NEW), {})
+    for word in ("tensorflow", "2.21", "cuda 12", "python 3.11"):
+        assert word in card["images"][0]["search"]
+
+
+def test_what_an_image_needs_and_what_is_recommended_is_marked() -> None:
+    needs = replace(NEW, min_gpu_memory_mib=3000, min_cpu_milli=500, recommended_fgpu_milli=1500)
+    told = amounts(offer(PYTHON, needs), {})["tf-2"]
+    # 0.8 of 2 fGPU is 3200 MiB of 8192; 0.7 is too little.
+    assert told["least"]["default"] == {"fgpu": "0.8", "cpu": "0.5", "memory_mib": None}
+    assert told["recommended"] == {"fgpu": True, "cpu": False, "memory_mib": False}
+    assert told["amounts"]["default"]["fgpu"] == "1.5"
+    plain = amounts(offer(PYTHON, needs), {})["python"]
+    assert plain["least"]["default"] == {"fgpu": None, "cpu": None, "memory_mib": None}
+
+
+def test_the_exact_memory_that_is_filled_in_is_one_that_can_be_asked_for() -> None:
+    for recommended_mib, filled_in in ((0, None), (3000, 3072), (3072, 3072), (24576, 8192)):
+        wants = replace(NEW, recommended_gpu_memory_mib=recommended_mib)
+        assert amounts(offer(PYTHON, wants), {})["tf-2"]["gpu_memory_mib"] == {"default": filled_in}
+
+
+def test_what_the_last_runs_needed_is_said_on_the_card_and_marked() -> None:
+    advice = {"tf-2": Advice("tf-2", 5, 1000, 300, 1331)}
+    page = BeautifulSoup(
+        form.render(offer(PYTHON, NEW), hub_prefix="/hub/", ticket="t", given={}, advice=advice),
+        "html.parser",
+    )
+    (said,) = page.select(".advice")
+    assert said.text == "Your last five runs peaked at 1.3 GiB: 0.3 fGPU would have been enough."
+    found = amounts(offer(PYTHON, NEW), advice)
+    assert (found["tf-2"]["enough"], found["python"]["enough"]) == ("0.3", None)

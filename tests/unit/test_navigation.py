@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from fgpuspawner.service.navigation import PAGES, Entry, current, entries
+
+SOME = (Entry("", "Sessions", also=("end",)), Entry("admin/queue", "Queue", admin=True), Entry("map", "Map"))
+
+
+def test_pages_for_administrators_are_shown_to_them_only_and_after_the_others() -> None:
+    assert [e.title for e in entries(admin=False, pages=SOME)] == ["Sessions", "Map"]
+    assert [e.title for e in entries(admin=True, pages=SOME)] == ["Sessions", "Map", "Queue"]
+
+
+def test_the_current_page_is_found_by_its_own_address_and_by_those_that_belong_to_it() -> None:
+    found = {
+        path: current(path, SOME) for path in ("", "end/12", "map", "map/0", "admin/queue/3", "mapping", "no")
+    }
+    titles = {path: entry and entry.title for path, entry in found.items()}
+    assert titles == {
+        "": "Sessions",
+        "end/12": "Sessions",
+        "map": "Map",
+        "map/0": "Map",
+        "admin/queue/3": "Queue",
+        "mapping": None,
+        "no": None,
+    }
+
+
+def test_every_page_has_an_address_of_its_own() -> None:
+    addresses = [entry.address for entry in PAGES]
+    assert len(set(addresses)) == len(addresses)

@@ -1,0 +1,213 @@
+"""Presets and last launches: what the administrator may write, and what the form then offers for one click."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+from bs4 import BeautifulSoup
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings, Session, SessionState
+from fgpuspawner import form
+from fgpuspawner.form_quick import quick
+from fgpuspawner.images.model import Image
+from fgpuspawner.options import Offer, Wanted, make_offer, parse, read_fields
+from fgpuspawner.presets import with_unknown_image
+from fgpuspawner.settings import FGPU
+
+PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "r", default=True)
+NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}
+SMALL = {
+    "name": "Small",
+    "image": "python",
+    "fgpu": "0.2",
+    "cpu": 1,
+    "memory_mib": 2048,
+    "time_limit": "2:30",
+}
+EXACT = {"name": "Exact", "gpu_memory_mib": 2048}
+LAST = Wanted("python", "default", 500, 1000, 2048)
+
+
+def settings(**given: Any) -> FGPU:
+    config = Config()
+    for name, value in ({"nodes": [NODE], "fgpu_per_gpu": 2} | given).items():
+        setattr(config.FGPU, name, value)
+    return FGPU.from_config(config).checked()
+
+
+def offer(**given: Any) -> Offer:
+    own = settings(**given)
+    return make_offer(own, own.discover_nodes(), (PYTHON,), ("default",), user="ann")
+
+
+def session(number: int, wanted: Wanted = LAST, server: str = "") -> Session:
+    return Session(number, wanted.request("ann", server), SessionState.TERMINATED, 0)
+
+
+@pytest.mark.parametrize(
+    ("presets", "message"),
+    [
+        ([{"fgpu": 1}], r"presets\[0\]: name is None; it must be a text of 1 to 60 letters"),
+        ([{"name": "x" * 61, "fgpu": 1}], r"presets\[0\]: name is 'x+'?\.\.\.; it must be"),
+        ([SMALL, SMALL], r"presets: 'Small' is there twice; give each another name"),
+        ([{"name": "a"}], r"presets: 'a' chooses nothing; add some of image, group, fgpu"),
+        ([{"name": "a", "gpus": 1}], r"presets: 'a' has 'gpus'; use name and image, group, fgpu"),
+        ([{"name": "a", "fgpu": "half"}], r"presets: 'a': fgpu: 'half' is not a number such as 0.5"),
+        ([{"name": "a", "fgpu": 0}], r"presets: 'a': fgpu: must be above 0"),
+        ([{"name": "a", "cpu": -1}], r"presets: 'a': cpu: -1 is negative"),
+        ([{"name": "a", "memory_mib": "2 GiB"}], r"presets: 'a': memory_mib: '2 GiB' is not a whole number"),
+        ([{"name": "a", "count": 0}], r"presets: 'a': count: must be above 0"),
+        ([{"name": "a", "time_limit": "2h"}], r"presets: 'a': time_limit: '2h' is not hours:minutes"),
+        ([{"name": "a", "group": "big"}], r"presets: 'a': group: there is no 'big'; choose one of default"),
+        ([{"name": "a", "image": 7}], r"presets: 'a': image: 7 is not a text"),
+        (
+            [{"name": "a", "fgpu": 1, "gpu_memory_mib": 128}],
+            r"presets: 'a': gpu_memory_mib: given beside fgpu",
+        ),
+        (
+            [{"name": "a", "compute_percent": 25}],
+            r"presets: 'a': compute_percent: needs gpu_memory_mib beside it",
+        ),
+    ],
+    ids=str,
+)
+def test_a_preset_that_cannot_work_stops_the_hub_with_its_name_and_what_would(
+    presets: list[dict[str, object]], message: str
+) -> None:
+    with pytest.raises(BadSettings, match=rf"^c\.FGPU\.{message}"):
+        settings(presets=presets)
+
+
+def test_presets_of_the_example_are_taken() -> None:
+    assert settings(presets=[SMALL, EXACT]).presets == [SMALL, EXACT]
+
+
+def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None:
+    small, exact = quick(offer(), [SMALL, EXACT], ())["presets"]
+    assert (small["title"], small["words"]) == ("Small", "Python 3.11, 0.2 fGPU, 1 CPU, 2048 MiB, 2:30 hours")
+    assert json.loads(small["fields"]) == {
+        "image": "python",
+        "fgpu": "0.2",
+        "cpu": "1",
+        "memory_mib": "2048",
+        "time_limit": "2:30",
+        "gpu_by": "fgpu",
+    }
+    linked = {name.removeprefix("opt-"): [value] for name, value in parse_qsl(small["link"][1:])}
+    assert parse(read_fields(linked), offer()) == Wanted(
+        "python", "default", 200, 1000, 2048, time_limit_s=9000
+    )
+    # Memory alone: a compute that was typed before is not meant.
+    assert json.loads(exact["fields"]) == {
+        "gpu_memory_mib": "2048",
+        "compute_percent": "",
+        "gpu_by": "memory",
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "given"),
+    [
+        (SMALL | {"image": "secret"}, {}),
+        (SMALL, {"quotas": [{"user": "*", "max_fgpu": "0.1"}]}),
+        (SMALL | {"fgpu": "5"}, {}),
+    ],
+    ids=["an image of others", "above the quota", "above every GPU"],
+)
+def test_a_preset_that_somebody_may_not_start_is_not_shown_to_them(
+    preset: dict[str, object], given: dict[str, Any]
+) -> None:
+    assert quick(offer(**given), [preset], ())["presets"] == []
+
+
+def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_with_it_as_its_link_does() -> (
+    None
+):
+    (alone,) = quick(offer(), [{"name": "Course", "image": "python"}], ())["presets"]
+    assert alone["words"] == "Python 3.11"
+    # With an image that is shown its amounts are the form's to choose; of a hidden one it knows nothing.
+    assert json.loads(alone["fields"]) == {"image": "python", "gpu_by": "fgpu"}
+    hidden = replace(
+        PYTHON,
+        slug="exam",
+        name="Exam",
+        default=False,
+        hidden=True,
+        recommended_fgpu_milli=700,
+        min_memory_mib=9000,
+    )
+    own = settings()
+    found = make_offer(own, own.discover_nodes(), (PYTHON, hidden), ("default",), user="ann")
+    (exam,) = quick(found, [{"name": "Exam", "image": "exam", "cpu": 3}], ())["presets"]
+    assert exam["words"] == "Exam, 3 CPU"
+    assert json.loads(exam["fields"]) == {
+        "image": "exam",
+        "fgpu": "0.7",
+        "cpu": "3",
+        "memory_mib": "9000",
+        "gpu_by": "fgpu",
+    }
+    assert parse({"image": "exam", "cpu": 3}, found) == Wanted("exam", "default", 700, 3000, 9000)
+
+
+def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still() -> None:
+    amounts = [replace(LAST, fgpu_milli=100 * n) for n in range(1, 8)]
+    gone = replace(LAST, image="gone")
+    sessions = [session(n, wanted) for n, wanted in enumerate([*amounts, gone, amounts[0]], start=1)]
+    # The sessions of one submission differ in their servers only.
+    sessions.append(session(20, amounts[6], "gpu-2"))
+    shown = quick(offer(), (), sessions)["launches"]
+    assert [launch["words"].split(" fGPU")[0] for launch in shown] == ["0.7", "0.1", "0.6", "0.5", "0.4"]
+    assert {launch["title"] for launch in shown} == {"Python 3.11"}
+
+
+def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() -> None:
+    wanted = replace(LAST, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25, time_limit_s=5400)
+    (launch,) = quick(offer(), (), [session(1, wanted)])["launches"]
+    assert launch["words"] == "2048 MiB + 25 %, 1 CPU, 2048 MiB, 1:30"
+    fields = json.loads(launch["fields"])
+    assert fields == {
+        "image": "python",
+        "group": "default",
+        "fgpu": "",
+        "gpu_memory_mib": "2048",
+        "compute_percent": "25",
+        "gpu_model": "",
+        "cpu": "1",
+        "memory_mib": "2048",
+        "count": "1",
+        "time_limit": "1:30",
+        "priority": "",
+        "gpu_by": "memory",
+    }
+    assert parse(read_fields({name: [value] for name, value in fields.items()}), offer()) == wanted
+
+
+def test_hostile_names_are_text_in_the_form() -> None:
+    hostile = "<script>alert(1)</script>\"'\N{RIGHT-TO-LEFT OVERRIDE}"
+    page = form.render(
+        offer(),
+        hub_prefix="/hub/",
+        ticket="t",
+        given={},
+        presets=[{"name": hostile, "fgpu": "0.5"}],
+        sessions=[session(1)],
+    )
+    shown = BeautifulSoup(page, "html.parser")
+    assert len(shown.select("script")) == 1
+    assert [e.text for e in shown.select(".choice-title")] == [hostile, "Python 3.11"]
+    # Without scripts there are links that start them.
+    links = shown.select("#fgpu-at-once a")
+    assert links[0]["href"] == "?opt-fgpu=0.5"
+    assert links[0].text == hostile
+
+
+def test_a_preset_whose_image_is_unknown_is_told_to_the_administrator() -> None:
+    presets = [SMALL, SMALL | {"name": "Typo", "image": "pyhton"}, {"name": "Own", "image": "ann/torch:2"}]
+    (line,) = with_unknown_image(presets, {"python"})
+    assert line.startswith("c.FGPU.presets: 'Typo' has the image 'pyhton', which is not in the catalogue")

@@ -1,0 +1,21 @@
+"""Other people's words in sentences of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpuspawner.words import isolated
+
+
+@pytest.mark.parametrize("text", ["", "ana", "<b>&\"'", "Zoë 3"])
+def test_what_turns_nothing_is_left_as_it_is(text: str) -> None:
+    assert isolated(text) == text
+
+
+@pytest.mark.parametrize("text", ["\u05d0\u05d1", "a\u202eb", "\u0627 x", "a\u202ab"])
+def test_what_is_written_from_right_to_left_is_kept_to_itself(text: str) -> None:
+    assert isolated(text) == f"\u2068{text}\u2069"
+
+
+def test_nobody_closes_what_keeps_it_to_itself() -> None:
+    assert isolated("a\u2069\u202eb\u2067") == "\u2068a\u202eb\u2069"
