@@ -23,6 +23,9 @@ LIBRARIES = f"{OWN_PYTHON}/lib"
 # Before everything else on the PATH of a session: what starts its server must not be something that a user installed.
 COMMANDS = f"{PREFIX}/commands"
 COMMAND = re.compile(r"jupyter(hub)?(-.*)?|fgpu-.*|jlpm")
+# What kernels of any Python take from the server environment: this folder is on their search path, and nothing else.
+FOR_KERNELS = f"{PREFIX}/kernel"
+EXTENSION = "jupyterlab_fgpu"
 SERVER_FILES = ("fgpu_lazy_imports.py", "fgpu_lazy_imports.pth")
 UNWANTED = ("dist-packages", "ensurepip", "lib2to3", "pydoc_data", "site-packages", "tkinter", "__pycache__")
 # Isolated: what an image sets for its own Python (PYTHONHOME, PYTHONPATH) is not for this one.
@@ -74,6 +77,9 @@ def _make_environment(root: Path, uv: str, wheel: Path | None, work: Path) -> No
         name = wheel.name.partition("-")[0]
         run([*install, "--no-deps", "--no-index", "--find-links", str(folder), name])
         _forget_when(site_packages(root), name)
+        for_kernels = root / FOR_KERNELS
+        for_kernels.mkdir()
+        (for_kernels / EXTENSION).symlink_to(f"../lib/{PYTHON}/site-packages/{EXTENSION}")
     for file in SERVER_FILES:
         shutil.copy2(HERE / "server" / file, site_packages(root) / file)
     # So that a package with a front end, such as ipywidgets, is whole when a user installs it.

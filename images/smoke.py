@@ -147,6 +147,7 @@ def check_kernel(module: str, wanted: str) -> None:
     manager, client = start_new_kernel(startup_timeout=120)
     printed: list[str] = []
     code = "import sys\nprint('%d.%d' % sys.version_info[:2], sys.executable)"
+    code += "\nprint('%fgpu', get_ipython().find_line_magic('fgpu') is not None)"
     if module:
         code += f"\nimport {module}\nprint('{module}', {module}.__version__)"
     try:
@@ -162,6 +163,8 @@ def check_kernel(module: str, wanted: str) -> None:
     first = next((line for line in lines if line.endswith("/opt/env/bin/python")), "")
     took = f"{time.monotonic() - begun_s:.2f} s"
     name = manager.kernel_spec.display_name
+    has_extension = (Path("/opt/fgpu/kernel") / "jupyterlab_fgpu" / "magic.py").exists()
+    check("%fgpu in the kernel", f"%fgpu {has_extension}" in lines, str(has_extension))
     check(
         "kernel", bool(first) and f"Python {first.split(' ')[0]}" in name, f"{name}: Python {first} in {took}"
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debianfiles import HOME, run, write
-from serverenv import COMMANDS, ENVIRONMENT, PREFIX
+from serverenv import COMMANDS, ENVIRONMENT, EXTENSION, FOR_KERNELS, PREFIX
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = {
@@ -21,6 +21,12 @@ SCRIPTS = {
     "pip3": "pip._internal.cli.main",
     "ipython": "IPython:start_ipython",
 }
+# Kernels have `%fgpu` from the start; an image that was built without the Lab extension has none.
+KERNEL_CONFIG = f"""import importlib.util
+
+if importlib.util.find_spec("{EXTENSION}") is not None:
+    c.InteractiveShellApp.extensions = ["{EXTENSION}"]
+"""
 # What PyPI's wheels say that they run on: the C library of 2014, or of 2018.
 OLD_LIBC, NEW_LIBC = "manylinux2014", "manylinux_2_28"
 
@@ -66,6 +72,8 @@ def make_user_environment(prefix: Path, framework: Framework, *, uv: str) -> Non
     for folder in ("bin", "share", "etc"):
         shutil.rmtree(site / folder, ignore_errors=True)
     (site / ".lock").unlink(missing_ok=True)
+    write(site / "fgpu.pth", f"/{FOR_KERNELS}\n")
+    write(prefix / "etc/ipython/ipython_kernel_config.py", KERNEL_CONFIG)
     write(
         prefix / "pyvenv.cfg",
         f"home = {Path(framework.program).parent}\ninclude-system-site-packages = true\nversion = {framework.version}\n",

@@ -1,4 +1,4 @@
-"""Write docs/lifecycle.md and docs/settings.md from the code; tests/unit/test_docs.py says when they are old.
+"""Write docs/lifecycle.md, settings.md and openapi.json from the code; tests/unit/test_docs.py says when they are old.
 
 docs.py          write them
 docs.py --check  say which of them are out of date, and end with 1 if any is
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, MOVED_BY, SERVING
 from fgpuspawner.docker import FGPUSpawner
 from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -183,7 +185,12 @@ def markdown(help_text: str) -> str:
     return text
 
 
-PAGES = {"lifecycle.md": lifecycle, "settings.md": settings}
+def openapi() -> str:
+    """Return the REST API's description."""
+    return json.dumps(document(), indent=1) + "\n"
+
+
+PAGES = {"lifecycle.md": lifecycle, "settings.md": settings, "openapi.json": openapi}
 
 
 def main() -> int:

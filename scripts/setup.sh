@@ -101,6 +101,10 @@ if [ ! -x .node/node_modules/.bin/configurable-http-proxy ]; then
   mkdir -p .node
   npm install --silent --no-fund --no-audit --no-package-lock --prefix .node configurable-http-proxy@5.3.0
 fi
+# What the browser tests look at every page's accessibility with.
+if [ "$kind" = test ] && [ ! -f .node/node_modules/axe-core/axe.min.js ]; then
+  npm install --silent --no-fund --no-audit --no-package-lock --prefix .node axe-core@4.10.3
+fi
 # What was built from older sources would be installed again as it is.
 rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/tsconfig.tsbuildinfo
 extras=local
