@@ -25,7 +25,6 @@ from datetime import UTC
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -61,8 +60,8 @@ from fgpuspawner.isolation.verified import note_verdict
 from fgpuspawner.options import Refused, Wanted, asks_the_same, parse
 from fgpuspawner.runtime import SessionLauncher
 from fgpuspawner.settings import FGPU
+from fgpuspawner.waiting import it_answers
 
-PROBE_EVERY_S = 0.03
 LOOK_EVERY_S = 0.5
 STOP_AGAIN_S = 2.0
 LONGEST_LOOK_S = 2.0
@@ -435,7 +434,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
     async def _answers(self, session: Session, ip: str, port: int) -> None:
         """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
         # Side by side: a connection to a container that has died hangs for seconds.
-        answering = asyncio.ensure_future(self._answered(ip, port))
+        answering = asyncio.ensure_future(it_answers(ip, port, f"{self.server.base_url}api"))
         ending = asyncio.ensure_future(self._ended(session))
         try:
             await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -447,28 +446,6 @@ class QueuedSpawner(AskingSpawner, Spawner):
             answering.cancel()
             ending.cancel()
             await asyncio.gather(answering, ending, return_exceptions=True)
-
-    async def _answered(self, ip: str, port: int) -> None:
-        """Return when something answers there, other than with an error of its own."""
-        client = AsyncHTTPClient(force_instance=True)
-        url = f"http://{ip}:{port}{self.server.base_url}api"
-        try:
-            while True:
-                try:
-                    # A refused connection costs a tenth of a refused request.
-                    _, writer = await asyncio.wait_for(asyncio.open_connection(ip, port), 5)
-                    writer.close()
-                    answer = await client.fetch(
-                        url, request_timeout=5, follow_redirects=False, raise_error=False
-                    )
-                    if answer.code < 500:
-                        return
-                # TimeoutError is an OSError; tornado's own is an HTTPClientError, whatever `raise_error` says.
-                except (OSError, HTTPClientError):
-                    pass
-                await asyncio.sleep(PROBE_EVERY_S)
-        finally:
-            client.close()
 
     async def _ended(self, session: Session) -> tuple[int, EndCause, str]:
         """Return how the session's server ended, once it has."""

@@ -402,7 +402,8 @@ class WarmPool:
                     log.warning("A warm container could not be made: %s", e)
                     pause_s = AGAIN_AFTER_S
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
         finally:
             self.close()
 

@@ -201,7 +201,8 @@ async def until_told_to_end(parent: int) -> None:
         loop.add_signal_handler(number, ended.set)
     while os.getppid() == parent:
         try:
-            await asyncio.wait_for(ended.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                await ended.wait()
         except TimeoutError:
             continue
         return

@@ -415,7 +415,8 @@ class Health(RequestHandler):
     async def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
         try:
-            await asyncio.wait_for(self.service.reader.last_event_id(), 5.0)
+            async with asyncio.timeout(5.0):
+                await self.service.reader.last_event_id()
         except (StoreUnavailable, TimeoutError):
             self.set_status(503)
             self.finish({"status": "unavailable"})

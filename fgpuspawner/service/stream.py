@@ -32,7 +32,8 @@ class Listener:
         """Return the next batch, or None at the end; raises TimeoutError when nothing happened."""
         if self._ended and self._batches.empty():
             return None
-        return await asyncio.wait_for(self._batches.get(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await self._batches.get()
 
     def tell(self, changes: Changes) -> None:
         """Queue a batch; a listener that is too far behind is ended."""

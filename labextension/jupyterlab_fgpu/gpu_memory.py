@@ -80,12 +80,12 @@ class GpuMemory:
 
         # A daemon thread: an executor would keep the server from exiting while the driver hangs.
         threading.Thread(target=run, name="fgpu-nvml", daemon=True).start()
-        try:
-            return await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(result)), self._timeout_s
-            )
-        except asyncio.TimeoutError:
+        answered = asyncio.wrap_future(result)
+        # Not `wait_for`: before Python 3.12 it loses a cancel that comes as the reading ends.
+        await asyncio.wait([answered], timeout=self._timeout_s)
+        if not answered.done():
             return [Used(None, "the GPU driver did not answer in time") for _ in devices]
+        return answered.result()
 
     def _read(self, devices: Sequence[Device]) -> list[Used]:
         try:
