@@ -459,6 +459,14 @@ class QueuedSpawner(AskingSpawner, Spawner):
 
     async def poll(self) -> int | None:
         """Return None while the server runs, waits or starts, else its status. See the module's rules."""
+        try:
+            return await self._looked_at()
+        except Exception:
+            # The Hub, when it starts, takes a look that failed for the end of the server.
+            self.log.exception("%s could not be looked at, and counts as running", self._log_name)
+            return None
+
+    async def _looked_at(self) -> int | None:
         await self.runtime.ready()
         if self._phase == self.STARTING:
             return None
@@ -512,7 +520,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
         note = json.loads(session.launched or "{}")
         try:
             async with asyncio.timeout(LONGEST_LOOK_S):
-                await self._answered(note["ip"], note["port"])
+                await it_answers(note["ip"], note["port"], f"{self.server.base_url}api")
         except (TimeoutError, KeyError):
             return False
         return True

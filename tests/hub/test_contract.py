@@ -34,6 +34,16 @@ class SlowSpawner(LocalFGPUSpawner):
 c.JupyterHub.spawner_class = SlowSpawner
 """
 
+BROKEN_LOOK = """
+from fgpuspawner.local import LocalFGPUSpawner
+
+class BrokenSpawner(LocalFGPUSpawner):
+    async def exit_status(self, session):
+        raise RuntimeError("nobody foresaw this")
+
+c.JupyterHub.spawner_class = BrokenSpawner
+"""
+
 
 def full(hub: HubProcess) -> None:
     """Take the whole of the one simulated GPU (2 fGPU)."""
@@ -328,3 +338,17 @@ def test_running_time_is_counted_from_the_start_and_not_from_the_submission(make
     session = hub.sessions()["alice/"]
     assert session.started_at_s is not None
     assert session.started_at_s >= session.submitted_at_s + 2
+
+
+def test_a_look_that_fails_as_the_hub_starts_ends_no_session(make_hub: Any) -> None:
+    hub = make_hub(service=False).start()
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING"})
+    session = hub.sessions()["alice/"]
+    hub.kill()
+    hub.after = BROKEN_LOOK
+    hub.start()
+    until(lambda: "nobody foresaw this" in hub.log_text(), what="the look has failed")
+    until(lambda: hub.ready("alice"), what="the Hub has taken it up")
+    assert {key: (s.id, s.state) for key, s in hub.sessions().items()} == {"alice/": (session.id, "RUNNING")}
