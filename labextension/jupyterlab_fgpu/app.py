@@ -16,6 +16,7 @@ from traitlets.config import LoggingConfigurable
 from .details import DetailsReader
 from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
+from .kernel_socket import KernelSocket
 from .kernels import kernels_of
 from .service_answers import ServiceError, Session
 from .shared_read import SharedRead
@@ -65,11 +66,16 @@ class FGPUStatus(LoggingConfigurable):
         )
         self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
         self.details = DetailsReader(self.reader.client, lambda: kernels_of(self.parent))
+        self.kernel_socket: KernelSocket | None = None
         self.shared_details = SharedRead(self._read_details, max_age_s=self.cache_s)
 
     async def _read_details(self) -> dict[str, Any]:
         reading = await self.shared.get()
         return await self.details.details(reading.session, reading.used)
+
+    async def payload(self) -> dict[str, Any]:
+        """Return what the browser and the kernels get; never raises for what cannot be read."""
+        return self.reader.payload(await self.shared.get())
 
     async def explanation(self, tried_mib: int | None) -> dict[str, Any]:
         """Return what an out-of-memory error of this moment comes of."""
@@ -98,8 +104,7 @@ class StatusHandler(_Handler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        reading = await self.status.shared.get()
-        payload = self.status.reader.payload(reading)
+        payload = await self.status.payload()
         if self.get_query_argument("details", "") == "1":
             payload["details"] = await self.status.shared_details.get()
         self.set_header("Cache-Control", "no-store")
@@ -198,4 +203,9 @@ def load(server_app: Any) -> None:
             ),
         ],
     )
+    try:
+        # It lives as long as the server, and ends with its process.
+        status.kernel_socket = KernelSocket(status.payload)
+    except OSError as error:
+        server_app.log.info("jupyterlab_fgpu: kernels are told no queue: %s", error)
     server_app.log.info("jupyterlab_fgpu is loaded")

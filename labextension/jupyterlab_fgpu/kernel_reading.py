@@ -1,19 +1,21 @@
 """What a kernel can tell of its session by itself, with Python's own library of 3.6 or later.
 
 The slice and who holds its memory are NVML's, as `fgpu-smi` shows them; the sessions and the queue
-are the service's, where the kernel has a token for it. What cannot be had is a text that says why,
-and never zero.
+are what this kernel's Jupyter server tells it (kernel_socket). What cannot be had is a text that
+says why, and never zero.
 """
 
 import html
 import json
 import os
+import socket
+import struct
 import time
-import urllib.error
-import urllib.request
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
-TIMEOUT_S = 2.0
+SOCKET_VARIABLE = "FGPU_STATUS_SOCKET"
+WITHIN_S = 6.0
+"""The server itself waits for several answers of the service, each for a few seconds at most."""
 LARGEST_BYTES = 4 * 1024 * 1024
 NOT_KNOWN = "not known"
 
@@ -42,13 +44,6 @@ class Reading(NamedTuple):
     others: Union[List[str], str]
     queue: str
     trouble: Optional[str]
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token to wherever it points."""
-
-    def redirect_request(self, *arguments: Any, **more: Any) -> None:
-        return None
 
 
 def read() -> Reading:
@@ -132,39 +127,66 @@ def _sum(values: Any) -> Optional[int]:
 
 def _read_service() -> Tuple[Optional[float], Union[List[str], str], str]:
     """Return the compute in use, my other sessions in words, and the queue in words."""
-    url = os.environ.get("FGPU_SERVICE_URL", "").strip()
-    token = os.environ.get("JUPYTERHUB_API_TOKEN", "").strip()
-    if not url.startswith(("http://", "https://")) or not token:
+    name = os.environ.get(SOCKET_VARIABLE, "").strip()
+    if not name:
         why = "not known in this kernel: see the side panel"
         return None, why, why
     try:
-        sessions = _ask(url, token, "sessions")["sessions"]
-        own_id = os.environ.get("FGPU_SESSION_ID", "")
-        own = next((s for s in sessions if str(s["id"]) == own_id), {})
-        group = own.get("resource_group") or "default"
-        queue = _ask(url, token, "queue?group=" + urllib.request.quote(group, safe=""))  # type: ignore[attr-defined]
-        mine = [s for s in sessions if str(s["id"]) != own_id and s.get("mine", True)]
-        length = int(queue["length"])
-        words = "1 request is waiting" if length == 1 else "{} requests are waiting".format(length)
-        sm = (own.get("meter") or {}).get("sm_percent")
-        return sm, [_session_words(s) for s in mine], words if length else "no request is waiting"
-    except (OSError, ValueError, KeyError, TypeError, urllib.error.URLError) as error:
-        # Only the kind: the text of a connection error may hold addresses.
-        why = "not known: the fGPU service did not answer ({})".format(type(error).__name__)
+        status = _ask(name)
+        if status["hub"] not in ("ok", "unreachable") or status["as_of_s"] is None:
+            why = "not known: {}".format(status["hub_message"])
+            return None, why, why
+        late = ""
+        if status["hub"] != "ok":
+            late = " ({} s ago: {})".format(status["as_of_s"], status["hub_message"])
+        meter = (status["session"] or {}).get("meter") or {}
+        others = [_session_words(other) + late for other in status["others"]]
+        length = status["queue"]["length"]
+        if length is None:
+            queue = "not known: {}".format(status["queue"]["reason"])
+        else:
+            queue = _queue_words(length) + late
+        return (None if late else meter.get("sm_percent")), others, queue
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = "not known: this kernel's Jupyter server did not tell ({})".format(
+            type(error).__name__
+        )
         return None, why, why
 
 
-def _ask(url: str, token: str, path: str) -> Dict[str, Any]:
-    request = urllib.request.Request(
-        url.rstrip("/") + "/api/v1/" + path, headers={"Authorization": "token " + token}
-    )
-    # Nor through a proxy of the environment: the service is near, and the token nobody else's.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    with opener.open(request, timeout=TIMEOUT_S) as answer:
-        found = json.loads(answer.read(LARGEST_BYTES).decode("utf-8"))
+def _ask(name: str) -> Dict[str, Any]:
+    """Return the status that the server tells those of its own user; raises OSError, ValueError."""
+    deadline = time.monotonic() + WITHIN_S
+    told = b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(WITHIN_S)
+        connection.connect("\0" + name)
+        if peer_uid(connection) != os.geteuid():
+            # The server has ended, and somebody else has taken its name.
+            raise ConnectionRefusedError
+        while len(told) <= LARGEST_BYTES:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = connection.recv(65536)
+            if not part:
+                break
+            told += part
+    found = json.loads(told.decode("utf-8"))
     if not isinstance(found, dict):
         raise ValueError("not an object")
     return found
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user of the process at the other end of a Unix socket (unix(7))."""
+    size = struct.calcsize("iII")
+    given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("iII", given)[1])
+
+
+def _queue_words(length: int) -> str:
+    if not length:
+        return "no request is waiting"
+    return "1 request is waiting" if length == 1 else "{} requests are waiting".format(length)
 
 
 def _session_words(session: Dict[str, Any]) -> str:

@@ -9,7 +9,10 @@ import pytest
 from standin import StandIn
 from support import SESSION_ENVIRONMENT, Caller
 
+from jupyterlab_fgpu import app
 from jupyterlab_fgpu.app import FGPUStatus, StatusHandler
+from jupyterlab_fgpu.kernel_reading import SOCKET_VARIABLE
+from jupyterlab_fgpu.kernel_socket import KernelSocket
 
 
 @pytest.fixture
@@ -40,6 +43,24 @@ def jp_server_config(
         "ServerApp": {"jpserver_extensions": {"jupyterlab_fgpu": True}},
         "FGPUStatus": {"timeout_s": 20.0, "cache_s": 20.0},
     }
+
+
+@pytest.fixture(autouse=True)
+def no_socket_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what a server's end closes: here the servers end, and the process goes on."""
+    made: list[KernelSocket] = []
+
+    class Noted(KernelSocket):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(app, "KernelSocket", Noted)
+    # Every server sets it; a test that has none must not find an earlier one's.
+    monkeypatch.setenv(SOCKET_VARIABLE, "")
+    yield
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ from standin import TOKEN, StandIn
 
 import jupyterlab_fgpu
 from jupyterlab_fgpu import GPUWidget, kernel_reading, smi, widget
-from jupyterlab_fgpu.kernel_reading import Held, Reading
+from jupyterlab_fgpu.app import FGPUStatus
+from jupyterlab_fgpu.kernel_reading import SOCKET_VARIABLE, Held, Reading
 
 HERE = Path(__file__).resolve().parent
 OLD_PYTHONS = sorted((Path.home() / ".pyenv/versions").glob("3.[67].*/bin/python"))
@@ -148,30 +153,101 @@ def test_what_others_hold_is_never_shown_as_this_sessions(
     assert ("Trouble:" in text) == (share is not None and total_mib != share[0])
 
 
-async def test_sessions_and_queue_are_asked_of_the_service(
-    standin: StandIn, monkeypatch: pytest.MonkeyPatch
+async def test_sessions_and_queue_are_what_the_kernels_server_tells(
+    extension: FGPUStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FGPU_SERVICE_URL", standin.url)
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", TOKEN)
-    monkeypatch.setenv("FGPU_SESSION_ID", "12")
-    # What an image sets for its own downloads is not for the token.
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    # In a container the server has its token from elsewhere, and its kernels have none.
+    monkeypatch.delenv("JUPYTERHUB_API_TOKEN")
     found = await asyncio.to_thread(kernel_reading.read)
     assert found.others == ["gpu-2: 1 fGPU, PENDING, number 1 in the queue"]
     assert found.queue == "3 requests are waiting"
     assert found.sm_percent == 20.5
 
 
+@pytest.mark.parametrize("python", [Path(sys.executable), *OLD_PYTHONS], ids=str)
+async def test_kernels_of_older_pythons_are_told_as_well(
+    extension: FGPUStatus, python: Path
+) -> None:
+    told = await asyncio.create_subprocess_exec(
+        python,
+        "-c",
+        "import sys; sys.path.insert(0, '.')\n"
+        "from jupyterlab_fgpu import kernel_reading as k; print(k.as_text(k.read()))",
+        cwd=HERE.parent,
+        env={"PATH": "/usr/bin", SOCKET_VARIABLE: os.environ[SOCKET_VARIABLE]},
+        stdout=subprocess.PIPE,
+    )
+    text = (await told.communicate())[0].decode()
+    assert "My other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue" in text
+    assert "Queue:              3 requests are waiting" in text
+    assert TOKEN not in text
+
+
 @pytest.mark.parametrize(("status", "body"), [(500, "{}"), (200, "nonsense"), (302, "{}")])
 async def test_a_service_that_gives_no_answer_is_said(
-    standin: StandIn, monkeypatch: pytest.MonkeyPatch, status: int, body: str
+    extension: FGPUStatus, standin: StandIn, status: int, body: str
 ) -> None:
-    monkeypatch.setenv("FGPU_SERVICE_URL", standin.url)
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", TOKEN)
     standin.instead["*"] = (status, body)
     found = await asyncio.to_thread(kernel_reading.read)
-    assert found.queue.startswith("not known: the fGPU service did not answer")
-    assert TOKEN not in kernel_reading.as_text(found)
+    assert found.queue.startswith("not known: The fGPU service")
+    assert found.others == found.queue
+    assert found.sm_percent is None
+
+
+async def test_what_was_read_before_the_service_went_is_said_with_its_age(
+    extension: FGPUStatus, standin: StandIn
+) -> None:
+    await extension.payload()
+    extension.shared.forget()
+    standin.instead["*"] = (500, "{}")
+    found = await asyncio.to_thread(kernel_reading.read)
+    assert isinstance(found.others, list)
+    for line in (*found.others, found.queue):
+        assert re.search(r" \(\d+ s ago: The fGPU service is failing \(status 500\)\.\)$", line)
+    assert found.sm_percent is None
+
+
+async def test_a_server_that_refuses_the_token_tells_kernels_why(
+    extension: FGPUStatus, standin: StandIn
+) -> None:
+    standin.instead["*"] = (403, "{}")
+    found = await asyncio.to_thread(kernel_reading.read)
+    assert found.queue == "not known: The fGPU service does not accept this server's token."
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+async def test_nobody_elses_process_is_told_or_believed(
+    extension: FGPUStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_another_user(do: Callable[[Any], None]) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.seteuid(65534)
+        try:
+            do(connection)
+        finally:
+            os.seteuid(0)
+        connection.settimeout(30)
+        return connection
+
+    name = os.environ[SOCKET_VARIABLE]
+    with as_another_user(lambda c: c.connect("\0" + name)) as stranger:
+        assert await asyncio.to_thread(stranger.recv, 1) == b""
+
+    def listens(connection: socket.socket) -> None:
+        connection.bind("\0fgpu-somebody-else")
+        connection.listen()
+
+    with as_another_user(listens):
+        monkeypatch.setenv(SOCKET_VARIABLE, "fgpu-somebody-else")
+        found = await asyncio.to_thread(kernel_reading.read)
+    assert found.queue.endswith("Jupyter server did not tell (ConnectionRefusedError)")
+
+
+async def test_a_kernel_that_outlives_its_server_says_so(extension: FGPUStatus) -> None:
+    assert extension.kernel_socket is not None
+    extension.kernel_socket.close()
+    found = await asyncio.to_thread(kernel_reading.read)
+    assert found.queue.endswith("Jupyter server did not tell (ConnectionRefusedError)")
 
 
 def test_a_display_has_a_table_without_scripts_beside_what_is_live() -> None:

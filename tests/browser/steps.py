@@ -205,8 +205,8 @@ def expect_lab(page: Page, user: str, server: str = "") -> None:
         expect(page.locator(".jp-Launcher")).to_be_visible(timeout=START_MS)
 
 
-def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> None:
-    """Open a notebook from JupyterLab's launcher, run a cell of code, and wait for what it prints."""
+def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> Locator:
+    """Open a notebook from JupyterLab's launcher, run a cell of code, wait for what it prints, and return that."""
     if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
         news.click()
     card = page.locator(".jp-LauncherCard[data-category=Notebook]").first
@@ -216,7 +216,9 @@ def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> 
     page.locator(".jp-Notebook .cm-content").click()
     page.keyboard.insert_text(code)
     page.keyboard.press("Shift+Enter")
-    expect(page.locator(".jp-OutputArea-output")).to_contain_text(prints, timeout=START_MS)
+    output = page.locator(".jp-OutputArea-output")
+    expect(output).to_contain_text(prints, timeout=START_MS)
+    return output
 
 
 def scrolls_sideways(page: Page) -> bool:

@@ -90,7 +90,9 @@ def expect_versions(page: Page, hub: DockerHub, two: TwoImages, slug: str, *, se
     """See which version a new notebook prints, and a new terminal."""
     version = two.versions[slug]
     wanted = f"it is {version} on {two.pythons[slug]}"
-    run_in_notebook(page, SAY, wanted, kernel=f"Tabulate {version}")
+    # The kernel has no token, and tells the queue all the same.
+    told = run_in_notebook(page, f"{SAY}\n%fgpu", wanted, kernel=f"Tabulate {version}")
+    expect(told).to_contain_text("no request is waiting", timeout=START_MS)
 
     # What a terminal shows is drawn, so it writes it down.
     name = f"said-{secrets.token_hex(3)}.txt"
