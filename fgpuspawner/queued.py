@@ -109,6 +109,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
         self._prepared: Prepared | None = None
         self._failure: tuple[EndCause, str] | None = None
         self._own_token = "", 0.0
+        self._notifying = asyncio.Lock()
 
     # -- for the classes that mix this in -------------------------------------------------------------
 
@@ -272,10 +273,15 @@ class QueuedSpawner(AskingSpawner, Spawner):
 
     async def _launch_at_rest(self) -> None:
         """Cancel the launch of this server that is in flight, if any, and wait until it has no more effects."""
-        launch = self._launches.pop(self._server_key, None)
-        if launch is not None and not launch.done():
+        launch = self._launches.get(self._server_key)
+        if launch is None:
+            return
+        if not launch.done():
             launch.cancel()
+            # Whoever waits here can be cancelled, too: then the next one waits for the same launch.
             await asyncio.wait([launch])
+        if self._launches.get(self._server_key) is launch:
+            del self._launches[self._server_key]
 
     async def _enqueue(self, wanted: Wanted) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
@@ -295,10 +301,27 @@ class QueuedSpawner(AskingSpawner, Spawner):
         if current is not None:
             await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
         names = [self.name, *further]
-        sessions = await scheduler.submit([wanted.request(self.user.name, name, groups) for name in names])
+        requests = [wanted.request(self.user.name, name, groups) for name in names]
+        submitting = asyncio.ensure_future(scheduler.submit(requests))
+        try:
+            sessions = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            # What is being committed is committed. `stop` finds this server's request; the others are nobody's yet.
+            _in_background(self._hold_further(submitting))
+            raise
         if further:
             self._spawn_further(wanted, sessions[1:])
         return sessions[0]
+
+    async def _hold_further(self, submitting: asyncio.Future[tuple[Session, ...]]) -> None:
+        """Hold the further sessions of a submission: they keep their places, and the service asks for their servers."""
+        with contextlib.suppress(FGPUError):
+            for session in (await submitting)[1:]:
+                await self._hold(session)
+
+    async def _hold(self, session: Session) -> None:
+        scheduler = self.runtime.scheduler
+        await scheduler.patiently(lambda: scheduler.hold(session.id))
 
     async def _further_names(self, count: int) -> list[str]:
         """Return names for the further sessions of one submission: the lowest numbers that are free."""
@@ -342,7 +365,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
             except Exception as e:
                 # Held, it keeps its place, and the service asks the Hub for it again.
                 self.log.warning("Could not start %s:%s yet: %s", self.user.name, name, e)
-                await self.runtime.scheduler.hold(session.id)
+                await self._hold(session)
 
         for session in sessions:
             _in_background(spawn(session))
@@ -465,6 +488,15 @@ class QueuedSpawner(AskingSpawner, Spawner):
             # The Hub, when it starts, takes a look that failed for the end of the server.
             self.log.exception("%s could not be looked at, and counts as running", self._log_name)
             return None
+
+    async def poll_and_notify(self) -> int | None:
+        """Poll, and have the Hub stop what has ended; one after the other, as the Hub's own code does not see to.
+
+        A start would else begin while the Hub still takes the ended server out of its proxy, and be stopped in its place.
+        """
+        async with self._notifying:
+            status: int | None = await super().poll_and_notify()
+            return status
 
     async def _looked_at(self) -> int | None:
         await self.runtime.ready()

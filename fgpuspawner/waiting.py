@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -17,12 +18,15 @@ PROBE_TIMEOUT_S = 5
 
 
 async def to_the_end(awaitable: Awaitable[T]) -> T:
-    """Await something that is never cancelled; a cancellation of the caller takes effect when it is done."""
+    """Await something that is never cancelled; cancellations of the caller take effect when it is done."""
     task = asyncio.ensure_future(awaitable)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        # A launch that is over its limit, and is then ended by its owner, is cancelled twice.
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         raise
 
 

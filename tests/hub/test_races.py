@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -41,6 +44,31 @@ async def hook(spawner):
         await asyncio.sleep(8)
 
 c.Spawner.pre_spawn_hook = hook
+"""
+
+THE_DATABASE_IS_SLOW = """
+import time
+from fgpu_scheduler.store import Store
+
+submit = Store.submit
+
+def slow(self, *args, **kwargs):
+    time.sleep(6)
+    return submit(self, *args, **kwargs)
+
+Store.submit = slow
+"""
+
+THE_PROXY_IS_SLOW = """
+import asyncio
+from jupyterhub.proxy import ConfigurableHTTPProxy
+
+class SlowProxy(ConfigurableHTTPProxy):
+    async def delete_user(self, user, server_name=""):
+        await asyncio.sleep(4)
+        await super().delete_user(user, server_name)
+
+c.JupyterHub.proxy_class = SlowProxy
 """
 
 
@@ -204,3 +232,40 @@ Store.hold_waiting = fails_once
     until(lambda: hub.ready("alice"), what="the running session is adopted")
     assert "The scheduler cannot start yet, trying on" in hub.log_text()
     assert launched(hub, "local") == before
+
+
+def test_a_cancel_while_several_sessions_are_being_committed_leaves_none_that_nobody_waits_for(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub(after=THE_DATABASE_IS_SLOW).start()
+    hub.add_user("alice")
+    hub.add_user("bob")
+    first = in_the_background(lambda: hub.spawn("alice", options={**ONE, "count": 2}))
+    until(lambda: "Calling Spawner.start for alice" in hub.log_text(), what="the submission is under way")
+    hub.stop("alice")
+    first.join()
+    # The second one was submitted beside the first: it goes on, with a server, and can be ended like any other.
+    hub.reach({"alice/gpu-2": "RUNNING"})
+    until(lambda: hub.ready("alice", "gpu-2"), what="the Hub has its server")
+    until(lambda: hub.stop("alice", "gpu-2").status_code in (202, 204))
+    hub.reach({})
+
+
+def test_who_starts_again_while_the_hub_still_tidies_up_after_the_end_keeps_the_new_session(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub(service=False, after=THE_PROXY_IS_SLOW).start()
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING"})
+    old = hub.sessions()["alice/"]
+    until(lambda: hub.ready("alice"), what="the server is up")
+    os.kill(int((hub.data / "run" / f"{old.id}-{old.attempt}@local").read_text()), signal.SIGKILL)
+    hub.reach({})
+    assert hub.spawn("alice", options=ONE).status_code in (201, 202)
+    hub.reach({"alice/": "RUNNING"})
+    until(lambda: hub.ready("alice"), what="the new server is up")
+    # Longer than the proxy takes: what the Hub had to do about the end is done.
+    time.sleep(5)
+    assert hub.states() == {"alice/": "RUNNING"}
+    assert hub.sessions()["alice/"].id != old.id

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fgpuspawner.waiting import it_answers
+from fgpuspawner.waiting import it_answers, to_the_end
 
 
 async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(
@@ -34,3 +34,16 @@ async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(
         while not waits.done():
             waits.cancel()
             await asyncio.wait([waits], timeout=1)
+
+
+async def test_what_must_not_be_left_in_mid_air_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waits = asyncio.ensure_future(to_the_end(ends))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waits.cancel()
+    await asyncio.sleep(0.01)
+    assert not waits.done()
+    ends.set_result(None)
+    await asyncio.wait([waits], timeout=30)
+    assert waits.cancelled()
