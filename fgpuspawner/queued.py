@@ -398,7 +398,15 @@ class QueuedSpawner(AskingSpawner, Spawner):
         return f"http://{ip}:{port}"
 
     async def _answers_and_holds(self, session: Session, ip: str, port: int) -> None:
-        """Wait until the server answers and its limits are proved, side by side; the first failure is the launch's."""
+        """Wait until the server answers and its limits are proved, in containers side by side.
+
+        The first failure is the launch's.
+        """
+        if not self.containers:
+            # What holds a process is in its environment: what starts the server can still take it away.
+            await self._answers(session, ip, port)
+            await self._verified(session)
+            return
         answering = asyncio.ensure_future(self._answers(session, ip, port))
         verifying = asyncio.ensure_future(self._verified(session))
         try:

@@ -261,10 +261,12 @@ def environment(folder: Path, script: str) -> str:
     "script",
     [
         f'unset LD_PRELOAD\nexec {sys.executable} "$@"',
+        # Until then it looks as it should.
+        f'sleep 2\nunset LD_PRELOAD\nexec {sys.executable} "$@"',
         f'env -u LD_PRELOAD {sys.executable} "$@"',
         f'export LD_PRELOAD=/no/such/library.so\nexec {sys.executable} "$@" 2>/dev/null',
     ],
-    ids=["exec", "child", "another"],
+    ids=["exec", "later", "child", "another"],
 )
 def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why(
     make_hub: Make, tmp_path: Path, script: str
