@@ -41,39 +41,34 @@ PATIENCE_MS = 60_000
 expect.set_options(timeout=EXPECT_MS)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def network_of_the_machine_changes() -> Iterator[None]:
-    """Chromium gives up a page's connection when a container's interface comes or goes: the page is opened again."""
-    goto = Page.goto
-
-    def again(page: Page, url: str, **kwargs: Any) -> Any:
-        for _ in range(5):
-            try:
-                return goto(page, url, **kwargs)
-            except BrowserError as e:
-                if "ERR_NETWORK_CHANGED" not in str(e):
-                    raise
-        return goto(page, url, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Page, "goto", again)
-        yield
-
-
 def _skip(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def quiet_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Chromium has to be preloaded with while containers come and go."""
+    library = tmp_path_factory.mktemp("chromium") / "quiet_network.so"
+    source = Path(__file__).with_name("quiet_network.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+    return library
+
+
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium(quiet_network: Path) -> Iterator[Browser]:
     """The browser. Of a module, because Playwright's event loop would be in the way of asynchronous tests."""
     path = os.environ.get("FGPU_TEST_CHROMIUM") or shutil.which("chromium")
     if not path or not Path(path).exists():
         _skip("no Chromium (FGPU_TEST_CHROMIUM, tests/services.sh)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGS, timeout=2 * PATIENCE_MS)
+        browser = playwright.chromium.launch(
+            executable_path=path,
+            args=ARGS,
+            env={**os.environ, "LD_PRELOAD": str(quiet_network)},
+            timeout=2 * PATIENCE_MS,
+        )
         yield browser
         browser.close()
 

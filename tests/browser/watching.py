@@ -10,15 +10,7 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Request, Respons
 ALLOWED = (
     # A request, or an event stream, that was cut because its page was left or closed it. Not a fault.
     r"failed .* net::ERR_ABORTED$",
-    # Chromium's own: it drops what it loads when a network interface of the machine, such as a container's,
-    # comes or goes. JupyterLab then says that it misses a part.
-    r"(failed|console) .* net::ERR_NETWORK_CHANGED$",
-    r"exception .* Loading chunk \w+ failed",
 )
-
-
-# What scripts say when a request of theirs was dropped.
-DROPPED = re.compile(r"exception .* Failed to fetch$", re.DOTALL)
 
 
 class Faults:
@@ -52,7 +44,4 @@ class Faults:
 
     def unexpected(self) -> list[str]:
         """Return what nobody allowed."""
-        allowed = list(self._allowed)
-        if any("net::ERR_NETWORK_CHANGED" in f for f in self.found):
-            allowed.append(DROPPED)
-        return [f for f in self.found if not any(a.match(f) for a in allowed)]
+        return [f for f in self.found if not any(a.match(f) for a in self._allowed)]
