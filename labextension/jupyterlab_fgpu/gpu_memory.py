@@ -83,9 +83,10 @@ class GpuMemory:
         answered = asyncio.wrap_future(result)
         # Not `wait_for`: before Python 3.12 it loses a cancel that comes as the reading ends.
         await asyncio.wait([answered], timeout=self._timeout_s)
-        if not answered.done():
+        # Where the server itself stood still meanwhile, the thread has its answer all the same.
+        if not result.done():
             return [Used(None, "the GPU driver did not answer in time") for _ in devices]
-        return answered.result()
+        return result.result()
 
     def _read(self, devices: Sequence[Device]) -> list[Used]:
         try:
