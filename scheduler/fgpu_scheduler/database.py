@@ -14,8 +14,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    NotSupportedError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as NoneIsFree
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from fgpu_scheduler import migrations
@@ -33,6 +43,13 @@ PATIENCE = {
     "tcp_user_timeout": 1000 * 25,
 }
 """What PostgreSQL's client is told, so that a server whose machine is cut off is known to be after half a minute."""
+
+AWAY = OperationalError, InterfaceError, InternalError, NotSupportedError, NoneIsFree
+"""What is raised while the server is away. A write to a standby is no OperationalError to the driver; and where every
+connection of the pool hangs, and none becomes free, no driver says anything."""
+
+STANDBY_SAYS = "0A000", "25006"
+"""PostgreSQL's codes for a write that a standby refuses: to begin it, or in a transaction that only reads."""
 
 MIGRATION_LOCK = 0x66677075
 """PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
@@ -95,7 +112,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Run a transaction that sees one instant and changes nothing."""
-        with self._turn, self._one_line(OperationalError, InterfaceError):
+        with self._turn, self._one_line(*AWAY):
             if self._reader is None:
                 raise StoreUnavailable(f"{self._shown()} is not open")
             with self._reader.connect() as connection:
@@ -104,7 +121,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Run a transaction that ends in a commit, or in a rollback if its body raised or rolled back."""
-        with self._turn, self._one_line(OperationalError, InterfaceError):
+        with self._turn, self._one_line(*AWAY):
             if self._writer is None:
                 raise StoreUnavailable(f"{self._shown()} is not open for writing")
             with self._writer.connect() as connection:
@@ -182,6 +199,7 @@ class Database:
         # Pinged before use: a restart of the server must not fail the next spawn.
         engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
         event.listen(engine, "connect", _set_up_postgresql)
+        event.listen(engine, "handle_error", _leave_standby)
         return engine
 
     def _use_wal(self, engine: Engine) -> None:
@@ -199,11 +217,11 @@ class Database:
         )
 
     @contextmanager
-    def _one_line(self, *errors: type[DBAPIError]) -> Iterator[None]:
+    def _one_line(self, *errors: type[SQLAlchemyError]) -> Iterator[None]:
         try:
             yield
         except errors as e:
-            said = " ".join(str(e.orig).split())
+            said = " ".join(str(e.orig if isinstance(e, DBAPIError) else e).split())
             if self._url.password:
                 said = said.replace(str(self._url.password), "***")
             raise StoreUnavailable(f"{self._shown()}: {said[:300]}") from e
@@ -240,3 +258,9 @@ def _set_up_postgresql(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
     cursor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
     cursor.close()
     connection.commit()
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    # Its connections would be good for ever, though the address may lead to the server that writes by now.
+    if getattr(context.original_exception, "sqlstate", None) in STANDBY_SAYS:
+        context.is_disconnect = True

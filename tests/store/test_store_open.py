@@ -8,13 +8,14 @@ import sqlite3
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, make_url, text
-from store_worlds import ask, opened, postgres_url
+from store_worlds import ask, database, opened, postgres_url
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
 from fgpu_scheduler.migrations import VERSION_TABLE
@@ -198,3 +199,33 @@ def test_a_locked_database_is_one_line(tmp_path: Path) -> None:
         other.execute("ROLLBACK")
         other.close()
         assert store.submit([ask()], now_s=1)
+
+
+def test_a_pool_in_which_every_connection_hangs_is_one_line(url: str) -> None:
+    with opened(url) as store, ExitStack() as held:
+        pool = store._database._reader.pool
+        pool._timeout = 0.01
+        for _ in range(pool.size() + pool._max_overflow):
+            held.enter_context(store._database.reading())
+        with pytest.raises(StoreUnavailable, match="QueuePool limit"):
+            store.version()
+        with pytest.raises(StoreUnavailable, match="QueuePool limit"):
+            store.submit([ask()], now_s=1)
+
+
+def test_a_transaction_that_the_server_has_cut_off_is_one_line(tmp_path: Path) -> None:
+    with database("postgresql", tmp_path) as url, opened(url) as store:
+        there = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+
+        def idle() -> None:
+            with store._database.reading() as connection:
+                pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '1ms'"))
+                left = 1
+                while left:
+                    with store._database.reading() as other:
+                        left = other.execute(there, {"pid": pid}).scalar_one()
+                connection.execute(there, {"pid": pid})
+
+        with pytest.raises(StoreUnavailable, match="idle-in-transaction timeout"):
+            idle()
