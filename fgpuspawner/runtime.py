@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import fcntl
+import functools
 import logging
 import sys
 from collections.abc import Collection, Mapping
@@ -200,19 +201,18 @@ class Runtime:
         self._reading = asyncio.create_task(keep_current(self.images))
 
     async def _start(self) -> None:
-        # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone.
-        while True:
-            try:
-                live = await self.scheduler.start(self.nodes, self.settings.quotas_given())
-                break
-            except FGPUError as e:
-                log.error("The scheduler cannot start yet, trying on: %s", e)
-                await asyncio.sleep(START_AGAIN_S)
-        await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
+        # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone. Nothing of
+        # this is done a second time, so nothing may fail for good that can be had later.
+        live = await self._scheduling()
+        try:
+            await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
+        except OSError as e:
+            log.error("What ended sessions left cannot be removed yet; the next launch tries it again: %s", e)
         for session in live:
             if session.state is SessionState.RUNNING and self._server_of(session) not in self._served:
                 message = "the Hub had no server for this session any more when it restarted"
-                await self.scheduler.end(session.id, EndCause.EXITED, message)
+                end = functools.partial(self.scheduler.end, session.id, EndCause.EXITED, message)
+                await self.scheduler.patiently(end)
         watchdog = Watchdog(
             self.isolation,
             self.scheduler,
@@ -244,6 +244,16 @@ class Runtime:
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    async def _scheduling(self) -> tuple[Session, ...]:
+        """Have the scheduler started, however often that has to be tried, and return the live sessions."""
+        while True:
+            try:
+                return await self.scheduler.start(self.nodes, self.settings.quotas_given())
+            except Exception as e:
+                trace = None if isinstance(e, FGPUError) else e
+                log.error("The scheduler cannot start yet, trying on: %s", e, exc_info=trace)
+            await asyncio.sleep(START_AGAIN_S)
 
     async def _take_in(self, node: Node) -> None:
         """Offer what a machine has that was silent when the Hub started."""

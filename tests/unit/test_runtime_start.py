@@ -1,0 +1,94 @@
+"""The Hub's start: what cannot be had at that moment is had later, and nobody is without the Hub for it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from fgpu_scheduler import EndCause, Policy, Request, SessionState, StoreUnavailable
+from fgpu_scheduler.core.planner import plan
+from fgpuspawner import runtime as module
+from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.runtime import Runtime
+from fgpuspawner.settings import FGPU
+
+LAB = {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """What a Hub opens whose predecessor ended while session 1 ran."""
+    monkeypatch.setattr(Runtime, "_current", None)
+    monkeypatch.setattr(module, "START_AGAIN_S", 0.01)
+    settings = FGPU(data_dir=str(tmp_path), accounting_dir=str(tmp_path / "shm"), nodes=[LAB])
+    made = Runtime(settings, config=Config(), spawner_class=LocalFGPUSpawner)
+    made.open()
+    store = made.store
+    store.set_nodes(made.nodes, now_s=0)
+    (session,) = store.submit([Request("alice", "", "python", "default", 500, 100, 256)], now_s=0)
+    store.commit(plan(store.snapshot(0), Policy()), now_s=0)
+    store.move(session.id, SessionState.PREPARING, now_s=0)
+    store.move(session.id, SessionState.RUNNING, now_s=0)
+    yield made
+    store.close()
+    made._lock.close()
+
+
+@asynccontextmanager
+async def started(runtime: Runtime) -> AsyncIterator[None]:
+    """Start it as a Hub does that has no server any more."""
+    others = asyncio.all_tasks()
+    runtime.start([])
+    try:
+        await asyncio.wait_for(runtime.ready(), 60)
+        yield
+    finally:
+        await runtime.scheduler.stop()
+        ours = asyncio.all_tasks() - others
+        for task in ours:
+            task.cancel()
+        await asyncio.gather(*ours, return_exceptions=True)
+
+
+def fails_once(function: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """Return the function as one that first fails."""
+    errors = [error]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return function(*args, **kwargs)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("set_quotas", StoreUnavailable("server closed the connection unexpectedly")),
+        ("set_quotas", ValueError("of which nobody knew")),
+        ("move", StoreUnavailable("server closed the connection unexpectedly")),
+    ],
+)
+async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    monkeypatch.setattr(runtime.store, step, fails_once(getattr(runtime.store, step), error))
+    async with started(runtime):
+        # Either way: because the Hub has no server for it, or because there is no process.
+        assert (await runtime.scheduler.session(1)).end_cause is EndCause.EXITED
+
+
+async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runtime: Runtime) -> None:
+    left = runtime.isolation.folder(1).parent
+    shutil.rmtree(left, ignore_errors=True)
+    left.write_text("no folder, so that what is in it cannot be listed")
+    async with started(runtime):
+        assert await runtime.scheduler.live() is not None
