@@ -427,12 +427,15 @@ class Scheduler:
             task = self._forecasting
             if task is None:
                 task = self._forecasting = asyncio.ensure_future(self._call(self._forecast_now))
-            try:
-                self._forecast = await asyncio.shield(task)
-            finally:
-                if self._forecasting is task and task.done():
-                    self._forecasting = None
+                task.add_done_callback(self._forecast_is_made)
+            self._forecast = await asyncio.shield(task)
         return self._forecast.found
+
+    def _forecast_is_made(self, task: asyncio.Future[_Forecasts]) -> None:
+        # Whoever waited may have left: one that failed then is nothing to those who ask next.
+        self._forecasting = None
+        if not task.cancelled():
+            task.exception()
 
     def _forecast_now(self) -> _Forecasts:
         snapshot = self.store.snapshot(self._clock.now_s())
@@ -725,7 +728,8 @@ class Scheduler:
         if ghost.handle in self._sweeping:
             return
         self._ghosts.setdefault(ghost.handle, ghost)
-        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts)):
+        # One that is being removed may hang: whoever does that is no help to those that wait.
+        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts) + len(self._sweeping)):
             task = asyncio.create_task(self._sweep())
             self._sweepers.add(task)
             task.add_done_callback(self._sweepers.discard)

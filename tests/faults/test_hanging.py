@@ -1,0 +1,94 @@
+"""What hangs holds up nothing else, and is not told to those who come when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Observed, StoreUnavailable
+from fgpu_scheduler.store import Store
+from lab import NODE, Lab, Standing
+
+
+class Hanging(Standing):
+    """A launcher with containers that do not go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: set[str] = set()
+
+    async def remove(self, observed: Observed) -> bool:
+        self.tried.add(observed.handle)
+        if observed.handle.startswith("hangs"):
+            await asyncio.Event().wait()
+        return await super().remove(observed)
+
+
+class Slow(Store):
+    """A store that can be made to answer one question late, and then with a failure."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.fails = threading.Event(), threading.Event()
+        self.is_away = False
+
+    def typical_length_s(self, *args: Any, **kwargs: Any) -> int | None:
+        if self.is_away:
+            self.asked.set()
+            assert self.fails.wait(60)
+            raise StoreUnavailable("server closed the connection unexpectedly")
+        return super().typical_length_s(*args, **kwargs)
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    """A lab of one GPU, on that store and with that launcher."""
+    store = Slow(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
+    store.open()
+    made = Lab(store)
+    made.launcher = Hanging()
+    made.scheduler = made._made()
+    await made.scheduler.start([NODE])
+    yield made
+    await made.scheduler.stop()
+    store.close()
+
+
+async def test_a_ghost_that_hangs_holds_up_no_other(lab: Lab) -> None:
+    assert isinstance(lab.launcher, Hanging)
+    # One after the other: the next comes while the one before is being removed.
+    for number in range(3):
+        lab.launcher.things.append(Observed("a", 100 + number, 1, f"hangs-{number}", True))
+        async with asyncio.timeout(60):
+            while f"hangs-{number}" not in lab.launcher.tried:
+                await lab.rounds(1)
+    lab.launcher.things.append(Observed("a", 110, 1, "goes", True))
+    async with asyncio.timeout(60):
+        while any(o.handle == "goes" for o in lab.launcher.things):
+            await lab.rounds(1)
+    assert len(lab.launcher.things) == 3
+
+
+async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to_who_asks_next(
+    lab: Lab,
+) -> None:
+    store = lab.store
+    assert isinstance(store, Slow)
+    await lab.run(await lab.ask("alice"))
+    waits = await lab.ask("bob")
+    await lab.rounds()
+    store.is_away = True
+    asks = asyncio.ensure_future(lab.scheduler.forecasts())
+    assert await asyncio.to_thread(store.asked.wait, 60)
+    asks.cancel()
+    await asyncio.wait([asks])
+    store.is_away = False
+    store.fails.set()
+    await lab.rounds()
+    assert (await lab.forecast(waits)).session_id == waits
+    lab.waiting[waits].cancel()
