@@ -22,12 +22,17 @@ async def take_in(
 ) -> None:
     """Ask the machines of the nodes ``away`` until each has answered, and hand over what its node has.
 
-    ``survey`` and ``described`` block. A machine whose driver fails, or whose node cannot be taken, is asked again.
+    ``survey`` and ``described`` block. A machine whose driver fails, or whose node cannot be taken, is asked again:
+    whatever it was, as where a disk was full here, the node would else be away until the Hub restarts.
     """
     left, told = set(away), dict[str, str]()
     while left:
         await asyncio.sleep(ASK_EVERY_S)
-        machines = await asyncio.to_thread(survey, sorted(left))
+        try:
+            machines = await asyncio.to_thread(survey, sorted(left))
+        except Exception:
+            log.exception("Nodes %s cannot be asked now", ", ".join(sorted(left)))
+            continue
         for node_id in sorted(left):
             machine = machines.get(node_id)
             if machine is None:
@@ -36,9 +41,10 @@ async def take_in(
                 nodes = await asyncio.to_thread(described, {node_id: machine})
                 (node,) = (n for n in nodes if n.id == node_id)
                 await taken(node)
-            except FGPUError as e:
+            except Exception as e:
                 if told.get(node_id) != str(e):
-                    log.error("Node %s answers, and cannot be used yet: %s", node_id, e)
+                    trace = None if isinstance(e, FGPUError) else e
+                    log.error("Node %s answers, and cannot be used yet: %s", node_id, e, exc_info=trace)
                     told[node_id] = str(e)
                 continue
             left.discard(node_id)
