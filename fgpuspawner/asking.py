@@ -161,7 +161,8 @@ class AskingSpawner(HasTraits):
         """Return whether nothing of this server waits, starts or runs; not while the database does not answer."""
         try:
             async with asyncio.timeout(READ_WITHIN_S):
-                return await asyncio.to_thread(self.runtime.store.serving, self.user.name, self.name) is None
+                serving = self.runtime.store.serving
+                return await self.runtime.read_for_form(serving, self.user.name, self.name) is None
         except (StoreUnavailable, TimeoutError):
             return False
 
@@ -169,7 +170,7 @@ class AskingSpawner(HasTraits):
         """Return what the user did of late; nothing while the database does not answer."""
         try:
             async with asyncio.timeout(READ_WITHIN_S):
-                return await asyncio.to_thread(self._read_lately, nodes)
+                return await self.runtime.read_for_form(self._read_lately, nodes)
         except (StoreUnavailable, TimeoutError) as e:
             log.warning("The launch form is without %s's last launches: %s", self.user.name, e)
             return Lately()

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -41,6 +42,9 @@ INSTALLATION = "FGPU_INSTALLATION"
 SESSION = "FGPU_SESSION_ID"
 ATTEMPT = "FGPU_ATTEMPT"
 HANDLE = re.compile(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})")
+STOPPERS = 16
+"""Servers that ignore the first signal keep them for long: then others wait to be stopped, and nothing else does."""
+LOOKERS = 4
 LOG_TAIL_BYTES = 4096
 MARKED_WITHIN_S = 1.0
 LOGS_KEPT_S = 14 * 24 * 3600
@@ -57,6 +61,8 @@ class LocalProcesses:
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
+        self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
 
     def handle(self, session: Session) -> str:
         """Return the name of the session's current attempt: ``session-attempt@node``."""
@@ -160,8 +166,11 @@ class LocalProcesses:
             tail = ""
         return status, tail
 
-    def environments(self, session: Session) -> list[dict[str, str]]:
+    async def environments(self, session: Session) -> list[dict[str, str]]:
         """Return the environments with which the session's processes run, the server's first; none if it does not."""
+        return await asyncio.get_running_loop().run_in_executor(self._lookers, self._environments, session)
+
+    def _environments(self, session: Session) -> list[dict[str, str]]:
         handle = self.handle(session)
         server = self._server(handle)
         found = []
@@ -179,7 +188,8 @@ class LocalProcesses:
 
     async def observe(self) -> Seen:
         """Return every marked process group of this installation, one entry per attempt of a session."""
-        return Seen(await asyncio.to_thread(self._observe), self._node_ids)
+        loop = asyncio.get_running_loop()
+        return Seen(await loop.run_in_executor(self._lookers, self._observe), self._node_ids)
 
     def _observe(self) -> list[Observed]:
         found = []
@@ -223,11 +233,13 @@ class LocalProcesses:
 
     async def remove(self, observed: Observed) -> bool:
         """End every process of this attempt; return whether all are gone."""
-        return await asyncio.to_thread(self._remove, [observed.handle], False)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._stoppers, self._remove, [observed.handle], False)
 
     async def remove_session(self, session: Session, *, now: bool) -> bool:
         """End every process of every attempt of this session; return whether all are gone."""
-        return await asyncio.to_thread(self._remove_session, session, now)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._stoppers, self._remove_session, session, now)
 
     def _remove_session(self, session: Session, now: bool) -> bool:
         prefix = f"{session.id}-"
@@ -388,7 +400,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     async def probe(self, session: Session, command: Sequence[str]) -> Answer:
         """Run a probe beside the server, with the environment that the server and its children really have."""
-        found = await asyncio.to_thread(self._processes.environments, session)
+        found = await self._processes.environments(session)
         if not found:
             raise LaunchFailed("the session's server ended while its GPU limit was checked")
         # Of the one that has lost what holds it, if there is one: that is what the owner's programs would have.

@@ -8,9 +8,10 @@ import fcntl
 import functools
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from jupyterhub import orm
 from traitlets.config import Config
@@ -58,7 +59,13 @@ from fgpuspawner.warm import WarmPool
 
 log = logging.getLogger("fgpu")
 
+T = TypeVar("T")
+
 START_AGAIN_S = 1.0
+FILERS = 4
+"""Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
+FORM_READERS = 4
+"""Threads that read for the launch form: while the database hangs they do, and nobody else waits for them."""
 
 
 class SessionLauncher(Launcher, Owners, Protocol):
@@ -102,6 +109,8 @@ class Runtime:
         self._spawner_class = spawner_class
         self._started: asyncio.Future[None] | None = None
         self._preparing = asyncio.Lock()
+        self._filers = ThreadPoolExecutor(FILERS, thread_name_prefix="fgpu-files")
+        self._form_readers = ThreadPoolExecutor(FORM_READERS, thread_name_prefix="fgpu-form")
         self._readers = SharedReaders()
         self.upkeep: asyncio.Future[None] | None = None
         self.tenants: Tenants | None = None
@@ -346,7 +355,17 @@ class Runtime:
         # One at a time, so that whoever lives by now is known to whoever removes what the dead left.
         async with self._preparing:
             live = [s.id for s in await self.scheduler.live()]
-            return await to_the_end(asyncio.to_thread(self.isolation.prepare, session, live))
+            loop = asyncio.get_running_loop()
+            return await to_the_end(loop.run_in_executor(self._filers, self.isolation.prepare, session, live))
+
+    async def clear(self, session: Session) -> None:
+        """Remove what was written for a session that is gone."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
+
+    async def read_for_form(self, read: Callable[..., T], *args: Any) -> T:
+        """Run what asks the database for a form, which may hang there longer than anybody waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._form_readers, read, *args)
 
     @property
     def catalogue(self) -> Catalogue:

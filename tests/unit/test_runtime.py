@@ -1,20 +1,25 @@
-"""The Hub's start: what cannot be had at that moment is had later, and nobody is without the Hub for it."""
+"""What the Hub process has one of: what fails as it starts is had later, and what hangs does not hang the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Policy, Request, SessionState, StoreUnavailable
+from fgpu_scheduler import EndCause, Observed, Policy, Request, SessionState, StoreUnavailable
 from fgpu_scheduler.core.planner import plan
+from fgpuspawner import asking
 from fgpuspawner import runtime as module
+from fgpuspawner.asking import AskingSpawner
 from fgpuspawner.local import LocalFGPUSpawner
 from fgpuspawner.runtime import Runtime
 from fgpuspawner.settings import FGPU
@@ -92,3 +97,46 @@ async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runt
     left.write_text("no folder, so that what is in it cannot be listed")
     async with started(runtime):
         assert await runtime.scheduler.live() is not None
+
+
+@contextmanager
+def few_threads(*, busy: int = 0) -> Iterator[threading.Event]:
+    """Give the event loop two threads for all that has none of its own; the first ``busy`` wait for the event."""
+    over, threads = threading.Event(), ThreadPoolExecutor(2)
+    asyncio.get_running_loop().set_default_executor(threads)
+    for _ in range(busy):
+        threads.submit(over.wait)
+    try:
+        yield over
+    finally:
+        over.set()
+
+
+async def test_launches_are_prepared_and_sessions_removed_while_all_other_threads_hang(
+    runtime: Runtime,
+) -> None:
+    session = runtime.store.session(1)
+    assert session is not None
+    folder = runtime.isolation.folder(session.id)
+    async with started(runtime):
+        with few_threads(busy=2):
+            async with asyncio.timeout(60):
+                await runtime.prepare(session)
+                assert folder.exists()
+                assert (await runtime.launcher.observe()).nodes == ("lab",)
+                assert await runtime.launcher.remove(Observed("lab", 1, 1, "1-1@lab", True))
+                await runtime.clear(session)
+            assert not folder.exists()
+
+
+async def test_forms_that_the_database_keeps_waiting_leave_the_threads_to_others(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "READ_WITHIN_S", 0.05)
+    spawner = AskingSpawner()
+    spawner.user, spawner.name = SimpleNamespace(name="alice"), ""
+    with few_threads() as over:
+        monkeypatch.setattr(runtime.store, "serving", lambda *args: over.wait())
+        assert not any(await asyncio.gather(*(spawner.has_ended() for _ in range(20))))
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(lambda: "done")
