@@ -666,7 +666,7 @@ class QueuedSpawner(AskingSpawner, Spawner):
                     )
                     return
                 await scheduler.gone(session.id)
-        await asyncio.to_thread(self.runtime.isolation.remove, session.id)
+        await self.runtime.clear(session)
 
     async def _drop_ticket(self, why: str) -> None:
         """Cancel the request that this server left in the queue, which may not be made any more."""
