@@ -79,7 +79,12 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
         try:
             found = client.inspect_network(name)
         except NotFound:
-            client.create_network(name, driver="bridge", options={NO_TALK: "false"}, check_duplicate=True)
+            try:
+                client.create_network(name, driver="bridge", options={NO_TALK: "false"}, check_duplicate=True)
+            except APIError as e:
+                # Another Hub on this engine may have made it since it was looked for: then it is as good.
+                if e.status_code != 409:
+                    raise
             found = client.inspect_network(name)
     except DockerException as e:
         raise BadSettings(f"the Docker network {name!r} cannot be used: {e}") from e

@@ -6,6 +6,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
+from docker.errors import APIError, NotFound
+from requests import Response
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import network
@@ -45,6 +47,37 @@ def test_a_networks_name_says_whose_it_is_whatever_the_users_name_is() -> None:
     names = [networks().name(user) for user in ("alice", "Alice", "a/../b", "ü" * 300, "")]
     assert len(set(names)) == len(names)
     assert all(n.startswith("fgpu-abc123-u-") and len(n) < 60 and n.isascii() for n in names)
+
+
+class Bridges:
+    """An engine's networks, on which somebody else makes the one that is looked for in the last moment."""
+
+    def __init__(self, *, icc: str) -> None:
+        self.found: dict[str, Any] | None = None
+        self._others = {
+            "Driver": "bridge",
+            "Options": {network.NO_TALK: icc},
+            "IPAM": {"Config": [{"Gateway": "172.18.0.1"}]},
+        }
+
+    def inspect_network(self, _: str) -> dict[str, Any]:
+        if self.found is None:
+            raise NotFound("there is none")
+        return self.found
+
+    def create_network(self, name: str, **_: Any) -> None:
+        self.found = self._others
+        response = Response()
+        response.status_code = 409
+        raise APIError("409", response=response, explanation=f"network with name {name} already exists")
+
+
+def test_a_network_that_somebody_else_has_just_made_is_looked_at_like_one_that_was_there() -> None:
+    closed: Any = Bridges(icc="false")
+    assert network.ensure_network(closed) == "172.18.0.1"
+    open_: Any = Bridges(icc="true")
+    with pytest.raises(BadSettings, match="lets containers reach each other"):
+        network.ensure_network(open_)
 
 
 @pytest.mark.parametrize(
