@@ -186,21 +186,33 @@ class ImageWorker:
             log.info("Session %d is being saved as %s, for %s", row.session_id, row.name, row.asked_by)
             made, text = await in_a_thread_of_its_own(self._commit, engine, begun, session)
             try:
-                await self._now(
-                    self._images.made,
-                    row.id,
-                    engines_id=made.engines_id,
-                    size_bytes=made.size_bytes,
-                    recipe=text,
-                    quota=self._quota,
-                )
+                await self._note_made(row, made, text)
             except FGPUError:
-                # Too large, or not wished any more. If the store is away the sweep does it, or the next try.
+                # Too large, or not wished any more.
                 with contextlib.suppress(DockerException, *GONE):
                     await engine.containers.call(committing.remove, engine.containers.client, row.reference)
                 raise
         await asyncio.to_thread(self._refresh)
         log.info("Session %d is saved as %s, %d bytes", row.session_id, row.name, made.size_bytes)
+
+    async def _note_made(self, row: PrivateImage, made: Committed, recipe_text: str) -> None:
+        """Keep that it is made, however long the database is away: its session may have ended by then."""
+        while True:
+            try:
+                # The last try may have been kept, and only its answer lost.
+                if (await asyncio.to_thread(self._images.get, row.id)).image_id != made.engines_id:
+                    await self._now(
+                        self._images.made,
+                        row.id,
+                        engines_id=made.engines_id,
+                        size_bytes=made.size_bytes,
+                        recipe=recipe_text,
+                        quota=self._quota,
+                    )
+                return
+            except StoreUnavailable as e:
+                log.warning("Private image %s is made, and that cannot be noted yet: %s", row.name, e)
+            await asyncio.sleep(AGAIN_AFTER_S)
 
     def _commit(self, engine: Engine, row: PrivateImage, session: Session) -> tuple[Committed, str]:
         """Make the image and its recipe. Blocks for as long as the engine takes."""

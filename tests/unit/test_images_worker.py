@@ -15,12 +15,13 @@ import pytest
 from sqlalchemy.exc import TimeoutError as NoConnection
 from standinengine import StandIn, connected
 
-from fgpu_scheduler import Device, Node, Policy, Request, SessionState, plan
+from fgpu_scheduler import Device, Node, Policy, Request, SessionState, StoreUnavailable, plan
 from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner.engines import Engines
 from fgpuspawner.images import worker as module
+from fgpuspawner.images.committing import Committed
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.worker import ImageWorker
 
@@ -122,6 +123,35 @@ async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_tim
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == module.MOST_TRIES
     assert PrivateImages(store).get(wished.id).message == module.UNFORESEEN
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["not written", "only the answer lost"])
+async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_away(
+    store: Store, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    commits, removed, lost = [], [], []
+    made = PrivateImages.made
+
+    def commit(*_: Any) -> Any:
+        commits.append(1)
+        return Committed("sha256:saved", 1024), "FROM base"
+
+    def is_away(images: PrivateImages, *args: Any, **kwargs: Any) -> PrivateImage:
+        if len(lost) < 3:
+            lost.append(1)
+            if kept:
+                made(images, *args, **kwargs)
+            raise StoreUnavailable("no answer")
+        return made(images, *args, **kwargs)
+
+    monkeypatch.setattr(PrivateImages, "made", is_away)
+    monkeypatch.setattr(module.committing, "remove", lambda _, name: removed.append(name))
+    async with working(store, OneEngine("local", list)) as worker:
+        monkeypatch.setattr(worker, "_commit", commit)
+        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.READY)
+        await until(lambda: not worker._busy)
+    assert (len(commits), len(lost), removed) == (1, 1 if kept else 3, [])
+    assert PrivateImages(store).get(wished.id).image_id == "sha256:saved"
 
 
 async def test_it_is_not_tried_again_at_once(
