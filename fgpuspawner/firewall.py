@@ -353,15 +353,26 @@ def state(installation: str) -> dict[int, list[str]]:
     for version, program in FAMILIES.items():
         if version == 6 and not Path("/proc/net/if_inet6").exists():
             continue
-        done = subprocess.run([program, "-w", "30", "-S"], capture_output=True, text=True, check=False)
+        done = _listed(program)
         if done.returncode != 0:
             raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(done.stderr.split())}")
-        after = subprocess.run(
-            [program, "-w", "30", "-t", AFTER, "-S"], capture_output=True, text=True, check=False
-        )
+        after = _listed(program, "-t", AFTER)
         later = read_after(after.stdout, installation) if after.returncode == 0 else [NO_TABLE_AFTER]
         found[version] = [*read_state(done.stdout, installation), *later]
     return found
+
+
+def _listed(program: str, *table: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [program, "-w", "30", *table, "-S"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise FirewallFailed(f"the firewall's rules cannot be read: {e}") from None
 
 
 def read_after(listed: str, installation: str) -> list[str]:
@@ -472,7 +483,9 @@ class Firewall:
                 if not await asyncio.to_thread(self.look):
                     log.warning("The firewall's rules were not in force any more; they are again")
                 failing = False
-            except FirewallFailed as e:
+            except Exception as e:
+                # Whatever it was: nobody waits for this task, and what it does not put back stays open.
                 if not failing:
-                    log.error("Sessions may reach this machine's ports: %s", e)
+                    unforeseen = None if isinstance(e, FirewallFailed) else e
+                    log.error("Sessions may reach this machine's ports: %s", e, exc_info=unforeseen)
                 failing = True

@@ -156,7 +156,10 @@ class Tenants:
             return await engine.containers.call(self._networks[id(engine)].remove_unused, after_s=after_s)
         except (DockerException, *GONE) as e:
             log.debug("Networks of %s are not looked at: %s", engine.address, e)
-            return 0
+        except Exception:
+            # Nobody waits for these looks: without them networks stay until none is free.
+            log.exception("Networks of %s are not looked at", engine.address)
+        return 0
 
 
 def rules_for(settings: FGPU, app: Any, installation: str) -> firewall.Rules:

@@ -387,7 +387,10 @@ class WarmPool:
                     break
                 except (DockerException, OSError, *GONE) as e:
                     log.warning("The warm pool cannot start yet: %s", e)
-                    await asyncio.sleep(AGAIN_AFTER_S)
+                except Exception:
+                    # Nobody waits for this task: without it there is no pool until the Hub is started again.
+                    log.exception("The warm pool cannot start yet")
+                await asyncio.sleep(AGAIN_AFTER_S)
             self._opened.set()
             # Without a pool for as long as sessions have homes that were brought to them.
             while self._sizes or (self._homes is not None and self._homes.names()):
@@ -400,6 +403,9 @@ class WarmPool:
                     pause_s = AGAIN_AFTER_S
                 except (DockerException, OSError, FGPUError, *GONE) as e:
                     log.warning("A warm container could not be made: %s", e)
+                    pause_s = AGAIN_AFTER_S
+                except Exception:
+                    log.exception("A warm container could not be made")
                     pause_s = AGAIN_AFTER_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):

@@ -85,6 +85,10 @@ class Prefetch:
                     # It is looked at again soon.
                     log.debug("Whose image is to be fetched is not known now: %s", e)
                     again = False
+                except Exception:
+                    # Nobody waits for this task: without it nothing is fetched until the Hub is started again.
+                    log.exception("Whose image is to be fetched is not known now")
+                    again = False
                 await asyncio.sleep(QUIET_S)
 
     async def look(self) -> bool:

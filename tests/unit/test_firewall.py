@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from requests.exceptions import JSONDecodeError
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import firewall, network, tenants
@@ -397,6 +399,60 @@ def test_names_are_asked_for_before_the_networks_that_are_blocked_and_not_with_c
     assert [r for r in closed.filled(4) if "FROM" in r][-1].endswith(
         "-j REJECT --reject-with icmp-port-unreachable"
     )
+
+
+async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = iter([OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
+    looks, looked = [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fails(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        looks.append(1)
+        for way in ways:
+            raise way
+        loop.call_soon_threadsafe(looked.set)
+        return subprocess.CompletedProcess([], 4, "", "somebody else holds the lock")
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(firewall.FirewallFailed, match="Too many open files"):
+        state("abc123")
+    keeping = asyncio.create_task(Firewall(RULES).keep(every_s=0.001))
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.wait([keeping, asyncio.ensure_future(looked.wait())], return_when="FIRST_COMPLETED")
+        assert not keeping.done()
+    finally:
+        keeping.cancel()
+
+
+async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = iter([JSONDecodeError("Expecting value", "<html>", 0), KeyError("Name")])
+    looked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(*_: object, **__: object) -> int:
+        for way in ways:
+            raise way
+        loop.call_soon_threadsafe(looked.set)
+        return 0
+
+    monkeypatch.setattr(network.UserNetworks, "remove_unused", look)
+    monkeypatch.setattr(tenants, "SWEEP_EVERY_S", 0.001)
+    engine = Engine(EngineAddress("", ("here",)), installation="abc123")
+    engine.answers = True
+    users = tenants.Tenants(FGPU(), Engines([engine]), installation="abc123")
+    keeping = asyncio.create_task(users.keep())
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.wait([keeping, asyncio.ensure_future(looked.wait())], return_when="FIRST_COMPLETED")
+        assert not keeping.done()
+    finally:
+        keeping.cancel()
+        engine.containers.executor.shutdown()
 
 
 def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:

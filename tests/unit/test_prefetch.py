@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     WaitReason,
 )
 from fgpuspawner.engines import Engines
+from fgpuspawner.images import prefetch as module
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.prefetch import Prefetch
 from fgpuspawner.images.pull_file import Phase
@@ -163,6 +164,27 @@ async def test_held_requests_and_unknown_images_are_passed_over(
     assert {session_id for session_id, *_ in world.prefetch._waiting} == {3}
     await eventually(lambda: a.asked["lab/i3:1"])
     assert sum(a.asked.values()) == 1
+
+
+async def test_the_queue_is_looked_after_whatever_a_look_has_failed_with(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOK_EVERY_S", "QUIET_S"):
+        monkeypatch.setattr(module, name, 0.001)
+    world, (a, _) = lab(), stand_ins
+    ways = iter([KeyError("x"), ValueError("y")])
+
+    async def snapshot() -> Snapshot:
+        for way in ways:
+            raise way
+        return await Lab.snapshot(world)
+
+    monkeypatch.setattr(world, "snapshot", snapshot)
+    world.sessions = [waits(1, "i1")]
+    running = asyncio.create_task(world.prefetch.run())
+    await eventually(lambda: a.asked["lab/i1:1"] or running.done())
+    assert not running.done()
+    running.cancel()
 
 
 async def test_what_was_begun_is_kept_however_far_back_it_gets(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fgpuspawner.homes import Home
+from fgpuspawner import warm
+from fgpuspawner.homes import CannotMount, Home
 from fgpuspawner.warm import Unpoolable, WarmPool, busiest, files_of, shape_of
 
 FOLDER, ACCOUNT = Path("/srv/data/limits/7"), Path("/dev/shm/fgpu/7")
@@ -137,3 +139,33 @@ async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_
     assert await pool._size("torch") == 2
     offered.clear()
     assert await pool._size("torch") == 0
+
+
+async def test_the_pool_is_kept_whatever_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    containers: Any = SimpleNamespace(installation="abc")
+    nobody: Any = None
+    pool = WarmPool(containers, nobody, nobody, nobody, sizes={"torch": 2}, data=tmp_path)
+    opening, filling = iter([KeyError("Id")]), iter([CannotMount("busy"), KeyError("State")])
+    filled = asyncio.Event()
+
+    def opens() -> None:
+        for way in opening:
+            raise way
+
+    async def fills() -> None:
+        for way in filling:
+            raise way
+        filled.set()
+
+    monkeypatch.setattr(warm, "AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(pool, "_open", opens)
+    monkeypatch.setattr(pool, "_fill", fills)
+    monkeypatch.setattr(pool, "close", lambda: None)
+    running = asyncio.create_task(pool.run())
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.wait([running, asyncio.ensure_future(filled.wait())], return_when="FIRST_COMPLETED")
+        assert not running.done()
+    finally:
+        running.cancel()
+        pool._threads.shutdown()
