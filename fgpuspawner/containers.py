@@ -38,8 +38,9 @@ GONE = (
     requests.exceptions.ConnectionError,
     requests.exceptions.Timeout,
     requests.exceptions.ChunkedEncodingError,
+    requests.exceptions.InvalidJSONError,
 )
-"""What docker-py raises when its engine does not answer."""
+"""What docker-py raises when its engine does not answer, or something in between answers in its place."""
 
 KILLED = 128 + signal.SIGKILL
 NOT_FOUND = 127

@@ -7,9 +7,11 @@ background, and of what it runs nothing is concluded until it answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -42,6 +44,7 @@ LOOK_TIMEOUT_S = 8
 LATE_AFTER_S = 1.0
 """What the other engines say of their containers does not wait longer for one of them."""
 TOLD_WITHIN_S = 1.0
+ASK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Engine:
         self.changed: Callable[[], None] = lambda: None
         self._shipping = threading.Lock()
         self._asking: asyncio.Task[None] | None = None
+        self._asked_at = -ASK_EVERY_S
         self._events: Events | None = None
 
     def connect(self) -> None:
@@ -152,15 +156,13 @@ class Engine:
             BadSettings: it does not answer, or a file of its ``tls`` cannot be read.
         """
         long, short = {"timeout": CALL_TIMEOUT_S}, {"timeout": LOOK_TIMEOUT_S}
-        # The short one first: an engine that does not answer is found out by it.
-        looker = self._connected(short)
-        try:
-            client = self._connected(long)
+        with contextlib.ExitStack() as opened:
+            # The short one first: an engine that does not answer is found out by it.
+            looker = opened.enter_context(contextlib.closing(self._connected(short)))
+            client = opened.enter_context(contextlib.closing(self._connected(long)))
             if self.address.is_elsewhere:
                 ensure_network(client, self.network)
-        except BadSettings:
-            looker.close()
-            raise
+            opened.pop_all()
         before = self._clients
         self.containers.looker, self.containers.client = self._clients = looker, client
         self.answers = True
@@ -272,8 +274,12 @@ class Engine:
         try:
             found = await self.containers.look()
             left = await self.containers.left_files(found)
-        except EngineSilent as e:
-            log.warning("%s does not answer: %s. What it runs keeps its shares", self.address, e)
+        except Exception as e:
+            # Whatever it was, it is of this engine alone: the others' rounds go on.
+            unforeseen = None if isinstance(e, EngineSilent) else e
+            log.warning(
+                "%s does not answer: %s. What it runs keeps its shares", self.address, e, exc_info=unforeseen
+            )
             self.answers = False
             self._ask_again()
             return Seen((), ())
@@ -297,6 +303,9 @@ class Engine:
 
     async def _asked(self) -> None:
         """Ask once whether it is there again. In a thread of its own: it may take long to say nothing."""
+        # One that answers this and nothing else is not asked in a circle.
+        await asyncio.sleep(self._asked_at + ASK_EVERY_S - time.monotonic())
+        self._asked_at = time.monotonic()
         try:
             await in_a_thread_of_its_own(self.connect)
         except BadSettings as e:

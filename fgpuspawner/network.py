@@ -25,8 +25,10 @@ import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import IPAMConfig, IPAMPool
 from docker.utils import kwargs_from_env
+from requests.exceptions import RequestException
 
 from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner.containers import EngineSilent
 
 log = logging.getLogger("fgpu.network")
 
@@ -86,7 +88,7 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
                 if e.status_code != 409:
                     raise
             found = client.inspect_network(name)
-    except DockerException as e:
+    except (DockerException, RequestException) as e:
         raise BadSettings(f"the Docker network {name!r} cannot be used: {e}") from e
     if found["Driver"] != "bridge" or (found.get("Options") or {}).get(NO_TALK) != "false":
         raise BadSettings(
@@ -179,12 +181,13 @@ class UserNetworks:
         """Refuse a pool of addresses that somebody else uses.
 
         Raises:
-            BadSettings: it overlaps a route of this machine, or another network of the engine; or no answer.
+            BadSettings: it overlaps a route of this machine, or another network of the engine.
+            EngineSilent: the engine does not say which networks it has.
         """
         try:
             others = [n for n in self._networks() if not _is_a_users(n)]
-        except DockerException as e:
-            raise BadSettings(f"the Docker engine does not say which networks it has: {e}") from e
+        except (DockerException, RequestException) as e:
+            raise EngineSilent(f"the Docker engine does not say which networks it has: {e}") from e
         for route in self._routes():
             if route.to.overlaps(self._pool) and not route.interface.startswith(INTERFACES):
                 raise BadSettings(

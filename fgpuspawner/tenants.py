@@ -17,7 +17,7 @@ from docker.errors import DockerException
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner import firewall
-from fgpuspawner.containers import GONE
+from fgpuspawner.containers import GONE, EngineSilent
 from fgpuspawner.engines import Engine, Engines
 from fgpuspawner.network import UserNetworks, host_routes
 from fgpuspawner.settings import FGPU
@@ -55,10 +55,17 @@ class Tenants:
 
         Raises:
             BadSettings: the pool is somebody else's; or what sessions may reach cannot be held to.
+            EngineSilent: this machine's own engine does not answer any more.
         """
         for engine in self._engines.engines:
-            if engine.answers:
-                self._networks[id(engine)].check_pool()
+            try:
+                if engine.answers:
+                    self._networks[id(engine)].check_pool()
+            except EngineSilent as e:
+                if not engine.address.url:
+                    raise
+                log.error("%s: %s; its nodes take no sessions until it does", engine.address, e)
+                engine.answers = False
         self._check_other_machines()
         self._firewall = guard(self._settings, rules_for(self._settings, app, self.installation))
         atexit.register(self.close)

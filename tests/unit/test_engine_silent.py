@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import docker
 import pytest
 
+from fgpu_scheduler import Observed
+from fgpuspawner import engines as module
+from fgpuspawner import tenants
 from fgpuspawner.containers import Containers, EngineSilent
+from fgpuspawner.engines import Engine, EngineAddress, Engines
+from fgpuspawner.settings import FGPU
 
-BEGUN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n[{"
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+BEGUN = JSON + b"Transfer-Encoding: chunked\r\n\r\n40\r\n[{"
+CUT = JSON + b'\r\n[{"Id": "'
+OF_A_PROXY = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"
+)
+VERSION = JSON + b'\r\n{"ApiVersion": "1.41"}'
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
-    """An engine that ends in the middle of each answer."""
+@pytest.fixture(params=[BEGUN, CUT, OF_A_PROXY], ids=["begun", "cut", "of a proxy"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An engine that says which version it has, and gives this for any other answer."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -26,8 +40,8 @@ def url() -> Iterator[str]:
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
-                connection.sendall(BEGUN)
+                asked = connection.recv(65536)
+                connection.sendall(VERSION if b"/version" in asked else request.param)
 
     threading.Thread(target=serve, daemon=True).start()
     yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
@@ -42,3 +56,86 @@ async def test_an_answer_that_breaks_off_is_none(url: str) -> None:
         await containers.look()
     assert await containers.remove_named("fgpu-abc-1-1", now=True) is False, "it is not known to be gone"
     client.close()
+
+
+def test_another_machine_that_stalls_after_its_first_answer_does_not_stop_the_hub(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, close = [], docker.APIClient.close
+    monkeypatch.setattr(docker.APIClient, "close", lambda client: (closed.append(1), close(client)))
+    there = Engine(EngineAddress(url, ("far",), {}, "127.0.0.1"), installation="abc")
+    Engines([there]).connect()
+    assert not there.answers
+    assert len(closed) == 2, "it is asked again and again: nothing stays open each time"
+
+
+def test_only_this_machines_engine_is_needed_to_say_which_networks_it_has(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants.atexit, "register", lambda _: None)  # type: ignore[attr-defined]
+    app: Any = SimpleNamespace(hub=SimpleNamespace(api_url="http://127.0.0.1:8081/hub/api"))
+
+    def opened(address: EngineAddress) -> Engine:
+        engine = Engine(address, installation="abc")
+        engine.containers.client = docker.APIClient(base_url=url, version="1.41", timeout=5)
+        engine.answers = True
+        try:
+            settings = FGPU(firewall="managed-elsewhere")
+            tenants.Tenants(settings, Engines([engine]), installation="abc").open(app)
+        finally:
+            engine.containers.client.close()
+        return engine
+
+    assert not opened(EngineAddress(url, ("far",), {}, "127.0.0.1")).answers
+    with pytest.raises(EngineSilent, match="does not say which networks it has"):
+        opened(EngineAddress("", ("here",)))
+
+
+class Engineless(Engine):
+    """Connects at once; what it says of its containers is what it is given."""
+
+    def __init__(self, name: str, *found: Observed | Exception) -> None:
+        super().__init__(EngineAddress("", (name,)), installation="abc")
+        self.answers = True
+        self.connections = 0
+        self._found = found
+        looks: Any = self.containers
+        looks.look = self._look
+
+    async def _look(self) -> list[Observed]:
+        for one in self._found:
+            if isinstance(one, Exception):
+                raise one
+        return [one for one in self._found if isinstance(one, Observed)]
+
+    def connect(self) -> None:
+        self.connections += 1
+        self.answers = True
+
+
+async def test_what_one_engine_says_wrong_is_nothing_to_the_others() -> None:
+    here = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
+    seen = await Engines([Engineless("far", KeyError("Id")), Engineless("here", here)]).observe()
+    assert (list(seen.things), list(seen.nodes)) == ([here], ["here"])
+
+
+async def test_an_engine_that_answers_nothing_but_a_greeting_is_not_asked_in_a_circle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ASK_EVERY_S", 3600)
+    engine, looks, answers_again = Engineless("far", EngineSilent("500")), [], asyncio.Event()
+    monkeypatch.setattr(engine, "_listen", lambda: None)
+    engine.changed = answers_again.set
+    async with asyncio.timeout(60):
+        looks.append(await engine.observe())
+        await answers_again.wait()
+        answers_again.clear()
+        looks.append(await engine.observe())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await answers_again.wait()
+    assert engine.connections == 1
+    assert not engine.answers
+    assert not any(list(look.nodes) for look in looks)
+    assert engine._asking is not None
+    engine._asking.cancel()
