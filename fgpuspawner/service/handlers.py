@@ -155,6 +155,13 @@ async def end_session(handler: Handler, session_id: str, *, message: str = "") -
 
 
 async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
+    # The Hub knows servers only. What was written since the first look may have waited for the database, and by now
+    # the server may have its next session.
+    newest = await handler.service.reader.session(session.id)
+    if newest is None or newest.state in ENDED:
+        raise already_ended(str(session.id)) if knows else no_such_session(str(session.id))
+    if newest.state is SessionState.TERMINATING and knows:
+        return
     asked = session.request
     found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
     if found.status in (403, 404) and not knows:

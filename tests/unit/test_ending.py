@@ -151,6 +151,37 @@ def test_nobody_learns_that_the_session_of_another_has_ended(store: Store, viewe
     assert refused.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("viewer", "code"),
+    [
+        (Viewer("bob"), "already_ended"),
+        (Viewer("root", admin=True), "already_ended"),
+        (Viewer("carol"), "no_such_session"),
+    ],
+)
+def test_the_next_session_of_a_server_is_not_ended_in_place_of_one_that_has_just_ended(
+    store: Store, viewer: Viewer, code: str
+) -> None:
+    asked = []
+
+    async def stop(*server: str, token: str) -> Answer:
+        asked.append(server)
+        return Answer(204, "")
+
+    looks = iter([BOBS, replace(BOBS, state=SessionState.TERMINATED, ended_at_s=120)])
+
+    async def session(_: int) -> Session:
+        return next(looks)
+
+    handler: Any = asking(store, viewer, stop_server=stop)
+    handler.service.reader.session = session
+    with pytest.raises(Problem) as refused:
+        asyncio.run(end_session(handler, str(BOBS.id), message="repair"))
+    assert refused.value.code == code
+    assert asked == []
+    assert written(store) == ([], [])
+
+
 def test_a_drain_goes_on_after_one_end_failed_and_tells_of_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
