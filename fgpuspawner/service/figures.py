@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -56,8 +57,10 @@ def use(meter: Json | None) -> Use | None:
         memory = Bar("Memory", f"{used} of {limit} MiB", percent(used, limit))
     sm, entitled = meter["sm_percent"], meter["compute_entitled_percent"]
     if sm is not None:
+        # Half of a percent is rounded up, as the page's script does it: "12.5:.0f" would be 12.
+        computed = math.floor(sm + 0.5)
         compute = Bar(
-            "Compute", f"{sm:.0f} % of its {entitled} %", percent(round(sm * 1000), entitled * 1000)
+            "Compute", f"{computed} % of its {entitled} %", percent(round(sm * 1000), entitled * 1000)
         )
     return Use(memory, compute, meter["trouble"] or "")
 

@@ -175,6 +175,14 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
     assert (found.compute.text, found.compute.percent) == ("13 % of its 50 %", "25.2")
 
 
+@pytest.mark.parametrize(("sm", "said"), [(12.4, "12"), (12.5, "13"), (13.5, "14"), (0.5, "1"), (0.4, "0")])
+def test_half_percents_are_rounded_as_the_pages_script_rounds_them(sm: float, said: str) -> None:
+    found = use(METER | {"sm_percent": sm})
+    assert found is not None
+    assert found.compute is not None
+    assert found.compute.text == f"{said} % of its 50 %"
+
+
 def test_what_is_not_measured_has_no_bar_but_its_reason() -> None:
     found = use(METER | {"memory_used_mib": None, "sm_percent": None, "trouble": "the GPU does not answer"})
     assert found is not None
