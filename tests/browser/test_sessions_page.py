@@ -213,6 +213,22 @@ def test_only_the_line_that_changed_is_made_again(service: Standing, open_as: Ca
     assert page.evaluate(f"document.getElementById('session-{ids[1]}').marked") is True
 
 
+def test_a_line_is_not_made_again_while_its_button_is_pressed(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    (session,) = service.run([asked("ann", "pressed", 500)])
+    page = open_as(service, "ann")
+    until_asked(page)
+    page.get_by_role("button", name="End pressed").hover()
+    page.mouse.down()
+    service.store.warn(session.id, "memory runs out", now_s=int(time.time()))
+    made_again = "performance.getEntriesByType('resource').some((found) => found.name.includes('part=rows'))"
+    until(lambda: page.evaluate(made_again), what="the page has the line that comes in its place")
+    page.mouse.up()
+    expect(page.get_by_role("dialog", name="End pressed?")).to_be_visible()
+    expect(line(page, session.id)).to_contain_text("memory runs out")
+
+
 def test_events_go_on_where_they_were_after_the_service_was_killed(
     service: Standing, open_as: Callable[..., Page], faults: Faults
 ) -> None:

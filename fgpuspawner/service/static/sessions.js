@@ -7,6 +7,9 @@
   const PULL_MS = 3000;
   const TYPED_MS = 250;
   const AT_ONCE = 100;
+  const LOOK_AGAIN_MS = 100;
+  // Longer than anybody presses: a mark that a browser forgot to take away must not hold the page for ever.
+  const PRESSED_AT_MOST_MS = 30000;
 
   const root = document.getElementById("live");
   const table = document.getElementById("table");
@@ -49,11 +52,20 @@
         lines.set("session-" + id, made(html));
       }
     }
+    await untilReleased();
     arrange(found.rows.map(function ([id]) { return lines.get("session-" + id); }).filter(Boolean));
     showTimeLeft();
     // No event tells how far an image is.
     clearTimeout(pulled);
     pulled = rows.querySelector(".pull") && !document.hidden ? setTimeout(page.now, PULL_MS) : null;
+  }
+
+  /** Wait while something in a line is pressed: a button that is made again under the finger is not clicked. */
+  async function untilReleased() {
+    const deadline = Date.now() + PRESSED_AT_MOST_MS;
+    while (rows.querySelector(":active") && Date.now() < deadline) {
+      await new Promise(function (resolve) { setTimeout(resolve, LOOK_AGAIN_MS); });
+    }
   }
 
   function made(html) {
