@@ -12,7 +12,7 @@ import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
 from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.private_image import MIB, ImageQuota, ImageState
+from fgpu_scheduler.private_image import MIB, ImageQuota, ImageState, PrivateImage
 from fgpu_scheduler.private_images import PrivateImages
 from fgpu_scheduler.store import Store
 from fgpuspawner import cli
@@ -20,6 +20,7 @@ from fgpuspawner.images import private_command
 from fgpuspawner.images.command import who
 
 S = SessionState
+PAUSED = "the session is paused while 20 MiB are written"
 
 
 @pytest.fixture
@@ -53,13 +54,13 @@ def fgpu(capsys: pytest.CaptureFixture[str], config: str, *arguments: str) -> tu
     return status, said.out.strip(), said.err.strip()
 
 
-def make(store: Store, image_id: int) -> None:
-    """Do what the Hub's worker does."""
+def make(store: Store, image_id: int, *, seen: threading.Event | None = None) -> None:
+    """Do what the Hub's worker does; it is made only once somebody has seen how far it is, if that is given."""
     images = PrivateImages(store)
     images.begin(image_id, facts="", now_s=2)
-    images.note(image_id, "the session is paused while 20 MiB are written", now_s=2)
-    # The command looks meanwhile.
-    time.sleep(2)
+    images.note(image_id, PAUSED, now_s=2)
+    if seen is not None:
+        seen.wait(60)
     images.made(
         image_id, engines_id="sha256:0", size_bytes=20 * MIB, recipe="FROM x\n", quota=ImageQuota(), now_s=3
     )
@@ -69,18 +70,27 @@ def test_commit_says_how_far_it_is_and_then_the_full_name(
     config: str, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_command, "LOOK_EVERY_S", 0.02)
+    seen, get = threading.Event(), PrivateImages.get
+
+    def look(images: PrivateImages, image_id: int) -> PrivateImage:
+        found = get(images, image_id)
+        if found.message == PAUSED:
+            seen.set()
+        return found
+
+    monkeypatch.setattr(PrivateImages, "get", look)
 
     def work() -> None:
         while not PrivateImages(store).all():
             time.sleep(0.01)
-        make(store, 1)
+        make(store, 1, seen=seen)
 
     worker = threading.Thread(target=work)
     worker.start()
     status, out, err = fgpu(capsys, config, "commit", "alice/", "--name", "torch-more")
     worker.join()
     assert (status, out) == (0, "saved as alice/torch-more:1, 20 MiB")
-    assert "alice/torch-more:1: the session is paused while 20 MiB are written" in err
+    assert f"alice/torch-more:1: {PAUSED}" in err
 
 
 def test_commit_that_fails_says_why(config: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
