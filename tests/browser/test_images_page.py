@@ -88,6 +88,9 @@ def test_an_administrator_changes_an_image_and_takes_it_back_without_scripts(
     torch.get_by_role("button", name="Up").click()
     expect(page.locator("table.images tbody tr").first).to_have_id("image-torch")
     torch.get_by_role("link", name="Edit").click()
+    # A click does not wait for the page that it leads to, nor for its style sheet.
+    expect(page.get_by_role("button", name="Save")).to_be_visible()
+    page.wait_for_load_state()
     assert not scrolls_sideways(page)
     page.get_by_label("Name", exact=True).fill("Torch")
     page.get_by_label("Hidden").uncheck()
