@@ -156,7 +156,7 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     expect(row).to_contain_text("0 sessions")
     expect(row).to_contain_text("not in the file")
     world.hub.add_user("frank")
-    assert "quota of user 'frank'" in world.hub.api("POST", "users/frank/servers/one", json={"fgpu": 1}).text
+    assert "quota of user 'frank'" in world.hub.refused("frank", "one", options={"fgpu": 1}).text
     row.get_by_role("button", name="Remove").click()
     expect(row).to_have_count(0)
 

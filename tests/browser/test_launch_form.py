@@ -14,7 +14,7 @@ import pytest
 from axe import check_page
 from playwright.sync_api import Page, Route, expect
 
-from hubprocess import HubProcess, running, until
+from hubprocess import PATIENT, HubProcess, running, until
 from steps import (
     EXPECT_MS,
     START_MS,
@@ -70,7 +70,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
     given = {"catalogue": str(folder / "catalogue.toml"), "presets": PRESETS}
     quotas = [{"user": "ida", "max_fgpu": "0.4", "max_sessions": 3}, {"user": "lea", "max_pending": 1}]
-    with running(folder, after=after, quotas=quotas, **given) as found:
+    with running(folder, before=PATIENT, after=after, quotas=quotas, **given) as found:
         found.add_user("holder")
         found.spawn("holder", options={"fgpu": "1.5", "time_limit_s": 3600, **LITTLE})
         found.reach({"holder/": "RUNNING"})
@@ -430,7 +430,9 @@ def test_without_scripts_a_preset_is_a_link_that_starts(
     page.get_by_text("Start at once with a preset").click()
     page.get_by_role("link", name="Exercise <b>1</b>").click()
     page.wait_for_url("**/fay**")
-    assert hub.sessions()["fay/"].request.image == "torch-3"
+    asked = until(lambda: hub.sessions().get("fay/"), what="fay has a session")
+    assert asked is not None
+    assert asked.request.image == "torch-3"
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,14 @@ def test_a_bad_link_shows_why_beside_the_form(
     # The Hub refuses with a status, which the browser repeats on its console.
     faults.allow(r"(status GET|console) \S+/hub/spawn\?opt-fgpu=7\S* .*(400|500)")
     cleo = log_in(run.url, "cleo", run.password())
-    cleo.page.goto(cleo.link(fgpu="7", cpu="0.5"))
     refusal = cleo.page.locator(".spawn-error-msg")
+
+    def is_refused() -> bool:
+        # Where the Hub is slow, a page that waits is shown first.
+        cleo.page.goto(cleo.link(fgpu="7", cpu="0.5"))
+        return refusal.count() == 1
+
+    until(is_refused, what="the form with the refusal")
     expect(refusal).to_contain_text("GPU (fGPU): 7")
     expect(refusal).to_contain_text("2")
     # The form is there, as the link filled it in.
@@ -97,7 +103,8 @@ def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., P
 
     def runs() -> bool:
         page.goto(f"{run.url}/services/fgpu/")
-        return Sessions(page).state("default server").inner_text() == "RUNNING"
+        # Nothing comes by itself on a page without scripts.
+        return Sessions(page).state("default server").all_inner_texts() == ["RUNNING"]
 
     until(runs, within_s=START_MS / 1000, what="the session runs")
     expect(Sessions(page).row("default server")).to_contain_text("0.3 fGPU")
@@ -110,13 +117,23 @@ def test_a_refused_form_comes_back_with_the_words_and_what_was_typed(
     eve = log_in(run.url, "eve", run.password(), java_script_enabled=False)
     page = eve.page
     typed = "<b id='planted'>0.5</b>"
-    # The browser itself would hold back what is no number, or too much: a field of text does not.
-    page.locator("#spawn_form").evaluate("form => { form.noValidate = true; }")
-    page.locator("#fgpu-fgpu").evaluate("field => { field.type = 'text'; }")
-    page.fill("#fgpu-fgpu", typed)
-    page.fill("#fgpu-memory", "640")
-    start(page)
     refusal = page.locator(".spawn-error-msg")
+
+    def is_refused() -> bool:
+        page.goto(f"{run.url}/hub/spawn")
+        if page.locator("#fgpu-waiting").count():
+            return False
+        # The browser itself would hold back what is no number, or too much: a field of text does not.
+        page.locator("#spawn_form").evaluate("form => { form.noValidate = true; }")
+        page.locator("#fgpu-fgpu").evaluate("field => { field.type = 'text'; }")
+        page.fill("#fgpu-fgpu", typed)
+        page.fill("#fgpu-memory", "640")
+        start(page)
+        # Where the Hub is slow, a page that waits is shown first.
+        expect(refusal.or_(page.locator("#fgpu-waiting"))).to_be_visible()
+        return refusal.count() == 1
+
+    until(is_refused, what="the form with the refusal")
     expect(refusal).to_contain_text("GPU (fGPU):")
     expect(page.locator("#planted")).to_have_count(0)
     assert page.locator("#fgpu-fgpu").get_attribute("value") == typed

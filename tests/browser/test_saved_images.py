@@ -12,6 +12,7 @@ from dockerhub import BASE, DockerHub, Engine, entry
 from playwright.sync_api import Page, expect
 
 from fgpuspawner import network
+from hubprocess import PATIENT
 from steps import (
     START_MS,
     Person,
@@ -48,7 +49,8 @@ def hub(engine: Engine, tmp_path: Path) -> Iterator[DockerHub]:
     path = tmp_path / "catalogue.toml"
     path.write_text(entry("python", BASE))
     volumes = f"c.FGPUSpawner.volumes = {{'{engine.prefix}-{{username}}': '/home/jovyan'}}\n"
-    found = DockerHub(tmp_path / "hub", engine, catalogue=str(path), after=volumes, owners_may_commit=True)
+    settings = {"catalogue": str(path), "owners_may_commit": True}
+    found = DockerHub(tmp_path / "hub", engine, before=PATIENT, after=volumes, **settings)
     try:
         yield found.start()
     finally:

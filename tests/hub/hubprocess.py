@@ -60,6 +60,9 @@ c.JupyterHub.load_roles = [r for r in c.JupyterHub.load_roles if "fgpu" not in r
 """
 """Lines after `configure` that leave the managed service out."""
 
+PATIENT = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 10}\n"
+"""Lines before `configure`: a refusal comes with the form, and not after a page that waits, also on a slow machine."""
+
 
 GIVEN: list[tuple[int, int]] = []
 """The latest ports that this worker was given: each time the first, and how many."""
@@ -285,6 +288,20 @@ class HubProcess:
         """Ask for a server, with these options or with the Hub's last ones."""
         kwargs = {} if options is None else {"json": {"user_options": options}}
         return self.api("POST", self._server(user, server), **kwargs)
+
+    def refused(
+        self, user: str, server: str = "", *, options: dict[str, Any] | None = None
+    ) -> requests.Response:
+        """Ask for a server that cannot be had, and return the Hub's refusal.
+
+        Where the Hub is slow it says first that the start is under way: 202, or 201 where the one before has failed. It
+        is asked again then.
+        """
+        (answer,) = until(
+            lambda: [a] if (a := self.spawn(user, server, options=options)).status_code >= 400 else [],
+            what=f"{user}/{server} is refused",
+        )
+        return answer
 
     def stop(self, user: str, server: str = "") -> requests.Response:
         """Ask for a server's end."""

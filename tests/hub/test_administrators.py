@@ -178,7 +178,7 @@ def test_a_quota_of_the_page_refuses_the_next_launch_without_a_restart(world: Wo
     quota = {"user": "frank", "max_sessions": 0}
     assert world.ask("PUT", "admin/quotas", world.admin, quota).status_code == 200
     try:
-        refused = world.start("frank", "one", fgpu=0.5)
+        refused = world.hub.refused("frank", "one", options={"fgpu": 0.5})
         assert refused.status_code >= 400
         assert "0 sessions, the quota of user 'frank'" in refused.text
         assert world.one("frank", "one") is None

@@ -62,7 +62,7 @@ def test_over_a_quota_one_waits_and_over_that_of_waiting_requests_one_is_refused
     ((code, words),) = until(reason, what="the service tells why it waits")
     assert code == "QUOTA"
     assert "the quota of each user is used up" in words
-    refused = hub.spawn("alice", "third", options=ONE)
+    refused = hub.refused("alice", "third", options=ONE)
     assert refused.status_code == 409
     assert "the quota of each user is 1 requests waiting" in refused.json()["message"]
     hub.stop("alice")
@@ -149,7 +149,7 @@ def test_a_session_of_higher_priority_takes_the_place_of_another_that_waits_and_
     token = hub.add_user("alice")
     hub.add_user("zoe")
     wait_for_service(hub, token)
-    refused = hub.spawn("alice", options={**WHOLE, "priority": 5})
+    refused = hub.refused("alice", options={**WHOLE, "priority": 5})
     assert (refused.status_code, "priority: 5" in refused.json()["message"]) == (400, True)
     hub.spawn("alice", options=WHOLE)
     hub.reach({"alice/": "RUNNING"})

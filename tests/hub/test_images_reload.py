@@ -53,7 +53,7 @@ class Site:
 
     def hub_offers(self, slug: str) -> bool:
         """Return whether the Hub knows the image. Nothing starts: no GPU is so large."""
-        answer = self.hub.spawn("alice", "never", options={"image": slug, "fgpu": "99"})
+        answer = self.hub.refused("alice", "never", options={"image": slug, "fgpu": "99"})
         assert answer.status_code >= 400
         return f"there is no '{slug}'" not in answer.text
 
