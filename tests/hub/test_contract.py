@@ -25,10 +25,14 @@ from fgpuspawner.waiting import to_the_end
 from fgpuspawner.local import LocalFGPUSpawner
 import asyncio
 
+def until_told():
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+
 class SlowSpawner(LocalFGPUSpawner):
     async def launch(self, session):
         # Like an engine that takes its time, and cannot be interrupted.
-        await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 8))
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
         return await super().launch(session)
 
 c.JupyterHub.spawner_class = SlowSpawner
@@ -176,7 +180,11 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
     hub.add_user("alice")
     assert hub.spawn("alice", options=ONE).status_code == 202
     hub.reach({"alice/": "PREPARING"})
-    assert hub.stop("alice").status_code in (202, 204)
+    with ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(hub.stop, "alice")
+        hub.reach({"alice/": "TERMINATING"})
+        (hub.folder / "go").touch()
+        assert stopped.result().status_code in (202, 204)
     hub.reach({})
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause) == ("TERMINATED", "USER")

@@ -27,10 +27,14 @@ import asyncio, time
 from fgpuspawner.waiting import to_the_end
 from fgpuspawner.local import LocalFGPUSpawner
 
+def until_told():
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+
 class SlowSpawner(LocalFGPUSpawner):
     async def launch(self, session):
         if session.id == 1 and session.attempt == 1:
-            await to_the_end(asyncio.get_running_loop().run_in_executor(None, time.sleep, 10))
+            await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
         return await super().launch(session)
 
 c.JupyterHub.spawner_class = SlowSpawner
@@ -90,6 +94,7 @@ def test_asking_again_right_after_a_cancel_never_runs_two_launches(
     cancel = in_the_background(lambda: hub.stop("alice"))
     until(lambda: "DELETE /hub/api/users/alice" in hub.log_text() or "Interrupting" in hub.log_text())
     hub.spawn("alice", options=WHOLE)
+    (hub.folder / "go").touch()
     cancel.join()
     first.join()
     hub.stop("alice")
