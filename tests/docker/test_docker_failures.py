@@ -48,9 +48,10 @@ def test_a_missing_image_is_told_with_the_engines_reason_and_the_next_one_starts
 
 
 def test_a_missing_image_is_told_to_whoever_asked(hub: DockerHub) -> None:
-    hub.add_user("alice")
-    answer = hub.spawn("alice", options={**ONE, "image": "missing"})
-    ended = hub.last("alice")
+    # Somebody who had no session before, here and below: a request that waits may be answered before it is one.
+    hub.add_user("gina")
+    answer = hub.spawn("gina", options={**ONE, "image": "missing"})
+    ended = hub.last("gina")
     assert ended.end_cause == "PULL_FAILED"
     # On an engine that takes its time, those who ask are told on the page that waits for it.
     if answer.status_code != 202:
@@ -68,28 +69,28 @@ def test_a_server_that_ends_at_once_frees_its_share_for_the_next(hub: DockerHub)
 
 
 def test_a_server_that_ends_at_once_leaves_its_last_words(hub: DockerHub) -> None:
-    hub.add_user("alice")
-    hub.spawn("alice", "exits", options=ONE)
-    hub.wait_state("alice", "exits", None)
+    hub.add_user("hugo")
+    hub.spawn("hugo", "exits", options=ONE)
     assert (
-        hub.last("alice").message
-        == "the session's server ended with status 1; its last words: no kernel here"
+        hub.last("hugo").message == "the session's server ended with status 1; its last words: no kernel here"
     )
     assert "no kernel here" in hub.log_text()
 
 
 def test_a_server_that_takes_its_time_to_answer_is_waited_for(hub: DockerHub) -> None:
-    hub.add_user("alice")
-    hub.spawn("alice", "slow", options=ONE)
-    until(lambda: hub.ready("alice", "slow") or not hub.states(), what="it is ready, or has failed")
-    assert hub.states() == {"alice/slow": "RUNNING"}
+    hub.add_user("ivan")
+    hub.spawn("ivan", "slow", options=ONE)
+    until(
+        lambda: hub.ready("ivan", "slow") or hub.store.ended(user="ivan", limit=1),
+        what="it is ready, or has failed",
+    )
+    assert hub.states() == {"ivan/slow": "RUNNING"}
 
 
 def test_a_container_that_is_dead_before_anyone_looks_leaves_its_last_words(hub: DockerHub) -> None:
-    hub.add_user("alice")
-    hub.spawn("alice", options={**ONE, "image": "dies"})
-    hub.wait_state("alice", "", None)
-    ended = hub.last("alice")
+    hub.add_user("judy")
+    hub.spawn("judy", options={**ONE, "image": "dies"})
+    ended = hub.last("judy")
     assert why(ended) == ("ERROR", "LAUNCH_FAILED")
     assert ended.message == "the session's server ended with status 7; its last words: no luck"
 
@@ -97,10 +98,9 @@ def test_a_container_that_is_dead_before_anyone_looks_leaves_its_last_words(hub:
 def test_an_image_without_its_program_is_told_in_the_engines_words_and_leaves_no_container(
     hub: DockerHub, engine: Engine
 ) -> None:
-    hub.add_user("alice")
-    hub.spawn("alice", options={**ONE, "image": "empty"})
-    hub.wait_state("alice", "", None)
-    ended = hub.last("alice")
+    hub.add_user("kate")
+    hub.spawn("kate", options={**ONE, "image": "empty"})
+    ended = hub.last("kate")
     assert why(ended) == ("ERROR", "LAUNCH_FAILED")
     assert ended.message is not None
     assert ended.message.startswith("the container could not be started: ")

@@ -68,12 +68,13 @@ def test_the_server_learns_its_slice_from_the_service_with_its_own_token(
 def test_an_image_without_the_server_environment_ends_the_session_with_words(
     real_hub: DockerHub, slug: str
 ) -> None:
-    real_hub.add_user("dave")
-    real_hub.spawn("dave", options={**HALF, "image": slug})
-    real_hub.wait_state("dave", "", None)
-    ended = real_hub.last("dave")
+    # Of each image somebody else's: what ended before is not taken for it.
+    user = f"dave-{slug}"
+    real_hub.add_user(user)
+    real_hub.spawn(user, options={**HALF, "image": slug})
+    ended = real_hub.last(user)
     assert (ended.request.image, ended.state.value) == (slug, "ERROR")
     assert ended.message is not None
     assert ended.message.startswith("this image has no server environment: ")
     assert "images/build.sh" in ended.message
-    assert real_hub.states().get("dave/") is None
+    assert real_hub.states().get(f"{user}/") is None
