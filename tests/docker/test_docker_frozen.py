@@ -13,16 +13,20 @@ from fgpuspawner.containers import THREADS
 
 
 def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(
-    hub: DockerHub, engine: Engine
+    make_hub: Callable[..., DockerHub], engine: Engine
 ) -> None:
+    # Longer than any spawn takes: it does not run out.
+    hub = make_hub(after=MINI + "c.FGPUSpawner.stop_timeout_s = 240\n").start()
     frozen = hub.running("alice")
-    # Its first process takes no signal now but SIGKILL, so stopping it takes the ten seconds of grace.
+    # Its first process takes no signal now but SIGKILL, so stopping it takes all of the grace.
     engine.client.kill(frozen.id, "SIGSTOP")
     with ThreadPoolExecutor(1) as thread:
         stopping = thread.submit(hub.stop, "alice")
         hub.wait_state("alice", "", "TERMINATING")
         hub.running("bob")
         assert hub.states() == {"alice/": "TERMINATING", "bob/": "RUNNING"}
+        # Now it takes the SIGTERM that waits for it.
+        engine.client.kill(frozen.id, "SIGCONT")
         assert stopping.result(60).status_code in (202, 204)
     hub.wait_state("alice", "", None)
     engine.wait_gone(frozen.id)
