@@ -251,6 +251,7 @@ class DockerHub(HubProcess):
     def running(self, user: str, server: str = "", **options: Any) -> Running:
         """Ask for a server and return it when the Hub says that it is ready."""
         token = self.add_user(user)
+        self.wait_free(user, server)
         answer = self.spawn(user, server, options={**ONE, **options})
         assert answer.status_code in (201, 202), answer.text
         self.wait_ready(user, server)
@@ -258,6 +259,11 @@ class DockerHub(HubProcess):
         container = self.engine.inspect(self.container_name(session))
         assert container is not None
         return Running(session, container, token)
+
+    def wait_free(self, user: str, server: str = "") -> None:
+        """Wait until the Hub has done with the one before: until then it takes no request for this server."""
+        what = f"the Hub has done with the {user}/{server} of before"
+        until(lambda: server not in self.servers(user), within_s=90, what=what)
 
     def wait_ready(self, user: str, server: str = "", *, within_s: float = 90) -> None:
         """Wait until the Hub says that this server is ready."""

@@ -18,6 +18,7 @@ from fgpuspawner.containers import Containers, in_words
 def wait_in_line(hub: DockerHub, user: str, server: str = "", **options: object) -> None:
     """Queue a session behind one that holds all of group ``five``."""
     hub.add_user(user)
+    hub.wait_free(user, server)
     assert hub.spawn(user, server, options={**WHOLE_FIVE, **options}).status_code == 202
     hub.wait_state(user, server, "PENDING")
 

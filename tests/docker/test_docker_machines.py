@@ -76,6 +76,7 @@ def two(
 def started(hub: DockerHub, user: str, node: str, **options: object) -> None:
     """Ask for a whole GPU and wait until it runs on this node."""
     hub.add_user(user)
+    hub.wait_free(user)
     assert hub.spawn(user, options={**WHOLE, **options}).status_code in (201, 202)
     hub.wait_ready(user)
     assert node_of(hub, user) == node
