@@ -25,7 +25,8 @@ from servers import ECHO
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 USERS = [f"u{n}" for n in range(8)]
 CAPACITY_MILLI = 4000
-CAMPAIGN = {"resume_grace_s": 20, "outer_proxy": True, "server": ECHO}
+# The window in which nothing is placed ends when all are back: long, so that a slow start does not end it.
+CAMPAIGN = {"resume_grace_s": 120, "outer_proxy": True, "server": ECHO}
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def settled(hub: HubProcess, users: list[str]) -> dict[str, SessionState]:
         return states
 
     try:
-        return until(found, within_s=60)
+        return until(found, within_s=120)
     except AssertionError:
         shown = {k: (s.id, s.state.value, s.held, s.attempt) for k, s in hub.sessions().items()}
         raise AssertionError(f"not settled: {shown}\n{hub.log_text()[-8000:]}") from None
