@@ -72,7 +72,8 @@ def test_a_container_of_an_ended_session_is_removed_and_logged(
 def test_a_container_of_another_attempt_is_removed_and_the_session_is_not(
     own_hub: DockerHub, engine: Engine, strangers: Strangers
 ) -> None:
-    assert engine.inspect(strangers.earlier_attempt) is None
+    # Several are removed side by side, each in its own time.
+    engine.wait_gone(strangers.earlier_attempt)
     assert "it is of attempt 9, and its session is at attempt 1" in own_hub.log_text()
     assert own_hub.states() == {"bob/": "RUNNING"}
     running = engine.inspect(strangers.running_id)
