@@ -31,7 +31,10 @@ from jupyter_client import BlockingKernelClient
 found = sorted(glob.glob("/home/jovyan/.local/share/jupyter/runtime/kernel-*.json"))
 client = BlockingKernelClient(connection_file=found[0])
 client.load_connection_file()
+# A kernel that is starting is waited for, and not taken for dead if the machine stands still for a moment.
+client.hb_channel.time_to_dead = 60
 client.start_channels()
+client.wait_for_ready(timeout=120)
 client.execute_interactive(sys.argv[1], timeout=60)
 """
 WHAT_A_PROGRAM_SEES = """
