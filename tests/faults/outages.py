@@ -26,14 +26,20 @@ class OwnPostgres:
         self._folder = Path(tempfile.mkdtemp(prefix="fgpu-postgres-"))
         self._folder.chmod(0o755)
         self._port = free_ports(1)
+        self._started = False
 
     def start(self) -> str:
-        """Start it, where it was before, and return the address of its database. Skips where there is none."""
+        """Start it, where it was before, and return the address of its database.
+
+        Skips where there is none; one that was there and does not start again is a failure.
+        """
         env = {k: v for k, v in os.environ.items() if k != "FGPU_TEST_POSTGRES_URL"}
         started = self._services("start", "--only", "postgres", "--postgres-port", str(self._port), env=env)
         _, _, url = started.stdout.strip().partition("=")
         if not url:
-            pytest.skip(f"no PostgreSQL: {started.stderr.strip()}")
+            say = pytest.fail if self._started else pytest.skip
+            say(f"no PostgreSQL: {started.stderr.strip()}")
+        self._started = True
         return url
 
     def stop(self) -> None:
