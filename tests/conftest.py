@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -11,6 +13,18 @@ TOGETHER = ("browser", "docker")
 HUBS = {"shared_hub", "shared", "world", "filled", "site", "alice"}
 """Fixtures of tests/hub that start a Hub for a module."""
 LOG_SHOWN = 3000
+WRITERS = [f"schemathesis.reporting.{name}" for name in ("allure", "html.writer", "junitxml")]
+
+
+def pytest_sessionstart() -> None:
+    """Load now what schemathesis else loads as the session ends.
+
+    pytest parses a plugin's modules itself, and Python 3.11's parser fails at times while objects that tests left are
+    thrown away ("AST constructor recursion depth mismatch"): the session then fails with all its tests passed.
+    """
+    for name in WRITERS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 # First: what gives the groups to the workers is no later than this file, and reads the marks that are there.
