@@ -188,7 +188,7 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
     hub.add_user("bob")
 
     def words(name: str) -> str:
-        answer = hub.spawn("bob", options={**ONE, "image": name})
+        answer = hub.refused("bob", options={**ONE, "image": name})
         assert answer.status_code == 400, answer.text
         return str(answer.json()["message"])
 

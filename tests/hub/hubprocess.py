@@ -294,11 +294,16 @@ class HubProcess:
     ) -> requests.Response:
         """Ask for a server that cannot be had, and return the Hub's refusal.
 
-        Where the Hub is slow it says first that the start is under way: 202, or 201 where the one before has failed. It
-        is asked again then.
+        Where the Hub is slow it says first that the start is under way (202, or 201 where the one before has failed), or
+        that it still tidies up after that. It is asked again then.
         """
         (answer,) = until(
-            lambda: [a] if (a := self.spawn(user, server, options=options)).status_code >= 400 else [],
+            lambda: (
+                [a]
+                if (a := self.spawn(user, server, options=options)).status_code >= 400
+                and "is pending" not in a.text
+                else []
+            ),
             what=f"{user}/{server} is refused",
         )
         return answer
