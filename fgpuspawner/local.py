@@ -166,18 +166,22 @@ class LocalProcesses:
             tail = ""
         return status, tail
 
-    async def environments(self, session: Session) -> list[dict[str, str]]:
-        """Return the environments with which the session's processes run, the server's first; none if it does not."""
-        return await asyncio.get_running_loop().run_in_executor(self._lookers, self._environments, session)
+    async def environment(self, session: Session, port: int) -> dict[str, str] | None:
+        """Return the environment of the session's process that listens on the port; None where none does."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._lookers, self._environment, session, port
+        )
 
-    def _environments(self, session: Session) -> list[dict[str, str]]:
+    def _environment(self, session: Session, port: int) -> dict[str, str] | None:
         handle = self.handle(session)
         server = self._server(handle)
-        found = []
-        for process in [server, *self._marked().get(handle, ())] if server is not None else []:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                found.append(process.environ())
-        return found
+        # Mostly the one that was started; it may be a child of that.
+        for processes in ([server] if server is not None else []), self._marked().get(handle, ()):
+            for process in processes:
+                with contextlib.suppress(psutil.Error, ProcessLookupError):
+                    if _listens(process, port):
+                        return process.environ()
+        return None
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: that a process has ended is seen by looking."""
@@ -267,6 +271,13 @@ class LocalProcesses:
             if not marked.get(handle):
                 self._note(handle).unlink(missing_ok=True)
         return not any(marked.get(h) for h in handles)
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    return any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in process.net_connections("tcp")
+    )
 
 
 def run_beside(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
@@ -400,12 +411,9 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     async def probe(self, session: Session, command: Sequence[str]) -> Answer:
         """Run a probe beside the server, with the environment that the server and its children really have."""
-        found = await self._processes.environments(session)
-        if not found:
-            raise LaunchFailed("the session's server ended while its GPU limit was checked")
-        # Of the one that has lost what holds it, if there is one: that is what the owner's programs would have.
-        ours = self.prepared.environment
-        env = next((e for e in found if any(e.get(k) != v for k, v in ours.items())), found[0])
+        env = await self._processes.environment(session, self.port)
+        if env is None:
+            raise LaunchFailed("the session's server was gone when its GPU limit was checked")
         program, *arguments = command
         words = [str(self.runtime.isolation.folder(session.id) / program), *arguments]
         timeout_s = self.runtime.settings.verify_timeout_s

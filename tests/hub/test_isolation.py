@@ -292,6 +292,18 @@ def test_a_session_whose_limit_is_not_in_force_is_ended_and_its_owner_learns_why
     assert hub.states() == {}
 
 
+def test_what_a_server_starts_without_its_environment_is_not_taken_for_the_server(
+    make_hub: Make, tmp_path: Path
+) -> None:
+    # As JupyterLab starts programs to see which language servers there are.
+    script = f'env -i sleep 600 &\nexec {sys.executable} "$@"'
+    hub = make_hub(service=False, catalogue=environment(tmp_path, script)).start()
+    session = start(hub, "alice")
+    assert session.state == "RUNNING"
+    hub.stop("alice")
+    hub.reach({})
+
+
 def test_the_waiting_page_tells_the_owner_of_a_limit_that_is_not_in_force(
     make_hub: Make, tmp_path: Path
 ) -> None:
