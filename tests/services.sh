@@ -146,6 +146,8 @@ start_docker() { # sets the assignment, or returns 1 with `reason` set
         install_packages tini procps ca-certificates >/dev/null || note "tini or procps is missing"
         # A real registry, which tests start themselves.
         install_packages docker-registry >/dev/null || note "docker-registry is missing"
+        # It would serve on somebody's own machine from then on.
+        [ -z "${CI:-}" ] || install_packages openssh-server >/dev/null || note "openssh-server is missing"
     fi
     assign FGPU_TEST_DOCKER 1
 }

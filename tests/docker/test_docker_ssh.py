@@ -25,7 +25,8 @@ from hubprocess import free_ports, until
 SSHD = Path("/usr/sbin/sshd")
 
 pytestmark = pytest.mark.skipif(
-    not SSHD.exists() or os.geteuid() != 0,
+    # tests/services.sh has installed it where CI is set.
+    os.geteuid() != 0 or not (SSHD.exists() or os.environ.get("CI")),
     reason="no OpenSSH server is installed (openssh-server), or not root",
 )
 
