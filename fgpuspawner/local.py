@@ -175,13 +175,13 @@ class LocalProcesses:
     def _environment(self, session: Session, port: int) -> dict[str, str] | None:
         handle = self.handle(session)
         server = self._server(handle)
-        # Mostly the one that was started; it may be a child of that.
-        for processes in ([server] if server is not None else []), self._marked().get(handle, ()):
-            for process in processes:
-                with contextlib.suppress(psutil.Error, ProcessLookupError):
-                    if _listens(process, port):
-                        return process.environ()
-        return None
+        if server is None:
+            return None
+        # Mostly the one that was started. Where that is a script that waits, it is a child.
+        if (env := _environment_if_it_listens(server, port)) is not None:
+            return env
+        found = (_environment_if_it_listens(process, port) for process in self._marked().get(handle, ()))
+        return next((env for env in found if env is not None), None)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: that a process has ended is seen by looking."""
@@ -273,11 +273,12 @@ class LocalProcesses:
         return not any(marked.get(h) for h in handles)
 
 
-def _listens(process: psutil.Process, port: int) -> bool:
-    return any(
-        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        for connection in process.net_connections("tcp")
-    )
+def _environment_if_it_listens(process: psutil.Process, port: int) -> dict[str, str] | None:
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        for connection in process.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                return process.environ()
+    return None
 
 
 def run_beside(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
