@@ -20,7 +20,7 @@ from fgpu_scheduler import EndCause, Request, SessionState  # noqa: E402
 from fgpu_scheduler.core.planner import plan  # noqa: E402
 from fgpu_scheduler.core.policies import Policy  # noqa: E402
 from fgpu_scheduler.errors import StaleVersion  # noqa: E402
-from fgpu_scheduler.store import Store  # noqa: E402
+from fgpu_scheduler.store.store import Store  # noqa: E402
 from hubprocess import HubProcess  # noqa: E402
 
 NODES, GPUS_EACH = 10, 5
@@ -30,18 +30,11 @@ SEED = 7
 
 QUIET = """
 from fgpu_scheduler.ports import Seen
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.local.engine import LocalEngine
 
-class Blind(LocalFGPUSpawner):
-    @classmethod
-    def make_launcher(cls, **kwargs):
-        launcher = super().make_launcher(**kwargs)
-        async def observe():
-            return Seen((), (), {nodes!r})
-        launcher.observe = observe
-        return launcher
-
-c.JupyterHub.spawner_class = Blind
+async def observe(self):
+    return Seen((), (), {nodes!r})
+LocalEngine.observe = observe
 c.JupyterHub.log_level = "INFO"
 """
 

@@ -28,7 +28,7 @@ from hubs import LIMIT_S, QUIET, ROOT, WITHOUT_SERVICE, Asking, BenchFailed, Hub
 from machine import load, machine, quiet, source
 from registry import Registry
 
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 
 ALONE, FROZEN, PULL = "alone", "another's container frozen and being stopped", "another's pull"
 SLICE: dict[str, Any] = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
@@ -212,7 +212,7 @@ def main() -> int:
     given = parser.parse_args()
     begun, before = time.strftime("%Y-%m-%dT%H:%M:%S%z"), load()
     folder = Path(tempfile.mkdtemp(prefix="fgpu-bench-"))
-    client = network.connect({})
+    client = connect_here({})
     registry = Registry(PULL_MIB, PULL_MIB_PER_S)
     catalogue = folder / "catalogue.toml"
     catalogue.write_text(

@@ -42,7 +42,8 @@ from hubs import (
 from machine import load, machine, quiet, source
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import network
+from fgpuspawner.engines.docker import shared_network
+from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.settings import FGPU
 
@@ -389,17 +390,17 @@ def run_docker(
     """Measure spawns, stops and bursts on both sides."""
     catalogue = load_catalogue(FGPU().catalogue_path())
     image = next(i.reference for i in catalogue.images if i.default)
-    client = network.connect({})
+    client = connect_here({})
     stack.callback(client.close)
     try:
         client.inspect_image(image)
     except docker.errors.ImageNotFound:
         raise BenchFailed(f"there is no image {image} on the engine; build it with `make image`") from None
-    gateway = network.ensure_network(client)
+    gateway = shared_network.ensure_network(client)
     stack.callback(remove_containers, client, run)
     slow = ordinary(client, image, f"{run}/ordinary:1")
     stack.callback(client.remove_image, slow, force=True)
-    on = {"network": network.NETWORK, "gateway": gateway}
+    on = {"network": shared_network.NETWORK, "gateway": gateway}
     hubs = {
         OURS: docker_hub(folder / "ours", with_service=given.with_service),
         POOL: docker_hub(folder / "pool", with_service=given.with_service, warm=given.burst),

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings, FGPUError
-from fgpuspawner import network, ticket
-from fgpuspawner.docker import FGPUSpawner
-from fgpuspawner.local import LocalFGPUSpawner
-from fgpuspawner.runtime import start_with_the_hub
-from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.form import ticket
+from fgpuspawner.hub.startup import start_with_the_hub
+from fgpuspawner.scopes import ACCESS, ADMIN, CUSTOM, IMAGES, KEEP, QUEUE_READ, SERVICE
+from fgpuspawner.settings import FGPU
+from fgpuspawner.spawner.base import QueuedSpawner
 
 log = logging.getLogger("fgpu")
 
-SERVICE = "fgpu"
-QUEUE_READ = "custom:fgpu:queue:read"
-KEEP = "custom:fgpu:sessions:keep"
-IMAGES = "custom:fgpu:images"
-ADMIN = "custom:fgpu:admin"
-ACCESS = f"access:services!service={SERVICE}"
+ENGINES = "fgpuspawner.engines"
+"""The group of entry points under which packages offer the spawner classes of their engines, ours among them."""
 SLACK_S = 60
 """Room for what the Hub does around our own deadlines, so that ours are the ones that end a spawn."""
 
@@ -39,7 +34,8 @@ def configure(c: Any, *, runtime: str = "local", **settings: Any) -> FGPU:
 
     Args:
         c: the configuration object of jupyterhub_config.py.
-        runtime: "local" (sessions are processes of the Hub's own user) or "docker".
+        runtime: what sessions run in: "local" (processes of the Hub's own user), "docker", or an engine that another
+            package offers, by its name or as "package.module:SpawnerClass".
         settings: any trait of `FGPU`, by name; the same as ``c.FGPU.NAME = ...``.
 
     What is set on ``c`` before this call stays where it can (services and roles are added to); what is set
@@ -52,17 +48,14 @@ def configure(c: Any, *, runtime: str = "local", **settings: Any) -> FGPU:
 
 
 def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
-    if runtime not in ("local", "docker"):
-        raise BadSettings(f"runtime is {runtime!r}; use 'local' or 'docker'")
+    spawner_class = spawner_of(runtime)
     for name, value in settings.items():
         setattr(c.FGPU, name, value)
-    if runtime == "docker":
-        _use_docker(c)
-    else:
-        c.JupyterHub.spawner_class = LocalFGPUSpawner
+    c.JupyterHub.spawner_class = spawner_class
+    spawner_class.set_up(c)
     found = FGPU.from_config(c).checked()
     _use_hub(c, found)
-    _use_service(c, found, containers=runtime == "docker")
+    _use_service(c, found, spawner_class.capabilities)
     if JupyterHub.initialized():
         # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
@@ -71,20 +64,25 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
     return found
 
 
-def _use_docker(c: Any) -> None:
-    c.JupyterHub.spawner_class = FGPUSpawner
-    own = configured(FGPUSpawner, c)
-    name = own.get("network_name", network.NETWORK)
-    client = network.connect(dict(_given(own, "client_kwargs", {})))
+def spawner_of(runtime: str) -> type[QueuedSpawner]:
+    """Return the spawner class of an engine.
+
+    Raises:
+        BadSettings: there is none of that name, or it cannot be loaded.
+    """
+    offered = {entry.name: entry for entry in entry_points(group=ENGINES)}
     try:
-        gateway = network.ensure_network(client, name)
-    finally:
-        client.close()
-    c.FGPUSpawner.network_name = name
-    # Sessions reach the Hub and the service at the host's address on their network, and nothing else is there.
-    address = c.FGPU.get("hub_address") or gateway
-    c.JupyterHub.setdefault("hub_ip", address)
-    c.FGPU.setdefault("service_ip", address)
+        if runtime in offered:
+            found = offered[runtime].load()
+        else:
+            module, _, name = runtime.partition(":")
+            found = getattr(import_module(module), name) if name else None
+    except (ImportError, AttributeError, ValueError) as e:
+        raise BadSettings(f"runtime is {runtime!r}, which cannot be loaded: {e}") from e
+    if not (isinstance(found, type) and issubclass(found, QueuedSpawner)):
+        known = " or ".join(map(repr, sorted(offered)))
+        raise BadSettings(f"runtime is {runtime!r}; use {known}")
+    return found
 
 
 def _use_hub(c: Any, settings: FGPU) -> None:
@@ -130,18 +128,9 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     c.Spawner.setdefault("server_token_scopes", scopes)
 
 
-def _use_service(c: Any, settings: FGPU, *, containers: bool = True) -> None:
+def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
     hub = c.JupyterHub
-    hub.custom_scopes = {
-        **_given(hub, "custom_scopes", {}),
-        QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
-        KEEP: {"description": "Keep one's own idle GPU sessions from being ended"},
-        IMAGES: {"description": "Save one's own GPU sessions as private images, and manage these"},
-        ADMIN: {
-            "description": "See and manage everybody's GPU sessions and private images",
-            "subscopes": [QUEUE_READ, KEEP, IMAGES],
-        },
-    }
+    hub.custom_scopes = {**_given(hub, "custom_scopes", {}), **CUSTOM}
     hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ, KEEP, IMAGES]
     hub.services = [
         *_given(hub, "services", []),
@@ -153,7 +142,7 @@ def _use_service(c: Any, settings: FGPU, *, containers: bool = True) -> None:
                 "FGPU_SETTINGS": settings.to_json(),
                 "FGPU_FORECAST_KEY": ticket.KEY,
                 "FGPU_HUB_PID": str(os.getpid()),
-                "FGPU_CONTAINERS": "1" if containers else "0",
+                "FGPU_ENGINE": able.to_json(),
             },
             "oauth_no_confirm": True,
             # A caller's token gets of these what the caller may do anyway.
@@ -193,79 +182,3 @@ def _given(section: Any, name: str, empty: Any) -> Any:
     """Return what was set so far; ``c.X.name.append(...)`` on something unset leaves only a note of it."""
     value = section.get(name, empty)
     return value.get_value(empty) if isinstance(value, LazyConfigValue) else value
-
-
-def check_hub(app: Any, settings: FGPU) -> None:
-    """Refuse what cannot work, or is not safe, in the Hub's final configuration.
-
-    Raises:
-        BadSettings: one line that names the setting and what would work.
-    """
-    public = urlparse(app.bind_url)
-    engines = [spec["name"] for spec in settings.nodes if spec.get("engine")]
-    if engines and issubclass(app.spawner_class, LocalFGPUSpawner):
-        raise BadSettings(
-            f"c.FGPU.nodes: node {engines[0]!r} has a Docker engine, and sessions are local processes; use "
-            "runtime='docker'"
-        )
-    if issubclass(app.spawner_class, LocalFGPUSpawner) and not settings.local_sessions_beyond_loopback:
-        host = public.hostname or ""
-        if not _is_loopback(host):
-            raise BadSettings(
-                f"c.JupyterHub.bind_url is {app.bind_url}: sessions as local processes all run as one system user, "
-                "so the Hub binds to 127.0.0.1 only; use runtime='docker', or set "
-                "c.FGPU.local_sessions_beyond_loopback = True"
-            )
-    ports = {
-        "c.JupyterHub.bind_url": public.port,
-        "c.JupyterHub.hub_port": urlparse(app.hub.url).port if app.hub else app.hub_port,
-        "the proxy's API": urlparse(getattr(app.proxy, "api_url", "")).port,
-    }
-    for service in app.services:
-        if service["name"] != SERVICE and service.get("url"):
-            ports[f"service {service['name']!r}"] = urlparse(service["url"]).port
-    for name, port in ports.items():
-        if port == settings.service_port:
-            raise BadSettings(
-                f"c.FGPU.service_port is {port}, which {name} uses too; give one of them another port"
-            )
-
-    for service in app.services:
-        if service["name"] == SERVICE and "FGPU_SETTINGS" in service.get("environment", {}):
-            _check_given(json.loads(service["environment"]["FGPU_SETTINGS"]), settings)
-    if issubclass(app.spawner_class, FGPUSpawner) and not app.subdomain_host:
-        log.warning(
-            "All users' servers share the Hub's origin: a page of one user's server can act as whoever visits it, an "
-            "administrator too. Set c.JupyterHub.subdomain_host, such as 'https://hub.example'"
-        )
-
-
-def _check_given(given: Mapping[str, object], settings: FGPU) -> None:
-    """Refuse settings that the service does not have: it was given all that there were when `configure` was called."""
-    final = json.loads(settings.to_json())
-    late = [f"c.FGPU.{name}" for name, value in final.items() if given.get(name) != value]
-    if late:
-        raise BadSettings(
-            f"{', '.join(late)}: set after configure(c), so the service does not know it; set it before, or give it to "
-            "configure"
-        )
-
-
-def use_subdomains(app: Any, settings: FGPU) -> None:
-    """Route the service at the Hub's own host too, where links and the launch form look for it.
-
-    It sends people on to its own subdomain; there, and nowhere else, it knows who they are.
-    """
-    if app.subdomain_host:
-        route = f"{app.domain}{app.base_url}services/{SERVICE}/"
-        own = {route: f"http://{settings.service_ip}:{settings.service_port}"}
-        app.proxy.extra_routes = {**app.proxy.extra_routes, **own}
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

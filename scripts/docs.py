@@ -17,8 +17,8 @@ from traitlets import HasTraits, TraitType
 
 from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, MOVED_BY, SERVING
-from fgpuspawner.docker import FGPUSpawner
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
 

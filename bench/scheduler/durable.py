@@ -42,8 +42,8 @@ from fgpu_scheduler.core.model import (  # noqa: E402
 from fgpu_scheduler.core.planner import Policy, plan  # noqa: E402
 from fgpu_scheduler.core.reconcile import Observed  # noqa: E402
 from fgpu_scheduler.ports import Seen  # noqa: E402
-from fgpu_scheduler.service import Deadlines, Scheduler  # noqa: E402
-from fgpu_scheduler.store import Store  # noqa: E402
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler  # noqa: E402
+from fgpu_scheduler.store.store import Store  # noqa: E402
 
 S = SessionState
 POSTGRES = "FGPU_TEST_POSTGRES_URL"

@@ -1,6 +1,6 @@
 """Compare order policies on the days of a lab: 8 GPUs, 60 users, two weeks with bursts, by seed.
 
-Everything runs through the product's planner in virtual time (`fgpu_scheduler.replay`). Constants of the default
+Everything runs through the product's planner in virtual time (`fgpu_scheduler.core.replay`). Constants of the default
 order were set on `SET_SEEDS`; figures are of `SEEDS`. The generator is older than the policies that it judges and stays
 as it is: what it makes of seed 1 is pinned by its hash (`--hash`).
 """
@@ -26,7 +26,7 @@ from machine import machine, source  # noqa: E402
 
 from fgpu_scheduler.core.model import Device, Node, Request  # noqa: E402
 from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy  # noqa: E402
-from fgpu_scheduler.replay import Job, Outcome, replay, summary  # noqa: E402
+from fgpu_scheduler.core.replay import Job, Outcome, replay, summary  # noqa: E402
 
 SET_SEEDS = range(1, 13)
 SEEDS = range(101, 113)

@@ -1,4 +1,4 @@
-"""The image catalogue: images/catalogue.toml, checked whole, then only looked at.
+"""The image catalogue: images/catalogue.toml, checked whole, then only looked at; and written as such a file.
 
 A catalogue that is wrong anywhere is refused as a whole, with one line that says where and what
 would work: an administrator's typing mistake must never quietly change who may start what.
@@ -6,6 +6,7 @@ would work: an administrator's typing mistake must never quietly change who may 
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from fgpu_scheduler import FGPUError
-from fgpuspawner.images.entry import SLUG, Entry, read_entry
+from fgpuspawner.images.entry import SLUG, Entry, entry_of, read_entry
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.images.saying import shown
-from fgpuspawner.images.values import path_shown
+from fgpuspawner.images.values import BadEntry, shown
 
 __all__ = ["Catalogue", "CatalogueError", "Image", "load_catalogue"]
+
+HEADING = """\
+# The images that users may choose from, as they were in force when `fgpu images export` wrote this file.
+# docs/images.md says what each key means; `fgpu images check` whether all of it can be used.
+"""
+IMAGE = re.compile(r"\s*\[\[\s*image\s*\]\]")
 
 
 class CatalogueError(FGPUError, ValueError):
@@ -60,6 +66,18 @@ def parse_catalogue(raw: bytes, *, name: str) -> Catalogue:
     return _Reader(name).read(raw)
 
 
+def checked(entry: Entry) -> Image:
+    """Return the image of an entry of the database.
+
+    Raises:
+        CatalogueError: anything is wrong with it; one line.
+    """
+    try:
+        return read_entry(entry)
+    except BadEntry as e:
+        raise CatalogueError(" ".join(f"image {shown(entry.get('slug'))}: {e}".split())) from None
+
+
 class _Reader:
     """Reads one file; holds what messages need to say where."""
 
@@ -69,42 +87,7 @@ class _Reader:
         self._headers: list[int] = []
 
     def read(self, raw: bytes) -> Catalogue:
-        document = self._parse(self._text(raw))
-        entries = self._entries(document)
-        # Line numbers are told only where every entry was written as a [[image]] of its own.
-        headers = [
-            number for number, line in enumerate(self._lines) if re.match(r"\s*\[\[\s*image\s*\]\]", line)
-        ]
-        self._headers = headers if len(headers) == len(entries) else []
-        images = tuple(self._image(index, entry) for index, entry in enumerate(entries))
-        self._check_together(images)
-        return Catalogue(images)
-
-    def _text(self, raw: bytes) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
-            self._refuse("not UTF-8; save the file as UTF-8", line=line)
-
-    def _parse(self, text: str) -> Mapping[str, object]:
-        self._lines = text.split("\n")
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            # tomllib says where only in its message.
-            where = r"(?:line (\d+), column \d+|end of document)"
-            said = re.fullmatch(rf"(.*) \(at {where}\)", str(error), re.DOTALL)
-            what, line = (said[1], said[2]) if said else (str(error), None)
-            number = int(line) if line else len(text.rstrip("\n").split("\n"))
-            self._refuse(f"not TOML: {what}", line=number)
-        except RecursionError:
-            self._refuse("not TOML that can be read: nested too deeply")
-        except ValueError:
-            # What tomllib itself refuses came above.
-            self._refuse("not TOML that can be read: a number in it has too many digits")
-
-    def _entries(self, document: Mapping[str, object]) -> Sequence[Entry]:
+        document = self._parse(raw)
         for key in document:
             if key != "image":
                 self._refuse(f"unknown table {shown(key)}; every image is an [[image]]")
@@ -113,45 +96,62 @@ class _Reader:
             self._refuse('"image" must be a list of tables: write [[image]], with two brackets')
         if not entries:
             self._refuse("no image; write one [[image]] with default = true")
-        return entries
+        # Line numbers are told only where every entry was written as a [[image]] of its own.
+        headers = [number for number, line in enumerate(self._lines) if IMAGE.match(line)]
+        self._headers = headers if len(headers) == len(entries) else []
+        images: list[Image] = []
+        for index, entry in enumerate(entries):
+            slug = entry.get("slug")
+            usable = isinstance(slug, str) and SLUG.fullmatch(slug)
+            who = shown(slug) if usable else str(index + 1)
+            try:
+                images.append(read_entry(entry))
+            except BadEntry as e:
+                self._refuse_entry(index, who, e)
+        self._check_together(images)
+        return Catalogue(tuple(images))
 
-    def _image(self, index: int, entry: Entry) -> Image:
-        slug = entry.get("slug")
-        usable = isinstance(slug, str) and SLUG.fullmatch(slug)
-        who = f"image {shown(slug)}" if usable else f"image {index + 1}"
-
-        def refuse(path: tuple[str, ...], problem: str) -> NoReturn:
-            self._refuse_entry(index, who, path, problem)
-
-        return read_entry(entry, refuse)
+    def _parse(self, raw: bytes) -> Mapping[str, object]:
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            self._refuse("not UTF-8; save the file as UTF-8", line=line)
+        self._lines = text.split("\n")
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            # tomllib says where only in its message.
+            where = r"(?:line (\d+), column \d+|end of document)"
+            said = re.fullmatch(rf"(.*) \(at {where}\)", str(error), re.DOTALL)
+            what, line_said = (said[1], said[2]) if said else (str(error), None)
+            number = int(line_said) if line_said else len(text.rstrip("\n").split("\n"))
+            self._refuse(f"not TOML: {what}", line=number)
+        except RecursionError:
+            self._refuse("not TOML that can be read: nested too deeply")
+        except ValueError:
+            # What tomllib itself refuses came above.
+            self._refuse("not TOML that can be read: a number in it has too many digits")
 
     def _check_together(self, images: Sequence[Image]) -> None:
-        first_of: dict[str, int] = {}
-        for index, image in enumerate(images):
-            if image.slug in first_of:
+        slugs = [image.slug for image in images]
+        for index, slug in enumerate(slugs):
+            first = slugs.index(slug)
+            if first < index:
                 # By number: the slug cannot tell the two apart.
-                self._refuse_entry(
-                    index,
-                    f"image {index + 1}",
-                    ("slug",),
-                    f"{shown(image.slug)} is image {first_of[image.slug] + 1}'s already; slugs must differ",
-                )
-            first_of[image.slug] = index
+                problem = f"{shown(slug)} is image {first + 1}'s already; slugs must differ"
+                self._refuse_entry(index, str(index + 1), BadEntry(("slug",), problem))
         defaults = [index for index, image in enumerate(images) if image.default]
         if not defaults:
             self._refuse("no image is the default; write default = true in exactly one")
         if len(defaults) > 1:
-            first, second = (images[index] for index in defaults[:2])
-            self._refuse_entry(
-                defaults[1],
-                f"image {shown(second.slug)}",
-                ("default",),
-                f"{shown(first.slug)} is the default already; write true in exactly one",
-            )
+            first, second = defaults[:2]
+            problem = f"{shown(slugs[first])} is the default already; write true in exactly one"
+            self._refuse_entry(second, shown(slugs[second]), BadEntry(("default",), problem))
 
-    def _refuse_entry(self, index: int, who: str, path: tuple[str, ...], problem: str) -> NoReturn:
+    def _refuse_entry(self, index: int, who: str, wrong: BadEntry) -> NoReturn:
         """Refuse an entry, pointing at the key's line, or at the entry's where it has none."""
-        self._refuse(f"{who}: {path_shown(path)}: {problem}", line=self._line(index, path))
+        self._refuse(f"image {who}: {wrong}", line=self._line(index, wrong.path))
 
     def _line(self, index: int, path: tuple[str, ...]) -> int | None:
         """Return the line of what stands at this path, or of the nearest table around it."""
@@ -161,17 +161,16 @@ class _Reader:
         found, depth = start + 1, 0
         table: tuple[str, ...] = ()
         here: tuple[str, ...]
-        for number in range(start + 1, len(self._lines)):
-            line = self._lines[number]
-            if re.match(r"\s*\[\[\s*image\s*\]\]", line):
+        for number, line in enumerate(self._lines[start + 1 :], start + 2):
+            if IMAGE.match(line):
                 break
             if re.match(r"\s*\[\s*image\s*\.", line):
-                here = table = _written(line.partition("]")[0] + "]")[1:]
+                here = table = _keys(line.partition("]")[0] + "]")[1:]
             else:
                 key = re.match(r"[^=#]*=", line)
-                here = (*table, *_written(f"{key[0]} 0")) if key else ()
+                here = (*table, *_keys(f"{key[0]} 0")) if key else ()
             if depth < len(here) and here == path[: len(here)]:
-                found, depth = number + 1, len(here)
+                found, depth = number, len(here)
         return found
 
     def _refuse(self, problem: str, *, line: int | None = None) -> NoReturn:
@@ -180,7 +179,7 @@ class _Reader:
         raise CatalogueError(" ".join(f"{where}: {problem}".split())) from None
 
 
-def _written(line: str) -> tuple[str, ...]:
+def _keys(line: str) -> tuple[str, ...]:
     """Return the keys that one line of TOML names, from the outermost in; none where it is none."""
     try:
         found: object = tomllib.loads(line)
@@ -191,3 +190,20 @@ def _written(line: str) -> tuple[str, ...]:
         key, found = next(iter(found.items()))
         keys.append(key)
     return tuple(keys)
+
+
+def written(catalogue: Catalogue) -> str:
+    """Return the file that `load_catalogue` reads back to the same one, without private images: these are in none."""
+    parts = [HEADING]
+    for image in catalogue.images:
+        if not image.owner:
+            lines = [f"{key} = {_toml(value)}" for key, value in entry_of(image).items()]
+            parts.append("\n".join(["[[image]]", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    # Numbers, truth values, strings and lists of them are written as in JSON, escapes and all.
+    return json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fgpuspawner.images.entry import AMOUNTS, entry_of
+from fgpuspawner.images.entry import AMOUNTS, TABLES, entry_of
 from fgpuspawner.images.model import Image
 
 PREFIX = "fgpu."
@@ -21,8 +21,6 @@ PRIVATE = f"{PREFIX}private"
 
 TEXTS = ("slug", "name", "framework", "version", "python", "description", "icon", "cuda", "deprecated")
 LISTS = ("kernels", "gpu_architectures", "groups", "users")
-TABLES = ("minimum", "recommended")
-WHOLE = ("gpu_memory_mib", "memory_mib")
 LABELS = (
     *(PREFIX + key for key in (*TEXTS, *LISTS)),
     *(f"{PREFIX}{table}.{key}" for table in TABLES for key in AMOUNTS),
@@ -32,30 +30,29 @@ LABELS = (
 
 def labels_of(image: Image) -> dict[str, str]:
     """Return the labels that say what is known of an image."""
-    entry = entry_of(image)
-    found = {PREFIX + key: str(entry[key]) for key in TEXTS if key in entry}
-    found |= {PREFIX + key: _joined(entry[key]) for key in LISTS if key in entry}
-    for table in TABLES:
-        found |= {f"{PREFIX}{table}.{key}": str(value) for key, value in entry.get(table, {}).items()}
+    found: dict[str, str] = {}
+    for key, value in entry_of(image).items():
+        if key in TEXTS:
+            found[PREFIX + key] = value
+        elif key in LISTS:
+            plain = all(one == one.strip() and "," not in one and one[:1] != "[" for one in value)
+            found[PREFIX + key] = ",".join(value) if plain else json.dumps(value, ensure_ascii=False)
+        elif key in TABLES:
+            found |= {f"{PREFIX}{key}.{amount}": str(own) for amount, own in value.items()}
     return found
 
 
 def entry_from(labels: Mapping[str, str], reference: str) -> dict[str, Any]:
     """Return the entry that an image's labels propose, under this reference. It is not checked yet."""
-    entry: dict[str, Any] = {key: labels[PREFIX + key] for key in TEXTS if labels.get(PREFIX + key)}
-    entry |= {key: _split(labels[PREFIX + key]) for key in LISTS if labels.get(PREFIX + key)}
-    for table in TABLES:
-        values = {
-            key: labels[f"{PREFIX}{table}.{key}"] for key in AMOUNTS if labels.get(f"{PREFIX}{table}.{key}")
-        }
-        if values:
-            entry[table] = {key: _amount(key, value) for key, value in values.items()}
+    said = {label.removeprefix(PREFIX): text for label, text in labels.items() if label in LABELS and text}
+    entry: dict[str, Any] = {key: text for key, text in said.items() if key in TEXTS}
+    entry |= {key: _split(text) for key, text in said.items() if key in LISTS}
+    for name, text in said.items():
+        table, dot, key = name.partition(".")
+        if dot:
+            whole = key.endswith("_mib") and text.isascii() and text.isdigit() and len(text) < 12
+            entry.setdefault(table, {})[key] = int(text) if whole else text
     return {**entry, "reference": reference}
-
-
-def _joined(values: list[str]) -> str:
-    plain = all(value == value.strip() and "," not in value and value[:1] != "[" for value in values)
-    return ",".join(values) if plain else json.dumps(values, ensure_ascii=False)
 
 
 def _split(text: str) -> object:
@@ -65,7 +62,3 @@ def _split(text: str) -> object:
         except (ValueError, RecursionError):
             return text
     return [part.strip() for part in text.split(",")]
-
-
-def _amount(key: str, text: str) -> object:
-    return int(text) if key in WHOLE and text.isascii() and text.isdigit() and len(text) < 12 else text

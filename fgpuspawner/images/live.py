@@ -12,12 +12,13 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import StoreUnavailable
-from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
-from fgpu_scheduler.private_image import PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.image_edits import ImageEdits
+from fgpu_scheduler.store.private_image import PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.images.catalogue import CatalogueError, parse_catalogue, read_file
-from fgpuspawner.images.merging import Merged, merge
+from fgpuspawner.images.edits import Merged, merge
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.private import private_entries
 
@@ -38,13 +39,7 @@ class Images:
     removed while this process ran: sessions may still be of them.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        store: Store,
-        *,
-        must_be_good: bool = True,
-    ) -> None:
+    def __init__(self, path: Path | str, store: Store, *, must_be_good: bool = True) -> None:
         """Read the file.
 
         Raises:
@@ -75,7 +70,12 @@ class Images:
     def refresh(self) -> None:
         """Read file and database again, as far as they changed. Blocks; a failure keeps what there is."""
         with self._lock:
-            self._look_at_file()
+            before = self.problem
+            if self._file_is_new() and self.problem is None and before is not None:
+                log.info("The catalogue can be used again")
+            elif self.problem not in (None, before):
+                kept = "; the last good one stays in force" if self._file is not None else ""
+                log.error("The catalogue cannot be used%s: %s", kept, self.problem)
             try:
                 edits, private = self._edits.all(), self._private.all()
             except (StoreUnavailable, SQLAlchemyError) as e:
@@ -85,17 +85,8 @@ class Images:
                 self.trouble = said
                 return
             self.trouble = None
-            self._put_together(edits, private)
-
-    def _look_at_file(self) -> None:
-        before = self.problem
-        if not self._file_is_new() or self.problem == before:
-            return
-        if self.problem is None:
-            log.info("The catalogue can be used again")
-        else:
-            kept = "; the last good one stays in force" if self._file is not None else ""
-            log.error("The catalogue cannot be used%s: %s", kept, self.problem)
+            if self._file is not None:
+                self._put_together(merge(self._file, edits), private)
 
     def _file_is_new(self, *, settled: bool = False) -> bool:
         """Read the file where it has changed, and say whether anything is different now."""
@@ -127,10 +118,7 @@ class Images:
             self._raw = None
             raise
 
-    def _put_together(self, edits: Sequence[ImageEdit], private: Sequence[PrivateImage]) -> None:
-        if self._file is None:
-            return
-        listed = merge(self._file, edits)
+    def _put_together(self, listed: Merged, private: Sequence[PrivateImage]) -> None:
         shared = listed.catalogue
         catalogue = Catalogue((*shared.images, *private_entries(private, shared)))
         for problem in listed.problems:
@@ -155,15 +143,12 @@ def told(before: Catalogue, after: Catalogue) -> str:
 
 async def keep_current(images: Images) -> None:
     """Read again every two seconds, for ever."""
-    failed = ""
+    failures = Failures(log, "The catalogue could not be read again")
     while True:
         await asyncio.sleep(REFRESH_EVERY_S)
         try:
             await asyncio.to_thread(images.refresh)
+            failures.worked()
         except Exception as e:
-            # Whatever it is: without the next look nothing would ever be read again. Told once.
-            if repr(e) != failed:
-                log.exception("The catalogue could not be read again")
-            failed = repr(e)
-        else:
-            failed = ""
+            # Whatever it is: without the next look nothing would ever be read again.
+            failures.failed(e)

@@ -1,8 +1,8 @@
-"""What is known of an image, and of all of them together."""
+"""What is known of an image, and of all of them together. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fgpu_scheduler import Request
@@ -96,3 +96,28 @@ class Catalogue:
     def visible_to(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
         """Return the images that this user of these Hub groups is shown, in order."""
         return tuple(image for image in self.startable_by(user, groups) if not image.hidden)
+
+
+def state_words(image: Image) -> list[str]:
+    """Return what is to be said of an image's state, beginning with whether it may be started."""
+    words = ["disabled" if not image.enabled else "hidden" if image.hidden else "enabled"]
+    if image.default:
+        words.append("default")
+    if image.deprecated:
+        words.append("deprecated")
+    if image.groups or image.users:
+        named = [*(f"group {group}" for group in image.groups), *(f"user {user}" for user in image.users)]
+        words.append(f"for {', '.join(named)}")
+    if image.sudo:
+        words.append("with sudo")
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImage:
+    """An image on a machine: its id, the names and digests by which it is known there, and its labels."""
+
+    image_id: str
+    references: tuple[str, ...]
+    digests: tuple[str, ...]
+    labels: Mapping[str, str]

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from fgpu_scheduler.private_image import ImageState, PrivateImage
+from fgpu_scheduler.store.private_image import ImageState, PrivateImage
+from fgpuspawner.images.entry import AMOUNT_FIELDS
 from fgpuspawner.images.model import Catalogue, Image
 
-TEXTS = ("framework", "version", "python", "icon", "cuda")
-AMOUNTS = tuple(
-    f"{which}_{what}"
-    for which in ("min", "recommended")
-    for what in ("fgpu_milli", "gpu_memory_mib", "cpu_milli", "memory_mib")
+FACTS = (
+    *("slug", "name", "framework", "version", "python", "icon", "cuda"),
+    *AMOUNT_FIELDS,
+    *("kernels", "gpu_architectures", "users", "groups"),
 )
-LISTS = ("kernels", "gpu_architectures", "users", "groups")
+"""What is kept of an image with those that are made of it."""
 
 
 def facts_of(image: Image) -> str:
     """Return, as JSON, what is kept of an image with those that are made of it: should it leave the catalogue."""
-    return json.dumps({name: getattr(image, name) for name in ("slug", "name", *TEXTS, *AMOUNTS, *LISTS)})
+    return json.dumps({name: getattr(image, name) for name in FACTS})
 
 
 def private_entries(rows: Sequence[PrivateImage], catalogue: Catalogue) -> tuple[Image, ...]:
@@ -52,8 +53,10 @@ def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
 
 def _as_it_was(row: PrivateImage) -> Image:
     """Return what the catalogue said of an image that it does not have any more. For whom it was is for whom it stays."""
-    facts = json.loads(row.facts)
-    kept = {name: facts[name] for name in (*TEXTS, *AMOUNTS) if name in facts}
-    lists = {name: tuple(facts[name]) for name in LISTS if name in facts}
-    usual = {"framework": "", "version": "", "python": ""}
-    return Image(slug=row.base, name=facts.get("name", row.base), reference="", **{**usual, **kept, **lists})
+    facts: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(row.facts).items()
+        if name in FACTS
+    }
+    usual = {"name": row.base, "framework": "", "version": "", "python": ""}
+    return Image(**{**usual, **facts, "slug": row.base, "reference": ""})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fgpu_scheduler import BadSettings, Node
-from fgpuspawner.isolation.backend import Backend
+from fgpuspawner.isolation.base import Backend
 from fgpuspawner.isolation.files import write_whole
 
 AUTO = "auto"

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 
 from fgpu_scheduler import Device, Session
-from fgpuspawner.isolation.backend import MIG_PREFIX, Prepared
+from fgpuspawner.isolation.base import MIG_PREFIX, Prepared, with_more
 from fgpuspawner.isolation.facts import NVML
 from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.limits import DeviceLimit, Limits
-from fgpuspawner.isolation.none import with_more
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
 
 log = logging.getLogger("fgpu.isolation")
@@ -29,7 +28,7 @@ class DriverCgroup(Interposer):
             return "the GPUs are simulated"
         if any(d.uuid.startswith(MIG_PREFIX) for d in devices):
             return "the driver limits no memory of MIG instances"
-        if not self.host.containers:
+        if not self.host.own_root:
             return "sessions are local processes, which have no cgroup of their own"
         if not self.host.memory_limits:
             driver = f"driver {self.host.driver}" if self.host.driver else "the driver"
@@ -51,10 +50,9 @@ class DriverCgroup(Interposer):
         return with_more(prepared, environment=both)
 
     async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
-        """Return where the driver itself does not hold a session's cgroup to its limits.
+        """Ask the driver: libfgpu shows the session its limits in any case, so that the probe inside cannot tell.
 
-        libfgpu shows the session its limits in any case, so that the probe inside cannot tell. ``cgroup`` is the path
-        below the file system's root. Where the driver does not say it is logged: libfgpu is in force all the same.
+        Where the driver does not say it is logged: libfgpu is in force all the same.
         """
         reader = NvmlReader(NVML)
         try:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fgpu_scheduler import Device, Session
-from fgpuspawner.isolation.backend import CannotPrepare, Mount, Prepared
+from fgpuspawner.isolation.base import Backend, CannotPrepare, Mount, Prepared, in_folder, with_more
 from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.isolation.interposer import PRELOAD
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.native import NOT_BUILT
-from fgpuspawner.isolation.none import NoIsolation, in_folder, with_more
 from fgpuspawner.isolation.report import Report, problems, wrong_preload
 
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
@@ -18,7 +17,7 @@ LIBRARY = "/usr/local/vgpu/libvgpu.so"
 PRELOADED = f"{LIBRARY}\n"
 
 
-class Hami(NoIsolation):
+class Hami(Backend):
     """Limits are in the session's environment, where it can change them: hence the watchdog."""
 
     name = "hami"
@@ -50,7 +49,7 @@ class Hami(NoIsolation):
         environment["CUDA_DEVICE_SM_LIMIT"] = str(min(limit.compute_percent for limit in held))
         # It reports to standard error otherwise.
         environment["LIBCUDA_LOG_LEVEL"] = "0"
-        if not self.host.containers:
+        if not self.host.own_root:
             return with_more(prepared, environment={**environment, "LD_PRELOAD": str(library)})
         own = self.folder(session.id)
         try:
@@ -65,6 +64,6 @@ class Hami(NoIsolation):
         """Return where the session sees more, or other, than its limits."""
         # Some versions of it refuse with an error of their own.
         found = problems(limits, report, any_refusal=True)
-        if self.host.containers:
+        if self.host.own_root:
             found.extend(wrong_preload(static, PRELOADED))
         return found

@@ -7,18 +7,25 @@ from pathlib import Path
 
 from fgpu_scheduler import Device, Session
 from fgpuspawner.isolation import accounting, machine
-from fgpuspawner.isolation.backend import IN_CONTAINER, CannotPrepare, Mount, Prepared
+from fgpuspawner.isolation.base import (
+    IN_CONTAINER,
+    Backend,
+    CannotPrepare,
+    Mount,
+    Prepared,
+    in_folder,
+    with_more,
+)
 from fgpuspawner.isolation.files import UnsafeFolder, link, make_folder, remove_folder, write_whole
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.native import NOT_BUILT, mapped_as
-from fgpuspawner.isolation.none import NoIsolation, in_folder, with_more
 from fgpuspawner.isolation.report import Report, missing_library, problems, wrong_preload
 
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
 
 
-class Interposer(NoIsolation):
+class Interposer(Backend):
     """Loads libfgpu: through a read-only /etc/ld.so.preload in a container, else through LD_PRELOAD."""
 
     name = "interposer"
@@ -29,7 +36,7 @@ class Interposer(NoIsolation):
         """Return why libfgpu cannot be loaded, or None if it can."""
         if self.host.native is None:
             return NOT_BUILT
-        if not self.host.containers and any(c in str(self.host.data) for c in " :"):
+        if not self.host.own_root and any(c in str(self.host.data) for c in " :"):
             return f"LD_PRELOAD cannot name {self.host.data}: set a c.FGPU.data_dir without spaces and colons"
         if sum(d.simulated for d in devices) > machine.MOST_DEVICES:
             return f"a simulated machine has at most {machine.MOST_DEVICES} GPUs; declare more nodes"
@@ -43,7 +50,7 @@ class Interposer(NoIsolation):
         own = self.folder(session.id)
         try:
             account = self._account(session.id)
-            if not self.host.containers:
+            if not self.host.own_root:
                 if account.parent != own:
                     link(own / "accounting", account)
                 for source in (native.library, *native.probes.values()):
@@ -70,7 +77,7 @@ class Interposer(NoIsolation):
             f"{IN_CONTAINER}/{native.library.name}" if self.host.elsewhere else mapped_as(native.library)
         )
         found = [*problems(limits, report), *missing_library(report, library)]
-        if self.host.containers:
+        if self.host.own_root:
             found.extend(wrong_preload(static, PRELOADED))
         return found
 

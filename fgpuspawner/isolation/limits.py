@@ -15,7 +15,8 @@ from fgpu_scheduler import Device, FGPUError, Session, ShareMode
 from fgpuspawner.isolation import slots
 from fgpuspawner.isolation.files import read_bounded, write_whole
 from fgpuspawner.isolation.slots import Slots
-from fgpuspawner.words import fgpu_of
+from fgpuspawner.settings.isolation import MANAGED
+from fgpuspawner.text.sessions import fgpu_of
 
 VERSION = 1
 NAME = "limits"
@@ -23,9 +24,6 @@ PATH_IN_CONTAINER = "/run/fgpu/limits"
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Of no device, so that libfgpu refuses every allocation."""
-MANAGED = ("charge", "refuse")
-"""What becomes of managed memory: it counts against the limit, or is not to be had."""
-
 
 _DEVICE = re.compile(
     r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}) memory_mib=(?P<memory>[0-9]{1,10}) device_mib=(?P<device>[0-9]{1,10})"

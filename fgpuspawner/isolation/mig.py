@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fgpu_scheduler import Device
-from fgpuspawner.isolation.backend import MIG_PREFIX
+from fgpuspawner.isolation.base import MIG_PREFIX
 from fgpuspawner.isolation.interposer import Interposer
 
 

@@ -7,12 +7,12 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fgpu_scheduler import Device, Session
-from fgpuspawner.isolation.backend import MIG_PREFIX, Mount, Prepared
+from fgpuspawner.isolation.base import MIG_PREFIX, Mount, Prepared, with_more
 from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.limits import Limits
-from fgpuspawner.isolation.none import with_more
 
 
 class Mps(Interposer):
@@ -46,12 +46,10 @@ class Mps(Interposer):
                 f"{ordinal}={limit.memory_mib}M" for ordinal, limit in enumerate(held)
             ),
         }
-        if not self.host.containers:
+        if not self.host.own_root:
             return with_more(prepared, environment=environment)
         # Clients and daemon meet in shared memory, too.
-        return with_more(
-            prepared,
-            environment=environment,
-            mounts=[Mount(pipe, str(pipe), read_only=False)],
-            host_config={"ipc_mode": "host"},
+        with_pipe = with_more(
+            prepared, environment=environment, mounts=[Mount(pipe, str(pipe), read_only=False)]
         )
+        return replace(with_pipe, hosts_ipc=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgpu_scheduler import FGPUError
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.isolation.facts import child_command, clean_environment
-from fgpuspawner.waiting import in_a_thread_of_its_own
 
 ANSWER_WITHIN_S = 30.0
 LONGEST_LINE_BYTES = 1 << 22
@@ -187,17 +187,6 @@ class NvmlReader:
             child.kill()
         with self._asking:
             self._abandon()
-
-
-class SharedReaders:
-    """Gives all who read one library the same child process."""
-
-    def __init__(self) -> None:
-        self._readers: dict[str, NvmlReader] = {}
-
-    def __call__(self, library: str) -> NvmlReader:
-        """Return the reader of a library."""
-        return self._readers.setdefault(library, NvmlReader(library))
 
 
 def _held(device: Mapping[str, Any]) -> tuple[Held, ...] | NvmlUnknown:

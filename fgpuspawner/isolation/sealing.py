@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fgpuspawner.isolation.backend import Mount, Prepared
+from fgpuspawner.isolation.base import Mount, Prepared
 
 KNOBS = (
     "LD_PRELOAD",

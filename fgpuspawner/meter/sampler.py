@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from fgpu_scheduler import Clock, FGPUError, Session, SessionState
-from fgpu_scheduler.meters import Measured, Meters
-from fgpuspawner.isolation.gpu_use import has_no_driver
-from fgpuspawner.isolation.hub import Isolation
-from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown
-from fgpuspawner.isolation.watchdog import Elsewhere, Owners, Place, machines_of, owners_at, reader_at
+from fgpu_scheduler.store.meters import Measured, Meters
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlUnknown
 from fgpuspawner.meter.model import (
     BETWEEN_POINTS_S,
     KEPT_S,
@@ -49,25 +49,20 @@ class Sampler:
         self,
         isolation: Isolation,
         sessions: Sessions,
-        owners: Owners,
+        drivers: Drivers,
         meters: Meters,
         clock: Clock,
         *,
         data: Path,
         every_s: int,
-        make_reader: Callable[[str], NvmlReader] = NvmlReader,
-        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._isolation = isolation
         self._sessions = sessions
-        self._owners = owners
+        self._drivers = drivers
         self._meters = meters
         self._clock = clock
         self._data = data
         self._every_s = every_s
-        self._make_reader = make_reader
-        self._elsewhere = elsewhere
-        self._readers: dict[Place, NvmlReader] = {}
         self._looking: dict[Place, asyncio.Task[Mapping[str, Seen | str]]] = {}
         self._since_us: dict[str, int] = {}
         self._energy: dict[str, tuple[int, int]] = {}
@@ -77,28 +72,15 @@ class Sampler:
         self._recent: dict[int, tuple[tuple[int, float | None], ...]] = {}
         self._saved_at_s = 0
 
-    async def run(self) -> None:
-        """Look every ``every_s`` seconds."""
-        before = await asyncio.to_thread(read_meters, self._data)
-        self._live = dict(before.sessions or {})
-        try:
-            while True:
-                try:
-                    await self.look()
-                except FGPUError as e:
-                    log.error("The meter could not look: %s", e)
-                except Exception:
-                    log.exception("The meter could not look")
-                await asyncio.sleep(self._every_s)
-        finally:
-            self.close()
+    def begin(self, background: Background) -> None:
+        """Go on with what the last run told, and look every ``every_s`` seconds."""
+        self._live = dict(read_meters(self._data).sessions or {})
+        background.every(self._every_s, self.look, failed="The meter could not look", level=logging.ERROR)
 
     def close(self) -> None:
         """Stop looking."""
         for look in self._looking.values():
             look.cancel()
-        for reader in self._readers.values():
-            reader.close()
 
     async def look(self) -> None:
         """Look once, tell the service, and keep what was counted when it is time to."""
@@ -135,9 +117,9 @@ class Sampler:
         wanted = {share.device_uuid for s in running if s.placement for share in s.placement.shares}
         found: dict[str, Seen | str] = {}
         looks: dict[asyncio.Task[Mapping[str, Seen | str]], list[str]] = {}
-        for place, uuids in machines_of(self._isolation).items():
+        for place, uuids in self._drivers.places().items():
             own = [uuid for uuid in uuids if uuid in wanted]
-            if own and has_no_driver(place):
+            if own and place.has_no_driver:
                 found |= dict.fromkeys(own, "it is simulated, and nothing simulates its driver")
             elif own:
                 before = self._looking.get(place)
@@ -157,13 +139,11 @@ class Sampler:
 
     async def _look_at(self, place: Place, uuids: Sequence[str]) -> Mapping[str, Seen | str]:
         try:
-            if place not in self._readers:
-                self._readers[place] = reader_at(place, self._make_reader, self._elsewhere)
-            used = await self._readers[place].meter(uuids, self._since_us)
+            used = await self._drivers.reader(place).meter(uuids, self._since_us)
             pids = sorted(
                 {p.pid for use in used.values() if isinstance(use, DeviceUse) for p in use.processes}
             )
-            owners = await asyncio.to_thread(owners_at, place, pids, self._owners, self._elsewhere)
+            owners = await self._drivers.owners(place, pids)
         except FGPUError as e:
             log.info("What sessions hold at %s is not known: %s", place, e)
             return dict.fromkeys(uuids, "its driver does not answer")

@@ -8,10 +8,9 @@ from statistics import median
 
 from fgpu_scheduler import ENDED, HOLDING, Node, Session, SessionState
 from fgpu_scheduler.core.model import Quota
-from fgpu_scheduler.replay import Job, Outcome
-from fgpu_scheduler.store import Event, Store
+from fgpu_scheduler.core.replay import Job, Outcome
+from fgpu_scheduler.store.store import Store
 
-S = SessionState
 PAGE = 5000
 """So many events are read at a time."""
 UNKNOWN_LENGTH_S = 3600
@@ -43,7 +42,7 @@ def read_history(store: Store, *, now_s: int) -> History:
     Who still has a share keeps it until now, and who still waits goes on to. A session that never started is taken to
     last as long as half of those of its resource group that did. Nodes and quotas are today's.
     """
-    lives = _lives(_events(store))
+    lives = _lives(store)
     snapshot = store.snapshot(now_s)
     sessions = {s.id: s for s in (*store.ended(user=None, limit=10**9), *snapshot.sessions)}
     found = [(lives[i], sessions[i]) for i in sorted(lives) if i in sessions]
@@ -57,30 +56,24 @@ def read_history(store: Store, *, now_s: int) -> History:
     return History(tuple(o.job for o in happened), happened, snapshot.nodes, snapshot.quotas)
 
 
-def _events(store: Store) -> Iterable[Event]:
+def _lives(store: Store) -> dict[int, _Life]:
+    lives: dict[int, _Life] = {}
     last_id = 0
     while page := store.events(after_id=last_id, limit=PAGE):
-        yield from page
         last_id = page[-1].id
-
-
-def _lives(log: Iterable[Event]) -> dict[int, _Life]:
-    lives: dict[int, _Life] = {}
-    for event in log:
-        if event.session_id is None:
-            continue
-        if event.kind == "submitted":
-            lives[event.session_id] = _Life(event.at_s)
-        life = lives.get(event.session_id)
-        if life is None or event.to_state is None:
-            continue
-        if event.to_state is S.PENDING:
-            # Its node was lost before the launch: it waited on.
-            life.placed_at_s = None
-        elif event.to_state in HOLDING and life.placed_at_s is None:
-            life.placed_at_s = event.at_s
-        elif event.to_state in ENDED:
-            life.ended_at_s = event.at_s
+        for event in page:
+            if event.kind == "submitted" and event.session_id is not None:
+                lives[event.session_id] = _Life(event.at_s)
+            life = lives.get(event.session_id or 0)
+            if life is None or event.to_state is None:
+                continue
+            if event.to_state is SessionState.PENDING:
+                # Its node was lost before the launch: it waited on.
+                life.placed_at_s = None
+            elif event.to_state in HOLDING and life.placed_at_s is None:
+                life.placed_at_s = event.at_s
+            elif event.to_state in ENDED:
+                life.ended_at_s = event.at_s
     return lives
 
 

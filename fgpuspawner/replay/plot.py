@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fgpu_scheduler import BadSettings
-from fgpu_scheduler.replay import Outcome
+from fgpu_scheduler.core.replay import Outcome
 from fgpuspawner.replay.report import Report
 
 INSTALL = "pip install 'fgpuspawner[plot]'"

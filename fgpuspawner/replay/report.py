@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from fgpu_scheduler import format_milli
-from fgpu_scheduler.replay import Outcome, Summary, summary
+from fgpu_scheduler.core.replay import Outcome, Summary, summary
+from fgpuspawner.text.tables import instant, table
 
 HAPPENED = "what happened"
-HEADING = (
+HEADING = [
     "policy",
     "started",
     "never",
@@ -22,7 +21,7 @@ HEADING = (
     "longest",
     "in use",
     "fairness",
-)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,8 @@ class Report:
     @property
     def summaries(self) -> tuple[Summary, ...]:
         """The figures of each run."""
-        return tuple(
-            summary(
-                run.outcomes, capacity_milli=self.capacity_milli, from_s=self.from_s, until_s=self.until_s
-            )
-            for run in self.runs
-        )
+        of = {"capacity_milli": self.capacity_milli, "from_s": self.from_s, "until_s": self.until_s}
+        return tuple(summary(run.outcomes, **of) for run in self.runs)
 
     @property
     def users(self) -> int:
@@ -83,55 +78,28 @@ def as_lines(report: Report) -> list[str]:
     """Return the report as a table, under a line that says of what."""
     summaries = report.summaries
     rows = [_row(run.policy, figures) for run, figures in zip(report.runs, summaries, strict=True)]
-    widths = [max(len(row[n]) for row in (HEADING, *rows)) for n in range(len(HEADING))]
+    tried = []
+    if report.quotas is not None:
+        said = f"the quotas {' '.join(report.quotas)}" if report.quotas else "no quota"
+        unlike = ", unlike what happened" if report.runs[0].policy == HAPPENED else ""
+        tried.append(f"each policy with {said}{unlike}")
+    first, last = (instant(at_s, seconds=False) for at_s in (report.from_s, report.until_s))
     return [
-        f"{summaries[0].sessions} sessions of {report.users} users, submitted {_instant(report.from_s)} to "
-        f"{_instant(report.until_s)}, on {format_milli(report.capacity_milli)} fGPU",
-        *_tried(report),
+        f"{summaries[0].sessions} sessions of {report.users} users, submitted {first} to {last}, on "
+        f"{format_milli(report.capacity_milli)} fGPU",
+        *tried,
         "",
-        *(_line(row, widths) for row in (HEADING, *rows)),
+        *table(HEADING, rows, right_from=1),
     ]
 
 
-def _tried(report: Report) -> list[str]:
-    if report.quotas is None:
-        return []
-    said = f"the quotas {' '.join(report.quotas)}" if report.quotas else "no quota"
-    known = report.runs[0].policy == HAPPENED
-    return [f"each policy with {said}{', unlike what happened' if known else ''}"]
-
-
-def _row(policy: str, figures: Summary) -> tuple[str, ...]:
-    return (
-        policy,
-        str(figures.started),
-        str(figures.never_started),
-        str(figures.refused),
-        duration(figures.mean_wait_s),
-        duration(figures.median_wait_s),
-        duration(figures.p95_wait_s),
-        duration(figures.longest_wait_s),
-        f"{100 * figures.utilisation:.1f} %",
-        f"{figures.fairness:.3f}",
-    )
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.ljust(width) if n == 0 else cell.rjust(width)
-        for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "  ".join((first, *rest)).rstrip()
+def _row(policy: str, own: Summary) -> tuple[object, ...]:
+    waits = own.mean_wait_s, own.median_wait_s, own.p95_wait_s, own.longest_wait_s
+    shares = f"{100 * own.utilisation:.1f} %", f"{own.fairness:.3f}"
+    return (policy, own.started, own.never_started, own.refused, *map(duration, waits), *shares)
 
 
 def duration(seconds: float) -> str:
     """Return a duration as hours, minutes and seconds: ``1:05:00``."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _instant(at_s: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%MZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_s} s"

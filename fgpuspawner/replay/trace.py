@@ -3,35 +3,70 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from fgpu_scheduler import BadAmount, BadSettings, Request, parse_milli
-from fgpu_scheduler.replay import Job, Outcome
+from fgpu_scheduler.core.replay import Job, Outcome
 from fgpuspawner.replay.history import History, typical_length_s, typical_lengths_s
 
-REQUIRED = ("submitted_at_s", "user", "length_s")
-OPTIONAL = (
-    "fgpu",
-    "gpu_memory_mib",
-    "compute_percent",
-    "gpu_model",
-    "resource_group",
-    "cpu",
-    "memory_mib",
-    "time_limit_s",
-    "priority",
-    "groups",
-    "waited_s",
-)
-COLUMNS = (*REQUIRED, *OPTIONAL)
 LARGEST = 2**53
-DEFAULT_GROUP = "default"
+UNSAID = Request("", "", "", "default", fgpu_milli=0, cpu_milli=0, memory_mib=0)
+"""What is asked for where a column is not there, or empty."""
 
 
 class _BadField(Exception):
     """What is wrong with one field of a row."""
+
+
+def _whole(text: str, field: str, *, least: int = 0, most: int = LARGEST) -> int:
+    try:
+        value = int(text) if text.isascii() else None
+    except ValueError:
+        value = None
+    if value is None:
+        raise _BadField(f"{field}: {text[:40]!r} is not a whole number such as 3600")
+    if not least <= value <= most:
+        raise _BadField(f"{field}: {text[:40]} is not between {least} and {most}")
+    return value
+
+
+def _milli(text: str, field: str, *, least: int = 0) -> int:
+    found = parse_milli(text, field=field)
+    if found < least:
+        raise _BadField(f"{field}: {text} must be above 0")
+    return found
+
+
+def _text(text: str, field: str) -> str:
+    return text
+
+
+def _names(text: str, field: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(";") if name)
+
+
+REQUIRED = ("submitted_at_s", "user", "length_s")
+COLUMNS: Mapping[str, Callable[[str, str], Any]] = {
+    "submitted_at_s": _whole,
+    "user": _text,
+    "length_s": _whole,
+    "fgpu": partial(_milli, least=1),
+    "gpu_memory_mib": partial(_whole, least=1),
+    "compute_percent": partial(_whole, least=1, most=100),
+    "gpu_model": _text,
+    "resource_group": _text,
+    "cpu": _milli,
+    "memory_mib": _whole,
+    "time_limit_s": partial(_whole, least=1),
+    "priority": partial(_whole, least=-1000, most=1000),
+    "groups": _names,
+    "waited_s": _whole,
+}
+"""What reads each column."""
 
 
 def read_trace(path: str) -> History:
@@ -65,33 +100,19 @@ class _Row:
     """One row, as it is written."""
 
     def __init__(self, cells: Mapping[str, str]) -> None:
-        self.submitted_at_s = _whole(cells, "submitted_at_s")
-        self.length_s = _whole(cells, "length_s") if cells["length_s"] else None
-        self.waited_s = _whole(cells, "waited_s") if cells.get("waited_s") else None
-        explicit = bool(cells.get("gpu_memory_mib"))
-        if explicit == bool(cells.get("fgpu")):
+        # Only the first may not be empty, beside the user.
+        own = {name: COLUMNS[name](text, name) for name, text in cells.items() if text or name == REQUIRED[0]}
+        if ("fgpu" in own) == ("gpu_memory_mib" in own):
             raise _BadField("fgpu: give either fgpu or gpu_memory_mib")
-        if cells.get("compute_percent") and not explicit:
+        if "compute_percent" in own and "fgpu" in own:
             raise _BadField("compute_percent: goes with gpu_memory_mib only")
-        if not cells["user"]:
+        if "user" not in own:
             raise _BadField("user: is empty")
-        self.request = Request(
-            user=cells["user"],
-            server_name="",
-            image="",
-            resource_group=cells.get("resource_group") or DEFAULT_GROUP,
-            fgpu_milli=0 if explicit else _milli(cells, "fgpu", least=1),
-            cpu_milli=_milli(cells, "cpu", least=0) if cells.get("cpu") else 0,
-            memory_mib=_whole(cells, "memory_mib") if cells.get("memory_mib") else 0,
-            gpu_memory_mib=_whole(cells, "gpu_memory_mib", least=1) if explicit else None,
-            compute_percent=_whole(cells, "compute_percent", least=1, most=100)
-            if cells.get("compute_percent")
-            else None,
-            gpu_model=cells.get("gpu_model") or None,
-            time_limit_s=_whole(cells, "time_limit_s", least=1) if cells.get("time_limit_s") else None,
-            priority=_whole(cells, "priority", least=-1000, most=1000) if cells.get("priority") else 0,
-            groups=tuple(g for g in cells.get("groups", "").split(";") if g),
-        )
+        self.submitted_at_s: int = own.pop("submitted_at_s")
+        self.length_s: int | None = own.pop("length_s", None)
+        self.waited_s: int | None = own.pop("waited_s", None)
+        in_milli = {f"{name}_milli": own.pop(name) for name in ("fgpu", "cpu") if name in own}
+        self.request = replace(UNSAID, **own, **in_milli)
 
     def job(self, typical: Mapping[str, int]) -> Job:
         """Return the row as a job; one that never started lasts as long as others do."""
@@ -112,7 +133,19 @@ class _Row:
 def _rows(file: TextIO, path: str) -> Iterator[_Row]:
     reader = csv.reader(file, strict=True)
     names = [name.strip() for name in next(reader, [])]
-    _check_columns(names, path)
+    for name in names:
+        if name not in COLUMNS:
+            raise BadSettings(
+                f"{path}: line 1: there is no column {name!r}; the columns are {', '.join(COLUMNS)}"
+            )
+        if names.count(name) > 1:
+            raise BadSettings(f"{path}: line 1: the column {name!r} is there twice")
+    missing = [name for name in REQUIRED if name not in names]
+    if missing or {"fgpu", "gpu_memory_mib"}.isdisjoint(names):
+        raise BadSettings(
+            f"{path}: line 1: the columns {', '.join(missing) or 'fgpu or gpu_memory_mib'} are missing; "
+            f"{', '.join(REQUIRED)} and fgpu or gpu_memory_mib are needed"
+        )
     for cells in reader:
         where = f"{path}: line {reader.line_num}"
         if not any(cell.strip() for cell in cells):
@@ -123,41 +156,3 @@ def _rows(file: TextIO, path: str) -> Iterator[_Row]:
             yield _Row({name: cell.strip() for name, cell in zip(names, cells, strict=True)})
         except (_BadField, BadAmount) as e:
             raise BadSettings(f"{where}: {e}") from None
-
-
-def _check_columns(names: Iterable[str], path: str) -> None:
-    found: dict[str, None] = {}
-    for name in names:
-        if name not in COLUMNS:
-            raise BadSettings(
-                f"{path}: line 1: there is no column {name!r}; the columns are {', '.join(COLUMNS)}"
-            )
-        if name in found:
-            raise BadSettings(f"{path}: line 1: the column {name!r} is there twice")
-        found[name] = None
-    missing = [name for name in REQUIRED if name not in found]
-    if missing or not ({"fgpu", "gpu_memory_mib"} & found.keys()):
-        raise BadSettings(
-            f"{path}: line 1: the columns {', '.join(missing) or 'fgpu or gpu_memory_mib'} are missing; "
-            f"{', '.join(REQUIRED)} and fgpu or gpu_memory_mib are needed"
-        )
-
-
-def _whole(cells: Mapping[str, str], field: str, *, least: int = 0, most: int = LARGEST) -> int:
-    shown = cells[field]
-    try:
-        value = int(shown) if shown.isascii() else None
-    except ValueError:
-        value = None
-    if value is None:
-        raise _BadField(f"{field}: {shown[:40]!r} is not a whole number such as 3600")
-    if not least <= value <= most:
-        raise _BadField(f"{field}: {shown[:40]} is not between {least} and {most}")
-    return value
-
-
-def _milli(cells: Mapping[str, str], field: str, *, least: int) -> int:
-    found = parse_milli(cells[field], field=field)
-    if found < least:
-        raise _BadField(f"{field}: {cells[field]} must be above 0")
-    return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from fgpu_scheduler import BadAmount, BadSettings, Device, Node, parse_milli
 from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.core.policies import Policy, group_policy
+from fgpuspawner.settings.queue import POLICY
 
 NO_QUOTA = "none"
 QUOTA_FORM = "SCOPE:NAME[@GROUP]:LIMIT=AMOUNT[,...]"
@@ -22,33 +23,24 @@ PLENTY = 10**9
 GPU_MEMORY_MIB = 81920
 
 
-POLICY_NAMES = ("order", "placement", "backfill")
-POLICY_TIMES = ("longest_wait_s", "half_life_s")
-
-
 def policy_of(words: str) -> Policy:
     """Read a policy for every resource group: ``fair-share``, or ``order=drf,backfill=easy,placement=fgd``.
 
     Raises:
         BadSettings: what is wrong, and what would work.
     """
-    names: dict[str, str] = {}
-    times: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for part in words.split(","):
         key, equals, value = part.partition("=")
         if not equals:
             key, value = "order", part
-        if key in names or key in times:
+        if key in found:
             raise BadSettings(f"policy: {words!r}: {key} is there twice")
-        if key in POLICY_NAMES:
-            names[key] = value
-        elif key in POLICY_TIMES:
-            times[key] = _count(value, f"policy: {key}")
-        else:
-            known = ", ".join((*POLICY_NAMES, *POLICY_TIMES))
-            raise BadSettings(f"policy: {words!r}: there is no {key!r}; there are {known}")
+        if key not in POLICY:
+            raise BadSettings(f"policy: {words!r}: there is no {key!r}; there are {', '.join(POLICY)}")
+        found[key] = value if POLICY[key] is str else _count(value, f"policy: {key}")
     try:
-        return Policy(group_policy(**names, **times))  # type: ignore[arg-type]
+        return Policy(group_policy(**found))
     except BadSettings as e:
         raise BadSettings(f"policy: {e}") from None
 
@@ -74,35 +66,8 @@ def quota_of(words: str) -> Quota:
             raise BadSettings(
                 f"quota: {words!r}: there is no limit {key!r}; the limits are {', '.join(LIMITS)}"
             )
-        found[LIMITS[key]] = (
-            _fgpu(amount, "quota: fgpu") if key == "fgpu" else _count(amount, f"quota: {key}")
-        )
-    return _quota(QuotaScope(scope), name, group or None, found)
-
-
-def _quota(scope: QuotaScope, name: str, group: str | None, limits: Mapping[str, int]) -> Quota:
-    return Quota(
-        scope,
-        name,
-        group,
-        limits.get("max_fgpu_milli"),
-        limits.get("max_sessions"),
-        limits.get("max_pending"),
-        limits.get("max_lifetime_s"),
-    )
-
-
-def _fgpu(amount: str, field: str) -> int:
-    try:
-        return parse_milli(amount, field=field)
-    except BadAmount as e:
-        raise BadSettings(str(e)) from None
-
-
-def _count(amount: str, field: str) -> int:
-    if not (amount.isascii() and amount.isdigit() and len(amount) < 10):
-        raise BadSettings(f"{field}: {amount!r} is not a whole number such as 3")
-    return int(amount)
+        found[LIMITS[key]] = (_fgpu if key == "fgpu" else _count)(amount, f"quota: {key}")
+    return Quota(QuotaScope(scope), name, group or None, **found)
 
 
 def gpus_of(words: str, resource_group: str) -> Node:
@@ -119,3 +84,16 @@ def gpus_of(words: str, resource_group: str) -> Node:
         Device(f"GPU-{i:05d}", "replay", i, "any", GPU_MEMORY_MIB, capacity, True) for i in range(count)
     )
     return Node("replay", resource_group, PLENTY, PLENTY, devices)
+
+
+def _fgpu(amount: str, field: str) -> int:
+    try:
+        return parse_milli(amount, field=field)
+    except BadAmount as e:
+        raise BadSettings(str(e)) from None
+
+
+def _count(amount: str, field: str) -> int:
+    if not (amount.isascii() and amount.isdigit() and len(amount) < 10):
+        raise BadSettings(f"{field}: {amount!r} is not a whole number such as 3")
+    return int(amount)

@@ -22,7 +22,8 @@ from tornado.web import Application, RequestHandler, StaticFileHandler, url
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, SystemClock
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.service import (
     description,
@@ -158,6 +159,20 @@ def settings_from(environment: dict[str, str]) -> FGPU:
         ) from None
 
 
+def engine_from(environment: dict[str, str]) -> Capabilities:
+    """Return what the engine of this Hub can do.
+
+    Raises:
+        BadSettings: the Hub does not say.
+    """
+    try:
+        return Capabilities.from_json(environment["FGPU_ENGINE"])
+    except (KeyError, ValueError, TypeError):
+        raise BadSettings(
+            "FGPU_ENGINE does not fit; the Hub and this service must be of one version"
+        ) from None
+
+
 def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]:
     """Return where to listen: where the Hub looks for the service, else as set."""
     parsed = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", ""))
@@ -221,8 +236,7 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
         *hosts_from(environment),
         is_offered=lambda request: images.catalogue.of(request) is not None,
     )
-    containers = environment.get("FGPU_CONTAINERS", "1") == "1"
-    reader = Reader(store, settings, images, SystemClock(), containers=containers)
+    reader = Reader(store, settings, images, SystemClock(), engine_from(environment))
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)

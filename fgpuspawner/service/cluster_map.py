@@ -24,7 +24,7 @@ from fgpu_scheduler.core.unblocking import Unblocking
 from fgpuspawner.service.figures import mib, ordinal, percent
 from fgpuspawner.service.page import NODE_WORDS
 from fgpuspawner.service.view import Viewer, World, groups_of, is_mine, is_visible
-from fgpuspawner.words import amount_words, isolated
+from fgpuspawner.text.sessions import amount_words, isolated
 
 MOST_WAITING = 20
 """Waiting requests drawn of one resource group; of the others it is said how many there are."""

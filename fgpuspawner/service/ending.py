@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fgpu_scheduler import Session, StoreUnavailable
-from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.end_messages import MOST_TEXT, EndMessages
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.end_messages import MOST_TEXT, EndMessages
 from fgpuspawner.service.base import Handler
 from fgpuspawner.service.hub import HubSilent
 from fgpuspawner.service.problems import Problem

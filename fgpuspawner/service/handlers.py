@@ -23,17 +23,9 @@ from fgpu_scheduler import (
     SystemClock,
     pending_refusals,
 )
-from fgpuspawner import ticket as tickets
-from fgpuspawner.options import (
-    Offer,
-    Refused,
-    Wanted,
-    is_takeable,
-    parse,
-    read_fields,
-    takeable_milli,
-    with_fgpu,
-)
+from fgpuspawner.form import ticket as tickets
+from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.service import view
 from fgpuspawner.service.base import KEEP_SCOPE, Handler, Service, viewer_of
 from fgpuspawner.service.ending import audited, last_words, sent_message
@@ -276,14 +268,14 @@ class Forecast(Api):
 
         found = await ask(wanted)
         named = found.largest_now_milli or found.soonest_milli
-        if named is None or is_takeable(wanted, offer, named):
+        if named is None or offer.takes(wanted, named):
             return found
         # What is too little for the image: the least that is not starts no later than all others.
         found = replace(found, largest_now_milli=None, soonest_milli=None, soonest_at_s=None)
-        least = next(takeable_milli(wanted, offer), wanted.fgpu_milli)
+        least = next(offer.takeable_milli(wanted), wanted.fgpu_milli)
         if found.startable_now == wanted.count or (least >= wanted.fgpu_milli and not wanted.gpu_memory_mib):
             return found
-        at_s = (await ask(with_fgpu(wanted, least))).expected_start_at_s
+        at_s = (await ask(wanted.with_fgpu(least))).expected_start_at_s
         if at_s is None or at_s >= (found.expected_start_at_s or at_s + 1):
             return found
         return replace(found, soonest_milli=least, soonest_at_s=at_s)

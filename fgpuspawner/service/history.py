@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgpu_scheduler import format_milli
-from fgpuspawner.advice import LOOKED_THROUGH, Advice, advice_by_image
+from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
 from fgpuspawner.service import view
 from fgpuspawner.service.base import Service
 from fgpuspawner.service.handlers import Api, no_such_session

@@ -11,14 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.editing import Action
+from fgpuspawner.images.edits import Action, Listed, Source
 from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
 from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
 from fgpuspawner.images.live import Images
-from fgpuspawner.images.merging import Listed, Source
-from fgpuspawner.images.model import Image
+from fgpuspawner.images.model import Image, state_words
 from fgpuspawner.images.needs import never_held
-from fgpuspawner.images.states import state_words
 from fgpuspawner.service.base import ADMIN_SCOPE
 from fgpuspawner.service.ending import actor_of
 from fgpuspawner.service.pages import PageHandler, xsrf_text

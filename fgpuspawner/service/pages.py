@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from fgpu_scheduler import StoreUnavailable
-from fgpu_scheduler.end_messages import MOST_TEXT
+from fgpu_scheduler.store.end_messages import MOST_TEXT
 from fgpuspawner.service import navigation, view
 from fgpuspawner.service.base import KEEP_SCOPE, Handler
 from fgpuspawner.service.handlers import end_session, keep_session, no_such_session

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.private_image import ImageInUse, PrivateImage, in_use_words
-from fgpu_scheduler.private_images import PrivateImages
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.private_image import ImageInUse, PrivateImage, in_use_words
+from fgpu_scheduler.store.private_images import PrivateImages
 from fgpuspawner.service import private_view, view
 from fgpuspawner.service.base import IMAGES_SCOPE, Handler
 from fgpuspawner.service.ending import actor_of

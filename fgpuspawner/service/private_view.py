@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fgpu_scheduler.private_image import HELD, ImageQuota, ImageState, PrivateImage, shown_mib
+from fgpu_scheduler.store.private_image import HELD, ImageQuota, ImageState, PrivateImage, shown_mib
 from fgpuspawner.service.view import Json, Viewer
 
 

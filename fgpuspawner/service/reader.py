@@ -25,22 +25,23 @@ from fgpu_scheduler import (
     forecast_request,
     of_group,
 )
-from fgpu_scheduler.banner import Banner
 from fgpu_scheduler.core.forecast import largest_now_milli
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
-from fgpu_scheduler.history import History, Past
-from fgpu_scheduler.private_image import PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.banner import Banner
+from fgpu_scheduler.store.history import History, Past
+from fgpu_scheduler.store.private_image import PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.form.offer import Offer, Wanted, make_offer
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.editing import Editor
+from fgpuspawner.images.edits import Editor
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
-from fgpuspawner.images.pull_file import read_pulls
+from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.meter.model import MeterFile
-from fgpuspawner.options import Offer, Wanted, make_offer
 from fgpuspawner.service.view import Savers, World
 from fgpuspawner.settings import FGPU
 
@@ -79,11 +80,12 @@ class Reader:
     """Reads the store for everybody. Every failure is `StoreUnavailable`, never an empty answer."""
 
     def __init__(
-        self, store: Store, settings: FGPU, images: Images, clock: Clock, *, containers: bool = True
+        self, store: Store, settings: FGPU, images: Images, clock: Clock, engine: Capabilities
     ) -> None:
         self.settings = settings
-        self.savers = Savers.ADMINISTRATORS if containers else Savers.NOBODY
-        if containers and settings.owners_may_commit:
+        self.engine = engine
+        self.savers = Savers.ADMINISTRATORS if engine.saves_images else Savers.NOBODY
+        if engine.saves_images and settings.owners_may_commit:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store

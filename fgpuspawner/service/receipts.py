@@ -6,9 +6,9 @@ import csv
 import io
 from collections.abc import Iterable
 
-from fgpu_scheduler.history import Past
+from fgpu_scheduler.store.history import Past
 from fgpuspawner.service.view import Json, Site, Viewer, World, is_mine, is_simulated
-from fgpuspawner.words import amount_words, fgpu_of
+from fgpuspawner.text.sessions import amount_words, fgpu_of
 
 COLUMNS = (
     "session_id",

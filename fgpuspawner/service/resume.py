@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler import Session, StoreUnavailable
-from fgpuspawner.options import Wanted
+from fgpuspawner.form.offer import Wanted
 from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
 from fgpuspawner.service.reader import Reader
 

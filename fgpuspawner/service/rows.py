@@ -8,7 +8,7 @@ from hashlib import blake2s
 
 from fgpuspawner.service.figures import Instant, Use, instant, mib, ordinal, use
 from fgpuspawner.service.view import Json
-from fgpuspawner.words import hours_minutes
+from fgpuspawner.text.sessions import hours_minutes
 
 STATE_WORDS = {
     "PENDING": "waiting in the queue",

@@ -30,17 +30,17 @@ from fgpu_scheduler import (
     format_milli,
     free,
 )
-from fgpu_scheduler.banner import Notice
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.reclaim import AllRules, lifetime_s
-from fgpu_scheduler.private_image import ImageState, PrivateImage
+from fgpu_scheduler.store.banner import Notice
+from fgpu_scheduler.store.private_image import ImageState, PrivateImage
 from fgpuspawner.images.icons import icon_name
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.pull_file import PullState
+from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.meter.model import Live, Told
-from fgpuspawner.words import WITHDRAWN, ahead_words, amount_words, fgpu_of, warning_words
+from fgpuspawner.text.sessions import WITHDRAWN, ahead_words, amount_words, fgpu_of, warning_words
 
 Json = dict[str, Any]
 

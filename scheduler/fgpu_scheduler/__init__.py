@@ -41,9 +41,9 @@ from fgpu_scheduler.errors import (
     TooManyPending,
     UnknownSession,
 )
-from fgpu_scheduler.nvml import NvmlProbe
 from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
-from fgpu_scheduler.simulated import SimulatedProbe
+from fgpu_scheduler.probes.nvml import NvmlProbe
+from fgpu_scheduler.probes.simulated import SimulatedProbe
 
 __all__ = [
     "ENDED",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fgpu_scheduler.audit import Audit, Line
+from fgpu_scheduler.store.audit import Audit, Line
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole
 from fgpuspawner.service.pages import PageHandler
 from fgpuspawner.service.table_file import csv_text, utc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from fgpu_scheduler import BadSettings, SystemClock
-from fgpu_scheduler.banner import MOST_TEXT, Banner, Level, Notice
+from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, change, problem_of, whole
 from fgpuspawner.service.pages import PageHandler
 from fgpuspawner.service.problems import Problem

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from fgpu_scheduler import BadSettings, SystemClock
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpuspawner.service.base import ADMIN_SCOPE
 from fgpuspawner.service.ending import actor_of
 from fgpuspawner.service.figures import percent

@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 from fgpu_scheduler import BadSettings, FGPUError, NodeState, Session
-from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.end_messages import MOST_TEXT
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.end_messages import MOST_TEXT
+from fgpuspawner.hub.node_actions import NodeAction, act
 from fgpuspawner.isolation.verified import read_verdicts
-from fgpuspawner.node_actions import NodeAction, act
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
 from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
 from fgpuspawner.service.handlers import end_session

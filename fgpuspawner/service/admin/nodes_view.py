@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from fgpu_scheduler import HOLDING, Node, NodeState, Session, SessionState, format_milli, free
 from fgpu_scheduler.core.placement import DeviceFree
+from fgpuspawner.hub.node_actions import actions_of
 from fgpuspawner.isolation.verified import Verdict
-from fgpuspawner.node_actions import actions_of
 from fgpuspawner.service.view import Json, World
 
 STATE_WORDS = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
-from fgpuspawner.queue_settings import HIGHEST_PRIORITY
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, change, whole
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.handlers import no_such_session
 from fgpuspawner.service.pages import PageHandler
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.view import Json
+from fgpuspawner.settings.queue import HIGHEST_PRIORITY
 
 ADDRESS = "admin/queue"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fgpu_scheduler import Forecast, NodeState, Session, format_milli
 from fgpuspawner.service.view import Json, Site, Viewer, World, allocatable_in, session_object, used_of
-from fgpuspawner.words import amount_words
+from fgpuspawner.text.sessions import amount_words
 
 LONG_WAIT_S = 3600
 """Who has waited for longer is marked."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from fgpu_scheduler import BadSettings, Quota, format_milli
 from fgpu_scheduler.core.units import LARGEST_MILLI
-from fgpu_scheduler.quota_edits import QuotaEdits
-from fgpuspawner.queue_settings import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
+from fgpu_scheduler.store.quota_edits import QuotaEdits
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object
 from fgpuspawner.service.pages import PageHandler
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.view import Json
+from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
 
 ADDRESS = "admin/quotas"
 SHOWN = 200

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fgpu_scheduler import Quota, QuotaScope, format_milli
-from fgpu_scheduler.accounts import limits_words
 from fgpu_scheduler.core.quota import Held, held_of_each, shown
-from fgpu_scheduler.quota_edits import ListedQuota, QuotaEdit, QuotaSource, listed
+from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaSource, listed
+from fgpu_scheduler.store.quotas import limits_words
 from fgpuspawner.service.view import Json, World
 
 MOST_HELD = 100

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 
 from fgpu_scheduler import SystemClock
-from fgpu_scheduler.spent import spent_between
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.spent import spent_between
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot
 from fgpuspawner.service.pages import PageHandler
@@ -15,7 +16,6 @@ from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.reader import REPORT_WITHIN_S
 from fgpuspawner.service.table_file import csv_text
 from fgpuspawner.service.view import Json
-from fgpuspawner.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 
 ADDRESS = "admin/usage"
 USUAL_DAYS = 30

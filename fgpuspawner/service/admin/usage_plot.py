@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fgpuspawner.usage_report import Line
+from fgpuspawner.meter.usage_report import Line
 
 WIDTH, HEIGHT = 900, 220
 LEFT, TOP, BOTTOM = 64, 22, 40

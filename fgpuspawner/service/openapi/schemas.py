@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fgpu_scheduler import EndCause, SessionState, WaitReason
-from fgpu_scheduler.private_image import ImageState
-from fgpuspawner.images.pull_file import Phase
+from fgpu_scheduler.store.private_image import ImageState
+from fgpuspawner.images.pull_state import Phase
 from fgpuspawner.service.openapi.kinds import (
     AMOUNT,
     AT_S,

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.checks import Violation
 from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.simulator import Simulation

@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
-from fgpu_scheduler import accounts
 from fgpu_scheduler.core import lifecycle, reclaim
 from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.commit import committed
@@ -34,12 +33,13 @@ from fgpu_scheduler.errors import (
     TooManyPending,
     UnknownSession,
 )
+from fgpu_scheduler.store import quotas as accounts
 
 S = SessionState
 
 
 class SessionStore(Protocol):
-    """What `MemoryStore` and the SQL `Store` have in common. `fgpu_scheduler.store.Store` has the promises."""
+    """What `MemoryStore` and the SQL `Store` have in common. `fgpu_scheduler.store.store.Store` has the promises."""
 
     def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None: ...
 

@@ -1,0 +1,75 @@
+"""The command ``fgpu check``: whether a Hub's configuration can work."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import make_url
+
+from fgpu_scheduler import StoreUnavailable, format_milli
+from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.images.catalogue import load_catalogue
+from fgpuspawner.isolation.manager import choices_for
+
+if TYPE_CHECKING:
+    from fgpuspawner.spawner.base import QueuedSpawner
+
+NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
+"""How the store ends its words on a database that no Hub has used so far."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``fgpu``."""
+    about = "Load a Hub's configuration without starting the Hub, and say whether it can work."
+    add_config(add_command(commands, run, "check", "try a Hub's configuration", about))
+
+
+def run(given: argparse.Namespace) -> list[str]:
+    """Return what a configuration gives, as lines, the first of them "OK"."""
+    config = load_config(given.config)
+    with quiet():
+        settings, app = checked_like_the_hub(config, given.config)
+    spawner_class: type[QueuedSpawner] = app.spawner_class
+    able = spawner_class.capabilities
+    catalogue = load_catalogue(settings.catalogue_path())
+    nodes = settings.discover_nodes()
+    chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}
+    lines = [f"OK: {given.config}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
+    for node in nodes:
+        lines.append(
+            f"  node {node.id} (group {node.resource_group}): {format_milli(node.cpu_milli)} CPU, {node.memory_mib} MiB, "
+            f"{len(node.devices)} GPU{'' if len(node.devices) == 1 else 's'}"
+        )
+        lines.extend(
+            f"    {d.index}: {d.model}, {d.memory_mib} MiB = {format_milli(d.capacity_milli)} fGPU, {d.uuid}"
+            + (" (simulated)" if d.simulated else "")
+            for d in node.devices
+        )
+        lines.append(f"    isolation: {chosen[node.id].backend.name}: {chosen[node.id].reason}")
+    offered = [image.slug for image in catalogue.images if image.enabled]
+    others = len(catalogue.images) - len(offered)
+    lines.append(
+        f"  images: {len(offered)} ({', '.join(offered)})" + (f", {others} not enabled" if others else "")
+    )
+    return [*lines, f"  database: {_database(settings.database_url())}"]
+
+
+def _database(url: str) -> str:
+    """Return what became of connecting, in words, and the URL without its password.
+
+    Raises:
+        StoreUnavailable: it cannot be used.
+    """
+    became = "answers"
+    try:
+        with read_only(url):
+            pass
+    except StoreUnavailable as e:
+        # Not there yet, or empty: that is how it is before the first start.
+        if not str(e).endswith(NOT_YET):
+            raise
+        became = "made ready when the Hub starts"
+    # The query stays out: it may hold a password too.
+    return f"{make_url(url).set(query={}).render_as_string(hide_password=True)}, {became}"

@@ -1,0 +1,73 @@
+"""What the commands share: how one is added, which installation it is about, and opening that."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fgpu_scheduler import Policy
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.cli.hub_config import CONFIG, load_config
+from fgpuspawner.settings import FGPU
+
+
+def add_command(
+    commands: Any, run: Callable[..., list[str]], name: str, what: str, about: str = "", **more: Any
+) -> argparse.ArgumentParser:
+    """Add one command, run by this: ``what`` it does in the list of all, and in its own help where ``about`` is not."""
+    about = about or f"{what[0].upper()}{what[1:]}."
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=about)
+    parser.set_defaults(run=run, **more)
+    return parser
+
+
+def add_config(parser: argparse.ArgumentParser, what: str = "default: ") -> None:
+    """Add the option that names the Hub's configuration."""
+    parser.add_argument("--config", metavar="FILE", default=CONFIG, help=f"{what}{CONFIG}")
+
+
+def add_config_or_db(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name an installation: its Hub's configuration, or its database."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--config", metavar="FILE", help=f"the Hub's configuration; default: {CONFIG}")
+    where.add_argument("--db", metavar="URL", help="the scheduler's database, instead of a configuration")
+
+
+def settings_of(path: str) -> FGPU:
+    """Return the settings of a Hub's configuration, checked.
+
+    Raises:
+        UsageError, BadSettings: there is no such file, or it cannot work.
+    """
+    return FGPU.from_config(load_config(path)).checked()
+
+
+def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
+    """Return the database's URL and the policy of the installation that is named; the settings where these are known."""
+    if given.db:
+        return given.db, Policy(), None
+    settings = settings_of(given.config or CONFIG)
+    return settings.database_url(), settings.policy(), settings
+
+
+@contextlib.contextmanager
+def read_only(url: str, **more: Any) -> Iterator[Store]:
+    """Open a scheduler's database for reading.
+
+    Raises:
+        StoreUnavailable: it cannot be read, or no Hub has used it so far.
+    """
+    with contextlib.closing(Store(url, **more)) as store:
+        store.connect_readonly()
+        yield store
+
+
+def who() -> str:
+    """Return who runs this, for the record."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "fgpu"

@@ -1,0 +1,94 @@
+"""A Hub's configuration file, loaded without its Hub by the command ``fgpu``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from traitlets import TraitError
+from traitlets.config import Config
+from traitlets.config.loader import ConfigError, PyFileConfigLoader
+
+from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner.settings import FGPU
+
+CONFIG = "jupyterhub_config.py"
+
+
+class UsageError(FGPUError):
+    """The command was used wrongly."""
+
+    code = "usage"
+
+
+def load_config(path: str) -> Config:
+    """Return what a Hub's configuration file sets.
+
+    Raises:
+        UsageError: there is no such file.
+        BadSettings: it ends the process, or fails; one line that says where.
+    """
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise UsageError(f"there is no file {path}; --config names the Hub's configuration")
+    try:
+        return PyFileConfigLoader(file.name, path=str(file.parent)).load_config()
+    except SystemExit as e:
+        # `configure` ends the Hub with its one line.
+        said = e.code if isinstance(e.code, str) else f"{path} ends the process with status {e.code}"
+        raise BadSettings(said.removeprefix("fgpuspawner: ")) from None
+    except (FGPUError, TraitError, ConfigError) as e:
+        raise BadSettings(f"{path}: {e}") from None
+    except Exception as e:
+        # The file is a program: it can raise anything.
+        raise BadSettings(f"{_place(e, file)}: {type(e).__name__}: {e}") from None
+
+
+def _place(error: Exception, file: Path) -> str:
+    """Return ``file:line`` of what raised, as far as it is in the file."""
+    if isinstance(error, SyntaxError):
+        return f"{file.name}:{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    return f"{file.name}:{lines[-1]}" if lines else file.name
+
+
+def checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
+    """Return the settings and the Hub's application, after the checks that the Hub makes when it starts."""
+    # Imported here: `fgpu status --db` needs no Hub, and these take a second.
+    from jupyterhub.app import JupyterHub
+
+    from fgpuspawner.hub.checks import check_hub
+    from fgpuspawner.scopes import SERVICE
+    from fgpuspawner.spawner.base import QueuedSpawner
+
+    config.JupyterHub.log_level = "CRITICAL"
+    try:
+        app = JupyterHub(config=config)
+        app.hub = None
+        app.proxy = app.proxy_class(parent=app, app=app)
+        spawner_class = app.spawner_class
+    except TraitError as e:
+        raise BadSettings(f"{path}: {e}") from None
+    configured = any(service.get("name") == SERVICE for service in app.services)
+    if not configured or not issubclass(spawner_class, QueuedSpawner):
+        raise BadSettings(f"{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it")
+    settings = FGPU.from_config(config).checked()
+    check_hub(app, settings)
+    return settings, app
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep off the screen what the Hub's classes log and warn of while they only are made."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,298 @@
+"""The command ``fgpu images``: the catalogue, looked at and changed. Who runs it may read the Hub's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings, Node
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.cli.command import add_command, add_config, who
+from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.engines.base import ImageStore, Installation
+from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
+from fgpuspawner.images.edits import Action, Editor, Listed
+from fgpuspawner.images.entry import entry_of
+from fgpuspawner.images.labels import entry_from
+from fgpuspawner.images.live import Images
+from fgpuspawner.images.model import Catalogue, FoundImage, Image, state_words
+from fgpuspawner.images.needs import never_held
+from fgpuspawner.images.pinning import pinned
+from fgpuspawner.images.values import shown
+from fgpuspawner.settings import FGPU
+
+DONE = {
+    Action.ENABLE: "may be started again",
+    Action.DISABLE: "may be started by nobody; what runs goes on",
+    Action.HIDE: "is not shown any more; who knows its slug may start it",
+    Action.SHOW: "is shown again",
+    Action.DEFAULT: "is the default",
+    Action.UP: "is one place further up",
+    Action.DOWN: "is one place further down",
+    Action.BACK: "is as the file has it",
+}
+
+
+def add_to(commands: Any) -> Any:
+    """Add the command to the parser of ``fgpu``; return what its own commands are added to."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "images",
+        help="the images that sessions are started from",
+        description="Look at the image catalogue, and change it. The Hub and the service follow within seconds.",
+    )
+    own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
+    listing = command(
+        own, run_list, "list", "the images, their state, where file and database differ, and who has them"
+    )
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    check = command(
+        own, run_check, "check", "whether the catalogue can be used, and what of it has no effect"
+    )
+    check.add_argument("file", nargs="?", metavar="FILE", help="another catalogue's file, checked alone")
+    scan = command(own, run_scan, "scan", "what the labels of the engines' images propose for the catalogue")
+    scan.add_argument(
+        "--add", nargs="*", metavar="SLUG", help="add these to the catalogue; without a slug all new ones"
+    )
+    export = command(own, run_export, "export", "the catalogue in force, as the file that says the same")
+    export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
+    of_one = [command(own, run_pin, "pin", "keep an image to what the engines have of it now")]
+    for action, said in DONE.items():
+        of_one.append(command(own, run_action, action.value, f"the image {said}", action=action))
+    for one in of_one:
+        one.add_argument("slug", metavar="SLUG", help="which image")
+    command(own, run_file_order, "file-order", "the order is the file's again")
+    return own
+
+
+def command(
+    own: Any, run: Callable[..., list[str]], name: str, what: str, **more: Any
+) -> argparse.ArgumentParser:
+    """Add one command of ``fgpu images``, which takes the Hub's configuration."""
+    parser = add_command(own, run, name, what, **more)
+    add_config(parser, "the Hub's configuration; default: ")
+    return parser
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An installation's catalogue and database, open."""
+
+    path: str
+    config: Config
+    settings: FGPU
+    store: Store
+    images: Images
+    nodes: tuple[Node, ...]
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The catalogue in force, without private images."""
+        return self.images.listed.catalogue
+
+    @contextlib.contextmanager
+    def stores(self) -> Iterator[Sequence[ImageStore] | None]:
+        """Connect to the engine, as the Hub does, and give its machines' images; None where it fetches none.
+
+        Raises:
+            BadSettings: the engine cannot be used.
+        """
+        with quiet():
+            _, app = checked_like_the_hub(self.config, self.path)
+        if not app.spawner_class.capabilities.fetches_images:
+            yield None
+            return
+        own = Installation(
+            self.store.installation_id, self.settings, self.config, lambda: self.images.catalogue
+        )
+        with contextlib.closing(app.spawner_class.make_engine(own)) as engine:
+            yield engine.image_stores()
+
+    def editor(self) -> Editor:
+        """Return what changes the catalogue.
+
+        Raises:
+            CatalogueError: the file cannot be used as it is.
+        """
+        if self.images.problem is not None:
+            raise CatalogueError(self.images.problem)
+        return Editor(self.store, self.images.file)
+
+    def unfit(self, image: Image) -> str | None:
+        """Return why no session of this image could ever start here; None: it could."""
+        return never_held(image, self.nodes, self.settings.caps())
+
+    def problems(self) -> list[str]:
+        """Return what of the catalogue cannot be used, or has no effect."""
+        found = [self.images.problem, *self.images.listed.problems]
+        found += [self.unfit(image) for image in self.catalogue.images if image.enabled]
+        return [problem for problem in found if problem is not None]
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Opened]:
+    """Open what a configuration is of.
+
+    Raises:
+        FGPUError: the configuration, or the database, cannot be used.
+    """
+    config = load_config(path)
+    settings = FGPU.from_config(config).checked()
+    with contextlib.closing(Store(settings.database_url())) as store:
+        store.connect()
+        with quiet():
+            images = Images(settings.catalogue_path(), store, must_be_good=False)
+            images.refresh()
+        if images.trouble is not None:
+            raise BadSettings(images.trouble)
+        yield Opened(path, config, settings, store, images, store.snapshot(0).nodes)
+
+
+# --- Looking ---
+
+
+def run_list(given: argparse.Namespace) -> list[str]:
+    """Return every image with its state, or all of it as JSON."""
+    with opened(given.config) as own, own.stores() as stores:
+        found = [_listed(one, own, stores) for one in own.images.listed.listed]
+        problems = own.problems()
+    if given.json:
+        return [json.dumps({"version": 1, "images": found, "problems": problems}, indent=2)]
+    lines = []
+    for one in found:
+        lines.append(f"{one['slug']}: {one['name']}, {one['reference']}")
+        lines.append(f"  {'; '.join([one['source'], *one['state']])}")
+        lines.extend(f"  differs: {said}" for said in one["differences"])
+        if one["engines"] is not None:
+            lines.append(f"  on: {'; '.join(one['engines']) or 'no engine yet'}")
+    return lines + [f"problem: {problem}" for problem in problems]
+
+
+def _listed(one: Listed, own: Opened, stores: Sequence[ImageStore] | None) -> dict[str, Any]:
+    image = one.image
+    return {
+        "slug": image.slug,
+        "name": image.name,
+        "reference": image.reference,
+        "source": one.source.value,
+        "state": state_words(image),
+        "differences": [str(difference) for difference in one.differences],
+        "engines": None if stores is None else [*_found(image, stores)],
+        "problem": one.problem or own.unfit(image),
+    }
+
+
+def _found(image: Image, stores: Sequence[ImageStore]) -> dict[str, FoundImage]:
+    """Return what the machines have under an image's reference, by their names."""
+    return {store.name: one for store in stores if (one := store.find(image.reference)) is not None}
+
+
+def run_check(given: argparse.Namespace) -> list[str]:
+    """Return that a catalogue can be used; of an installation's also what of it has no effect.
+
+    Raises:
+        CatalogueError: it cannot be used, or a part of it has no effect.
+    """
+    if given.file is not None:
+        path, images = given.file, load_catalogue(given.file).images
+    else:
+        with opened(given.config) as own:
+            path, images = own.images.path, own.catalogue.images
+            if problems := own.problems():
+                raise CatalogueError("; ".join(problems))
+    count = f"{len(images)} image{'' if len(images) == 1 else 's'}"
+    return [f"OK: {path}: {count} ({', '.join(image.slug for image in images)})"]
+
+
+def run_export(given: argparse.Namespace) -> list[str]:
+    """Return the catalogue in force as a file's lines, or write the file."""
+    with opened(given.config) as own:
+        if own.images.problem is not None:
+            raise CatalogueError(own.images.problem)
+        text = written(own.catalogue)
+    if given.output is None:
+        return [text.rstrip("\n")]
+    with Path(given.output).open("x", encoding="utf-8") as file:
+        file.write(text)
+    return [f"wrote {given.output}"]
+
+
+# --- Changing ---
+
+
+def run_action(given: argparse.Namespace) -> list[str]:
+    """Do one thing with one image."""
+    with opened(given.config) as own:
+        own.editor().do(given.action, given.slug, by=who())
+    return [f"image {given.slug} {DONE[given.action]}"]
+
+
+def run_file_order(given: argparse.Namespace) -> list[str]:
+    """Take the order of the file again."""
+    with opened(given.config) as own:
+        own.editor().file_order(by=who())
+    return ["the images are in the file's order"]
+
+
+def run_scan(given: argparse.Namespace) -> list[str]:
+    """Return what the images on the engines propose, and add it where that is asked for."""
+    with opened(given.config) as own, own.stores() as stores:
+        if stores is None:
+            raise BadSettings(f"{given.config}: sessions are local processes; there is no engine to look at")
+        lines, new = _proposals([(store.name, found) for store in stores for found in store.labelled()], own)
+        if given.add is None:
+            return lines or ["no image on any engine has the label fgpu.slug"]
+        for slug in given.add:
+            if slug not in new:
+                there = ", ".join(new) or "none"
+                raise CatalogueError(f"no new image is proposed as {shown(slug)}; there are {there}")
+        chosen = [new[slug] for slug in given.add or new]
+        own.editor().add([entry_of(image) for image in chosen], by=who())
+        return [*lines, *(f"added {image.slug}" for image in chosen)]
+
+
+def _proposals(found: Sequence[tuple[str, FoundImage]], own: Opened) -> tuple[list[str], dict[str, Image]]:
+    """Return what to say of each image that was found, and those that are new and can be added, by their slugs."""
+    lines: list[str] = []
+    new: dict[str, Image] = {}
+    references = {image.reference for image in own.catalogue.images}
+    for engine, one in found:
+        # One image can have several names.
+        reference = next((name for name in one.references if name in references), one.references[0])
+        try:
+            image = checked(entry_from(one.labels, reference))
+        except CatalogueError as e:
+            lines.append(f"{reference} on {engine}: its labels cannot be used: {e}")
+            continue
+        known = own.catalogue.entry(image.slug)
+        if known is not None and known.reference == reference:
+            said = f"{image.slug}: it is in the catalogue"
+        elif known is not None:
+            said = f"{image.slug}: that is {known.reference} there"
+        elif image.slug in new:
+            said = f"{image.slug}: proposed by another image already"
+        else:
+            new[image.slug] = image
+            said = f"new: {image.slug}: {image.name}"
+        lines.append(f"{reference} on {engine}: {said}")
+    return lines, new
+
+
+def run_pin(given: argparse.Namespace) -> list[str]:
+    """Write into an image's entry what the engines have under its reference."""
+    with opened(given.config) as own, own.stores() as stores:
+        if stores is None:
+            raise BadSettings(f"{given.config}: sessions are local processes; there is nothing to pin")
+        image = own.catalogue.entry(given.slug)
+        if image is None:
+            there = ", ".join(i.slug for i in own.catalogue.images)
+            raise CatalogueError(f"there is no image {shown(given.slug)}; there are {there}")
+        entry, said = pinned(image, _found(image, stores))
+        own.editor().edit(given.slug, entry, by=who())
+        return [f"image {given.slug}: {said}"]

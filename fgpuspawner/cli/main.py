@@ -1,0 +1,72 @@
+"""The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
+
+Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
+wrongly. Only ``fgpu node`` and ``fgpu images`` write to the database, and no password is ever shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner import __version__
+from fgpuspawner.cli import check, firewall, images, node, private_images, replay, status
+from fgpuspawner.cli.hub_config import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command; the docs are checked against it."""
+    parser = Parser(prog="fgpu", description="Look at an fgpuspawner installation.")
+    parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for command in (status, check, firewall, node):
+        command.add_to(commands)
+    private_images.add_to(images.add_to(commands))
+    replay.add_to(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    try:
+        given = make_parser().parse_args(arguments)
+        lines = given.run(given)
+    except UsageError as e:
+        return _fail(str(e), 2)
+    except SQLAlchemyError as e:
+        # What the store does not tell apart, such as a damaged file. Only the driver's words: the rest
+        # of the text can hold the statement and the URL.
+        said = getattr(e, "orig", None) or "see the Hub"
+        return _fail(f"the scheduler's database cannot be read: {said}", 1)
+    except (FGPUError, OSError) as e:
+        return _fail(str(e), 1)
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        # Its reader (``| head``) has seen enough. Python would complain once more while it ends.
+        sys.stdout = None
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    # Whatever the words are and wherever they are from: a URL is shown without its user's password.
+    line = re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split()))
+    print(f"fgpu: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

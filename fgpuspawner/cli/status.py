@@ -1,0 +1,196 @@
+"""The command ``fgpu status``: capacity, sessions and the queue, as the scheduler's database says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fgpu_scheduler import (
+    HOLDING,
+    Forecast,
+    Free,
+    Policy,
+    Session,
+    SessionState,
+    forecast,
+    format_milli,
+    free,
+    of_group,
+)
+from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
+from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.text.sessions import amount_words, fgpu_of
+from fgpuspawner.text.tables import instant, printable, table
+
+Json = dict[str, Any]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``fgpu``."""
+    about = "Print capacity, sessions and the queue."
+    parser = add_command(commands, run, "status", "capacity, sessions and queue", about)
+    add_config_or_db(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(given: argparse.Namespace) -> list[str]:
+    """Return capacity, sessions and queue, as lines or as JSON."""
+    url, policy, settings = named(given)
+    found = read_status(url, policy, now_s=int(time.time()))
+    if settings is not None:
+        found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
+    return [json.dumps(found, indent=2)] if given.json else status_lines(found)
+
+
+def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
+    """Return the state of the installation whose scheduler uses this database.
+
+    Raises:
+        BadSettings: the URL cannot be read.
+        StoreUnavailable: the database cannot be.
+    """
+    with read_only(url, half_life_s=lambda group: policy.of(group).half_life_s) as store:
+        snapshot = store.snapshot(now_s)
+        groups = sorted({node.resource_group for node in snapshot.nodes})
+        found: dict[int, Forecast] = {}
+        for group in groups:
+            own = of_group(snapshot, group)
+            typical = store.typical_length_s(group)
+            found |= {f.session_id: f for f in forecast(own, policy, typical_length_s=typical)}
+    left = free(snapshot)
+    simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}
+    return {
+        "version": 1,
+        "read_at_s": now_s,
+        "simulated": bool(simulated),
+        "groups": [_group(group, left) for group in groups],
+        "sessions": [
+            _session(s, simulated) for s in snapshot.sessions if s.state is not SessionState.PENDING
+        ],
+        "queue": [
+            _waiting(f, s) for f in found.values() if (s := snapshot.session(f.session_id)) is not None
+        ],
+    }
+
+
+def _group(group: str, left: Free) -> Json:
+    own = [n for n in left if n.node.resource_group == group]
+    total = sum(d.device.capacity_milli for n in own for d in n.devices)
+    return {
+        "name": group,
+        **_fgpu(total, sum(d.fgpu_milli for n in own for d in n.devices)),
+        "nodes": [
+            {
+                "name": n.node.id,
+                "state": n.node.state.value,
+                "cpu_total": format_milli(n.node.cpu_milli),
+                "cpu_used": _signed(n.node.cpu_milli - n.cpu_milli),
+                "memory_mib_total": n.node.memory_mib,
+                "memory_mib_used": n.node.memory_mib - n.memory_mib,
+                "devices": [
+                    {
+                        "uuid": d.device.uuid,
+                        "index": d.device.index,
+                        "model": d.device.model,
+                        "memory_mib": d.device.memory_mib,
+                        **_fgpu(d.device.capacity_milli, d.fgpu_milli),
+                        "simulated": d.device.simulated,
+                    }
+                    for d in n.devices
+                ],
+            }
+            for n in own
+        ],
+    }
+
+
+def _fgpu(total_milli: int, left_milli: int) -> Json:
+    return {"fgpu_total": format_milli(total_milli), "fgpu_used": _signed(total_milli - left_milli)}
+
+
+def _signed(milli: int) -> str:
+    return f"-{format_milli(-milli)}" if milli < 0 else format_milli(milli)
+
+
+def _session(session: Session, simulated: set[str]) -> Json:
+    where = session.placement
+    uuids = [s.device_uuid for s in where.shares] if where and session.state in HOLDING else []
+    return {
+        **_asked(session, state=session.state.value),
+        "node": where.node_id if where else None,
+        "gpus": uuids,
+        "since_s": session.started_at_s or session.scheduled_at_s or session.submitted_at_s,
+        "simulated": any(uuid in simulated for uuid in uuids),
+    }
+
+
+def _waiting(found: Forecast, session: Session) -> Json:
+    return {
+        "position": found.position,
+        **_asked(session),
+        "wait_reason": found.reason.value,
+        "wait_text": found.text,
+        "expected_start_at_s": found.expected_start_at_s,
+        "since_s": session.submitted_at_s,
+    }
+
+
+def _asked(session: Session, **more: str) -> Json:
+    asked = session.request
+    return {
+        "id": session.id,
+        "user": asked.user,
+        "server_name": asked.server_name,
+        **more,
+        "amount": amount_words(asked),
+        "fgpu": fgpu_of(session),
+        "resource_group": asked.resource_group,
+    }
+
+
+def status_lines(found: Json) -> list[str]:
+    """Return the status for reading."""
+    lines = ["SIMULATED GPUs: no real GPU is behind the amounts marked so", ""] if found["simulated"] else []
+    lines.append("Capacity")
+    for group in found["groups"]:
+        lines.append(f"  group {group['name']}: {group['fgpu_used']} of {group['fgpu_total']} fGPU in use")
+        for node in group["nodes"]:
+            state = "" if node["state"] == "READY" else f" {node['state']}"
+            backend = found.get("isolation", {}).get(node["name"])
+            lines.append(
+                f"    node {node['name']}{state}: {node['cpu_used']} of {node['cpu_total']} CPU, "
+                f"{node['memory_mib_used']} of {node['memory_mib_total']} MiB"
+                + (f", isolation {backend}" if backend else "")
+            )
+            lines.extend(
+                f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"
+                + (" (simulated)" if d["simulated"] else "")
+                for d in node["devices"]
+            )
+    if not found["groups"]:
+        lines.append("  no node")
+    sessions = [
+        (s["id"], _server(s), s["state"], _amount(s), s["node"] or "", instant(s["since_s"]))
+        for s in found["sessions"]
+    ]
+    waiting = []
+    for w in found["queue"]:
+        asked = _server(w), w["amount"], w["resource_group"]
+        waiting.append((w["position"] or "now", w["id"], *asked, instant(w["since_s"]), w["wait_text"]))
+    lines += ["", "Sessions", *_table("id,user/server,state,amount,node,since", sessions)]
+    return [*lines, "", "Queue", *_table("position,id,user/server,amount,group,since,why", waiting)]
+
+
+def _table(heading: str, rows: Sequence[Sequence[object]]) -> list[str]:
+    return [f"  {line}" for line in table(heading.split(","), rows)] if rows else ["  none"]
+
+
+def _server(session: Json) -> str:
+    return printable(f"{session['user']}/{session['server_name']}")
+
+
+def _amount(session: Json) -> str:
+    return f"{session['amount']}{' (simulated)' if session['simulated'] else ''}"

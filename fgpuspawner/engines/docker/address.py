@@ -1,0 +1,61 @@
+"""Where Docker daemons are: this machine's own, and those of other machines, as ``c.FGPU.nodes`` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.settings.nodes import address_of, are_found_by_driver
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a daemon is, and the nodes that are its machine (or parts of it).
+
+    ``url`` is empty for this machine's own. ``tls`` has the paths ``ca``, ``cert`` and ``key``. ``host`` is where the Hub
+    reaches the ports that containers publish; None where it reaches the containers themselves.
+    """
+
+    url: str
+    node_ids: tuple[str, ...]
+    tls: Mapping[str, str] = field(default_factory=dict)
+    host: str | None = None
+    has_gpus_to_find: bool = False
+
+    def __str__(self) -> str:
+        return f"the Docker engine of {' and '.join(self.node_ids) or 'this machine'}"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is another machine's."""
+        return self.host is not None
+
+
+def addresses(nodes: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
+    """Return the daemons of the configured nodes, this machine's own first.
+
+    Raises:
+        BadSettings: two nodes name one daemon differently.
+    """
+    found: dict[str, Address] = {"": Address("", ())}
+    for spec in nodes or [{"name": "local"}]:
+        url = str(spec.get("engine", ""))
+        to_find = bool(url) and are_found_by_driver(spec)
+        own = Address(url, (str(spec["name"]),), dict(spec.get("tls") or {}), address_of(spec), to_find)
+        other = found.get(url)
+        if other is None or not other.node_ids:
+            found[url] = own
+        elif (other.tls, other.host) != (own.tls, own.host):
+            raise BadSettings(
+                f"c.FGPU.nodes: {other.node_ids[0]!r} and {own.node_ids[0]!r} are on one engine; give both the same "
+                "tls and address"
+            )
+        else:
+            found[url] = replace(
+                own,
+                node_ids=(*other.node_ids, *own.node_ids),
+                has_gpus_to_find=to_find or other.has_gpus_to_find,
+            )
+    return tuple(address for address in found.values() if address.node_ids)

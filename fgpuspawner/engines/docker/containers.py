@@ -1,0 +1,386 @@
+"""The containers of Docker engines: seen, told apart, and removed.
+
+Every container has a name that says whose it is (``fgpu-INSTALLATION-SESSION-ATTEMPT``) and labels that say the
+same. An image can carry forged labels, but not a container's name: what does not have both is left alone, and
+what has both is checked against the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+from docker.errors import APIError, NotFound
+
+from fgpu_scheduler import EndCause, Observed, Session
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.base import Ended, EngineSilent
+from fgpuspawner.engines.docker import remote_files
+from fgpuspawner.engines.docker.endings import as_text, how_it_ended, with_last_words
+from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.text.sessions import fgpu_of
+
+T = TypeVar("T")
+
+log = logging.getLogger("fgpu.docker")
+
+LABEL = "fgpu"
+WARM = "warm"
+"""In the name and a label of a container that waits for a session. Its name becomes the session's, its labels stay."""
+HOSTS_PROCESSES = "pid:[4026531836]"
+"""What the kernel always calls the first namespace of processes."""
+
+REMOVAL_TIMEOUT_S = 30
+
+THREADS = 16
+STOPPERS = 64
+"""A class whose servers all ignore the first signal ends within about one stop timeout, and delays no start."""
+LOOKERS = 4
+LOG_TAIL_LINES = 20
+MOST_TOLD = 1000
+
+
+class Containers:
+    """The containers of one engine. All calls run in threads of their own."""
+
+    def __init__(
+        self,
+        client: docker.APIClient,
+        *,
+        looker: docker.APIClient | None = None,
+        installation: str,
+        elsewhere: bool = False,
+        stop_timeout_s: int = 10,
+    ) -> None:
+        self.client = client
+        self._elsewhere = elsewhere
+        self.looker = looker or client
+        self.installation = installation
+        self.stop_timeout_s = stop_timeout_s
+        self.removed: Callable[[], None] = lambda: None
+        """Called whenever a container of a session has been removed."""
+        self.executor = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-docker")
+        self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
+        self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
+        self._left_alone: set[str] = set()
+        self._seen: frozenset[str] = frozenset()
+        self._ends: dict[str, Ended] = {}
+        self._going: dict[str, asyncio.Task[bool]] = {}
+        """Containers that have ended, and are being removed by us: nothing more is to be said of them."""
+
+    def name(self, session: Session) -> str:
+        """Return the name of the container of the session's current attempt."""
+        return f"fgpu-{self.installation}-{session.id}-{session.attempt}"
+
+    def labels(self, session: Session) -> dict[str, str]:
+        """Return the labels by which the container is found, and by which an administrator knows it."""
+        assert session.placement is not None
+        return {
+            f"{LABEL}.installation": self.installation,
+            f"{LABEL}.session": str(session.id),
+            f"{LABEL}.attempt": str(session.attempt),
+            f"{LABEL}.node": session.placement.node_id,
+            f"{LABEL}.user": session.request.user,
+            f"{LABEL}.server": session.request.server_name,
+            f"{LABEL}.image": session.request.image,
+            f"{LABEL}.amount": fgpu_of(session) or "",
+        }
+
+    async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a call to the engine in a thread, and to its end: what was begun is never left in mid-air."""
+        return await self._in(self.executor, functools.partial(function, *args, **kwargs))
+
+    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(threads, call))
+
+    async def look(self) -> list[Observed]:
+        """Return this installation's containers.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        filters = {"label": f"{LABEL}.installation={self.installation}"}
+        try:
+            listed = await self._look("containers", all=True, filters=filters)
+            found = await asyncio.gather(*(self._observed(entry) for entry in listed))
+        except FAILED as e:
+            raise EngineSilent(str(e)) from e
+        self._seen = frozenset(o.handle for o in found if o is not None)
+        return [o for o in found if o is not None]
+
+    async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
+        """Return the files of containers that are not there (any more), as containers that have ended.
+
+        They are made before their container, and removed after it: a Hub that dies in between leaves them.
+
+        Raises:
+            EngineSilent: the engine does not answer.
+        """
+        if not self._elsewhere:
+            return []
+        loop = asyncio.get_running_loop()
+        try:
+            names = await loop.run_in_executor(
+                self._lookers, remote_files.containers_of_volumes, self.looker, self.installation
+            )
+        except FAILED as e:
+            raise EngineSilent(str(e)) from e
+        there = {o.handle for o in found}
+        left = [
+            Observed(
+                node_id=node_id,
+                session_id=named[0],
+                attempt=named[1],
+                handle=name,
+                alive=False,
+                message="the session's container is gone; nobody here ended it",
+            )
+            for name, node_id in sorted(names.items())
+            if name not in there and (named := session_and_attempt(name, self.installation)) is not None
+        ]
+        self._seen |= {o.handle for o in left}
+        return left
+
+    def has_seen(self, observed: Observed) -> bool:
+        """Return whether `look` has last returned this one here."""
+        return observed.handle in self._seen
+
+    async def _look(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask what there is, with little patience, in threads that nothing slower is done in."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._lookers, lambda: getattr(self.looker, method)(*args, **kwargs)
+        )
+
+    async def _observed(self, entry: dict[str, Any]) -> Observed | None:
+        labels = entry.get("Labels") or {}
+        name = (entry.get("Names") or ["/"])[0].removeprefix("/")
+        named = self._named(entry)
+        if named is None:
+            if name.startswith(f"fgpu-{self.installation}-{WARM}-"):
+                return None
+            if entry["Id"] not in self._left_alone:
+                self._left_alone.add(entry["Id"])
+                log.warning("Container %s carries our labels, but it is not ours; it is left alone", name)
+            return None
+        alive = entry.get("State") not in ("exited", "dead", "removing")
+        # Made and never started, it is listed as alive until it has been taken apart.
+        if name in self._going:
+            return None
+        ended: Ended | None = None
+        if not alive:
+            try:
+                ended = await self._end_of(named[0], entry["Id"])
+            except NotFound:
+                return None
+            except FAILED as e:
+                # One broken container is no reason to take its engine, which has just listed it, for lost.
+                log.warning("Container %s has ended, and the engine does not say how: %s", name, e)
+                ended = Ended(
+                    0, EndCause.EXITED, "the session's container ended; its engine does not say how"
+                )
+        return Observed(
+            node_id=labels.get(f"{LABEL}.node", ""),
+            session_id=named[0],
+            attempt=named[1],
+            handle=name,
+            alive=alive,
+            end_cause=ended.cause if ended else EndCause.EXITED,
+            message=ended.message if ended else None,
+        )
+
+    async def ended(self, session: Session) -> Ended | None:
+        """Return how the session's container ended; None while it runs, or while the engine does not say."""
+        try:
+            container = await self._look("inspect_container", self.name(session))
+            state = container["State"]
+            if state["Running"] or state["Status"] == "created":
+                return None
+            return await self._end_of(session.id, container["Id"])
+        except NotFound:
+            return Ended(0, EndCause.EXITED, "the session's container was removed; nobody here did it")
+        except FAILED as e:
+            # Not to be taken for an end: the share stays held until the engine says so.
+            log.warning("Session %d: the engine does not answer: %s", session.id, e)
+            return None
+
+    async def _end_of(self, session_id: int, container: str) -> Ended:
+        """Return how a container ended, with its last words; the log gets more of them. Asked once: it stays so."""
+        if container not in self._ends:
+            ended = how_it_ended(await self._look("inspect_container", container))
+            tail = await self.log_tail(container)
+            log.info("Session %d: %s. Its last output:\n%s", session_id, ended.message, "\n".join(tail))
+            self._ends[container] = with_last_words(ended, tail)
+            if len(self._ends) > MOST_TOLD:
+                del self._ends[next(iter(self._ends))]
+        return self._ends[container]
+
+    async def log_tail(self, container: str) -> list[str]:
+        """Return a container's last lines of output; none where the engine does not tell."""
+        try:
+            output = await self._look("logs", container, tail=LOG_TAIL_LINES)
+        except FAILED:
+            return []
+        # They go to the Hub's log, to the command line and to pages, and are whatever the owner's programs print.
+        return [as_text(line) for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+
+    async def remove(self, observed: Observed) -> bool:
+        """Stop and remove one container; return whether it is known to be gone."""
+        return await self.remove_named(observed.handle, now=False)
+
+    async def remove_named(self, name: str, *, now: bool) -> bool:
+        """Stop (unless ``now``) and remove a container; return whether the engine says that it is gone."""
+        gone = await self._removed(name, now=now)
+        if gone and self._elsewhere:
+            try:
+                await self.call(remote_files.unship, self.client, name)
+            except FAILED as e:
+                log.warning("The files of container %s could not be removed: %s", name, e)
+        return gone
+
+    async def _removed(self, name: str, *, now: bool) -> bool:
+        try:
+            if not now:
+                await self.call(self.client.stop, name, timeout=self.stop_timeout_s)
+            await self.call(self.client.remove_container, name, force=True)
+        except NotFound:
+            return True
+        except APIError as e:
+            if e.status_code != 409:
+                log.warning("Container %s could not be removed: %s", name, e.explanation)
+                return await self._is_gone(name)
+            return await self._removed_by_somebody(name)
+        except FAILED as e:
+            log.warning("Container %s could not be removed: %s", name, e)
+            return False
+        return await self._is_gone(name)
+
+    async def _removed_by_somebody(self, name: str) -> bool:
+        """Wait until a removal that somebody else began has come to its end; return whether it is gone."""
+        try:
+            await self.call(self.client.wait, name, timeout=REMOVAL_TIMEOUT_S, condition="removed")
+        except NotFound:
+            return True
+        except FAILED as e:
+            log.warning("Container %s is being removed, and is not gone yet: %s", name, e)
+        return await self._is_gone(name)
+
+    def sessions_of(self, pids: Sequence[int]) -> dict[int, int]:
+        """Return the session of each process of the engine's machine that is in one of this installation's containers."""
+        filters = {"label": f"{LABEL}.installation={self.installation}"}
+        try:
+            sessions = {
+                entry["Id"]: named[0]
+                for entry in self.client.containers(filters=filters)
+                if (named := self._named(entry)) is not None
+            }
+            found: dict[int, int] = {}
+            elsewhere: set[int] = set()
+            if self._elsewhere:
+                elsewhere.update(pids)
+            for pid in () if self._elsewhere else pids:
+                try:
+                    text = Path(f"/proc/{pid}/cgroup").read_text()
+                except OSError:
+                    elsewhere.add(pid)
+                    continue
+                own = next((i for i in container_ids(text) if i in sessions), None)
+                if own is not None:
+                    found[pid] = sessions[own]
+                elif not numbers_are_the_hosts():
+                    elsewhere.add(pid)
+            # It has ended; or its number means something here, where the engine's processes are not to be seen.
+            if elsewhere:
+                for container, session_id in sessions.items():
+                    inside = elsewhere.intersection(self._pids_in(container))
+                    found.update(dict.fromkeys(inside, session_id))
+        except FAILED as e:
+            raise EngineSilent(f"the Docker engine does not say whose processes use the GPUs: {e}") from e
+        return found
+
+    def _pids_in(self, container: str) -> list[int]:
+        try:
+            top = self.client.top(container, ps_args="-eo pid")
+        except APIError:
+            return []  # It has ended.
+        return [int(row[0]) for row in top.get("Processes") or () if row[0].isdigit()]
+
+    def _named(self, entry: dict[str, Any]) -> tuple[int, int] | None:
+        """Return session and attempt of a container that is ours by its name and its labels, else None."""
+        labels = entry.get("Labels") or {}
+        named = session_and_attempt((entry.get("Names") or ["/"])[0].removeprefix("/"), self.installation)
+        said = labels.get(f"{LABEL}.session"), labels.get(f"{LABEL}.attempt")
+        if said == (None, None) and labels.get(f"{LABEL}.{WARM}") == self.installation:
+            return named  # It was there before its session.
+        return named if named is not None and said == (str(named[0]), str(named[1])) else None
+
+    async def _is_gone(self, name: str) -> bool:
+        try:
+            await self.call(self.client.inspect_container, name)
+        except NotFound:
+            return True
+        except FAILED:
+            return False
+        return False
+
+    async def end_session(self, session: Session, *, now: bool) -> bool:
+        """End the containers of every attempt of a session; return whether none of them is known to run any more.
+
+        A container that has ended holds no GPU, no CPU and no memory. Taking it apart takes a while longer: that is
+        done in the background, and `removed` is called for each.
+        """
+        names = [
+            f"fgpu-{self.installation}-{session.id}-{attempt}" for attempt in range(1, session.attempt + 1)
+        ]
+        return all(await asyncio.gather(*(self._stopped(name, now=now) for name in names)))
+
+    async def _stopped(self, name: str, *, now: bool) -> bool:
+        stop = functools.partial(self.client.stop, name, timeout=0 if now else self.stop_timeout_s)
+        try:
+            # This lasts for as long as the server takes, in threads that nothing else waits for.
+            await self._in(self._stoppers, stop)
+        except FAILED:
+            # There is none, or it must be forced: a paused one, say.
+            gone = await self.remove_named(name, now=True)
+            self.removed()
+            return gone
+        if name not in self._going:
+            going = self._going[name] = asyncio.create_task(self.remove_named(name, now=True))
+
+            def is_removed(_: object) -> None:
+                # If it could not be removed, it is seen again from now on, and belongs to nobody.
+                del self._going[name]
+                self.removed()
+
+            going.add_done_callback(is_removed)
+        return True
+
+
+def numbers_are_the_hosts() -> bool:
+    """Whether a process's number is the same here as for the engine: not so within a container."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == HOSTS_PROCESSES
+    except OSError:
+        return False
+
+
+def container_ids(cgroup: str) -> list[str]:
+    """Return the ids of containers in a process's ``/proc/PID/cgroup``, of version 1 or 2, the outer ones first."""
+    return re.findall(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", cgroup)
+
+
+def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
+    """Return session and attempt of a container of this installation by its name; None for any other name."""
+    prefix = f"fgpu-{installation}-"
+    match = re.fullmatch(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,8})", name.removeprefix(prefix))
+    if not name.startswith(prefix) or match is None:
+        return None
+    return int(match[1]), int(match[2])

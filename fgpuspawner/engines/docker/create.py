@@ -1,0 +1,235 @@
+"""What a container is made with: the session's, over what the administrator has set, over our defaults. Pure."""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from docker.types import DeviceRequest, HostConfig
+from docker.utils import convert_volume_binds
+
+from fgpuspawner.engines.base import LaunchSpec
+from fgpuspawner.engines.docker import handover
+from fgpuspawner.isolation.base import Mount
+from fgpuspawner.isolation.sealing import sealed_environment
+
+SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
+"""What `sudo` and `apt-get` need, and no more: none to mount, to trace others, to make devices, or of the network."""
+
+NOT_TO_BE_SET = ("mem_limit", "cpu_quota", "nano_cpus", "auto_remove")
+"""What ``extra_host_config`` does not decide: the limits are the request's, and how a container ended must be seen before
+it goes."""
+
+CPU_PERIOD_US = 100_000
+INTERPRETERS = ("bash", "sh", "dash", "ash", "python", "python3")
+"""What the images of frameworks run when nothing else is asked for. They are no servers: they would end at once."""
+NO_NAME_SERVER = "127.0.0.1"
+"""Of the container itself: nothing listens there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """What ``c.FGPUSpawner`` and ``c.DockerSpawner`` set for one session's container; see the settings of these names.
+
+    ``create`` and ``host`` are ``extra_create_kwargs`` and ``extra_host_config``, evaluated and with their templates
+    filled in; ``volumes`` are docker-py's binds.
+    """
+
+    create: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
+    volumes: Mapping[str, Any] = field(default_factory=dict)
+    mounts: Sequence[Any] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    pids_limit: int = 1024
+    cap_drop: Sequence[str] = ("ALL",)
+    security_opt: Sequence[str] = ("no-new-privileges",)
+    log_config: Mapping[str, Any] = field(default_factory=dict)
+    container_user: str = "1000:1000"
+    read_only_root: bool = False
+    writable_in_memory: Mapping[str, str] = field(default_factory=dict)
+    gives_gpus: bool = True
+    internal_ip: bool = True
+    host_ip: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a container is made: its name and labels, its network, what of the daemon is needed there.
+
+    ``publish_at`` is the address at which its machine publishes the server's port, None where the Hub reaches the
+    container itself. ``gpus`` is the request for its real GPUs. ``api_version`` is of the daemon's API.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    network: str
+    api_version: str
+    publish_at: str | None = None
+    gpus: DeviceRequest | None = None
+    closed: bool = False
+    """Whether nothing beyond the machine is to be reached."""
+
+
+def arguments(
+    spec: LaunchSpec, options: ContainerOptions, place: Place, image: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return docker-py's arguments for ``create_container``, and the paths at which something else had to make way.
+
+    ``image`` is what the daemon says of it.
+    """
+    config = image.get("Config") or {}
+    given = copy.deepcopy(dict(options.create))
+    if is_root(str(config.get("User") or "")):
+        given.setdefault("user", options.container_user)
+    made: dict[str, Any] = {
+        "image": spec.image.reference,
+        "environment": dict(spec.environment),
+        "volumes": sorted(bind["bind"] for bind in options.volumes.values()),
+        "name": place.name,
+        "command": [*(spec.command or own_command(config)), *spec.arguments],
+        "ports": {f"{spec.port}/tcp": None},
+    }
+    _merge(made, given)
+    made["labels"] = {**(made.get("labels") or {}), **place.labels}
+    host = HostConfig(place.api_version, **_host(spec, options, place))
+    own, displaced = sealed_mounts({**made.get("host_config", {}), **host}, spec.prepared.mounts)
+    made["host_config"] = own
+    made["environment"] = sealed_environment(
+        parse_environment(made["environment"]),
+        spec.told,
+        spec.prepared,
+        image={k: v for k, v in parse_environment(config.get("Env")).items() if v is not None},
+    )
+    return made, displaced
+
+
+def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str, Any]:
+    """Return what ``HostConfig`` is made of: our settings, the administrator's over them; the limits are always ours."""
+    security = list(options.security_opt)
+    if spec.sudo:
+        # A set-user-id program, which sudo is, gives nothing where new privileges are off.
+        security = [option for option in security if not option.startswith("no-new-privileges")]
+    ours: dict[str, Any] = {
+        "security_opt": security,
+        "cap_drop": list(options.cap_drop),
+        "pids_limit": options.pids_limit,
+        "log_config": dict(options.log_config),
+    }
+    if spec.sudo:
+        ours["cap_add"] = list(SUDO_CAPABILITIES)
+    if place.closed:
+        # Docker's resolver would ask outside for the container, from the host's side of the firewall.
+        ours["dns"] = [NO_NAME_SERVER]
+    if options.read_only_root:
+        ours |= {"read_only": True, "tmpfs": dict(options.writable_in_memory)}
+    added: dict[str, Any] = {
+        "binds": dict(options.volumes),
+        "links": dict(options.links),
+        "mounts": list(options.mounts),
+        "network_mode": place.network,
+    }
+    if place.publish_at is not None:
+        added["port_bindings"] = {spec.port: (place.publish_at,)}
+    given = {k: v for k, v in copy.deepcopy(dict(options.host)).items() if k not in NOT_TO_BE_SET}
+    if isinstance(given.get("binds"), list | tuple):
+        # A list stands for the whole: the volumes would be left out.
+        given["binds"] = [*given["binds"], *_binds_of(options)]
+    period_us = given.get("cpu_period", CPU_PERIOD_US)
+    memory = spec.session.request.memory_mib * 2**20
+    limits: dict[str, Any] = {
+        "mem_limit": memory,
+        # Without this a container may use as much swap again.
+        "memswap_limit": memory,
+        "cpu_period": period_us,
+        "cpu_quota": spec.session.request.cpu_milli * period_us // 1000,
+    }
+    if spec.prepared.hosts_ipc:
+        limits["ipc_mode"] = "host"
+    if place.gpus is not None:
+        limits["device_requests"] = [place.gpus]
+    return _merge(added, {**ours, **given, **limits})
+
+
+def _binds_of(options: ContainerOptions) -> list[str]:
+    volumes: Any = dict(options.volumes)
+    return list(convert_volume_binds(volumes))
+
+
+def own_command(config: Mapping[str, Any]) -> list[str]:
+    """Return what an image runs as its server."""
+    own = list(config.get("Cmd") or [])
+    if not own or (len(own) == 1 and posixpath.basename(own[0]) in INTERPRETERS):
+        return [handover.SERVER]
+    return own
+
+
+def is_root(user: str) -> bool:
+    """Return whether an image's ``USER`` (a name or number, perhaps with a group) is root, or nobody's."""
+    name = user.split(":")[0]
+    try:
+        return int(name) == 0  # The engine reads 00 as a number, too.
+    except ValueError:
+        return name in ("", "root")
+
+
+def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """Return an environment that may be a list of ``NAME=value``, as the engine's API has it."""
+    if entries is None:
+        return {}
+    if isinstance(entries, Mapping):
+        return dict(entries)
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: value if equals else None for name, equals, value in pairs}
+
+
+def sealed_mounts(
+    host_config: Mapping[str, Any], mounts: Sequence[Mount]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a container's HostConfig (of the engine's API) with our mounts, and what had to make way for them.
+
+    What is mounted where one of ours goes, or below it, is left out; what is mounted above stays, as the engine mounts
+    by depth.
+    """
+    ours = {posixpath.normpath(mount.target) for mount in mounts}
+    displaced: list[str] = []
+
+    def stays(target: str) -> bool:
+        path = posixpath.normpath("/" + target.lstrip("/"))
+        hit = any(path == own or path.startswith(f"{own}/") for own in ours)
+        if hit:
+            displaced.append(path)
+        return not hit
+
+    found = dict(host_config)
+    found["Binds"] = [bind for bind in found.get("Binds") or [] if stays(_bind_target(bind))]
+    given = [mount for mount in found.get("Mounts") or [] if stays(str(mount.get("Target", "")))]
+    if found.get("Tmpfs"):
+        found["Tmpfs"] = {path: options for path, options in found["Tmpfs"].items() if stays(path)}
+    found["Mounts"] = [*given, *(_as_api(mount) for mount in mounts)]
+    return found, displaced
+
+
+def _bind_target(bind: str) -> str:
+    """Return the path in the container of ``source:target[:options]``, or of ``target`` alone."""
+    parts = bind.split(":")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _as_api(mount: Mount) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": str(mount.source),
+        "Target": mount.target,
+        "ReadOnly": mount.read_only,
+    }
+
+
+def _merge(into: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay ``given`` over ``into``, dicts key by key, as DockerSpawner does."""
+    for key, value in given.items():
+        own = into.get(key)
+        into[key] = _merge(own, value) if isinstance(own, dict) and isinstance(value, Mapping) else value
+    return into

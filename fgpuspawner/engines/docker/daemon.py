@@ -1,0 +1,301 @@
+"""One Docker daemon: whether it answers, its containers, and the events that say when to look at them.
+
+A daemon is one machine. One that does not answer is asked again in the background, and of what it runs nothing is
+concluded until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import DockerException
+from docker.tls import TLSConfig
+from docker.utils import kwargs_from_env
+
+from fgpu_scheduler import BadSettings, Seen
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.docker import remote_files
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.containers import Containers
+from fgpuspawner.engines.docker.errors import FAILED, GONE
+from fgpuspawner.engines.docker.events import Events, call_soon_and_again
+from fgpuspawner.engines.docker.keepalive import keep_alive
+from fgpuspawner.engines.docker.remote_driver import RemoteDriver
+from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
+from fgpuspawner.engines.docker.ssh_tunnel import Tunnel, TunnelFailed
+from fgpuspawner.isolation.base import Mount
+from fgpuspawner.isolation.nvml_reader import NvmlUnknown
+from fgpuspawner.settings.nodes import Machine
+
+log = logging.getLogger("fgpu.docker")
+
+CALL_TIMEOUT_S = 60
+LOOK_TIMEOUT_S = 8
+"""A daemon that has not said what it runs by then does not answer."""
+TOLD_WITHIN_S = 1.0
+ASK_EVERY_S = 1.0
+CLIENT = {"version": "auto", "max_pool_size": 32}
+
+
+class OwnTrust(TLSConfig):
+    """Trusts the authority that is configured, and no other that the environment names (REQUESTS_CA_BUNDLE)."""
+
+    def configure_client(self, client: docker.APIClient) -> None:
+        """Set up a client before its first request."""
+        super().configure_client(client)
+        client.trust_env = False
+
+
+class _Silent:
+    """Stands for the client of a daemon that never answered: whatever is asked of it fails as if it had gone."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise requests.exceptions.ConnectionError(f"{self._address} has not answered yet")
+
+
+def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APIClient:
+    """Return a client of the daemon that the environment (DOCKER_HOST) or ``client_kwargs`` name.
+
+    Raises:
+        BadSettings: it does not answer.
+    """
+    try:
+        return docker.APIClient(
+            **{**CLIENT, "timeout": CALL_TIMEOUT_S, **kwargs_from_env(), **client_kwargs, **more}
+        )
+    except DockerException as e:
+        raise BadSettings(
+            f"the Docker engine does not answer; is it running, and may the Hub use it? ({e})"
+        ) from e
+
+
+class Daemon:
+    """One daemon. What blocks says so; the rest is for the Hub's event loop."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        installation: str,
+        network: str = NETWORK,
+        images: Callable[[], Sequence[str]] = tuple,
+        client_kwargs: Mapping[str, Any] | None = None,
+        stop_timeout_s: int = 10,
+    ) -> None:
+        self.address = address
+        self.installation = installation
+        self._network = network
+        self._images = images
+        self._client_kwargs = dict(client_kwargs or {})
+        self._tunnel = Tunnel(address.url) if address.url.startswith("ssh://") else None
+        silent: Any = _Silent(address)
+        self.containers = Containers(
+            silent,
+            installation=installation,
+            elsewhere=address.is_elsewhere,
+            stop_timeout_s=stop_timeout_s,
+        )
+        self._clients: tuple[docker.APIClient, ...] = ()
+        self.answers = False
+        self.changed: Callable[[], None] = lambda: None
+        self.image_lock = asyncio.Lock()
+        """Held while images are made, named or removed here: one at a time."""
+        self._shipping = threading.Lock()
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = -ASK_EVERY_S
+        self._events: Events | None = None
+
+    @property
+    def client(self) -> docker.APIClient:
+        """The client for calls; another one once the daemon has been away."""
+        return self.containers.client
+
+    def connect(self) -> None:
+        """Connect. Blocks.
+
+        Raises:
+            BadSettings: it does not answer, or a file of its ``tls`` cannot be read.
+        """
+        with contextlib.ExitStack() as opened:
+            # The short one first: a daemon that does not answer is found out by it.
+            looker = opened.enter_context(contextlib.closing(self._connected(LOOK_TIMEOUT_S)))
+            client = opened.enter_context(contextlib.closing(self._connected(CALL_TIMEOUT_S)))
+            if self.address.is_elsewhere:
+                ensure_network(client, self._network)
+            opened.pop_all()
+        before = self._clients
+        self.containers.looker, self.containers.client = self._clients = looker, client
+        self.answers = True
+        # What is under way on them goes on; what is kept open for later is not needed any more.
+        for old in before:
+            old.close()
+
+    def another_client(self, *, timeout_s: int) -> docker.APIClient:
+        """Return a client of its own, for calls that take longer than others; to be closed. Blocks.
+
+        A machine that is gone without a word is found out within a minute, whatever ``timeout_s`` is.
+
+        Raises:
+            EngineSilent: the daemon does not answer.
+        """
+        try:
+            client = self._connected(CALL_TIMEOUT_S)
+        except BadSettings as e:
+            raise EngineSilent(str(e)) from e
+        keep_alive(client)
+        client.timeout = timeout_s
+        return client
+
+    def _connected(self, timeout_s: int) -> docker.APIClient:
+        own = self.address
+        if not own.url:
+            return connect_here(self._client_kwargs, timeout=timeout_s)
+        given: dict[str, Any] = {**CLIENT, "base_url": own.url, "timeout": timeout_s}
+        if own.tls:
+            try:
+                given["tls"] = OwnTrust(
+                    client_cert=(own.tls["cert"], own.tls["key"]), ca_cert=own.tls["ca"], verify=True
+                )
+            except (DockerException, OSError) as e:
+                raise BadSettings(f"c.FGPU.nodes: tls of {own.node_ids[0]!r}: {e}") from e
+        try:
+            if self._tunnel is not None:
+                given["base_url"] = self._tunnel.open()
+            return docker.APIClient(**given)
+        except (DockerException, OSError, TunnelFailed, *GONE) as e:
+            raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
+
+    async def ship(
+        self, *, container: str, image: str, node: str, mounts: Sequence[Mount], shared: Path
+    ) -> tuple[Mount, ...]:
+        """Carry a session's files to this daemon's machine; see `remote_files.ship`."""
+
+        def carry() -> tuple[Mount, ...]:
+            # One at a time: the first session of a node makes what all of them share.
+            with self._shipping:
+                return remote_files.ship(
+                    self.client,
+                    container=container,
+                    image=image,
+                    installation=self.installation,
+                    node=node,
+                    mounts=mounts,
+                    shared=shared,
+                )
+
+        return await self.containers.call(carry)
+
+    def machine(self) -> Machine | None:
+        """Return what the daemon says of its machine, None if it does not answer. Blocks."""
+        try:
+            info = self.containers.looker.info()
+        except FAILED as e:
+            log.warning("%s does not answer: %s", self.address, e)
+            return None
+        found = Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+        if not self.address.has_gpus_to_find:
+            return found
+        try:
+            return replace(found, devices=self.driver(self.address.node_ids[0]).devices())
+        except NvmlUnknown as e:
+            return replace(found, trouble=str(e))
+
+    def driver(self, node_id: str, machine: Path | None = None) -> RemoteDriver:
+        """Return what asks the driver there; ``machine`` is the folder of a node's simulated machine."""
+        return RemoteDriver(
+            lambda: self.client,
+            installation=self.installation,
+            node_id=node_id,
+            images=self._images,
+            machine=machine,
+        )
+
+    # -- in the event loop ----------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called in the running loop when a container ends, or the daemon answers again."""
+        self.changed = changed
+        if self.answers:
+            self._listen()
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._events is not None:
+            self._events.close()
+        self._events = Events(
+            self.containers, str(self.address), lambda: call_soon_and_again(loop, self.changed)
+        )
+
+    async def observe(self) -> Seen:
+        """Return the daemon's containers and its nodes; nothing and no nodes while it does not answer."""
+        if not self.answers:
+            self._ask_again()
+            return Seen((), ())
+        try:
+            found = await self.containers.look()
+            left = await self.containers.left_files(found)
+        except Exception as e:
+            # Whatever it was, it is of this daemon alone: the others' rounds go on.
+            unforeseen = None if isinstance(e, EngineSilent) else e
+            log.warning(
+                "%s does not answer: %s. What it runs keeps its shares", self.address, e, exc_info=unforeseen
+            )
+            self.answers = False
+            self._ask_again()
+            return Seen((), ())
+        events = self._events
+        if events is not None:
+            untold = events.missed(found)
+            if untold:
+                loop = asyncio.get_running_loop()
+                loop.call_later(TOLD_WITHIN_S, self._listen_anew_unless_told, events, untold)
+        return Seen([*found, *left], self.address.node_ids)
+
+    def _listen_anew_unless_told(self, events: Events, names: Collection[str]) -> None:
+        """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""
+        if self._events is events and self.answers and not all(events.has_told(name) for name in names):
+            log.warning("%s: the events do not tell what happens; they are asked for anew", self.address)
+            self._listen()
+
+    def _ask_again(self) -> None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._asked())
+
+    async def _asked(self) -> None:
+        """Ask once whether it is there again. In a thread of its own: it may take long to say nothing."""
+        # One that answers this and nothing else is not asked in a circle.
+        await asyncio.sleep(self._asked_at + ASK_EVERY_S - time.monotonic())
+        self._asked_at = time.monotonic()
+        try:
+            await in_a_thread_of_its_own(self.connect)
+        except BadSettings as e:
+            log.debug("%s", e)
+            return
+        log.warning("%s answers again", self.address)
+        self._listen()
+        self.changed()
+
+    def close(self) -> None:
+        """Stop listening, and let go of the daemon."""
+        if self._events is not None:
+            self._events.close()
+        for client in self._clients:
+            client.close()
+        if self._tunnel is not None:
+            self._tunnel.close()

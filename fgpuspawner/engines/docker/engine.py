@@ -1,0 +1,394 @@
+"""Docker containers as an `Engine`: on this machine's own daemon, and on those of other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from docker.errors import APIError
+from docker.tls import TLSConfig
+from docker.types import DeviceRequest
+
+from fgpu_scheduler import BadSettings, EndCause, Observed, Seen, Session
+from fgpu_scheduler.store.private_image import PrivateImage
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
+from fgpuspawner.engines.base import (
+    Capabilities,
+    Ended,
+    Endpoint,
+    Engine,
+    EngineSilent,
+    HubSide,
+    ImageStore,
+    Installation,
+    LaunchFailed,
+    LaunchSpec,
+    SavedImage,
+    SaveSpec,
+)
+from fgpuspawner.engines.docker import create, handover
+from fgpuspawner.engines.docker.address import addresses
+from fgpuspawner.engines.docker.create import ContainerOptions, Place
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.endings import refusal_words
+from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.engines.docker.exec import run_in
+from fgpuspawner.engines.docker.fleet import Fleet
+from fgpuspawner.engines.docker.gpu_requests import some_gpus
+from fgpuspawner.engines.docker.handover import Handover
+from fgpuspawner.engines.docker.images.found import store_of
+from fgpuspawner.engines.docker.images.pulls import Pulls
+from fgpuspawner.engines.docker.images.saver import ImageSaver
+from fgpuspawner.engines.docker.network_guard import NetworkGuard
+from fgpuspawner.engines.docker.remote_driver import RemoteReader
+from fgpuspawner.engines.docker.shared_network import NETWORK
+from fgpuspawner.engines.docker.warm_pool import WarmPool
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.pull_state import PullState
+from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.base import IN_CONTAINER
+from fgpuspawner.isolation.nvml_reader import NvmlReader
+from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.settings.nodes import Machine
+
+log = logging.getLogger("fgpu.docker")
+
+DOES_NOT_ANSWER = "the Docker engine does not answer"
+
+
+class DockerEngine(Engine):
+    """Sessions as containers, each on a network of its user's, with its slice, no new privileges and no capabilities."""
+
+    capabilities = Capabilities(
+        "containers",
+        own_root=True,
+        real_limits=True,
+        apart=True,
+        networks=True,
+        machines=True,
+        saves_images=True,
+        fetches_images=True,
+        warm_pool=True,
+    )
+
+    def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:
+        """Connect to the daemons of the configured nodes. ``settings`` are those of the spawner's class.
+
+        Raises:
+            BadSettings: this machine's own is needed and does not answer.
+        """
+        self._installation = installation
+        own = installation.settings
+        self._machines: Mapping[str, Path] = {
+            spec["name"]: machine.folder_of(own.data_path(), spec["name"])
+            for spec in own.nodes
+            if isinstance(spec.get("gpus"), dict)
+        }
+        """The folders of simulated machines, by node."""
+        self.fleet = Fleet(
+            [
+                Daemon(
+                    address,
+                    installation=installation.id,
+                    network=settings.get("network_name", NETWORK),
+                    images=self._offered,
+                    client_kwargs=client_settings(settings),
+                    stop_timeout_s=int(settings.get("stop_timeout_s", 10)),
+                )
+                for address in addresses(own.nodes)
+            ]
+        )
+        self.fleet.connect()
+        self.pulls = Pulls(self.fleet, at_a_time=own.pulls_at_a_time)
+        self.network = NetworkGuard(own, self.fleet, installation=installation.id)
+        self._saver = ImageSaver(self.fleet, installation.id)
+        self.warm: WarmPool | None = None
+
+    def _offered(self) -> list[str]:
+        catalogue = self._installation.catalogue()
+        return [image.reference for image in catalogue.images if image.enabled and not image.owner]
+
+    # -- the Hub's life -------------------------------------------------------------------------------
+
+    def survey(self, nodes: Collection[str] | None = None) -> Mapping[str, Machine | None]:
+        return self.fleet.survey(nodes)
+
+    def open(self, hub: HubSide) -> None:
+        self.network.open(hub.urls, hub.background)
+        self.warm = self._warm_pool(hub)
+        self.pulls.changed = hub.queue.nudge
+        self._saver.open(hub)
+        for daemon in self.fleet.daemons:
+            daemon.containers.removed = self._removed
+
+    def _warm_pool(self, hub: HubSide) -> WarmPool | None:
+        """Return the warm pool of this machine's own daemon; None where it has none."""
+        sizes, catalogue = self._installation.settings.warm_pool, self._installation.catalogue
+        unknown = sorted(slug for slug in sizes if catalogue().entry(slug) is None)
+        if unknown:
+            known = ", ".join(image.slug for image in catalogue().images)
+            raise BadSettings(f"c.FGPU.warm_pool: there is no image {unknown[0]!r}; there are {known}")
+        own = next((d for d in self.fleet.daemons if not d.address.is_elsewhere), None)
+        if own is None:
+            return None
+        return WarmPool(
+            own.containers,
+            hub,
+            sizes=sizes,
+            node_ids=own.address.node_ids,
+            data=self._installation.settings.data_path(),
+            is_offered=lambda slug: catalogue().get(slug) is not None,
+            fetching=self.pulls.states,
+        )
+
+    def begin(self) -> None:
+        if self.warm is not None:
+            self.warm.begin()
+
+    def close(self) -> None:
+        if self.warm is not None:
+            self.warm.close()
+        self.network.close()
+        self.fleet.close()
+
+    def _removed(self) -> None:
+        """A session's container has gone: its place on the network is free, and so are its CPU and memory."""
+        self.network.sweep_soon()
+        if self.warm is not None:
+            self.warm.wake()
+
+    # -- what runs ------------------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self.fleet.watch(changed)
+
+    async def observe(self) -> Seen:
+        return await self.fleet.observe()
+
+    async def remove(self, observed: Observed) -> bool:
+        return await self.fleet.remove(observed)
+
+    def name(self, session: Session) -> str:
+        """Return the name of the container of a session's current attempt."""
+        return self.fleet.of(session).containers.name(session)
+
+    # -- one session ----------------------------------------------------------------------------------
+
+    async def start(self, spec: LaunchSpec) -> Endpoint:
+        assert isinstance(spec.options, ContainerOptions)
+        if not spec.image.reference:
+            raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
+        daemon = self.fleet.of(spec.session)
+        if not daemon.answers:
+            raise LaunchFailed(f"{daemon.address} does not answer; ask for a new session", EndCause.NODE_LOST)
+        try:
+            return await self._started(daemon, spec, spec.options)
+        except APIError as e:
+            log.error("Session %d: the engine refused: %s", spec.session.id, e.explanation)
+            raise LaunchFailed(refusal_words(e)) from e
+        except FAILED as e:
+            raise LaunchFailed(DOES_NOT_ANSWER) from e
+
+    async def _started(self, daemon: Daemon, spec: LaunchSpec, options: ContainerOptions) -> Endpoint:
+        session, containers = spec.session, daemon.containers
+        found = await self.pulls.found(daemon, spec.image)
+        if found is None:
+            raise LaunchFailed(
+                f"image {spec.image.reference} was removed from {daemon.address} just now",
+                EndCause.PULL_FAILED,
+            )
+        publish_at = None if options.internal_ip else options.host_ip
+        if daemon.address.host is not None:
+            publish_at = await asyncio.to_thread(socket.gethostbyname, daemon.address.host)
+            spec = await self._shipped(daemon, spec)
+        request, has_driver = await self._gpus(daemon, spec, options)
+        async with self.network.of(session.request.user, daemon) as network:
+            place = Place(
+                name=containers.name(session),
+                labels=containers.labels(session),
+                network=network,
+                api_version=daemon.client.api_version,
+                publish_at=publish_at,
+                gpus=request,
+                closed=self._installation.settings.egress == "closed",
+            )
+            kwargs, displaced = create.arguments(spec, options, place, found)
+            for path in displaced:
+                log.error(
+                    "Session %d: something else is configured to be mounted at %s; it is left out",
+                    session.id,
+                    path,
+                )
+            container, told = await self._made(daemon, spec, kwargs, found, network)
+        await containers.call(daemon.client.start, container)
+        await self._tell(daemon, session, container, told)
+        ip, port = await _endpoint(daemon, container, network, spec.port, publish_at)
+        return Endpoint(ip, port, has_driver)
+
+    async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
+        """Return the spec with the session's files on the daemon's own machine."""
+        assert spec.session.placement is not None
+        node_id = spec.session.placement.node_id
+        mounts = await daemon.ship(
+            container=daemon.containers.name(spec.session),
+            image=spec.image.reference,
+            node=node_id,
+            mounts=spec.prepared.mounts,
+            shared=machine.folder_of(self._installation.settings.data_path(), node_id),
+        )
+        return replace(spec, prepared=replace(spec.prepared, mounts=mounts))
+
+    async def _gpus(
+        self, daemon: Daemon, spec: LaunchSpec, options: ContainerOptions
+    ) -> tuple[DeviceRequest | None, bool]:
+        """Return the request for the session's real GPUs, and whether there is a driver for it, a simulated one too."""
+        if spec.simulated or not options.gives_gpus:
+            return None, spec.simulated
+        request = some_gpus(await daemon.containers.call(daemon.client.info), spec.devices)
+        return request, request is not None
+
+    async def _made(
+        self, daemon: Daemon, spec: LaunchSpec, kwargs: dict[str, Any], image: Mapping[str, Any], network: str
+    ) -> tuple[str, Handover | None]:
+        """Return a new container, or a warm one that is the same and runs, and what it is to be told of who it is."""
+        told: Handover | None = None
+        if handover.can_take(image, kwargs):
+            prepared = spec.prepared
+            public = {*spec.told, *prepared.environment, *prepared.search_paths}
+            kwargs, told = handover.split(kwargs, public=public)
+            if self.warm is not None and told.is_server and not daemon.address.is_elsewhere:
+                warm = await self.warm.take(
+                    spec.session, kwargs, image_id=image["Id"], told=spec.told, network=network
+                )
+                if warm is not None:
+                    # What a new container would have been made with.
+                    return warm, replace(told, environment={**spec.told, **told.environment})
+        made = await daemon.containers.call(daemon.client.create_container, **kwargs)
+        return str(made["Id"]), told
+
+    async def _tell(self, daemon: Daemon, session: Session, container: str, told: Handover | None) -> None:
+        """Tell a container that waits for it who it is."""
+        if told is None:
+            return
+        try:
+            await daemon.containers.call(handover.tell, daemon.client, container, told)
+        except APIError as e:
+            if e.status_code != HTTPStatus.CONFLICT:
+                raise
+            # It does not run any more: how it ended says more.
+            log.warning("Session %d could not be told who it is: %s", session.id, e.explanation)
+        except OSError as e:
+            raise LaunchFailed("the Docker engine did not tell the container which session it is") from e
+
+    async def ended(self, session: Session) -> Ended | None:
+        daemon = self.fleet.answering_for(session)
+        return None if daemon is None else await daemon.containers.ended(session)
+
+    def is_away(self, session: Session) -> bool:
+        assert session.placement is not None
+        daemon = self.fleet.find(session.placement.node_id)
+        return daemon is not None and not daemon.answers
+
+    async def probe(
+        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+    ) -> Answer:
+        daemon = self.fleet.of(session)
+        program, *rest = command
+        # A container that was there before its session has nothing of what it is told in its own environment.
+        run = functools.partial(
+            run_in,
+            daemon.client,
+            daemon.containers.name(session),
+            [f"{IN_CONTAINER}/{program}", *rest],
+            environment=told,
+            most_bytes=LARGEST_BYTES,
+        )
+        try:
+            return await in_a_thread_of_its_own(run)
+        except FAILED as e:
+            raise LaunchFailed("the Docker engine did not run the check of the session's GPU limit") from e
+
+    async def cgroup(self, session: Session) -> str | None:
+        """Return what the kernel tells of the container's first process."""
+        daemon = self.fleet.of(session)
+        if daemon.address.is_elsewhere:
+            return None
+        containers = daemon.containers
+        try:
+            found = await containers.call(daemon.client.inspect_container, containers.name(session))
+            lines = await asyncio.to_thread(Path(f"/proc/{found['State']['Pid']}/cgroup").read_text)
+        except (OSError, *FAILED):
+            return None
+        return next((ln.removeprefix("0::") for ln in lines.splitlines() if ln.startswith("0::/")), None)
+
+    async def stop(self, session: Session, *, now: bool) -> bool:
+        daemon = self.fleet.answering_for(session)
+        # While it does not answer that is left for later.
+        return daemon is not None and await daemon.containers.end_session(session, now=now)
+
+    # -- who uses which GPU ---------------------------------------------------------------------------
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+        return self.fleet.sessions_of(pids, node_id)
+
+    def gpu_reader(self, node_id: str) -> NvmlReader:
+        return RemoteReader(self.fleet.of_node(node_id).driver(node_id, self._machines.get(node_id)))
+
+    # -- images ---------------------------------------------------------------------------------------
+
+    async def has_image(self, image: Image, node_id: str) -> bool:
+        return await self.pulls.found(self._answering(node_id), image) is not None
+
+    async def fetch_image(self, image: Image, node_id: str, session_id: int, *, ahead: bool = False) -> None:
+        await self.pulls.ensure(self._answering(node_id), image, session_id, ahead=ahead)
+
+    def _answering(self, node_id: str) -> Daemon:
+        daemon = self.fleet.of_node(node_id)
+        if not daemon.answers:
+            raise EngineSilent(f"{daemon.address} does not answer")
+        return daemon
+
+    def fetching(self) -> Mapping[int, PullState]:
+        return self.pulls.states()
+
+    async def save_image(self, spec: SaveSpec) -> SavedImage:
+        return await self._saver.save(spec)
+
+    async def rename_image(self, image: PrivateImage, reference: str) -> bool:
+        return await self._saver.rename(image, reference)
+
+    async def delete_image(self, image: PrivateImage) -> None:
+        await self._saver.delete(image)
+
+    def image_stores(self) -> Sequence[ImageStore]:
+        return [store_of(daemon) for daemon in self.fleet.daemons]
+
+
+async def _endpoint(
+    daemon: Daemon, container: str, network: str, port: int, publish_at: str | None
+) -> tuple[str, int]:
+    """Return where the Hub reaches a container: itself, or the port that its machine publishes for it."""
+    found = await daemon.containers.call(daemon.client.inspect_container, container)
+    settings = found["NetworkSettings"]
+    if publish_at is None:
+        return str(settings["Networks"][network]["IPAddress"]), port
+    published = settings["Ports"].get(f"{port}/tcp") or []
+    if published:
+        return publish_at, int(published[0]["HostPort"])
+    if found["State"]["Running"]:
+        raise LaunchFailed("its machine published no port for the session's container")
+    # It has ended: nothing will answer there, and how it ended is told by whoever looks.
+    return publish_at, port
+
+
+def client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return docker-py's arguments for this machine's own daemon, of ``c.FGPUSpawner`` or ``c.DockerSpawner``."""
+    tls = settings.get("tls_config")
+    return {**({"tls": TLSConfig(**tls)} if tls else {}), **dict(settings.get("client_kwargs", {}))}

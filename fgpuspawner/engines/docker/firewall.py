@@ -1,0 +1,498 @@
+"""Rules that close a machine to the sessions on it, and what a session may reach beyond it.
+
+Docker keeps containers apart and closes nothing of the host itself: a container reaches every port that the host opens
+on all its addresses. The rules here match the interfaces of one installation's networks, and no other: each of them
+hangs below a jump for ``-i`` or ``-o`` of these interfaces, so they cannot lock out anybody else. They are chains of
+their own, filled in one transaction with the jumps to them. The jumps are at the top of INPUT and of FORWARD, and of
+DOCKER-USER as well: Docker puts its own rules on top of FORWARD whenever it starts, and keeps that chain above them.
+
+When Docker makes a network it does so too, and DOCKER-USER is not on top again before a moment has passed. Packets that
+Docker's rules let through then meet ours once more, in the table that comes after, ``security``: there they are dropped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.engines.docker import user_networks as network
+
+log = logging.getLogger("fgpu.firewall")
+
+FAMILIES = {4: "iptables", 6: "ip6tables"}
+CHAINS = ("FGPU-INPUT", "FGPU-FROM", "FGPU-TO")
+APPLY_TRIES, APPLY_AGAIN_S = 5, 0.4
+AFTER = "security"
+"""The table whose FORWARD packets pass after that of the table ``filter``, and in which nobody else has any rules."""
+PASSED_ON = slice(1, 3)
+"""Of the chains, those for what is passed on; and of the jumps, those in FORWARD."""
+DOCKERS = "DOCKER-USER"
+DOCKERS_FIRST = f"-A FORWARD -j {DOCKERS}"
+FORWARDED = "in force for what is passed on"
+NO_TABLE_AFTER = "the kernel has no table security"
+LOOK_EVERY_S = 15.0
+"""So long rules that somebody else flushed may be gone."""
+COMMAND_TIMEOUT_S = 60
+RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+"""Docker reads the second where the first names only systemd's resolver on this machine."""
+
+
+class FirewallFailed(FGPUError):
+    """The rules could not be read or applied."""
+
+    code = "firewall_failed"
+
+
+Refuse = Callable[[int, str], list[str]]
+"""For a version of IP and a match: the rules that refuse what matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the sessions of one installation reach.
+
+    Attributes:
+        installation: whose sessions.
+        services: addresses and ports of the Hub and the service, here or on another machine.
+        allowed_ports: further TCP ports of the machine that the rules are on.
+        name_servers: addresses that sessions may ask for names, unless egress is closed.
+        blocked: networks that sessions never reach.
+        egress_open: whether they reach anything beyond the machine.
+        callers: addresses of other machines that may open connections to sessions: a Hub elsewhere.
+    """
+
+    installation: str
+    services: tuple[tuple[str, int], ...]
+    allowed_ports: tuple[int, ...] = ()
+    name_servers: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    egress_open: bool = True
+    callers: tuple[str, ...] = ()
+
+    def chains(self) -> tuple[str, ...]:
+        """Return the names of the chains, of which there is a set for each installation on a machine."""
+        return chains(self.installation)
+
+    def jumps(self) -> tuple[tuple[str, str], ...]:
+        """Return where the jumps are and what they are."""
+        return jumps(self.installation)
+
+    def filled(self, version: int) -> list[str]:
+        """Return the rules of the chains, in iptables-restore's form, with commands for the shell that fills them in."""
+        return [*self._input(version), *self._from(version, _refusal), *self._to(version, _refusal)]
+
+    def filled_after(self, version: int) -> list[str]:
+        """Return the same rules for what the table ``filter`` has let through; it can only be dropped there."""
+        return [*self._from(version, _drop), *self._to(version, _drop)]
+
+    def _input(self, version: int) -> list[str]:
+        """From sessions to this machine: to the Hub and the service."""
+        rules = [*_answers(version, "ACCEPT")]
+        if version == 6:
+            # Without these no IPv6 address of the bridge is found at all.
+            rules += [f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j ACCEPT" for kind in (135, 136)]
+        rules += [
+            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j ACCEPT" for a, port in self._services(version)
+        ]
+        rules += [f"-p tcp -m tcp --dport {port} -j ACCEPT" for port in self.allowed_ports]
+        if self.egress_open:
+            rules += self._names(version, "ACCEPT")
+        return _in_chain(self.chains()[0], [*rules, *_refusal(version)])
+
+    def _from(self, version: int, refuse: Refuse) -> list[str]:
+        """From sessions through this machine. What is returned from here, Docker's own rules decide on."""
+        rules = [*_answers(version, "RETURN")]
+        rules += [
+            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j RETURN" for a, port in self._services(version)
+        ]
+        if self.egress_open:
+            rules += self._names(version, "RETURN")
+        # Other sessions, other containers, and ports of theirs that are published here.
+        for match in (f"-o {network.INTERFACES}+", "-o docker0", "-m conntrack --ctstate DNAT"):
+            rules += refuse(version, match)
+        for blocked in self.blocked:
+            if ipaddress.ip_network(blocked).version == version:
+                rules += refuse(version, f"-d {ipaddress.ip_network(blocked)}")
+        chain = self.chains()[1]
+        if not self.egress_open:
+            return _in_chain(chain, [*rules, *refuse(version, "")])
+        # Docker's further bridges are called so, and so may be a bridge of the machine's own, which leads outside.
+        others = _in_chain(chain, [*refuse(version, "-o br-+"), "-j RETURN"])
+        return [*_in_chain(chain, rules), f"$(own_bridges {chain})", *others]
+
+    def _to(self, version: int, refuse: Refuse) -> list[str]:
+        """From elsewhere to sessions. The Hub of this machine does not pass here."""
+        callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
+        return _in_chain(self.chains()[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")])
+
+    def _names(self, version: int, verdict: str) -> list[str]:
+        return [
+            f"-d {_one(server)} -p {protocol} -m {protocol} --dport 53 -j {verdict}"
+            for server in self.name_servers
+            if _version(server) == version
+            for protocol in ("udp", "tcp")
+        ]
+
+    def _services(self, version: int) -> Iterable[tuple[str, int]]:
+        return [(a, port) for a, port in self.services if _version(a) == version]
+
+
+def chains(installation: str) -> tuple[str, ...]:
+    """Return the names of an installation's chains."""
+    return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
+
+
+def jumps(installation: str) -> tuple[tuple[str, str], ...]:
+    """Return where an installation's jumps are, and what they are."""
+    interface = f"{network.interfaces(installation)}+"
+    to_host, from_sessions, to_sessions = chains(installation)
+    through = f"-o {interface} -j {to_sessions}", f"-i {interface} -j {from_sessions}"
+    return (
+        ("INPUT", f"-i {interface} -j {to_host}"),
+        *(("FORWARD", rule) for rule in through),
+        *((DOCKERS, rule) for rule in through),
+    )
+
+
+def _in_chain(chain: str, rules: Iterable[str]) -> list[str]:
+    return [f"-A {chain} {rule}" for rule in rules]
+
+
+def _answers(version: int, verdict: str) -> list[str]:
+    # RELATED for errors only: helpers of the connection tracker would let a session open ports with it.
+    icmp = "icmp" if version == 4 else "ipv6-icmp"
+    return [
+        f"-m conntrack --ctstate ESTABLISHED -j {verdict}",
+        f"-p {icmp} -m conntrack --ctstate RELATED -j {verdict}",
+    ]
+
+
+def _refusal(version: int, match: str = "") -> list[str]:
+    """Return rules that refuse at once, so that nobody waits for what never answers."""
+    unreachable = "icmp-port-unreachable" if version == 4 else "icmp6-port-unreachable"
+    return [
+        f"{match} -p tcp -j REJECT --reject-with tcp-reset".strip(),
+        f"{match} -j REJECT --reject-with {unreachable}".strip(),
+    ]
+
+
+def _drop(_version: int, match: str) -> list[str]:
+    return [f"{match} -j DROP".strip()]
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address).version
+
+
+def _one(address: str) -> str:
+    return f"{address}/{32 if _version(address) == 4 else 128}"
+
+
+def name_servers(paths: Iterable[Path] = RESOLV_CONF) -> tuple[str, ...]:
+    """Return the name servers that containers ask: this machine's, without those on its loopback."""
+    found: dict[str, None] = {}
+    for path in paths:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if len(words) > 1 and words[0] == "nameserver":
+                try:
+                    address = ipaddress.ip_address(words[1])
+                except ValueError:
+                    continue
+                # Of one link of IPv6: containers are not on it.
+                elsewhere = address.version == 6 and address.is_link_local
+                if not address.is_loopback and not elsewhere:
+                    found[str(address)] = None
+    return tuple(found)
+
+
+# --- Applying them ---
+
+
+HEAD = """\
+#!/bin/sh
+# The firewall of fgpuspawner's installation {installation}, written by "fgpu firewall".
+# Run it as root at every boot, before or after Docker starts; it may be run again at any time.
+# Each rule is for the interfaces {interface}+ only, which are those of this installation's sessions.
+set -eu
+"""
+
+APPLY = """
+# Prints iptables-restore's lines that put a jump on top of a chain, once.
+jump() { # PROGRAM TABLE CHAIN RULE
+    if $1 -w 30 -t $2 -C $3 $4 2>/dev/null; then echo "-D $3 $4"; fi
+    echo "-I $3 1 $4"
+}
+# Prints rules that let a chain pass what goes out by a bridge that is not one of Docker's, which are br- and 12 digits.
+own_bridges() { # CHAIN
+    for path in /sys/class/net/br-*; do
+        name=${path##*/}
+        if [ -e "$path" ] && ! expr "$name" : 'br-[0-9a-f]\\{12\\}$' >/dev/null; then
+            echo "-A $1 -o $name -j RETURN"
+        fi
+    done
+}
+# All of a table in one transaction: there is no instant with half of it.
+apply() { # PROGRAM RULES AFTER
+    # Made by itself if it is not there: named below, it would lose what others have in it. All this comes before
+    # iptables-restore, which holds a lock.
+    $1 -w 30 -N DOCKER-USER 2>/dev/null || true
+    hooked=$(
+JUMPS
+    )
+    after=""
+    if $1 -w 30 -t security -n -L FORWARD >/dev/null 2>&1; then after="*security
+AFTER
+$3
+$(
+LATER
+    )
+COMMIT"; fi
+    $1-restore -w 30 --noflush <<END
+$after
+*filter
+CHAINS
+$2
+$hooked
+COMMIT
+END
+}
+"""
+
+REMOVE = """
+unhook() { # PROGRAM TABLE CHAIN RULE
+    while $1 -w 30 -t $2 -C $3 $4 2>/dev/null; do $1 -w 30 -t $2 -D $3 $4; done
+}
+remove() { # PROGRAM
+JUMPS
+LATER
+    for table in filter security; do
+        for chain in CHAINS; do
+            if $1 -w 30 -t $table -n -L $chain >/dev/null 2>&1; then
+                $1 -w 30 -t $table -F $chain
+                $1 -w 30 -t $table -X $chain
+            fi
+        done
+    done
+}
+"""
+
+
+def script(rules: Rules) -> str:
+    """Return a shell script that applies the rules; it may be run again at any time."""
+    made = [f":{chain} - [0:0]" for chain in rules.chains()]
+    text = _head(rules.installation) + APPLY.replace("CHAINS", "\n".join(made))
+    text = text.replace("AFTER\n$3", "\n".join(made[PASSED_ON]) + "\n$3")
+    text = _with_jumps(text, "jump", rules.installation)
+    for version, program in FAMILIES.items():
+        lines, after = "\n".join(rules.filled(version)), "\n".join(rules.filled_after(version))
+        call = f'apply {program} "{lines}" "{after}"'
+        text += f"\n{_where_there_is_ipv6(call) if version == 6 else call}\n"
+    return text
+
+
+def removal(installation: str) -> str:
+    """Return a shell script that removes an installation's rules, as far as they are there."""
+    text = _head(installation) + REMOVE.replace("CHAINS", " ".join(chains(installation)))
+    text = _with_jumps(text, "unhook", installation)
+    return text + "\nremove iptables\n" + _where_there_is_ipv6("remove ip6tables") + "\n"
+
+
+def _with_jumps(text: str, call: str, installation: str) -> str:
+    hooked = [f'    {call} $1 filter {chain} "{rule}"' for chain, rule in jumps(installation)]
+    later = [f'    {call} $1 {AFTER} {chain} "{rule}"' for chain, rule in jumps(installation)[PASSED_ON]]
+    return text.replace("JUMPS", "\n".join(hooked)).replace("LATER", "\n".join(later))
+
+
+def _head(installation: str) -> str:
+    return HEAD.format(installation=installation, interface=network.interfaces(installation))
+
+
+def _where_there_is_ipv6(command: str) -> str:
+    return f"if [ -e /proc/net/if_inet6 ]; then\n{command}\nfi"
+
+
+def can_apply() -> bool:
+    """Return whether this process may change the rules of its machine."""
+    if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("ip6tables") is None:
+        return False
+    # Root in a container usually may not.
+    return (
+        subprocess.run(["iptables", "-w", "30", "-S", "INPUT"], capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def run(text: str) -> None:
+    """Run one of the scripts.
+
+    Raises:
+        FirewallFailed: it failed; with its words.
+    """
+    try:
+        done = subprocess.run(
+            ["sh", "-s"], input=text, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise FirewallFailed(f"the firewall's rules could not be applied: {e}") from None
+    if done.returncode != 0:
+        words = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise FirewallFailed(f"the firewall's rules could not be applied: {words}")
+
+
+def state(installation: str) -> dict[int, list[str]]:
+    """Return what of an installation's rules there is in the machine's tables, in their own words.
+
+    A jump that is not before everybody else's rules does not count. Those of the table ``security`` begin with its name,
+    or there is `NO_TABLE_AFTER`.
+
+    Raises:
+        FirewallFailed: the tables cannot be read.
+    """
+    found: dict[int, list[str]] = {}
+    for version, program in FAMILIES.items():
+        if version == 6 and not Path("/proc/net/if_inet6").exists():
+            continue
+        done = _listed(program)
+        if done.returncode != 0:
+            raise FirewallFailed(f"the firewall's rules cannot be read: {' '.join(done.stderr.split())}")
+        after = _listed(program, "-t", AFTER)
+        later = read_after(after.stdout, installation) if after.returncode == 0 else [NO_TABLE_AFTER]
+        found[version] = [*read_state(done.stdout, installation), *later]
+    return found
+
+
+def _listed(program: str, *table: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [program, "-w", "30", *table, "-S"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise FirewallFailed(f"the firewall's rules cannot be read: {e}") from None
+
+
+def read_after(listed: str, installation: str) -> list[str]:
+    """Return an installation's rules out of what ``iptables -t security -S`` lists, beginning with the table's name."""
+    own = chains(installation)
+    lines = [line for line in listed.splitlines() if line.startswith("-A ")]
+    return [f"{AFTER}: {line}" for line in lines if line.split()[1] in own or line.split()[-1] in own]
+
+
+def read_state(listed: str, installation: str) -> list[str]:
+    """Return an installation's rules out of what ``iptables -S`` lists; see `state`.
+
+    Of the jumps in FORWARD only whether they count: Docker moves them whenever it makes a network, and what matters is
+    that packets come by the ones in DOCKER-USER first.
+    """
+    own, through = chains(installation), [rule for _, rule in jumps(installation)[1:3]]
+    rules: list[str] = []
+    before: dict[str, list[str]] = {"FORWARD": [], DOCKERS: []}
+    others: set[str] = set()
+    for line in listed.splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0] != "-A":
+            continue
+        chain, target = words[1], words[words.index("-j") + 1] if "-j" in words[:-1] else ""
+        if chain in before and chain not in others:
+            before[chain].append(line.removeprefix(f"-A {chain} "))
+        if chain in own or (target in own and chain not in others and chain != "FORWARD"):
+            rules.append(line)
+        elif not target.startswith(CHAINS) and line != DOCKERS_FIRST:
+            others.add(chain)
+    in_dockers = f"-j {DOCKERS}" in before["FORWARD"] and all(rule in before[DOCKERS] for rule in through)
+    if in_dockers or all(rule in before["FORWARD"] for rule in through):
+        rules.append(FORWARDED)
+    return rules
+
+
+def complete(found: dict[int, list[str]], installation: str) -> bool:
+    """Return whether the jumps and the chains are there; what is in the chains is not compared."""
+    wanted = [f"-A {chain} {rule}" for chain, rule in jumps(installation) if chain != "FORWARD"]
+    filled = [f"-A {chain} " for chain in chains(installation)]
+    later = [f"{AFTER}: -A {chain} {rule}" for chain, rule in jumps(installation)[PASSED_ON]]
+    filled_later = [f"{AFTER}: {begin}" for begin in filled[PASSED_ON]]
+
+    def stands(rules: list[str], jumps_: list[str], begins: list[str]) -> bool:
+        return all(rule in rules for rule in jumps_) and all(
+            any(rule.startswith(begin) for rule in rules) for begin in begins
+        )
+
+    return all(
+        stands(rules, [*wanted, FORWARDED], filled)
+        and (NO_TABLE_AFTER in rules or stands(rules, later, filled_later))
+        for rules in found.values()
+    )
+
+
+class Firewall:
+    """Keeps rules in force for as long as the Hub runs. They stay when it ends: so do sessions."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._applied: dict[int, list[str]] = {}
+
+    def script(self) -> str:
+        """Return a shell script that applies the rules; it may be run again at any time."""
+        return script(self.rules)
+
+    def remove(self) -> None:
+        """Remove the rules.
+
+        Raises:
+            FirewallFailed: it failed; with its words.
+        """
+        run(removal(self.rules.installation))
+
+    def apply(self) -> None:
+        """Apply the rules, and see that they are there.
+
+        Raises:
+            FirewallFailed: they are not.
+        """
+        for left in reversed(range(APPLY_TRIES)):
+            try:
+                run(script(self.rules))
+                self._applied = state(self.rules.installation)
+            except FirewallFailed:
+                # Somebody else changed the rules between a look and the change that came of it.
+                if not left:
+                    raise
+                time.sleep(APPLY_AGAIN_S)
+                continue
+            if complete(self._applied, self.rules.installation):
+                if any(NO_TABLE_AFTER in rules for rules in self._applied.values()):
+                    log.warning(
+                        "%s: while Docker makes a network, what is closed outside is open", NO_TABLE_AFTER
+                    )
+                return
+            # Docker puts its own on top when it makes a network, which may be this very moment.
+            time.sleep(APPLY_AGAIN_S)
+        raise FirewallFailed(
+            "the firewall's rules were applied, and are not in force: another program's are before"
+        )
+
+    def keep(self) -> None:
+        """Apply the rules again if they are not as they were applied.
+
+        Raises:
+            FirewallFailed: they cannot be read or applied.
+        """
+        if state(self.rules.installation) != self._applied:
+            self.apply()
+            log.warning("The firewall's rules were not in force any more; they are again")

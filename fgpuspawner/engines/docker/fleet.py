@@ -1,0 +1,156 @@
+"""All the Docker daemons of an installation, side by side: one that does not answer delays nothing on the others."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fgpu_scheduler import BadSettings, Observed, Seen, Session
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.settings.nodes import Machine
+
+log = logging.getLogger("fgpu.docker")
+
+LATE_AFTER_S = 1.0
+"""What the other daemons say of their containers does not wait longer for one of them."""
+
+
+class Fleet:
+    """The daemons, this machine's own first, if it has one."""
+
+    def __init__(self, daemons: Sequence[Daemon]) -> None:
+        self.daemons = tuple(daemons)
+        self._by_node = {node_id: daemon for daemon in daemons for node_id in daemon.address.node_ids}
+        self._late: dict[Daemon, asyncio.Task[Seen]] = {}
+        self._slow: set[Daemon] = set()
+
+    def connect(self) -> None:
+        """Connect to all of them. Blocks. Those of other machines may stay silent.
+
+        Raises:
+            BadSettings: this machine's own does not answer.
+        """
+
+        def try_to(daemon: Daemon) -> BadSettings | None:
+            try:
+                daemon.connect()
+            except BadSettings as e:
+                return e
+            return None
+
+        with ThreadPoolExecutor(max(1, len(self.daemons))) as threads:
+            troubles = list(threads.map(try_to, self.daemons))
+        for daemon, trouble in zip(self.daemons, troubles, strict=True):
+            if trouble is not None and not daemon.address.url:
+                raise trouble
+            if trouble is not None:
+                log.error("%s; its nodes take no sessions until it does", trouble)
+
+    def survey(self, nodes: Collection[str] | None) -> dict[str, Machine | None]:
+        """Return what other machines say of themselves, by node; see `Engine.survey`."""
+        asked = [
+            daemon
+            for daemon in self.daemons
+            if daemon.address.url and (nodes is None or not set(nodes).isdisjoint(daemon.address.node_ids))
+        ]
+        with ThreadPoolExecutor(max(1, len(asked))) as threads:
+            machines = list(threads.map(Daemon.machine, asked))
+        return {
+            node_id: machine
+            for daemon, machine in zip(asked, machines, strict=True)
+            for node_id in daemon.address.node_ids
+        }
+
+    @property
+    def answering(self) -> tuple[Daemon, ...]:
+        """Those that answer."""
+        return tuple(daemon for daemon in self.daemons if daemon.answers)
+
+    def find(self, node_id: str) -> Daemon | None:
+        """Return a node's daemon, None if no such node is configured any more."""
+        return self._by_node.get(node_id)
+
+    def of_node(self, node_id: str) -> Daemon:
+        """Return a node's daemon.
+
+        Raises:
+            EngineSilent: no such node is configured any more.
+        """
+        daemon = self._by_node.get(node_id)
+        if daemon is None:
+            raise EngineSilent(f"node {node_id} is not configured any more")
+        return daemon
+
+    def of(self, session: Session) -> Daemon:
+        """Return the daemon of a session that has its place.
+
+        Raises:
+            EngineSilent: its node is not configured any more.
+        """
+        assert session.placement is not None
+        return self.of_node(session.placement.node_id)
+
+    def answering_for(self, session: Session) -> Daemon | None:
+        """Return the session's daemon; None if it does not answer, or its node is not configured any more."""
+        assert session.placement is not None
+        daemon = self.find(session.placement.node_id)
+        return daemon if daemon is not None and daemon.answers else None
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called in the running loop when it is time to look again."""
+        for daemon in self.daemons:
+            daemon.watch(changed)
+
+    async def observe(self) -> Seen:
+        """Return all containers, and the nodes whose daemons answered or are late."""
+        looks: dict[Daemon, asyncio.Task[Seen]] = {}
+        for daemon in self.daemons:
+            # What began before this call may know less than who asks now: only whether it answers is of use.
+            if daemon not in self._late:
+                looks[daemon] = asyncio.create_task(daemon.observe())
+        patiently = [look for daemon, look in looks.items() if daemon in self._slow or len(self.daemons) == 1]
+        if looks:
+            await asyncio.wait(looks.values(), timeout=None if patiently else LATE_AFTER_S)
+        self._slow = set()
+        for daemon, look in looks.items():
+            if not look.done():
+                self._late[daemon] = look
+                look.add_done_callback(functools.partial(self._has_answered, daemon))
+        seen = [look.result() for look in looks.values() if look.done()]
+        return Seen(
+            [thing for one in seen for thing in one.things],
+            [node_id for one in seen for node_id in one.nodes],
+            [node_id for daemon in self._late for node_id in daemon.address.node_ids],
+        )
+
+    def _has_answered(self, daemon: Daemon, look: asyncio.Task[Seen]) -> None:
+        """Have a late daemon looked at again, and waited for then: it may always take that long."""
+        del self._late[daemon]
+        if look.cancelled() or look.exception() is not None:
+            return
+        self._slow.add(daemon)
+        daemon.changed()
+
+    async def remove(self, observed: Observed) -> bool:
+        """Stop and remove one container, wherever it was seen; return whether it is known to be gone."""
+        daemon = next((d for d in self.daemons if d.containers.has_seen(observed)), None)
+        return await daemon.containers.remove(observed) if daemon is not None else False
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None) -> Mapping[int, int]:
+        """Return whose processes these are; see `Engine.sessions_of`."""
+        if node_id is not None:
+            return self.of_node(node_id).containers.sessions_of(pids)
+        found: dict[int, int] = {}
+        for daemon in self.daemons:
+            if not daemon.address.is_elsewhere:
+                found.update(daemon.containers.sessions_of(pids))
+        return found
+
+    def close(self) -> None:
+        """Stop listening to any."""
+        for daemon in self.daemons:
+            daemon.close()

@@ -1,0 +1,284 @@
+"""A session's container, saved as an image of its engine. Everything blocks.
+
+What the engine commits takes over all of a container's configuration: its environment, labels and command line stay in
+the image even where they are emptied. So that image is only a carrier of the files, under a name of its own. The image
+that is kept has the configuration of the one that the session was started from, and the carrier's layers: an archive
+that names them is loaded, and an engine takes layers that it has by their digests. Its id is the digest of its
+configuration, which is known before it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import posixpath
+import re
+import tarfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from docker.errors import APIError, ImageNotFound, NotFound
+
+from fgpu_scheduler.store.image_names import prefix_of
+from fgpu_scheduler.store.private_image import MIB, PrivateImage
+from fgpuspawner.engines.base import CannotSave, SavedImage
+from fgpuspawner.engines.docker.containers import LABEL
+from fgpuspawner.images.labels import PRIVATE
+
+log = logging.getLogger("fgpu.images")
+
+NOT_ITS_OWN = (f"{LABEL}.slug", f"{LABEL}.name", f"{LABEL}.inputs")
+"""Labels of the image that a session was started from, which say of that one alone which it is."""
+PAUSED_WITHIN_S = 600
+"""A container that somebody else has paused is waited for so long: a Hub that died may have left it so."""
+LOOK_EVERY_S = 0.5
+
+
+def carriers_of(installation: str) -> str:
+    """Return the repository of an installation's carriers."""
+    return f"fgpu-{installation}-carrier"
+
+
+def helper_of(installation: str, image_id: int) -> str:
+    """Return the name of the container that an image's base is read from."""
+    return f"{carriers_of(installation)}-{image_id}"
+
+
+def labels_of(image: PrivateImage, installation: str, made_at_s: int) -> dict[str, str]:
+    """Return the labels that say whose an image is, and where it comes from."""
+    return {
+        PRIVATE: "1",
+        f"{PRIVATE}.installation": installation,
+        f"{PRIVATE}.owner": image.owner,
+        f"{PRIVATE}.session": str(image.session_id),
+        f"{PRIVATE}.from": image.made_from,
+        f"{PRIVATE}.base": image.base,
+        f"{PRIVATE}.made-at": _instant(made_at_s),
+    }
+
+
+def refuse_what_cannot_be_saved(container: Mapping[str, Any]) -> None:
+    """Refuse a container whose home would be in the image, or which can have changed nothing.
+
+    Raises:
+        CannotSave: with words for the owner.
+    """
+    if not container["State"]["Running"]:
+        raise CannotSave("the session has ended")
+    if container["HostConfig"].get("ReadonlyRootfs"):
+        raise CannotSave(
+            "there is nothing to save: sessions here cannot write outside their volumes (read_only_root)"
+        )
+    home = _home_of(container)
+    targets = [posixpath.normpath(mount["Destination"]) for mount in container.get("Mounts") or []]
+    if not any(home == target or home.startswith(target.rstrip("/") + "/") for target in targets):
+        raise CannotSave(
+            f"the home folder {home} would be in the image, because it is no volume here; an administrator can make it "
+            "one (c.FGPUSpawner.volumes)"
+        )
+
+
+def _home_of(container: Mapping[str, Any]) -> str:
+    environment = dict(entry.partition("=")[::2] for entry in container["Config"].get("Env") or [])
+    return posixpath.normpath(environment.get("HOME") or container["Config"].get("WorkingDir") or "/")
+
+
+def written_bytes(client: Any, container: str) -> int:
+    """Return how much a container has written beyond its image."""
+    listed = client._get(
+        client._url("/containers/json"),
+        params={"all": 1, "size": 1, "filters": json.dumps({"id": [container]})},
+    )
+    found = client._result(listed, json=True)
+    return int(found[0].get("SizeRw") or 0) if found else 0
+
+
+def commit(
+    client: Any,
+    container: str,
+    image: PrivateImage,
+    *,
+    installation: str,
+    recipe: str,
+    note: Callable[[str], None],
+    made_at_s: int,
+) -> SavedImage:
+    """Make the image, under its reference. Again after a crash: it begins anew, and what was left is overwritten.
+
+    ``container`` is the session's, by name. ``note`` is told how far it is. The session is paused while the engine
+    copies its files.
+
+    Raises:
+        CannotSave: with words for the owner.
+        DockerException: the engine refuses, or does not answer.
+    """
+    found = client.inspect_container(container)
+    refuse_what_cannot_be_saved(found)
+    base = client.inspect_image(found["Image"])
+    _until_not_paused(client, found["Id"])
+    size = written_bytes(client, found["Id"])
+    note(f"the session is paused while {max(1, -(-size // MIB))} MiB are written")
+    carrier = f"{carriers_of(installation)}:{image.id}"
+    repository, tag = carrier.rsplit(":", 1)
+    client.commit(found["Id"], repository=repository, tag=tag, pause=True)
+    try:
+        note("the session goes on; its image is put together")
+        layers = client.inspect_image(carrier)["RootFS"]["Layers"]
+        labels = labels_of(image, installation, made_at_s)
+        config = configuration(base, client.history(base["Id"]), layers, labels=labels, made_at_s=made_at_s)
+        engines_id = f"sha256:{hashlib.sha256(config).hexdigest()}"
+        _load(client, config, layers, image.reference)
+        made = client.inspect_image(image.reference)
+        if made["Id"] != engines_id:
+            raise CannotSave(
+                "the Docker engine made another image than it was asked for; ask an administrator"
+            )
+        return SavedImage(engines_id, max(0, int(made["Size"]) - int(base["Size"])), recipe)
+    finally:
+        # The image has the layers by now; the base may be kept by the session alone, and is not to go with it.
+        with contextlib.suppress(ImageNotFound, NotFound):
+            client.remove_image(carrier, noprune=True)
+
+
+def _until_not_paused(client: Any, container: str) -> None:
+    deadline = time.monotonic() + PAUSED_WITHIN_S
+    while client.inspect_container(container)["State"]["Paused"]:
+        if time.monotonic() > deadline:
+            client.unpause(container)
+        time.sleep(LOOK_EVERY_S)
+
+
+def configuration(
+    base: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    layers: Sequence[str],
+    *,
+    labels: Mapping[str, str],
+    made_at_s: int,
+) -> bytes:
+    """Return the image's configuration: the base's, with these layers and labels. Pure."""
+    config = {k: v for k, v in base["Config"].items() if k not in ("Hostname", "Domainname", "Image")}
+    own = {k: v for k, v in (config.get("Labels") or {}).items() if k not in NOT_ITS_OWN}
+    config["Labels"] = {**own, **labels}
+    created = _instant(made_at_s)
+    steps = _steps(history, len(base["RootFS"]["Layers"]))
+    more = len(layers) - len(base["RootFS"]["Layers"])
+    saved = {"created": created, "created_by": "saved from a session", "comment": "fgpuspawner"}
+    found = {
+        "architecture": base["Architecture"],
+        "os": base["Os"],
+        "created": created,
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": list(layers)},
+        "history": [*steps, *([saved] * more)],
+    }
+    if base.get("Variant"):
+        found["variant"] = base["Variant"]
+    return json.dumps(found, sort_keys=True).encode()
+
+
+def _steps(history: Sequence[Mapping[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Return the base's history with one step for each layer; the engine does not say which steps have one."""
+    steps: list[dict[str, Any]] = []
+    for entry in reversed(history):
+        step: dict[str, Any] = {
+            "created": _instant(int(entry.get("Created") or 0)),
+            "created_by": str(entry.get("CreatedBy") or ""),
+        }
+        if not entry.get("Size"):
+            step["empty_layer"] = True
+        steps.append(step)
+    if sum("empty_layer" not in step for step in steps) == layers:
+        return steps
+    return [{"created_by": "a layer of the image that the session ran"} for _ in range(layers)]
+
+
+def _load(client: Any, config: bytes, layers: Sequence[str], reference: str) -> None:
+    name = hashlib.sha256(config).hexdigest()
+    # Not in the archive: the engine has these layers, and looks for their files only where it has not.
+    files = [f"{layer.removeprefix('sha256:')}/layer.tar" for layer in layers]
+    manifest = [{"Config": f"{name}.json", "RepoTags": [reference], "Layers": files}]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path, content in ((f"{name}.json", config), ("manifest.json", json.dumps(manifest).encode())):
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    for line in client.load_image(packed.getvalue(), quiet=True):
+        if "error" in line:
+            raise CannotSave(f"the Docker engine did not take the image: {str(line['error'])[:200]}")
+
+
+def _instant(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# -- names, and what a crash has left --------------------------------------------------------------------
+
+
+def tag_anew(client: Any, image: PrivateImage, reference: str) -> bool:
+    """Give an image another name beside its own, where the engine has it; return whether it has."""
+    try:
+        found = client.inspect_image(image.reference)
+    except (ImageNotFound, NotFound):
+        return _has(client, reference, image.image_id)
+    if found["Id"] != image.image_id:
+        return False
+    repository, tag = reference.rsplit(":", 1)
+    client.tag(image.reference, repository, tag=tag, force=True)
+    return True
+
+
+def _has(client: Any, reference: str, engines_id: str | None) -> bool:
+    try:
+        return bool(client.inspect_image(reference)["Id"] == engines_id)
+    except (ImageNotFound, NotFound):
+        return False
+
+
+def remove(client: Any, reference: str) -> bool:
+    """Remove an image by name; return whether it is known to be gone from the engine."""
+    try:
+        client.remove_image(reference, noprune=True)
+    except (ImageNotFound, NotFound):
+        return True
+    except APIError as e:
+        log.warning("Image %s cannot be removed now: %s", reference, e.explanation)
+        return False
+    return True
+
+
+def remove_helpers(client: Any, installation: str) -> None:
+    """Remove the containers that a Hub which was killed has left while it saved a session."""
+    own = re.compile(rf"/{re.escape(helper_of(installation, 0)[:-1])}[0-9]+")
+    # The engine's filter finds it anywhere in a name.
+    for found in client.containers(all=True, filters={"name": carriers_of(installation)}):
+        if any(own.fullmatch(name) for name in found.get("Names") or ()):
+            log.info("Container %s was left by a Hub that ended, and is removed", found["Id"][:12])
+            try:
+                client.remove_container(found["Id"], force=True, v=True)
+            except APIError as e:
+                log.warning("Container %s cannot be removed now: %s", found["Id"][:12], e.explanation)
+
+
+def left_behind(client: Any, installation: str, known: Callable[[], Collection[str]]) -> list[str]:
+    """Return what no row knows of: names of images, and ids of those that have none.
+
+    ``known`` is asked for what is known after the engine has said what it has, so that what is made meanwhile stays.
+    """
+    images = client.images(all=False)
+    carriers = client.images(
+        filters={"dangling": True, "label": f"{LABEL}.installation={installation}"}, quiet=True
+    )
+    nameless = client.images(
+        filters={"dangling": True, "label": f"{PRIVATE}.installation={installation}"}, quiet=True
+    )
+    names = [name for image in images for name in image.get("RepoTags") or ()]
+    ours = [n for n in names if n.startswith((prefix_of(installation), f"{carriers_of(installation)}:"))]
+    wanted = known()
+    return [*(name for name in ours if name not in wanted), *carriers, *nameless]

@@ -1,0 +1,111 @@
+"""An image is brought to an engine: from a registry, or from another engine. Both block, in a thread of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import docker
+from docker.auth import encode_header, load_config, resolve_authconfig, resolve_repository_name
+from docker.errors import DockerException
+from docker.utils import parse_repository_tag
+
+from fgpuspawner.engines.docker.images.long_request import (
+    AT_WORK_S,
+    SILENT_S,
+    BrokenOff,
+    EngineRefused,
+    Talk,
+)
+from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason, reason
+
+Tell = Callable[[Mapping[str, Any]], None]
+"""Is given each line that the engine tells of a pull."""
+Count = Callable[[int], None]
+"""Is given how many bytes of a copy have gone over."""
+COUNTED_EVERY_S = 0.2
+MOVING = {"Pulling fs layer", "Downloading", "Verifying Checksum", "Extracting"}
+"""States of a layer after which the engine soon tells more."""
+
+
+def fetch(talk: Talk, client: docker.APIClient, reference: str, tell: Tell) -> Reason | None:
+    """Have the engine fetch an image from its registry; return why it could not, or None."""
+    repository, tag = parse_repository_tag(reference)
+    try:
+        header = _credentials(client, resolve_repository_name(repository)[0])
+        talk.ask(
+            "POST",
+            "/images/create",
+            params={"fromImage": repository, "tag": tag or "latest"},
+            headers={"X-Registry-Auth": _text(header)} if header else None,
+        )
+        layers: dict[str, str] = {}
+        for told in talk.lines():
+            if "error" in told:
+                return reason(str(told["error"]))
+            tell(told)
+            layers[str(told.get("id"))] = str(told.get("status"))
+            talk.bear(AT_WORK_S if is_in_line(layers.values()) else SILENT_S)
+    except EngineRefused as e:
+        return reason(str(e), e.status)
+    except (BrokenOff, DockerException, OSError) as e:
+        return Reason(Kind.ENGINE, str(e))
+    finally:
+        talk.close()
+    return None
+
+
+def is_in_line(layers: Iterable[str]) -> bool:
+    """Return whether layers of a pull, in such states, only wait for those of other pulls of the engine.
+
+    It says once that a layer waits, and then nothing, however long the others take.
+    """
+    states = set(layers)
+    return "Waiting" in states and not states & MOVING
+
+
+def copy(source: Talk, target: Talk, reference: str, count: Count) -> Reason | None:
+    """Bring an image from one engine to another; return why it could not be, or None."""
+
+    def sent() -> Iterator[bytes]:
+        done, told_at = 0, 0.0
+        for piece in source.pieces():
+            yield piece
+            done += len(piece)
+            if time.monotonic() - told_at >= COUNTED_EVERY_S:
+                told_at = time.monotonic()
+                count(done)
+
+    try:
+        source.ask("GET", f"/images/{quote(reference, safe='/:@')}/get")
+        target.ask(
+            "POST",
+            "/images/load",
+            params={"quiet": "1"},
+            headers={"Content-Type": "application/x-tar"},
+            body=sent(),
+        )
+        for told in target.lines():
+            if "error" in told:
+                return reason(str(told["error"]))
+    except EngineRefused as e:
+        return reason(str(e), e.status)
+    except BrokenOff as e:
+        return Reason(Kind.ENGINE, str(e))
+    finally:
+        source.close()
+        target.close()
+    return None
+
+
+def _credentials(client: docker.APIClient, registry: str) -> bytes | str | None:
+    """Return what the registry knows the Hub's user by. It is read each time: tokens of some registries last hours."""
+    known = load_config(credstore_env=client.credstore_env)
+    found = resolve_authconfig(known, registry, credstore_env=client.credstore_env)
+    return encode_header(found) if found else None
+
+
+def _text(header: bytes | str) -> str:
+    return header.decode() if isinstance(header, bytes) else header

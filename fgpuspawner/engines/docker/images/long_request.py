@@ -1,0 +1,221 @@
+"""One long request to an engine, on a connection of its own that can be cut at any time.
+
+docker-py has no hold on a request that has not been answered yet: nobody could end the wait for an engine that waits
+for a registry, and the thread that waits would be there for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import docker
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.engines.docker.keepalive import KEEPALIVE
+
+CONNECT_WITHIN_S = 10.0
+SILENT_S = 180.0
+"""An engine that has said nothing for so long is not waited for any longer."""
+AT_WORK_S = 3600.0
+"""The same while it has reason to say nothing; that its machine is gone is noticed much sooner."""
+LONGEST_LINE = 1 << 20
+PIECE_BYTES = 1 << 18
+
+
+class BrokenOff(FGPUError):
+    """The engine did not answer, or its answer broke off."""
+
+    code = "broken_off"
+
+
+class EngineRefused(FGPUError):
+    """The engine answered with an error."""
+
+    code = "engine_refused"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Talk:
+    """One request and its answer. Every call blocks, but for `cut`."""
+
+    def __init__(self, client: docker.APIClient, *, silent_s: float = SILENT_S) -> None:
+        self._client = client
+        self._silent_s = silent_s
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._answer: http.client.HTTPResponse | None = None
+        self._is_cut = False
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Iterable[bytes] | None = None,
+    ) -> None:
+        """Send the request and wait until the answer begins; then `lines` or `pieces` read it.
+
+        Raises:
+            BrokenOff: the engine does not answer, is silent for too long, or the connection was cut.
+            EngineRefused: it answers with an error.
+        """
+        sent = {"Host": "docker", **(headers or {})}
+        if body is not None:
+            sent["Transfer-Encoding"] = "chunked"
+        with _as_broken_off():
+            url = f"/v{self._client.api_version}{path}" + (f"?{urlencode(params)}" if params else "")
+            connection = self._connect()
+            try:
+                connection.request(method, url, body, sent, encode_chunked=body is not None)
+            except OSError:
+                if body is None:
+                    raise
+                # An engine whose disk is full says so, and takes no more.
+            self._answer = connection.getresponse()
+            if self._answer.status >= http.HTTPStatus.BAD_REQUEST:
+                raise EngineRefused(self._answer.status, _message(self._answer.read(LONGEST_LINE)))
+
+    def bear(self, silent_s: float) -> None:
+        """From now on wait so long for an engine that says nothing."""
+        self._silent_s = silent_s
+        with self._lock:
+            if self._socket is not None:
+                self._socket.settimeout(silent_s)
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """Return the JSON objects of the answer, one by one.
+
+        Raises:
+            BrokenOff: see `ask`.
+        """
+        for line in self._lines():
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found
+
+    def _lines(self) -> Iterator[bytes]:
+        left = b""
+        for piece in self.pieces():
+            *whole, left = (left + piece).split(b"\n")
+            if len(left) > LONGEST_LINE:
+                raise BrokenOff("the Docker engine's answer cannot be read: a line of it is too long")
+            yield from whole
+        yield left
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the answer's bytes.
+
+        Raises:
+            BrokenOff: see `ask`.
+        """
+        assert self._answer is not None
+        while True:
+            with _as_broken_off():
+                # Not by `readline`, which takes an answer that breaks off for one that has ended.
+                piece = self._answer.read1(PIECE_BYTES)
+            if not piece:
+                break
+            yield piece
+        if self._is_cut:
+            raise BrokenOff("the connection was cut")
+
+    def cut(self) -> None:
+        """End it, from any thread: the engine sees that nobody waits any more, and stops."""
+        with self._lock:
+            self._is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    # Not an encrypted one's own, which takes the ground from under whoever reads.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the connection; in the thread that has asked."""
+        if self._answer is not None:
+            self._answer.close()
+        with self._lock:
+            found, self._socket = self._socket, None
+        if found is not None:
+            found.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        made = _connected(self._client)
+        made.settimeout(self._silent_s)
+        with self._lock:
+            self._socket = made
+            if self._is_cut:
+                raise ConnectionAbortedError("the connection was cut")
+        connection = http.client.HTTPConnection("docker")
+        connection.sock = made
+        return connection
+
+
+def _connected(client: docker.APIClient) -> socket.socket:
+    """Return a new connection to the engine of a client, by the same way."""
+    path = getattr(getattr(client, "_custom_adapter", None), "socket_path", None)
+    if path is not None:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(CONNECT_WITHIN_S)
+            made.connect(path)
+        except OSError:
+            made.close()
+            raise
+        return made
+    url = urlsplit(client.base_url)
+    if url.scheme not in ("http", "https") or not url.hostname or not url.port:
+        raise OSError(f"{client.base_url} is no address of an engine that images can be fetched by")
+    made = socket.create_connection((url.hostname, url.port), CONNECT_WITHIN_S)
+    for option in KEEPALIVE:
+        made.setsockopt(*option)
+    if url.scheme == "http":
+        return made
+    try:
+        return _trust(client).wrap_socket(made, server_hostname=url.hostname)
+    except (OSError, ValueError):
+        made.close()
+        raise
+
+
+def _trust(client: docker.APIClient) -> ssl.SSLContext:
+    """Return what the client trusts, and by what it is known."""
+    verify, cert = client.verify, client.cert
+    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert:
+        context.load_cert_chain(*([cert] if isinstance(cert, str) else cert))
+    return context
+
+
+@contextlib.contextmanager
+def _as_broken_off() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as e:
+        raise BrokenOff("the Docker engine has been silent for too long") from e
+    # What is read while it is closed is a ValueError.
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise BrokenOff(f"the Docker engine does not answer: {e or type(e).__name__}") from e
+
+
+def _message(body: bytes) -> str:
+    """Return the words of an engine's error."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace").strip() or "no reason given"

@@ -1,0 +1,109 @@
+"""How far a pull is, from what the engine tells of it. Pure.
+
+An engine tells of a layer's size only when it begins to fetch it, and fetches a few at a time: until it has told of all
+of them, nobody knows how much there is in all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fgpuspawner.images.pull_state import Progress
+
+RATE_OVER_S = 10.0
+RATE_AFTER_S = 1.0
+
+BEGUN = ("Pulling fs layer", "Waiting")
+FETCHED = ("Verifying Checksum", "Download complete")
+DONE = ("Pull complete", "Already exists")
+BROKE_OFF = "Retrying in "
+"""How the engine begins to tell that it asks the registry for a layer again by itself."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    bytes_done: int = 0
+    bytes_total: int | None = None
+    fetched: bool = False
+    done: bool = False
+    broke_off: bool = False
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts. Nothing that it returns ever becomes less, also when a pull is begun again; but for the seconds left."""
+
+    _layers: dict[str, _Layer] = field(default_factory=dict)
+    _most: Progress = field(default_factory=Progress)
+    _past: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note(self, told: Mapping[str, Any], now_s: float) -> None:
+        """Take in one line of the engine's, told at an instant (of any clock that only goes on)."""
+        status, name = told.get("status"), told.get("id")
+        if not isinstance(status, str) or not isinstance(name, str):
+            return
+        broke_off = status.startswith(BROKE_OFF)
+        if not broke_off and status not in (*BEGUN, *FETCHED, *DONE, "Downloading", "Extracting"):
+            return
+        layer = self._layers.setdefault(name, _Layer())
+        layer.broke_off = broke_off
+        detail = told.get("progressDetail")
+        detail = detail if isinstance(detail, dict) else {}
+        if status == "Downloading":
+            current, total = detail.get("current"), detail.get("total")
+            if isinstance(total, int) and total > 0:
+                layer.bytes_total = max(total, layer.bytes_total or 0)
+            if isinstance(current, int):
+                layer.bytes_done = max(layer.bytes_done, current)
+        elif status in FETCHED or status == "Extracting":
+            layer.fetched = True
+        elif status in DONE:
+            layer.fetched = layer.done = True
+        if layer.fetched:
+            # One that is small is here before the engine has told how large it is.
+            layer.bytes_done = layer.bytes_total = layer.bytes_total or layer.bytes_done
+        self._counted(now_s)
+
+    def count(self, bytes_done: int, bytes_total: int, now_s: float) -> None:
+        """Take in how much of a copy has gone over: a little more than the size of its files, which is the total."""
+        self._layers = {"": _Layer(min(bytes_done, bytes_total), bytes_total)}
+        self._counted(now_s)
+
+    def _counted(self, now_s: float) -> None:
+        done = sum(layer.bytes_done for layer in self._layers.values())
+        if not self._past or now_s - self._past[-1][0] >= 0.2:
+            self._past.append((now_s, done))
+        while len(self._past) > 2 and now_s - self._past[0][0] > RATE_OVER_S:
+            self._past.popleft()
+
+    def progress(self, now_s: float) -> Progress:
+        """Return how far it is."""
+        named = [layer for name, layer in self._layers.items() if name]
+        done = max(self._most.bytes_done, sum(layer.bytes_done for layer in self._layers.values()))
+        totals = [layer.bytes_total for layer in self._layers.values()]
+        total = self._most.bytes_total
+        if totals and None not in totals:
+            total = max(total or 0, sum(t for t in totals if t is not None))
+        if total is not None:
+            total = max(total, done)
+        self._most = Progress(
+            max(self._most.layers_done, sum(layer.done for layer in named)),
+            max(self._most.layers, len(named)),
+            done,
+            total,
+            self._seconds_left(done, total, now_s),
+            bool(named) and all(layer.fetched for layer in named),
+            any(layer.broke_off for layer in named),
+        )
+        return self._most
+
+    def _seconds_left(self, done: int, total: int | None, now_s: float) -> int | None:
+        if total is None or total <= done or not self._past:
+            return None
+        since_s, then = self._past[0]
+        if now_s - since_s < RATE_AFTER_S or done <= then:
+            return None
+        return max(1, round((total - done) * (now_s - since_s) / (done - then)))

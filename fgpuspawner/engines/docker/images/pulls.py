@@ -1,0 +1,346 @@
+"""Images come to the engines that need them: one pull for all who wait for one image on one daemon.
+
+Whoever waits is a waiter: a session that is launched, or one in the queue whose image is fetched beforehand. When the
+last one has gone, the pull is stopped on the daemon, too. No thread of the engine's is used, and none is left behind:
+each pull has a connection of its own, which is cut (`talk.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from docker.errors import ImageNotFound, NotFound
+
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
+from fgpuspawner.engines.base import EngineSilent, PullFailed
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.engines.docker.fleet import Fleet
+from fgpuspawner.engines.docker.images.fetch import copy, fetch
+from fgpuspawner.engines.docker.images.long_request import AT_WORK_S, Talk
+from fgpuspawner.engines.docker.images.pull_meter import Meter
+from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.pull_state import Phase, PullState
+
+log = logging.getLogger("fgpu.images")
+
+AGAIN_AFTER_S = (1.0, 4.0, 15.0)
+"""Before each further try of what may pass. Meanwhile a session holds its share, so there are few."""
+FINAL = (Kind.DISK_FULL, Kind.DIGEST)
+"""What another engine's copy would not mend."""
+AT_A_TIME = 3
+"""Pulls of one engine at a time: as many layers as it fetches at a time by itself."""
+WRITE_EVERY_S = 1.0
+BROKE_OFF = "the registry broke off"
+"""What is told of what the engine itself tries again."""
+
+Found = Mapping[str, Any]
+"""What an engine says of an image that it has."""
+
+
+@dataclass(eq=False)
+class _Pull:
+    """One image on its way to one daemon."""
+
+    daemon: Daemon
+    image: Image
+    meter: Meter = field(default_factory=Meter)
+    phase: Phase = Phase.FETCHING
+    attempt: int = 1
+    trouble: str | None = None
+    waiters: dict[object, tuple[int, bool]] = field(default_factory=dict)
+    """Sessions, and whether each is only waiting in the queue."""
+    in_line: bool = False
+    task: asyncio.Task[Found] | None = None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether nobody is launched who needs it."""
+        return all(ahead for _, ahead in self.waiters.values())
+
+    def state(self) -> PullState:
+        progress = self.meter.progress(time.monotonic())
+        phase = self.phase
+        if phase is not Phase.FETCHING:
+            return PullState(phase, progress, self.attempt, self.trouble)
+        if progress.broke_off:
+            return PullState(Phase.AGAIN, progress, self.attempt, BROKE_OFF)
+        phase = Phase.UNPACKING if progress.unpacks else phase
+        return PullState(phase, progress, self.attempt, self.trouble)
+
+
+class Pulls:
+    """The Hub's pulls. To be used in its event loop."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        at_a_time: int = AT_A_TIME,
+    ) -> None:
+        self._fleet = fleet
+        self._at_a_time = at_a_time
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever a pull has come further in a way that others wait for."""
+        self._pulls: dict[tuple[Daemon, str, str], _Pull] = {}
+        self._going: set[_Pull] = set()
+        self._moved = asyncio.Event()
+
+    # -- for whoever waits ----------------------------------------------------------------------------
+
+    async def found(self, daemon: Daemon, image: Image) -> Found | None:
+        """Return what a daemon says of an image, None where it does not have it, or another one of that name.
+
+        Raises:
+            EngineSilent: it does not answer.
+        """
+        found = await self._inspect(daemon, image)
+        return found if found is not None and _matches(image, found) else None
+
+    async def ensure(self, daemon: Daemon, image: Image, waiter: int, *, ahead: bool = False) -> Found:
+        """Wait until the engine has an image, and return what it says of it. ``waiter`` is the session that needs it.
+
+        With ``ahead`` the session only waits in the queue. Cancelling this is leaving; the last to leave stops it.
+
+        Raises:
+            PullFailed: it cannot be had.
+        """
+        key = (daemon, image.reference, image.digest)
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = _Pull(daemon, image)
+            pull.task = asyncio.create_task(self._brought(pull))
+            pull.task.add_done_callback(_looked_at)
+        assert pull.task is not None
+        place = object()
+        pull.waiters[place] = waiter, ahead
+        self._move()
+        try:
+            return await asyncio.shield(pull.task)
+        finally:
+            del pull.waiters[place]
+            if not pull.waiters:
+                if self._pulls.get(key) is pull:
+                    del self._pulls[key]
+                pull.task.cancel()
+            self._move()
+
+    def states(self) -> dict[int, PullState]:
+        """Return how far the pulls are, by session; of several, the one that is furthest."""
+        found: dict[int, PullState] = {}
+        for pull in self._pulls.values():
+            state = pull.state()
+            for session_id, _ in pull.waiters.values():
+                other = found.get(session_id)
+                if other is None or _further(state) > _further(other):
+                    found[session_id] = state
+        return found
+
+    # -- one pull -------------------------------------------------------------------------------------
+
+    async def _brought(self, pull: _Pull) -> Found:
+        try:
+            other = await self._inspect(pull.daemon, pull.image)
+            if other is not None and _matches(pull.image, other):
+                return other
+            reason = await self._pulled_or_copied(pull)
+            if reason is None:
+                found = await self._inspect(pull.daemon, pull.image)
+                if found is not None and _matches(pull.image, found):
+                    return found
+                if found is None:
+                    reason = Reason(
+                        Kind.NOT_FOUND, "it was brought, and the engine does not know it by this name"
+                    )
+                other = found
+        except EngineSilent as e:
+            raise PullFailed(_unfetched(pull.image, "the Docker engine does not answer")) from e
+        raise PullFailed(_why(pull.image, other, reason))
+
+    async def _pulled_or_copied(self, pull: _Pull) -> Reason | None:
+        """Bring the image by whatever way there is; return why there is none."""
+        for pause_s in (*AGAIN_AFTER_S, None):
+            reason = await self._tried(pull)
+            if reason is None or not reason.may_pass or pause_s is None:
+                return reason
+            pull.phase, pull.trouble = Phase.AGAIN, reason.words()
+            self._move()
+            await asyncio.sleep(pause_s)
+            pull.attempt += 1
+        raise AssertionError("the last pause is None")
+
+    async def _tried(self, pull: _Pull) -> Reason | None:
+        """Try every way once; where there are a registry and a copy, the registry's reason is returned."""
+        if pull.image.owner:
+            return await self._copied_from_its_own(pull)
+        reason = await self._pulled(pull)
+        if reason is None or reason.kind in FINAL:
+            return reason
+        log.warning("%s: image %s: %s", pull.daemon.address, pull.image.reference, reason.words())
+        source = await self._another_with(pull)
+        if source is None:
+            return reason
+        copied = await self._copied(pull, source)
+        if copied is None or copied.kind in FINAL:
+            return copied
+        log.warning("%s: copy of image %s: %s", pull.daemon.address, pull.image.reference, copied.words())
+        return reason
+
+    async def _pulled(self, pull: _Pull) -> Reason | None:
+        def tell(told: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(pull.meter.note, told, time.monotonic())
+
+        loop = asyncio.get_running_loop()
+        client = pull.daemon.client
+        async with self._turn(pull):
+            pull.phase = Phase.FETCHING
+            self._move()
+            log.info("%s fetches image %s", pull.daemon.address, pull.image.reference)
+            talk = Talk(client)
+            return await in_a_thread_of_its_own(fetch, talk, client, pull.image.reference, tell, cut=talk.cut)
+
+    async def _copied_from_its_own(self, pull: _Pull) -> Reason | None:
+        """Copy a private image from the engine on which it was made."""
+        node_id = pull.image.node_id
+        try:
+            source = self._fleet.of_node(node_id)
+        except EngineSilent as e:
+            return Reason(Kind.NOT_FOUND, str(e))
+        if source is pull.daemon:
+            return Reason(Kind.NOT_FOUND, f"{source.address}, where it was made, does not have it any more")
+        if not source.answers:
+            return Reason(Kind.ENGINE, f"{source.address}, which has it, does not answer now")
+        return await self._copied(pull, source)
+
+    async def _another_with(self, pull: _Pull) -> Daemon | None:
+        """Return another of our engines that has the image, and from which a copy would be known as what is wanted."""
+        if "@" in pull.image.reference:
+            return None
+        for daemon in self._fleet.daemons:
+            if daemon is not pull.daemon and daemon.answers:
+                with contextlib.suppress(EngineSilent):
+                    found = await self.found(daemon, pull.image)
+                    # A registry's digest is known only of what was pulled; the engine's own id goes along.
+                    if found is not None and pull.image.digest in ("", found.get("Id")):
+                        return daemon
+        return None
+
+    async def _copied(self, pull: _Pull, source: Daemon) -> Reason | None:
+        try:
+            found = await self._inspect(source, pull.image)
+        except EngineSilent as e:
+            return Reason(Kind.ENGINE, f"{source.address}: {e}")
+        if found is None:
+            return Reason(Kind.NOT_FOUND, f"{source.address} does not have it any more")
+        total = int(found.get("Size") or 0)
+        loop = asyncio.get_running_loop()
+
+        def count(done: int) -> None:
+            loop.call_soon_threadsafe(pull.meter.count, done, total, time.monotonic())
+
+        async with self._turn(pull):
+            pull.phase = Phase.COPYING
+            self._move()
+            log.info("%s gets image %s from %s", pull.daemon.address, pull.image.reference, source.address)
+            # An engine gathers all of an image before it gives the first byte, and says nothing while it takes one in.
+            talks = (
+                Talk(source.client, silent_s=AT_WORK_S),
+                Talk(pull.daemon.client, silent_s=AT_WORK_S),
+            )
+
+            def cut() -> None:
+                for talk in talks:
+                    talk.cut()
+
+            return await in_a_thread_of_its_own(copy, *talks, pull.image.reference, count, cut=cut)
+
+    async def _inspect(self, daemon: Daemon, image: Image) -> Found | None:
+        try:
+            return dict(await daemon.containers.call(daemon.client.inspect_image, image.reference))
+        except (ImageNotFound, NotFound):
+            return None
+        except FAILED as e:
+            raise EngineSilent(str(e)) from e
+
+    # -- whose turn it is -----------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, pull: _Pull) -> AsyncIterator[None]:
+        pull.in_line = True
+        try:
+            while not self._may_go(pull):
+                pull.phase = Phase.WAITING
+                await self._moved.wait()
+            pull.in_line = False
+            self._going.add(pull)
+            yield
+        finally:
+            pull.in_line = False
+            self._going.discard(pull)
+            self._move()
+
+    def _may_go(self, pull: _Pull) -> bool:
+        """Return whether it is a pull's turn: who is launched comes first, and has a place kept free if there are two."""
+        going = sum(other.daemon is pull.daemon for other in self._going)
+        line = [other for other in self._in_line() if other.daemon is pull.daemon]
+        launched = [other for other in line if not other.is_ahead]
+        if launched:
+            return launched[0] is pull and going < self._at_a_time
+        return line[:1] == [pull] and going < max(1, self._at_a_time - 1)
+
+    def _in_line(self) -> Iterator[_Pull]:
+        return (pull for pull in self._pulls.values() if pull.in_line)
+
+    def _move(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+        self.changed()
+
+
+def _further(state: PullState) -> tuple[bool, float, int]:
+    own = state.progress
+    return state.phase is not Phase.FAILED, own.bytes_done / (own.bytes_total or 1 << 60), own.bytes_done
+
+
+def digests(found: Found) -> tuple[str, ...]:
+    """Return the digests by which an engine knows an image: its own id, and those of registries."""
+    repo = (str(name).rpartition("@")[2] for name in found.get("RepoDigests") or ())
+    return (*dict.fromkeys(repo), str(found.get("Id", "")))
+
+
+def wanted_digest(image: Image) -> str:
+    """Return the digest that an image must have, "" where any will do."""
+    return image.digest or image.reference.partition("@")[2]
+
+
+def _matches(image: Image, found: Found) -> bool:
+    wanted = wanted_digest(image)
+    return not wanted or wanted in digests(found)
+
+
+def _unfetched(image: Image, why: str) -> str:
+    return f"image {image.reference} is not on the engine and could not be fetched: {why}"
+
+
+def _why(image: Image, other: Found | None, reason: Reason | None) -> str:
+    """Return why a session cannot have its image. ``other`` is what the engine has by its name, if anything."""
+    if other is None:
+        assert reason is not None
+        return _unfetched(image, reason.words())
+    there = " and ".join(digests(other))
+    said = f"image {image.reference} is not the one that is wanted: the engine has {there}, "
+    said += f"the catalogue wants {wanted_digest(image)}"
+    return said if reason is None else f"{said}; fetching it failed: {reason.words()}"
+
+
+def _looked_at(task: asyncio.Task[Found]) -> None:
+    # Whoever waited may have gone.
+    if not task.cancelled():
+        task.exception()

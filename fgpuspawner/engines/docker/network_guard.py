@@ -1,0 +1,260 @@
+"""What keeps users apart on the network while the Hub runs: their networks on every daemon, and the firewall."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Network
+from urllib.parse import urlparse
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.docker import firewall
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.engines.docker.fleet import Fleet
+from fgpuspawner.engines.docker.user_networks import UserNetworks, host_routes
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu.network")
+
+KEPT_FOR_S = 20.0
+"""So long a network stays when its last session has ended: its user may start another, and it costs 60 ms to make."""
+SWEEP_EVERY_S = 60.0
+
+
+class NetworkGuard:
+    """The users of one Hub, as the daemons and the firewall know them."""
+
+    def __init__(self, settings: FGPU, fleet: Fleet, *, installation: str) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self.installation = installation
+        self._networks = {daemon: self._networks_on(daemon) for daemon in fleet.daemons}
+        self._firewall: firewall.Firewall | None = None
+        self._opened = False
+        self._used = asyncio.Event()
+        """A session has ended: its network may be used no more."""
+
+    def _networks_on(self, daemon: Daemon) -> UserNetworks:
+        return UserNetworks(
+            lambda: daemon.client,
+            installation=self.installation,
+            pool=IPv4Network(self._settings.network_pool),
+            prefix_length=self._settings.network_prefix_length,
+            routes=list if daemon.address.is_elsewhere else host_routes,
+        )
+
+    def open(self, urls: Sequence[str], background: Background) -> None:
+        """Check the pool of addresses, and close this machine to sessions as far as that is asked for, for good. Blocks.
+
+        ``urls`` are what sessions have to reach.
+
+        Raises:
+            BadSettings: the pool is somebody else's; or what sessions may reach cannot be held to.
+            EngineSilent: this machine's own daemon does not answer any more.
+        """
+        for daemon in self._fleet.answering:
+            try:
+                self._networks[daemon].check_pool()
+            except EngineSilent as e:
+                if not daemon.address.url:
+                    raise
+                log.error("%s: %s; its nodes take no sessions until it does", daemon.address, e)
+                daemon.answers = False
+        self._check_other_machines()
+        wall = self._firewall = guard(self._settings, rules_for(self._settings, urls, self.installation))
+        self._opened = True
+        background.run(self._sweep_always(), failed="Networks that nobody uses are not removed any more")
+        if wall is not None:
+            background.every(
+                firewall.LOOK_EVERY_S,
+                lambda: asyncio.to_thread(wall.keep),
+                failed="Sessions may reach this machine's ports",
+                first_after_s=firewall.LOOK_EVERY_S,
+                level=logging.ERROR,
+            )
+
+    def close(self) -> None:
+        """Remove what no session needs when the Hub ends. Blocks.
+
+        Rules stay for as long as there are networks that they are about: sessions may outlive the Hub.
+        """
+        if not self._opened:
+            return
+        left = 0
+        for daemon in self._fleet.daemons:
+            networks = self._networks[daemon]
+            try:
+                if daemon.answers:
+                    networks.remove_unused()
+                left += 0 if daemon.address.is_elsewhere else networks.count()
+            except FAILED as e:
+                log.debug("Networks of %s are not looked at: %s", daemon.address, e)
+                left += 1
+        if self._firewall is not None and not left:
+            try:
+                firewall.run(firewall.removal(self.installation))
+            except firewall.FirewallFailed as e:
+                log.debug("%s", e)
+
+    def _check_other_machines(self) -> None:
+        """Say of which machines the Hub cannot close the ports, whoever it runs as.
+
+        Raises:
+            BadSettings: egress is to be closed there, and nobody vouches for it.
+        """
+        there = [n for d in self._fleet.daemons if d.address.is_elsewhere for n in d.address.node_ids]
+        if not there or self._settings.firewall == "managed-elsewhere":
+            return
+        names = " and ".join(there)
+        if self._settings.egress == "closed":
+            raise BadSettings(
+                f"c.FGPU.egress is 'closed', and the Hub cannot close it on other machines (node {names}); run what "
+                "'fgpu firewall' prints as root at every boot there and here, and set "
+                "c.FGPU.firewall = 'managed-elsewhere'"
+            )
+        log.warning(
+            "Sessions on node %s can reach every port that its machine opens on all its addresses, unless rules there "
+            "close them: run what 'fgpu firewall' prints as root there, at every boot",
+            names,
+        )
+
+    @asynccontextmanager
+    async def of(self, user: str, daemon: Daemon) -> AsyncIterator[str]:
+        """Return the name of the user's network, to make a container on it while this lasts.
+
+        Raises:
+            NetworkFailed: it cannot be made; with words for the user.
+            DockerException: the daemon refuses, or does not answer.
+        """
+        networks = self._networks[daemon]
+        with networks.held(user):
+            yield await daemon.containers.call(networks.ensure, user)
+
+    # -- in the Hub's event loop ----------------------------------------------------------------------
+
+    def sweep_soon(self) -> None:
+        """Remove networks that nobody uses, when they have not been used for a while: a session has ended."""
+        self._used.set()
+
+    async def _sweep_always(self) -> None:
+        left = await self._sweep(after_s=0)
+        while True:
+            # While some are left that nobody uses they are looked at often, and else when a session has ended.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEPT_FOR_S / 4 if left else SWEEP_EVERY_S):
+                    await self._used.wait()
+            if self._used.is_set():
+                self._used.clear()
+                await asyncio.sleep(KEPT_FOR_S / 4)
+            left = await self._sweep(after_s=KEPT_FOR_S)
+
+    async def _sweep(self, *, after_s: float) -> int:
+        """Return how many networks are left that nobody uses."""
+        return sum(await asyncio.gather(*(self._sweep_one(d, after_s) for d in self._fleet.answering)))
+
+    async def _sweep_one(self, daemon: Daemon, after_s: float) -> int:
+        try:
+            return await daemon.containers.call(self._networks[daemon].remove_unused, after_s=after_s)
+        except FAILED as e:
+            log.debug("Networks of %s are not looked at: %s", daemon.address, e)
+        except Exception:
+            # Without these looks networks stay until none is free.
+            log.exception("Networks of %s are not looked at", daemon.address)
+        return 0
+
+
+def rules_for(settings: FGPU, urls: Sequence[str], installation: str) -> firewall.Rules:
+    """Return what the sessions of an installation reach: these URLs, and what its settings allow."""
+    services = [address for url in urls for address in _addresses(url)]
+    return firewall.Rules(
+        installation=installation,
+        services=tuple(dict.fromkeys(services)),
+        allowed_ports=tuple(settings.allowed_ports),
+        name_servers=firewall.name_servers(),
+        blocked=tuple(settings.blocked_networks),
+        egress_open=settings.egress == "open",
+        # Of a machine that is not the Hub's: there the Hub comes from elsewhere.
+        callers=tuple(dict.fromkeys(address for address, _ in services)),
+    )
+
+
+def _addresses(url: str) -> list[tuple[str, int]]:
+    """Return the addresses and the port of a URL.
+
+    Raises:
+        BadSettings: its host has no address.
+    """
+    parsed = urlparse(url)
+    host, port = parsed.hostname or "", parsed.port or (443 if parsed.scheme == "https" else 80)
+    try:
+        return [(str(ipaddress.ip_address(host)), port)]
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as e:
+        raise BadSettings(
+            f"{url}, which sessions are told, has no address: {e.strerror or e}; set c.JupyterHub.hub_connect_ip "
+            "or c.FGPU.service_url_for_sessions"
+        ) from None
+    return list(dict.fromkeys((str(info[4][0]).split("%")[0], port) for info in found))
+
+
+def guard(settings: FGPU, rules: firewall.Rules) -> firewall.Firewall | None:
+    """Apply the rules where the Hub is to and can; return what keeps them, or None.
+
+    Raises:
+        BadSettings: egress is to be closed, and nobody closes it; or the rules cannot be applied.
+    """
+    if settings.firewall == "managed-elsewhere":
+        log.info(
+            "The firewall is managed elsewhere (c.FGPU.firewall): sessions are taken to be closed in by it"
+        )
+        return None
+    if not firewall.can_apply():
+        if settings.egress == "closed":
+            raise BadSettings(
+                "c.FGPU.egress is 'closed', and the Hub cannot close it: it does not run as root, or there is no "
+                "iptables; run 'fgpu firewall --apply' as root at every boot, and set "
+                "c.FGPU.firewall = 'managed-elsewhere'"
+            )
+        log.warning(
+            "Sessions can reach every port that this machine opens on all its addresses, unless rules that the Hub "
+            "does not know of close them: it does not run as root, or there is no iptables. Run 'fgpu firewall "
+            "--apply' as root at every boot, and set c.FGPU.firewall = 'managed-elsewhere'"
+        )
+        return None
+    found = firewall.Firewall(rules)
+    try:
+        found.apply()
+    except firewall.FirewallFailed as e:
+        raise BadSettings(
+            f"{e}; set c.FGPU.firewall = 'managed-elsewhere' if sessions are closed in by other means"
+        ) from None
+    log.info(
+        "The firewall is in force: of this machine sessions reach %s; %s", _reached(rules), _egress(rules)
+    )
+    return found
+
+
+def _reached(rules: firewall.Rules) -> str:
+    own = [f"{address}:{port}" for address, port in rules.services]
+    return " and ".join([*own, *(f"port {port}" for port in rules.allowed_ports)])
+
+
+def _egress(rules: firewall.Rules) -> str:
+    if not rules.egress_open:
+        return "nothing beyond it"
+    return f"beyond it all but {_listed(rules.blocked)}" if rules.blocked else "all beyond it"
+
+
+def _listed(networks: Collection[str]) -> str:
+    return " and ".join(networks)

@@ -1,0 +1,179 @@
+"""What sessions on other machines have of this one's files: carried there in volumes of their engines.
+
+A container can be given only what is on its own machine. So the files of a session are put into a volume there, and
+the container gets them from where the engine keeps that volume. What sessions of a node share (the ledger of a
+simulated machine) is in a volume of the node's own, named after what is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import docker
+from docker.errors import APIError, NotFound
+
+from fgpuspawner.isolation.base import Mount
+from fgpuspawner.isolation.machine import WRITTEN_BY_SESSIONS
+
+LABEL = "fgpu.files"
+"""Not one by which sessions are found."""
+NODE = "fgpu.node"
+AT = "/fgpu"
+SUFFIX = "-files"
+
+
+def volume_of(container: str) -> str:
+    """Return the name of the volume with the files of a container."""
+    return f"{container}{SUFFIX}"
+
+
+def containers_of_volumes(client: docker.APIClient, installation: str) -> dict[str, str]:
+    """Return the containers that files were carried for, be they there or not, with their nodes. Blocks.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    listed = client.volumes(filters={"label": f"{LABEL}={installation}"})["Volumes"] or ()
+    return {
+        v["Name"].removesuffix(SUFFIX): (v.get("Labels") or {}).get(NODE, "")
+        for v in listed
+        if v["Name"].endswith(SUFFIX)
+    }
+
+
+def ship(
+    client: docker.APIClient,
+    *,
+    container: str,
+    image: str,
+    installation: str,
+    node: str,
+    mounts: Sequence[Mount],
+    shared: Path | None = None,
+) -> tuple[Mount, ...]:
+    """Carry the sources of ``mounts`` to the engine and return the mounts as they are there. Blocks.
+
+    What is below ``shared`` goes into the node's volume, and only if that is new. ``image`` is any that is there:
+    files are put into volumes through a container, which is never started.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    common = [m for m in mounts if shared is not None and m.source.is_relative_to(shared)]
+    own = [m for m in mounts if m not in common]
+    labels = {LABEL: installation, NODE: node}
+    found = _shipped(client, volume_of(container), image, labels, own, [m.source for m in own])
+    if common:
+        assert shared is not None
+        volume = ship_machine(client, image=image, installation=installation, folder=shared)
+        place = Path(client.inspect_volume(volume)["Mountpoint"])
+        found += [replace(m, source=place / m.source.relative_to(shared)) for m in common]
+    by_target = {m.target: m for m in found}
+    return tuple(by_target[m.target] for m in mounts)
+
+
+def ship_machine(client: docker.APIClient, *, image: str, installation: str, folder: Path) -> str:
+    """Carry a simulated machine to the engine, if it is not there, and return its volume. Blocks.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    volume = f"fgpu-{installation}-machine-{folder.name}-{_digest(folder)}"
+    _filled(client, volume, image, {LABEL: installation}, {".": folder})
+    return volume
+
+
+def unship(client: docker.APIClient, container: str) -> None:
+    """Remove the files of a container that is gone. Doing so twice is fine.
+
+    Raises:
+        docker.errors.DockerException: the engine refuses, or does not answer.
+    """
+    with contextlib.suppress(NotFound):
+        client.remove_container(_carrier(volume_of(container)), force=True)
+    with contextlib.suppress(NotFound):
+        client.remove_volume(volume_of(container), force=True)
+
+
+def _shipped(
+    client: docker.APIClient,
+    volume: str,
+    image: str,
+    labels: dict[str, str],
+    mounts: Sequence[Mount],
+    sources: Sequence[Path],
+) -> list[Mount]:
+    files = {str(n): source for n, source in enumerate(sources)}
+    place = _filled(client, volume, image, labels, files)
+    return [replace(m, source=place / str(n)) for n, m in enumerate(mounts)]
+
+
+def _carrier(volume: str) -> str:
+    return f"{volume}-carrier"
+
+
+def _filled(
+    client: docker.APIClient, volume: str, image: str, labels: dict[str, str], files: dict[str, Path]
+) -> Path:
+    """Return where the engine keeps a volume with these files. One that is complete stays as it is."""
+    with contextlib.suppress(NotFound):
+        found = client.inspect_volume(volume)
+        if _is_complete(client, volume):
+            return Path(found["Mountpoint"])
+        client.remove_volume(volume, force=True)
+    client.create_volume(volume, labels=labels)
+    carrier = _carrier(volume)
+    with contextlib.suppress(NotFound):
+        client.remove_container(carrier, force=True)
+    client.create_container(
+        image,
+        command=["true"],
+        name=carrier,
+        labels=labels,
+        volumes=[AT],
+        host_config=client.create_host_config(
+            binds={volume: {"bind": AT, "mode": "rw,nocopy"}}, network_mode="none"
+        ),
+    )
+    client.put_archive(carrier, AT, _packed(files))
+    # A carrier that is still there says that its volume is not complete.
+    client.remove_container(carrier, force=True)
+    return Path(client.inspect_volume(volume)["Mountpoint"])
+
+
+def _is_complete(client: docker.APIClient, volume: str) -> bool:
+    try:
+        client.inspect_container(_carrier(volume))
+    except NotFound:
+        return True
+    except APIError:
+        return False
+    return False
+
+
+def _packed(files: dict[str, Path]) -> bytes:
+    def rooted(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        return info
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, source in files.items():
+            tar.add(source.resolve(), arcname=str(PurePosixPath(name)), filter=rooted)
+    return packed.getvalue()
+
+
+def _digest(folder: Path) -> str:
+    """Return a short digest of a machine's folder, without what sessions write there."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name not in WRITTEN_BY_SESSIONS:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]

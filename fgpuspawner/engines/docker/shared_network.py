@@ -1,0 +1,42 @@
+"""The Docker network at whose gateway sessions on this machine reach the Hub; on other machines it is their first."""
+
+from __future__ import annotations
+
+import docker
+from docker.errors import APIError, NotFound
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.docker.errors import FAILED
+
+NETWORK = "fgpu"
+NO_TALK = "com.docker.network.bridge.enable_icc"
+
+
+def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
+    """Make sure of a bridge network on which containers do not reach each other; return the host's address on it.
+
+    Raises:
+        BadSettings: the engine refuses, or a network of that name is of another kind.
+    """
+    try:
+        try:
+            found = client.inspect_network(name)
+        except NotFound:
+            try:
+                client.create_network(name, driver="bridge", options={NO_TALK: "false"}, check_duplicate=True)
+            except APIError as e:
+                # Another Hub on this engine may have made it since it was looked for: then it is as good.
+                if e.status_code != 409:
+                    raise
+            found = client.inspect_network(name)
+    except FAILED as e:
+        raise BadSettings(f"the Docker network {name!r} cannot be used: {e}") from e
+    if found["Driver"] != "bridge" or (found.get("Options") or {}).get(NO_TALK) != "false":
+        raise BadSettings(
+            f"the Docker network {name!r} exists and lets containers reach each other; remove it "
+            f"(docker network rm {name}), and it is made anew"
+        )
+    for config in found["IPAM"]["Config"]:
+        if config.get("Gateway"):
+            return str(config["Gateway"]).split("/")[0]
+    raise BadSettings(f"the Docker network {name!r} has no gateway address")

@@ -1,0 +1,170 @@
+"""The settings of sessions in Docker containers: those of DockerSpawner, and ours over them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from dockerspawner import DockerSpawner
+from traitlets import Bool, Dict, Integer, List, Unicode, default
+
+from fgpuspawner.engines.base import Installation
+from fgpuspawner.engines.docker.create import ContainerOptions
+from fgpuspawner.engines.docker.daemon import connect_here
+from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
+from fgpuspawner.engines.docker.firewall import Firewall
+from fgpuspawner.engines.docker.network_guard import rules_for
+from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
+from fgpuspawner.images.model import Image
+from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.spawner.base import QueuedSpawner
+
+
+class FGPUSpawner(QueuedSpawner, DockerSpawner):
+    """Sessions as Docker containers, each with its slice, no new privileges and no capabilities."""
+
+    capabilities = DockerEngine.capabilities
+
+    pids_limit = Integer(
+        1024, help="""Most processes and threads in a session. Example: ``c.FGPUSpawner.pids_limit = 4096``"""
+    ).tag(config=True)
+
+    cap_drop = List(
+        Unicode(),
+        default_value=["ALL"],
+        help="""Capabilities that a session does not have. Example: ``c.FGPUSpawner.cap_drop = ["ALL"]``""",
+    ).tag(config=True)
+
+    security_opt = List(
+        Unicode(),
+        default_value=["no-new-privileges"],
+        help="""Docker security options. Example: ``c.FGPUSpawner.security_opt = ["no-new-privileges"]``""",
+    ).tag(config=True)
+
+    container_user = Unicode(
+        "1000:1000",
+        help="""User for images that name none, or root. Example: ``c.FGPUSpawner.container_user = "1000:100"``""",
+    ).tag(config=True)
+
+    stop_timeout_s = Integer(
+        10,
+        help="""How long a container may take to end before it is killed.
+
+        Example: ``c.FGPUSpawner.stop_timeout_s = 5``
+        """,
+    ).tag(config=True)
+
+    use_nvidia_runtime = Bool(
+        True,
+        help="""Whether a session gets its real GPUs through a Docker device request (NVIDIA container toolkit, or CDI).
+
+        Where it is off, or the engine has neither, it is told the UUID and gets no device.
+
+        Example: ``c.FGPUSpawner.use_nvidia_runtime = False``
+        """,
+    ).tag(config=True)
+
+    read_only_root = Bool(
+        False,
+        help="""Whether a session's root file system is read-only, but for its volumes and ``writable_in_memory``.
+
+        What an image's programs write elsewhere fails then. Homes must be volumes (``c.FGPUSpawner.volumes``), or
+        nothing can be written in them.
+
+        Example: ``c.FGPUSpawner.read_only_root = True``
+        """,
+    ).tag(config=True)
+
+    writable_in_memory = Dict(
+        default_value={
+            "/tmp": "rw,exec,nosuid,nodev,mode=1777",
+            "/run": "rw,noexec,nosuid,nodev,mode=755",
+            "/var/tmp": "rw,noexec,nosuid,nodev,mode=1777",
+        },
+        help="""With ``read_only_root``, folders that are in memory instead, and their mount options.
+
+        They count as the session's memory, and end with it.
+
+        Example: ``c.FGPUSpawner.writable_in_memory = {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=1g"}``
+        """,
+    ).tag(config=True)
+
+    log_config = Dict(
+        default_value={"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
+        help="""Docker log configuration of a session's container.
+
+        Example: ``c.FGPUSpawner.log_config = {"Type": "local", "Config": {"max-size": "20m"}}``
+        """,
+    ).tag(config=True)
+
+    @default("use_internal_ip")
+    def _reach_containers_directly(self) -> bool:
+        return True
+
+    @classmethod
+    def make_engine(cls, installation: Installation) -> DockerEngine:
+        """Return the engine, connected as far as its daemons answer."""
+        return DockerEngine(installation, configured(cls, installation.config))
+
+    @classmethod
+    def set_up(cls, c: Any) -> None:
+        """Have sessions reach the Hub and the service at the host's address on their network, where nothing else is."""
+        own = configured(cls, c)
+        name = own.get("network_name", NETWORK)
+        client = connect_here(client_settings(own))
+        try:
+            gateway = ensure_network(client, name)
+        finally:
+            client.close()
+        c.FGPUSpawner.network_name = name
+        address = c.FGPU.get("hub_address") or gateway
+        c.JupyterHub.setdefault("hub_ip", address)
+        c.FGPU.setdefault("service_ip", address)
+
+    @classmethod
+    def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
+        """Return the rules for a machine's iptables."""
+        return Firewall(rules_for(settings, urls, installation))
+
+    @property
+    def object_name(self) -> str:
+        """The container's name, for hooks: one for each attempt, never reused."""
+        engine = self.runtime.engine
+        assert isinstance(engine, DockerEngine)
+        return engine.name(self._session) if self._session is not None else ""
+
+    @object_name.setter
+    def object_name(self, value: str) -> None:
+        """Ignore the name that the Hub kept: the session says what it is."""
+
+    async def engine_options(self, image: Image) -> ContainerOptions:
+        """Return what is set for this session's container, with its callables asked and its templates filled in."""
+        request = self.session.request
+        # What DockerSpawner's own templates, callables and environment are made of.
+        self.image = image.reference
+        self.mem_limit = f"{request.memory_mib}M"
+        self.cpu_limit = request.cpu_milli / 1000
+        return ContainerOptions(
+            create=await self._evaluated(self.extra_create_kwargs),
+            host=await self._evaluated(self.extra_host_config),
+            volumes=self.volume_binds,
+            mounts=self.mount_binds,
+            links=self.links,
+            pids_limit=self.pids_limit,
+            cap_drop=self.cap_drop,
+            security_opt=self.security_opt,
+            log_config=self.log_config,
+            container_user=self.container_user,
+            read_only_root=self.read_only_root,
+            writable_in_memory=self.writable_in_memory,
+            gives_gpus=self.use_nvidia_runtime,
+            internal_ip=self.use_internal_ip,
+            host_ip=self.host_ip,
+        )
+
+    async def _evaluated(self, setting: Any) -> dict[str, Any]:
+        value = self._eval_if_callable(setting)
+        if inspect.isawaitable(value):
+            value = await value
+        return dict(self._render_templates(value or {}))

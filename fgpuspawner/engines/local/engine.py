@@ -1,0 +1,131 @@
+"""Local processes as an `Engine`: for one person, or a demo. All of them run as the Hub's own system user."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from fgpu_scheduler import EndCause, Observed, Seen, Session
+from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own, to_the_end
+from fgpuspawner.engines.base import (
+    Capabilities,
+    Ended,
+    Endpoint,
+    Engine,
+    Installation,
+    LaunchFailed,
+    LaunchSpec,
+)
+from fgpuspawner.engines.local.processes import Processes, run_beside
+from fgpuspawner.images.model import Image
+from fgpuspawner.isolation.report import Answer
+from fgpuspawner.isolation.sealing import sealed_environment
+
+log = logging.getLogger("fgpu.local")
+
+T = TypeVar("T")
+
+ADDRESS = "127.0.0.1"
+SERVER = "jupyterhub-singleuser"
+STOPPERS = 16
+"""Servers that ignore the first signal keep them for long: then others wait to be stopped, and nothing else does."""
+LOOKERS = 4
+
+
+class LocalEngine(Engine):
+    """Sessions as processes beside each other, not kept apart. Limits of CPU and memory are counted, and not enforced."""
+
+    capabilities = Capabilities("local processes, all of one system user")
+
+    def __init__(self, installation: Installation, *, stop_timeout_s: float) -> None:
+        settings = installation.settings
+        self._node_ids = tuple(settings.node_ids())
+        self._processes = Processes(
+            installation=installation.id, folder=settings.data_path(), stop_timeout_s=stop_timeout_s
+        )
+        self._launched: dict[int, tuple[int, Path]] = {}
+        """By session that this Hub has started, its port and its folder."""
+        self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
+        self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
+
+    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    async def observe(self) -> Seen:
+        return Seen(await self._in(self._lookers, self._processes.observe), self._node_ids)
+
+    async def remove(self, observed: Observed) -> bool:
+        remove = functools.partial(self._processes.remove, [observed.handle], now=False)
+        return await self._in(self._stoppers, remove)
+
+    async def start(self, spec: LaunchSpec) -> Endpoint:
+        """Start the server in the image's Python environment, on the loopback."""
+        binaries, program = _program(spec.image, spec.command[0] if spec.command else SERVER)
+        given = dict(spec.environment)
+        given["PATH"] = f"{binaries}{os.pathsep}{given.get('PATH', os.defpath)}"
+        sealed = sealed_environment(given, spec.told, spec.prepared)
+        environment = {name: value for name, value in sealed.items() if value is not None}
+        root = ["--allow-root"] if os.geteuid() == 0 else []
+        command = [program, *spec.command[1:], *spec.arguments, *root]
+        self._launched[spec.session.id] = spec.port, spec.folder
+        start = functools.partial(
+            self._processes.start, spec.session, command, environment, Path(environment["HOME"])
+        )
+        await to_the_end(self._in(self._lookers, start))
+        return Endpoint(ADDRESS, spec.port)
+
+    async def ended(self, session: Session) -> Ended | None:
+        found = self._processes.exit_status(session)
+        if found is None:
+            return None
+        status, tail = found
+        log.info("Last output of session %d:\n%s", session.id, tail)
+        lines = [line for line in tail.splitlines() if line.strip()]
+        last = f"; its last words: {lines[-1].strip()[:200]}" if lines and status else ""
+        if status is None:
+            return Ended(1, EndCause.EXITED, "the server ended; how is not known")
+        if status < 0:
+            return Ended(128 - status, EndCause.EXITED, f"the server was ended by signal {-status}")
+        return Ended(status, EndCause.EXITED, f"the server ended with status {status}{last}")
+
+    async def probe(
+        self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
+    ) -> Answer:
+        """Run a probe beside the server, with the environment that the server and its children really have."""
+        port, folder = self._launched[session.id]
+        look = functools.partial(self._processes.environment, session, port)
+        environment = await self._in(self._lookers, look)
+        if environment is None:
+            raise LaunchFailed("the session's server was gone when its GPU limit was checked")
+        program, *arguments = command
+        words = [str(folder / program), *arguments]
+        return await in_a_thread_of_its_own(run_beside, words, environment, timeout_s)
+
+    async def stop(self, session: Session, *, now: bool) -> bool:
+        self._launched.pop(session.id, None)
+        return await self._in(
+            self._stoppers, functools.partial(self._processes.remove_session, session, now=now)
+        )
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+        return self._processes.sessions_of(pids)
+
+
+def _program(image: Image, server: str) -> tuple[Path, str]:
+    """Return the folder of the programs of an image's environment, and the server's program in it."""
+    binaries = Path(image.environment or sys.prefix).expanduser() / "bin"
+    program = shutil.which(server, path=str(binaries))
+    if program is None:
+        raise LaunchFailed(
+            f"image {image.slug!r}: its environment has no {server}; ask an administrator to install it",
+            EndCause.PULL_FAILED,
+        )
+    return binaries, program

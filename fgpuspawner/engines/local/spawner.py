@@ -1,0 +1,56 @@
+"""The settings of sessions as local processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from jupyterhub.spawner import LocalProcessSpawner
+from traitlets import Integer, default
+
+from fgpuspawner.engines.base import Installation
+from fgpuspawner.engines.local.engine import SERVER, LocalEngine
+from fgpuspawner.settings import configured
+from fgpuspawner.spawner.base import QueuedSpawner
+
+
+class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
+    """Sessions as processes of the Hub's own user, beside each other and not kept apart.
+
+    Fine for one person or a demo. Limits of CPU and memory are counted, and not enforced. A program can drop its
+    GPU limit with its environment; the watchdog sees what it then takes.
+    """
+
+    capabilities = LocalEngine.capabilities
+
+    stop_timeout_s = Integer(
+        10,
+        help="""How long a server may take to end after SIGTERM before it is killed.
+
+        Example: ``c.LocalFGPUSpawner.stop_timeout_s = 5``
+        """,
+    ).tag(config=True)
+
+    @default("cmd")
+    def _own_server(self) -> list[str]:
+        return [SERVER]
+
+    @classmethod
+    def make_engine(cls, installation: Installation) -> LocalEngine:
+        """Return what starts and ends the local processes of this installation."""
+        own = configured(cls, installation.config)
+        stop_timeout_s = own.get("stop_timeout_s", cls.stop_timeout_s.default_value)
+        return LocalEngine(installation, stop_timeout_s=float(stop_timeout_s))
+
+    @property
+    def home(self) -> Path:
+        """The user's folder. The name is quoted, so that it is always one folder below ``home``."""
+        name = quote(self.user.name, safe="").replace(".", "%2E")
+        return self.runtime.settings.data_path() / "home" / name
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Return ``env`` with the user's home. There is no system user of that name."""
+        env["USER"] = self.user.name
+        env["HOME"] = str(self.home)
+        env["SHELL"] = "/bin/bash"
+        return env

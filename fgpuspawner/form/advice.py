@@ -1,0 +1,119 @@
+"""What a user's last runs of an image would have needed. Pure: the service and the Hub's form show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler import Device, format_milli
+from fgpu_scheduler.store.history import Past
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import least_fgpu_milli
+
+NEWEST_RUNS = 5
+LEAST_RUNS = 3
+"""Of fewer nobody knows what is usual."""
+LOOKED_THROUGH = 200
+"""So many of a user's newest runs are read to find the newest of each image."""
+HEADROOM_PERCENT = 20
+"""Above the highest peak: the next run may need a little more."""
+SHARE_MIB = 128
+"""Shares of memory are rounded down to multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run on one GPU: what it had, what it held at most, and how much of the GPU it computed with.
+
+    ``compute_percent`` is what it was entitled to, 0 where it had no share of its own.
+    """
+
+    image: str
+    fgpu_milli: int
+    limit_mib: int
+    peak_mib: int
+    compute_percent: int = 0
+    sm_p95_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The smallest amount that would have been enough for the last runs of an image, below what was asked for."""
+
+    image: str
+    runs: int
+    asked_milli: int
+    enough_milli: int
+    peak_mib: int
+
+    @property
+    def text(self) -> str:
+        """It in words, for the user."""
+        runs, enough = {3: "three", 4: "four", 5: "five"}[self.runs], format_milli(self.enough_milli)
+        peak = f"{self.peak_mib} MiB" if self.peak_mib < 1000 else f"{self.peak_mib / 1024:.1f} GiB"
+        return f"your last {runs} runs peaked at {peak}: {enough} fGPU would have been enough"
+
+
+def advise(
+    runs: Sequence[Run], *, step_milli: int, least_milli: int = 0, devices: Sequence[Device] = ()
+) -> Advice | None:
+    """Return what would have been enough for these runs of one image, newest first; None where there is none to give.
+
+    That is a multiple of the step, at least ``least_milli`` (the image's own minimum), and below what the newest run
+    had. In memory it holds the highest peak and a fifth more. A run that computed with most of what it was entitled to
+    is given no less compute than it used. Where ``devices`` are given it is enough on each of them: an amount of fGPU
+    is as much memory as the GPU makes it.
+    """
+    kinds = {(d.capacity_milli, d.memory_mib) for d in devices}
+    newest = runs[:NEWEST_RUNS]
+    if len(newest) < LEAST_RUNS:
+        return None
+    asked_milli = newest[0].fgpu_milli
+    needed = max(least_milli, *(_enough(run, kinds) for run in newest))
+    enough_milli = max(step_milli, -(-needed // step_milli) * step_milli)
+    if enough_milli >= asked_milli:
+        return None
+    return Advice(newest[0].image, len(newest), asked_milli, enough_milli, max(r.peak_mib for r in newest))
+
+
+def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
+    """Return the fGPU x 1000 that this run would have needed, on the GPU that it had or on each of these kinds."""
+    needed_mib = -(-run.peak_mib * (100 + HEADROOM_PERCENT) // 100)
+    needed_mib = max(1, -(-needed_mib // SHARE_MIB)) * SHARE_MIB
+    on = kinds or {(run.fgpu_milli, run.limit_mib)}
+    milli = max(-(-needed_mib * worth_milli // of_mib) for worth_milli, of_mib in on)
+    if run.compute_percent and run.sm_p95_percent is not None:
+        milli = max(milli, -(-run.sm_p95_percent * run.fgpu_milli // run.compute_percent))
+    return milli
+
+
+def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
+    """Return the runs that say something, by image, in the order in which they are given.
+
+    Runs of which nothing was measured say nothing, and what ran on several GPUs cannot be had smaller.
+    """
+    found: dict[str, list[Run]] = {}
+    for one in past:
+        shares = one.session.placement.shares if one.session.placement else ()
+        told = one.measured
+        if len(shares) == 1 and told is not None and told.samples and told.peak_mib is not None:
+            share, image = shares[0], one.session.request.image
+            held = share.fgpu_milli, share.memory_mib, told.peak_mib
+            found.setdefault(image, []).append(Run(image, *held, share.compute_percent, told.sm_p95_percent))
+    return found
+
+
+def advice_by_image(
+    past: Iterable[Past], *, step_milli: int, images: Iterable[Image], devices: Sequence[Device]
+) -> dict[str, Advice]:
+    """Return what would have been enough for somebody's runs, by image, where there is advice to give.
+
+    ``past`` is newest first; ``devices`` are those that they may be given, and ``images`` say what is their least.
+    """
+    runs, found = runs_of(past), {}
+    for image in sorted((image for image in images if image.slug in runs), key=lambda image: image.slug):
+        least = least_fgpu_milli(image, devices, step_milli=step_milli)
+        told = advise(runs[image.slug], step_milli=step_milli, least_milli=least, devices=devices)
+        if told is not None:
+            found[image.slug] = told
+    return found

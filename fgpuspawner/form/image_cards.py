@@ -1,0 +1,106 @@
+"""The images of the launch form: a card for each framework with its versions, and the amounts that go with each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
+from fgpuspawner.form.advice import Advice
+from fgpuspawner.form.offer import Offer
+from fgpuspawner.images.entry import amount_text
+from fgpuspawner.images.icons import icon_name, icon_svg
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import least_fgpu_milli, least_words
+
+WRITTEN = ("JAX", "Julia", "MXNet", "Python", "PyTorch", "R", "RAPIDS", "TensorFlow")
+TITLES = {title.casefold(): title for title in WRITTEN}
+"""How frameworks write their names; others are shown as the catalogue has them."""
+PRIVATE = "Private images"
+PRIVATE_ABOUT = "Saved from sessions: your own, and those that were shared with you."
+SEARCH_FROM = 6
+"""So many images can be searched."""
+
+
+def cards(offer: Offer, advice: Mapping[str, Advice]) -> list[dict[str, Any]]:
+    """Return the cards, in the order in which their first images are in the catalogue; private images come last.
+
+    ``advice`` is what the user's last runs of an image would have needed, by the image's slug.
+    """
+    found: dict[str, list[Image]] = {}
+    for image in sorted(offer.shown_images, key=lambda image: bool(image.owner)):
+        found.setdefault("" if image.owner else image.framework.casefold(), []).append(image)
+    return [_card(images, advice) for images in found.values()]
+
+
+def _card(images: Sequence[Image], advice: Mapping[str, Advice]) -> dict[str, Any]:
+    private, framework = bool(images[0].owner), images[0].framework
+    title = PRIVATE if private else TITLES.get(framework.casefold(), framework)
+    # What tells them apart: without the title, where that is in front of all their names, and not all of one.
+    lead = f"{title} ".casefold()
+    led = all(image.name.casefold().startswith(lead) and image.name[len(lead) :] for image in images)
+    cut = len(lead) if led else 0
+    return {
+        "title": title,
+        "about": PRIVATE_ABOUT if private else "",
+        "icon": icon_svg("cube" if private else icon_name(images[0])),
+        "images": [
+            {
+                "slug": image.slug,
+                "name": image.name,
+                "prefix": image.name[:cut],
+                "short": image.name[cut:],
+                "description": image.description,
+                "least": least_words(image),
+                "deprecated": image.deprecated,
+                "advice": advice[image.slug].text if image.slug in advice else "",
+                "search": " ".join(
+                    (image.name, image.framework, image.version, f"python {image.python}", image.description)
+                ).casefold(),
+            }
+            for image in images
+        ],
+    }
+
+
+def amounts(offer: Offer, advice: Mapping[str, Advice]) -> dict[str, Any]:
+    """Return what the form's script knows of each image: what it is started with, and its least, in each group."""
+    steps = {group: offer.amounts(group) for group in offer.groups}
+    return {
+        image.slug: {
+            "amounts": {group: _with(offer, image, group, steps[group]) for group in offer.groups},
+            "least": {group: _least(offer, image, group) for group in offer.groups},
+            "recommended": {
+                "fgpu": bool(image.recommended_fgpu_milli or image.recommended_gpu_memory_mib),
+                "cpu": bool(image.recommended_cpu_milli),
+                "memory_mib": bool(image.recommended_memory_mib),
+            },
+            "gpu_memory_mib": {group: _gpu_memory_mib(offer, image, group) for group in offer.groups},
+            "enough": amount_text("fgpu", advice[image.slug].enough_milli) if image.slug in advice else None,
+        }
+        for image in offer.shown_images
+    }
+
+
+def most_gpu_memory_mib(offer: Offer, group: str) -> int:
+    """Return the memory of the largest GPU of a resource group, 0 where it has none."""
+    return max((device.memory_mib for device in offer.devices_of(group)), default=0)
+
+
+def _gpu_memory_mib(offer: Offer, image: Image, group: str) -> int | None:
+    """Return what is filled in for who asks for exact memory: what can be asked for, and one GPU there has."""
+    wanted_mib = image.recommended_gpu_memory_mib or image.min_gpu_memory_mib
+    asked_mib = -(-wanted_mib // MEMORY_GRAIN_MIB) * MEMORY_GRAIN_MIB
+    return min(asked_mib, most_gpu_memory_mib(offer, group)) if wanted_mib else None
+
+
+def _with(offer: Offer, image: Image, group: str, steps: Sequence[int]) -> dict[str, str]:
+    usual = offer.amounts_with(image, group, steps)
+    found = {"fgpu": usual.fgpu_milli, "cpu": usual.cpu_milli, "memory_mib": usual.memory_mib}
+    return {name: amount_text(name, value) for name, value in found.items()}
+
+
+def _least(offer: Offer, image: Image, group: str) -> dict[str, str | None]:
+    fgpu = least_fgpu_milli(image, offer.devices_of(group), step_milli=offer.caps.fgpu_step_milli)
+    found = {"fgpu": fgpu, "cpu": image.min_cpu_milli, "memory_mib": image.min_memory_mib}
+    return {name: amount_text(name, value) if value else None for name, value in found.items()}

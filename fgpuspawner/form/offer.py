@@ -1,0 +1,268 @@
+"""What one user may choose at this moment, what is preselected, and what they want of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fgpu_scheduler import (
+    Caps,
+    Device,
+    FGPUError,
+    Node,
+    Quota,
+    Refusal,
+    Request,
+    amounts_that_fit,
+    format_milli,
+)
+from fgpu_scheduler.core.quota import counted_as
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import amounts_for, inside_a_node, never_held, refusals
+from fgpuspawner.settings import FGPU
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for: ``count`` sessions, each of these amounts. See `Request` for what they mean."""
+
+    image: str
+    group: str
+    fgpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+    count: int = 1
+    gpu_memory_mib: int | None = None
+    compute_percent: int | None = None
+    gpu_model: str | None = None
+    time_limit_s: int | None = None
+    priority: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Wanted:
+        """Return what a request asked for."""
+        same: dict[str, Any] = {name: getattr(request, name) for name in SAME}
+        return cls(group=request.resource_group, **same)
+
+    def request(self, user: str, server_name: str, hub_groups: Iterable[str] = ()) -> Request:
+        """Return the scheduler's request for one server of ``user``, who is in these Hub groups now."""
+        same: dict[str, Any] = {name: getattr(self, name) for name in SAME}
+        return Request(user, server_name, resource_group=self.group, groups=tuple(sorted(hub_groups)), **same)
+
+    def with_fgpu(self, fgpu_milli: int) -> Wanted:
+        """Return the same with another amount of the GPU, asked for in fGPU."""
+        return replace(self, fgpu_milli=fgpu_milli, gpu_memory_mib=None, compute_percent=None)
+
+    def as_options(self) -> dict[str, object]:
+        """Return the user options that `parse` reads as this very thing."""
+        gpu: dict[str, object] = {"fgpu": format_milli(self.fgpu_milli)}
+        if self.gpu_memory_mib is not None:
+            gpu = {"gpu_memory_mib": self.gpu_memory_mib, "compute_percent": self.compute_percent}
+        found = {
+            "image": self.image,
+            "group": self.group,
+            **gpu,
+            "gpu_model": self.gpu_model,
+            "cpu": format_milli(self.cpu_milli),
+            "memory_mib": self.memory_mib,
+            "count": self.count,
+            "priority": self.priority or None,
+            # What is left out takes the default, and of these "no limit" need not be that.
+            "time_limit_s": self.time_limit_s or 0,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+SAME = tuple(name for name in Wanted.__dataclass_fields__ if name in Request.__dataclass_fields__)
+"""What a `Wanted` and the scheduler's `Request` both have."""
+
+
+def asks_the_same(before: Request, again: Request) -> bool:
+    """Return whether a request that is made again is the one that waits, so that it keeps its place.
+
+    Not by the groups, which may have changed, nor by a time limit that the setting gives what had none.
+    """
+    limit_s = before.time_limit_s or again.time_limit_s
+    return replace(before, groups=(), time_limit_s=limit_s) == replace(again, groups=())
+
+
+class Refused(FGPUError):
+    """A request that cannot be accepted; the message joins all the reasons."""
+
+    code = "refused"
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("; ".join(r.message for r in refusals))
+        self.refusals = tuple(refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one user may choose at this moment. Images and groups in the order they are shown.
+
+    Of the images that are hidden only who knows them may ask for; nothing names them. Where all are, ``default`` has
+    none.
+    ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
+    """
+
+    images: tuple[Image, ...]
+    groups: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    caps: Caps
+    default: Wanted
+    max_time_limit_s: int | None = None
+    quotas: tuple[Quota, ...] = ()
+    user: str = ""
+    hub_groups: tuple[str, ...] = ()
+
+    @property
+    def shown_images(self) -> tuple[Image, ...]:
+        """The images that the user is shown."""
+        return tuple(image for image in self.images if not image.hidden)
+
+    @property
+    def max_priority(self) -> int:
+        """The highest priority that this user may ask for; 0 is none."""
+        return self.caps.max_priority or 0
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any GPU that is offered is simulated."""
+        return any(d.simulated for n in self.nodes for d in n.devices)
+
+    def image(self, slug: object) -> Image | None:
+        """Return the image of this slug, shown or not, or None."""
+        return next((image for image in self.images if image.slug == slug), None)
+
+    def shows(self, slug: object) -> bool:
+        """Return whether the image of this slug is one that the user is shown."""
+        return any(image.slug == slug for image in self.shown_images)
+
+    def nodes_of(self, group: str) -> list[Node]:
+        """Return the nodes of a resource group."""
+        return [node for node in self.nodes if node.resource_group == group]
+
+    def devices_of(self, group: str) -> list[Device]:
+        """Return the GPUs of a resource group, in the order of its nodes."""
+        return [device for node in self.nodes_of(group) for device in node.devices]
+
+    def models(self, group: str) -> tuple[str, ...]:
+        """Return the GPU models of a resource group, each once."""
+        return tuple(dict.fromkeys(device.model for device in self.devices_of(group)))
+
+    def amounts(self, group: str) -> tuple[int, ...]:
+        """Return, ascending, each fGPU amount in milli that this user could ever hold in a resource group."""
+        asker = replace(self.default, group=group).request(self.user, "", self.hub_groups)
+        limits = [
+            q.max_fgpu_milli for q in self.quotas if q.max_fgpu_milli is not None and counted_as(q, asker)
+        ]
+        fit = amounts_that_fit(self.nodes_of(group), self.caps)
+        return tuple(a for a in fit if not limits or a <= min(limits))
+
+    def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> Wanted:
+        """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
+        usual = self.default.fgpu_milli, self.default.cpu_milli, self.default.memory_mib
+        fgpu, cpu, memory_mib = amounts_for(
+            image, usual, self.devices_of(group), step_milli=self.caps.fgpu_step_milli
+        )
+        amounts = self.amounts(group) if amounts is None else amounts
+        fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
+        cpu, memory_mib = inside_a_node(fgpu, cpu, memory_mib, self.nodes_of(group))
+        return self.capped(
+            replace(self.default, image=image.slug, group=group, fgpu_milli=fgpu), cpu, memory_mib
+        )
+
+    def capped(self, wanted: Wanted, cpu_milli: int, memory_mib: int) -> Wanted:
+        """Return the same with so much CPU and memory, as far as one session may have it."""
+        return replace(
+            wanted,
+            cpu_milli=min(cpu_milli, self.caps.max_cpu_milli or cpu_milli),
+            memory_mib=min(memory_mib, self.caps.max_memory_mib or memory_mib),
+        )
+
+    def unmet(self, wanted: Wanted) -> list[Refusal]:
+        """Return what the image of ``wanted`` needs and would not get."""
+        image = next(i for i in self.images if i.slug == wanted.image)
+        request = wanted.request(self.user, "", self.hub_groups)
+        return refusals(image, request, self.nodes, step_milli=self.caps.fgpu_step_milli)
+
+    def takes(self, wanted: Wanted, fgpu_milli: int) -> bool:
+        """Return whether this amount could be asked for with the image of ``wanted``."""
+        return fgpu_milli in self.amounts(wanted.group) and not self.unmet(wanted.with_fgpu(fgpu_milli))
+
+    def takeable_milli(self, wanted: Wanted) -> Iterator[int]:
+        """Yield, ascending, each fGPU amount in milli that could be asked for with the image of ``wanted``."""
+        return (a for a in self.amounts(wanted.group) if not self.unmet(wanted.with_fgpu(a)))
+
+
+def make_offer(
+    settings: FGPU,
+    nodes: Sequence[Node],
+    images: Sequence[Image],
+    groups: Sequence[str],
+    *,
+    user: str = "",
+    hub_groups: Iterable[str] = (),
+) -> Offer:
+    """Return what a user with these resource ``groups`` and ``images`` may choose, with what is preselected.
+
+    Raises:
+        Refused: the user may use no resource group, or no image.
+    """
+    if not groups:
+        raise Refused(
+            [Refusal("group", "no_group", "group: you may use no resource group; ask an administrator")]
+        )
+    # What no node could ever hold is said to administrators, by `fgpu images list` and the service's page.
+    images = [i for i in images if never_held(i, nodes, settings.caps()) is None]
+    if not images:
+        raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
+    hub_groups = tuple(hub_groups)
+    shown = [image for image in images if not image.hidden]
+    image = next((i for i in shown if i.default), next(iter(shown), None))
+    longest_s = settings.max_time_limit_s or None
+    offer = Offer(
+        tuple(images),
+        tuple(groups),
+        tuple(n for n in nodes if n.resource_group in groups),
+        replace(
+            settings.caps(),
+            max_time_limit_s=longest_s or LONGEST_TIME_LIMIT_S,
+            max_priority=settings.priority_of(hub_groups),
+        ),
+        Wanted(
+            image.slug if image else "",
+            groups[0],
+            0,
+            0,
+            0,
+            time_limit_s=settings.default_time_limit_s or longest_s,
+        ),
+        longest_s,
+        settings.quotas_given(),
+        user,
+        hub_groups,
+    )
+    offer = replace(offer, default=_preselected(offer, settings, groups[0]))
+    return offer if image is None else replace(offer, default=offer.amounts_with(image, groups[0]))
+
+
+def _preselected(offer: Offer, settings: FGPU, group: str) -> Wanted:
+    """Preselect half a GPU (at least a step) and the part of the node's CPU and memory that goes with it."""
+    step_milli, nodes = offer.caps.fgpu_step_milli, offer.nodes_of(group)
+    amounts = offer.amounts(group) or (step_milli,)
+    smallest = min((d.capacity_milli for d in offer.devices_of(group)), default=step_milli)
+    fgpu = settings.milli("default_fgpu") or smallest // 2
+    fgpu = max((a for a in amounts if a <= fgpu), default=amounts[0])
+    node = max(nodes, key=_worth_milli, default=None)
+    cpu, memory = settings.milli("default_cpu"), settings.default_memory_mib
+    if node is not None and (total := _worth_milli(node)):
+        cpu = cpu or max(100, min(node.cpu_milli, node.cpu_milli * fgpu // total) // 100 * 100)
+        memory = memory or max(256, min(node.memory_mib, node.memory_mib * fgpu // total) // 256 * 256)
+    return offer.capped(replace(offer.default, fgpu_milli=fgpu), cpu or 1000, memory or 1024)
+
+
+def _worth_milli(node: Node) -> int:
+    return sum(device.capacity_milli for device in node.devices)

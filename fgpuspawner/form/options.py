@@ -1,0 +1,140 @@
+"""Form, link and API input -> one validated `Wanted`. Pure; every refusal names the field and the limit.
+
+The form and the link give lists of strings, the API gives JSON; all three have the same names and rules, `FIELDS`.
+The GPU is asked for as ``fgpu``, or as ``gpu_memory_mib`` with ``compute_percent`` (without: memory only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fgpu_scheduler import Refusal, admit
+from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.images.model import Image
+from fgpuspawner.images.needs import models_for
+from fgpuspawner.text.fields import FIELDS, Given, short
+from fgpuspawner.text.sessions import hours_minutes
+
+GPU_BY = "gpu_by"
+"""Of the form only: which of its two ways to ask for a GPU is meant, "fgpu" or "memory"."""
+IMAGE_NAME = "image_name"
+"""Of the form only: an image by its name, in place of one of those that it lists."""
+
+ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
+"""What is the same in every resource group."""
+OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
+"""Refusals of what several fields ask for together."""
+
+
+def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """Return form or link fields as raw options; empty ones are left out, so that defaults apply.
+
+    But in the form an empty time limit is none, and no image is no image.
+
+    Raises:
+        Refused: a field is given twice.
+    """
+    raw: dict[str, object] = {}
+    for name, values in fields.items():
+        if len(values) > 1:
+            field = name if name in FIELDS else "options"
+            message = f"{short(name)}: given {len(values)} times; give it once"
+            raise Refused([Refusal(field, "given_twice", message)])
+        if values and values[0].strip():
+            raw[name] = values[0].strip()
+    by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)
+    if by is not None and "time_limit" in fields and raw.keys().isdisjoint(("time_limit", "time_limit_s")):
+        # The form has the default in its field: whoever empties it wants none.
+        raw["time_limit_s"] = "0"
+    if named is not None:
+        raw["image"] = named
+    elif IMAGE_NAME in fields:
+        # The form, with no image chosen and none named, must not start another than was meant.
+        raw.setdefault("image", "")
+    unmeant = {"fgpu": ("gpu_memory_mib", "compute_percent"), "memory": ("fgpu",)}.get(str(by), ())
+    return {name: value for name, value in raw.items() if name not in unmeant}
+
+
+def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
+    """Return what ``raw`` asks for, once it is known that it may queue.
+
+    What is left out takes the offer's default.
+
+    Raises:
+        Refused: with every reason at once.
+    """
+    given = Given(raw)
+    refusals = given.refusals
+    for name in raw:
+        if name not in FIELDS:
+            message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
+            refusals.append(Refusal("options", "unknown_option", message))
+    group = given.choice("group", offer.groups, offer.default.group)
+    image = _image(given, offer)
+    default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
+    gpu_memory_mib, models = given.maybe_whole("gpu_memory_mib"), offer.models(group)
+    wanted = Wanted(
+        image=image.slug,
+        group=group,
+        fgpu_milli=given.amount("fgpu", default.fgpu_milli if gpu_memory_mib is None else 0),
+        cpu_milli=given.amount("cpu", default.cpu_milli),
+        memory_mib=given.whole("memory_mib", default.memory_mib),
+        count=given.whole("count", default.count),
+        gpu_memory_mib=gpu_memory_mib,
+        compute_percent=given.maybe_whole("compute_percent"),
+        gpu_model=given.choice("gpu_model", models, "") or None if raw.get("gpu_model") is not None else None,
+        time_limit_s=given.time_limit(default.time_limit_s, offer.max_time_limit_s),
+        priority=given.whole("priority", 0),
+    )
+    usable = models_for(image, models)
+    if wanted.gpu_model is None and len(usable) == 1 != len(models):
+        # On any other model the image would not run.
+        wanted = replace(wanted, gpu_model=usable[0])
+    request = wanted.request(offer.user, "", offer.hub_groups)
+    found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
+    told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
+    refusals.extend(_beside(refusals, raw, told) if refusals else told)
+    if refusals := refusals or offer.unmet(wanted):
+        raise Refused(refusals)
+    return wanted
+
+
+def _image(given: Given, offer: Offer) -> Image:
+    """Return the image that was chosen; what is hidden only where it was named. Any, where it is refused."""
+    slug, slugs = given.raw.get("image"), [image.slug for image in offer.shown_images]
+    found = offer.image(slug)
+    if found is None and not slugs:
+        named = slug not in (None, "")
+        asked = f"there is no {short(slug)}" if named else "you are shown none"
+        problem = f"{asked}; name one that you may use, or ask an administrator"
+        given.refuse("image", "unknown_choice" if named else "no_image", problem)
+        return offer.images[0]
+    if found is None and slug == "":
+        problem = f"none is chosen; choose one of {', '.join(slugs)}"
+        given.refuse("image", "no_image", problem, nearest=offer.default.image)
+    elif found is None:
+        given.choice("image", slugs, offer.default.image)
+    return found or offer.image(offer.default.image) or offer.images[0]
+
+
+def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterable[Refusal]) -> list[Refusal]:
+    """Return what is refused of the fields that were given, and could be read, beside others that could not.
+
+    Those have a default in their place, and nothing is said that may follow from one.
+    """
+    wrong = {refusal.field for refusal in before}
+    told = raw.keys() - wrong
+    if "group" in wrong:
+        told &= ANY_GROUP
+    return [refusal for refusal in found if refusal.field in told and refusal.code not in OF_SEVERAL]
+
+
+def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:
+    """Return the refusal of a time limit in hours and minutes, where it was given so."""
+    if refusal.field != "time_limit_s" or raw.get("time_limit") is None:
+        return refusal
+    limit = hours_minutes(int(refusal.limit or 0))
+    which = "below the shortest" if refusal.code == "too_small" else "above the longest"
+    message = f"time_limit: {hours_minutes(wanted.time_limit_s or 0)} is {which} of {limit}"
+    return replace(refusal, field="time_limit", message=message, limit=limit, nearest=limit)

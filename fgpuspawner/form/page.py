@@ -1,0 +1,156 @@
+"""What the Hub's own pages show: the launch form, and refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fgpu_scheduler import Refusal, Session, format_milli
+from fgpu_scheduler.store.banner import Notice
+from fgpuspawner.form.advice import Advice
+from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib
+from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.options import GPU_BY, IMAGE_NAME
+from fgpuspawner.form.presets import fields_of, one_click
+from fgpuspawner.text.fields import FIELDS
+from fgpuspawner.text.sessions import hours_minutes
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+FIELD_MAX_LENGTH = 400
+"""What a field of the form can hold: the longest name of a private image, and more."""
+LABELS = {name: field.label for name, field in FIELDS.items()}
+"""How the form calls its fields: refusals name options as links and the API have them."""
+FORM_FIELDS = (*FIELDS, GPU_BY, IMAGE_NAME)
+
+_jinja = Environment(
+    loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+)
+
+
+def render(
+    offer: Offer,
+    *,
+    hub_prefix: str,
+    ticket: str,
+    given: Mapping[str, str],
+    refusals: Sequence[Refusal] = (),
+    fewer_sessions: bool = False,
+    presets: Sequence[Mapping[str, object]] = (),
+    sessions: Sequence[Session] = (),
+    advice: Mapping[str, Advice] | None = None,
+    failed: Session | None = None,
+    next_step: str = "",
+    notice: Notice | None = None,
+) -> str:
+    """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
+
+    ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and refused, to be
+    shown again, with why it was (``refusals``) at its fields; it is only ever shown as text. ``fewer_sessions``: the
+    offer's ``max_count`` is below the cap, as more would be named servers too many. ``presets`` are the
+    administrator's, ``sessions`` the user's own of late. ``advice`` is what their last runs of an image would have
+    needed. ``failed`` is the last session of this server where that came to nothing: the form is filled in with what
+    it asked for, and says ``next_step``, what to do now. ``notice`` is what the administrators announce.
+    """
+    if failed is not None:
+        # As it was for that session; an image that is not shown is asked for by its name.
+        given = {IMAGE_NAME: "", **fields_of(Wanted.of(failed.request).as_options())}
+    groups = [_group(offer, name) for name in offer.groups]
+    template = _jinja.get_template("fgpu_options_form.html")
+    return template.render(
+        cards=cards(offer, advice or {}),
+        images_shown=len(offer.shown_images),
+        search_from=SEARCH_FROM,
+        known={"groups": groups, "images": amounts(offer, advice or {}), "labels": LABELS},
+        failed=failed,
+        next_step=next_step,
+        notice=notice,
+        quick=one_click(offer, presets, sessions),
+        groups=groups,
+        models=list(dict.fromkeys(model for group in groups for model in group["models"])),
+        values=_values(offer, given),
+        refused=_at_fields(refusals),
+        step=format_milli(offer.caps.fgpu_step_milli),
+        most_fgpu=max((g["amounts"][-1] for g in groups if g["amounts"]), key=float, default="0"),
+        most_cpu=max((g["max_cpu"] for g in groups), key=float, default="0"),
+        most_memory_mib=max((g["max_memory_mib"] for g in groups), default=0),
+        most_gpu_memory_mib=max((g["max_gpu_memory_mib"] for g in groups), default=0),
+        longest=None if offer.max_time_limit_s is None else hours_minutes(offer.max_time_limit_s),
+        highest=offer.max_priority,
+        max_count=offer.caps.max_count,
+        fewer_sessions=fewer_sessions,
+        simulated=offer.simulated,
+        ticket=ticket,
+        field_max_length=FIELD_MAX_LENGTH,
+        service_url=hub_prefix.removesuffix("hub/") + "services/fgpu/",
+    )
+
+
+def _group(offer: Offer, name: str) -> dict[str, Any]:
+    """Return what the form says of a resource group, and its script knows of it."""
+    own, caps = offer.nodes_of(name), offer.caps
+    counts = Counter(f"{d.model} of {format_milli(d.capacity_milli)} fGPU" for d in offer.devices_of(name))
+    return {
+        "name": name,
+        "amounts": [format_milli(a) for a in offer.amounts(name)],
+        "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
+        "max_memory_mib": min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9),
+        "max_gpu_memory_mib": most_gpu_memory_mib(offer, name),
+        "gpus": [f"{count} x {label}" + (" each" if count > 1 else "") for label, count in counts.items()],
+        "models": offer.models(name),
+    }
+
+
+def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of every field: what was given, else what is preselected."""
+    preselected = {name: str(value) for name, value in offer.default.as_options().items()}
+    values: dict[str, str] = {**dict.fromkeys(FORM_FIELDS, ""), **preselected, **given}
+    if not values[IMAGE_NAME] and not offer.shows(given.get("image")):
+        # The form has no button for it: it is asked for by its name.
+        values[IMAGE_NAME] = given.get("image", "")
+    # The form asks for the time in hours and minutes; a link may have given it in seconds.
+    seconds = (given if "time_limit" in given else values).get("time_limit_s", "")
+    if not values["time_limit"] and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
+        values["time_limit"] = hours_minutes(int(seconds)) if int(seconds) else ""
+    if values[GPU_BY] not in ("fgpu", "memory"):
+        values[GPU_BY] = "memory" if given.get("gpu_memory_mib") and not given.get("fgpu") else "fgpu"
+    return values
+
+
+def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
+    """Return what to say at each of the form's fields; of several things at one, all."""
+    found: dict[str, list[str]] = {}
+    for refusal in refusals:
+        field = "time_limit" if refusal.field == "time_limit_s" else refusal.field
+        found.setdefault(field, []).append(refusal.message.removeprefix(f"{refusal.field}: "))
+    return {field: "; ".join(messages) for field, messages in found.items()}
+
+
+def refusal_words(refused: Refused) -> list[str]:
+    """Return the reasons with the form's words for its fields."""
+    return [
+        f"{LABELS[r.field]}: {r.message.removeprefix(f'{r.field}: ')}" if r.field in LABELS else r.message
+        for r in refused.refusals
+    ]
+
+
+def refusal_html(refused: Refused) -> str:
+    """Return the reasons as escaped HTML, one below the other."""
+    items = Markup("").join(Markup("<li>{}</li>").format(words) for words in refusal_words(refused))
+    return str(Markup("<ul class='fgpu-refusals mb-0 ps-3'>{}</ul>").format(items))
+
+
+def given(handler: Any) -> dict[str, str]:
+    """Return the options that a link to the form carries, for showing the form filled in with them."""
+    arguments = getattr(getattr(handler, "request", None), "query_arguments", {})
+    texts = {name: [v.decode("utf-8", "replace") for v in values] for name, values in arguments.items()}
+    return first_of({name.removeprefix("opt-"): v for name, v in texts.items() if name.startswith("opt-")})
+
+
+def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the first value of each field that the form has, cut to what a field can hold."""
+    return {name: str(fields[name][0])[:FIELD_MAX_LENGTH] for name in FORM_FIELDS if fields.get(name)}

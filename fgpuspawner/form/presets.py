@@ -1,0 +1,106 @@
+"""The launch form's choices of one click: presets and last launches, as far as their user may start them now. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+from urllib.parse import urlencode
+
+from fgpu_scheduler import Request, Session, format_milli
+from fgpuspawner.form.offer import Offer, Refused, Wanted
+from fgpuspawner.form.options import GPU_BY, parse
+from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS
+from fgpuspawner.text.sessions import amount_words, hours_minutes
+
+LAUNCHES_SHOWN = 5
+
+
+def with_unknown_image(presets: Sequence[Mapping[str, object]], slugs: Collection[str]) -> list[str]:
+    """Return a line for each preset whose image is in no catalogue, so that nobody is offered it; not of private ones."""
+    return [
+        f"c.FGPU.presets: {preset['name']!r} has the image {image!r}, which is not in the catalogue; nobody is offered it"
+        for preset in presets
+        if isinstance(image := preset.get("image"), str) and "/" not in image and image not in slugs
+    ]
+
+
+def one_click(
+    offer: Offer, presets: Iterable[Mapping[str, object]], sessions: Iterable[Session]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what is offered, by kind: each with its words, the fields that it fills in, and a link that starts it."""
+    # Of the launches the newest of each set of options, newest first.
+    asked: dict[Request, Request] = {}
+    for session in sorted(sessions, key=lambda s: s.id, reverse=True):
+        own = session.request
+        asked.setdefault(replace(own, user="", server_name="", priority=0, groups=()), own)
+    launches = (_launch(own, offer) for own in asked.values() if _parsed(Wanted.of(own).as_options(), offer))
+    return {
+        "presets": [_preset(p, wanted, offer) for p in presets if (wanted := _parsed(_options(p), offer))],
+        "launches": list(islice(launches, LAUNCHES_SHOWN)),
+    }
+
+
+def _parsed(options: Mapping[str, object], offer: Offer) -> Wanted | None:
+    try:
+        return parse(options, offer)
+    except Refused:
+        return None
+
+
+def _options(preset: Mapping[str, object]) -> dict[str, object]:
+    return {name: preset[name] for name in PRESET_FIELDS if name in preset}
+
+
+def _preset(preset: Mapping[str, object], wanted: Wanted, offer: Offer) -> dict[str, Any]:
+    options = _options(preset)
+    fields = {name: str(value) for name, value in options.items()}
+    if "image" in options and not offer.shows(options["image"]):
+        # The form does not know what goes with an image that it does not show.
+        usual = wanted.as_options()
+        for name in ("fgpu", "cpu", "memory_mib"):
+            if name in usual:
+                fields.setdefault(name, str(usual[name]))
+    if not options.keys().isdisjoint(("image", "group", "fgpu", "gpu_memory_mib")):
+        fields[GPU_BY] = "memory" if "gpu_memory_mib" in options else "fgpu"
+    if "gpu_memory_mib" in options:
+        # Without it only memory is limited.
+        fields.setdefault("compute_percent", "")
+    words = [
+        field.words.format(options[name]) for name, field in FIELDS.items() if field.words and name in options
+    ]
+    if "image" in options:
+        words.insert(0, _name(str(options["image"]), offer))
+    return _choice(str(preset["name"]), words, fields, options)
+
+
+def _launch(asked: Request, offer: Offer) -> dict[str, Any]:
+    options = Wanted.of(asked).as_options()
+    words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", f"{asked.memory_mib} MiB"]
+    if asked.time_limit_s:
+        words.append(hours_minutes(asked.time_limit_s))
+    return _choice(_name(asked.image, offer), words, fields_of(options), options)
+
+
+def _name(slug: str, offer: Offer) -> str:
+    image = offer.image(slug)
+    return slug if image is None else image.name
+
+
+def _choice(
+    title: str, words: Sequence[str], fields: Mapping[str, str], options: Mapping[str, object]
+) -> dict[str, Any]:
+    link = "?" + urlencode({f"opt-{name}": str(value) for name, value in options.items()})
+    return {"title": title, "words": ", ".join(words), "fields": json.dumps(fields), "link": link}
+
+
+def fields_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options as what the form's fields are to hold; one that is not said is to be empty."""
+    said = {name: str(value) for name, value in options.items() if value is not None}
+    seconds = int(said.pop("time_limit_s", "0"))
+    if seconds:
+        said["time_limit"] = hours_minutes(seconds)
+    empty = {name: "" for name, field in FIELDS.items() if field.is_optional}
+    return {**empty, **said, GPU_BY: "memory" if "gpu_memory_mib" in said else "fgpu"}

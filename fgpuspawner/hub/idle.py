@@ -1,0 +1,110 @@
+"""Who works in which session: its GPUs by the driver, its kernels by its own server, and the Hub's last activity.
+
+Idle is only who is known to be, by all three: a kernel that computes without a word is busy, a server that does not
+answer is not idle, and neither is a GPU of which the driver tells nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+
+from fgpu_scheduler import Clock, Session
+from fgpuspawner.hub.gpu_use import GpuUse
+
+log = logging.getLogger("fgpu.idle")
+
+ASK_WITHIN_S = 3.0
+
+
+class Servers(Protocol):
+    """The spawners of the sessions' servers."""
+
+    @classmethod
+    def last_activity_s(cls, session: Session) -> int | None:
+        """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
+        ...
+
+    @classmethod
+    async def kernels_idle_since_s(cls, session: Session) -> int | None:
+        """Ask the session's server since when its kernels are idle; None where they are not, or that is not known."""
+        ...
+
+
+class SessionActivity:
+    """The scheduler's `Activity`. ``idle_after_s`` tells of a session how long it may be idle."""
+
+    def __init__(
+        self,
+        servers: type[Servers],
+        gpus: GpuUse,
+        clock: Clock,
+        *,
+        idle_after_s: Callable[[Session], int],
+    ) -> None:
+        self._servers = servers
+        self._gpus = gpus
+        self._clock = clock
+        self._idle_after_s = idle_after_s
+
+    async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
+        """Return since when each is idle, for those that are for as long as is allowed; None for the others."""
+        now_s = self._clock.now_s()
+        gpus = await self._gpus.idle_since(sessions, now_s)
+        found = await asyncio.gather(*(self._since(s, gpus.get(s.id), now_s) for s in sessions))
+        return {session.id: since for session, since in zip(sessions, found, strict=True)}
+
+    async def _since(self, session: Session, gpu_since_s: int | None, now_s: int) -> int | None:
+        heard_s = self._servers.last_activity_s(session)
+        if gpu_since_s is None or heard_s is None:
+            return None
+        since_s = max(gpu_since_s, heard_s, session.started_at_s or now_s)
+        if now_s - since_s < self._idle_after_s(session):
+            return None
+        # The Hub hears of activity every few minutes only: the server itself has the last word.
+        kernels_s = await self._servers.kernels_idle_since_s(session)
+        if kernels_s is None or now_s - kernels_s < self._idle_after_s(session):
+            return None
+        return max(since_s, kernels_s)
+
+
+async def ask_kernels(base_url: str, token: str) -> int | None:
+    """Return since when a Jupyter server's kernels and terminals are idle (UTC seconds); None if busy or unknown."""
+    client = AsyncHTTPClient(force_instance=True)
+    try:
+        # One after the other: what is left in the middle of an answer would not be closed.
+        status = await _ask(client, f"{base_url}api/status", token)
+        # To be asked is no activity; the server would else never be idle for longer than between two questions.
+        kernels = await _ask(client, f"{base_url}api/kernels?no_track_activity=1", token)
+        if any(kernel["execution_state"] != "idle" for kernel in kernels):
+            return None
+        return max(instant_s(one["last_activity"]) for one in (status, *kernels))
+    # The server is the user's own: whatever it answers, the others are still asked.
+    except (HTTPClientError, OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        log.warning("What the kernels at %s do is not known, so they are not idle: %r", base_url, e)
+        return None
+    finally:
+        client.close()
+
+
+async def _ask(client: AsyncHTTPClient, url: str, token: str) -> Any:
+    request = HTTPRequest(
+        url,
+        headers={"Authorization": f"token {token}", "Accept": "application/json"},
+        follow_redirects=False,
+        connect_timeout=ASK_WITHIN_S,
+        request_timeout=ASK_WITHIN_S,
+    )
+    return json.loads((await client.fetch(request)).body)
+
+
+def instant_s(text: str) -> int:
+    """Return an ISO 8601 instant, of UTC unless it says otherwise, in seconds."""
+    at = datetime.fromisoformat(text)
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

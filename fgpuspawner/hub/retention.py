@@ -1,0 +1,55 @@
+"""The Hub forgets what ended more than ``history_days`` ago: once an hour, in small steps with pauses between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fgpu_scheduler import Clock
+from fgpu_scheduler.store.retention import Retention
+from fgpuspawner.concurrency.background import Background
+
+log = logging.getLogger("fgpu")
+
+EVERY_S = 3600.0
+FIRST_AFTER_S = 900.0
+"""A machine that has just started may have a wrong clock, which is set soon; what was forgotten does not come back."""
+PAUSE_S = 0.2
+"""Between two steps, in which everybody else's transactions go first."""
+DAY_S = 24 * 3600
+
+
+def keep_forgetting(
+    background: Background,
+    retention: Retention,
+    clock: Clock,
+    *,
+    days: int,
+    first_after_s: float = FIRST_AFTER_S,
+) -> None:
+    """Forget again and again what is older than so many days; 0 is for ever."""
+    if days:
+        background.every(
+            EVERY_S,
+            lambda: forget(retention, clock, days=days),
+            failed="What ended long ago is not forgotten yet",
+            first_after_s=first_after_s,
+        )
+
+
+async def forget(
+    retention: Retention, clock: Clock, *, days: int, pause_s: float = PAUSE_S
+) -> tuple[int, int]:
+    """Forget all that is older than so many days and may be; return how many sessions and events that were."""
+    now_s = clock.now_s()
+    before_s = now_s - days * DAY_S
+    sessions = events = 0
+    while some := await asyncio.to_thread(retention.forget_sessions, before_s, now_s=now_s):
+        sessions += some
+        await asyncio.sleep(pause_s)
+    while some := await asyncio.to_thread(retention.forget_events, before_s):
+        events += some
+        await asyncio.sleep(pause_s)
+    if sessions or events:
+        log.info("Forgot %d sessions that ended long ago, and %d events", sessions, events)
+    return sessions, events

@@ -1,0 +1,342 @@
+"""What the Hub process has one of: settings, store, images, engine, isolation, queue, and what looks after them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import fcntl
+import functools
+import logging
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, ClassVar, Protocol, TypeVar
+
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings, EndCause, Node, Session, SessionState, SystemClock
+from fgpu_scheduler.service.node_health import known_or_as_it_was
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
+from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.retention import Retention
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.concurrency.background import Background, Failures, until_it_works
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
+from fgpuspawner.form.offer import Offer, make_offer
+from fgpuspawner.form.presets import with_unknown_image
+from fgpuspawner.hub.gpu_use import GpuUse
+from fgpuspawner.hub.idle import Servers, SessionActivity
+from fgpuspawner.hub.image_worker import ImageWorker, kept_names
+from fgpuspawner.hub.late_nodes import LateNodes
+from fgpuspawner.hub.prefetch import Prefetch
+from fgpuspawner.hub.pull_notes import PullNotes
+from fgpuspawner.hub.retention import keep_forgetting
+from fgpuspawner.hub.watchdog import Watchdog
+from fgpuspawner.images.live import REFRESH_EVERY_S, Images
+from fgpuspawner.images.model import Catalogue
+from fgpuspawner.images.pull_state import PullState
+from fgpuspawner.isolation.base import Prepared
+from fgpuspawner.isolation.drivers import Drivers
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.meter.sampler import Sampler
+from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.nodes import as_far_as_known
+
+log = logging.getLogger("fgpu")
+
+T = TypeVar("T")
+
+START_AGAIN_S = 1.0
+FILERS = 4
+"""Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
+FORM_READERS = 4
+"""Threads that read for the launch form: while the database hangs they do, and nobody else waits for them."""
+
+
+class LaunchingSpawner(Servers, Protocol):
+    """The spawner class of the Hub, as far as the runtime needs it."""
+
+    capabilities: ClassVar[Capabilities]
+
+    @classmethod
+    def make_engine(cls, installation: Installation) -> Engine:
+        """Return what sessions run in."""
+        ...
+
+    @classmethod
+    def ended(cls, session: Session) -> None:
+        """Have the Hub learn that a session has ended."""
+        ...
+
+
+class Runtime:
+    """Opened once, before the Hub looks at its servers; started in its event loop."""
+
+    _current: Runtime | None = None
+
+    def __init__(self, settings: FGPU, *, config: Config, spawner_class: type[LaunchingSpawner]) -> None:
+        self.settings = settings.checked()
+        self._config = config
+        self._spawner_class = spawner_class
+        self._started: asyncio.Future[None] | None = None
+        self._preparing = asyncio.Lock()
+        self._filers = ThreadPoolExecutor(FILERS, thread_name_prefix="fgpu-files")
+        self._form_readers = ThreadPoolExecutor(FORM_READERS, thread_name_prefix="fgpu-form")
+        self.background = Background(log)
+
+    @classmethod
+    def current(cls) -> Runtime:
+        """Return the Hub's runtime.
+
+        Raises:
+            RuntimeError: the Hub was not configured with `fgpuspawner.config.configure`.
+        """
+        if cls._current is None:
+            raise RuntimeError(
+                "fgpuspawner is not configured: call fgpuspawner.config.configure(c) in jupyterhub_config.py"
+            )
+        return cls._current
+
+    def open(self) -> None:
+        """Read the catalogue, find the GPUs, open the database, connect to the engine. Blocks; for the Hub's start.
+
+        Raises:
+            FGPUError: one of them cannot be used; the message is one line.
+        """
+        self._lock = _locked(self.settings.data_path() / "hub.lock")
+        self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
+        self.images = Images(self.settings.catalogue_path(), self.store)
+        self.store.open()
+        self.images.refresh()
+        for line in with_unknown_image(self.settings.presets, {i.slug for i in self.images.catalogue.images}):
+            log.warning("%s", line)
+        self.engine = self._spawner_class.make_engine(
+            Installation(self.store.installation_id, self.settings, self._config, lambda: self.catalogue)
+        )
+        stored = self.store.snapshot(0).nodes
+        known = [node.id for node in stored if node.devices]
+        machines = as_far_as_known(self.engine.survey(), self.settings.nodes, known)
+        self._away = [node_id for node_id, machine in machines.items() if machine is None]
+        found = self.settings.discover_nodes(machines)
+        self.nodes: tuple[Node, ...] = known_or_as_it_was(found, stored)
+        self.isolation = Isolation(self.settings, self.nodes)
+        own_root = self._spawner_class.capabilities.own_root
+        self.isolation.open(own_root=own_root, installation=self.store.installation_id)
+        self.drivers = Drivers(self.isolation, self.engine)
+        self.queue = Scheduler(
+            self.store,
+            policy=self.settings.policy(),
+            rules=self.settings.rules(),
+            activity=self._activity(),
+            caps=self.settings.caps(),
+            launcher=self.engine,
+            deadlines=Deadlines(
+                queue_timeout_s=self.settings.queue_timeout_s,
+                resume_grace_s=self.settings.resume_grace_s,
+                abandoned_after_s=self.settings.abandoned_after_s,
+            ),
+        )
+        self.queue.on_end = self._spawner_class.ended
+        self._prefetch = Prefetch(
+            self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
+        )
+        self._pull_notes = PullNotes(self.settings.data_path(), self.pull_states)
+        # However the Hub ends, as long as it can: its threads may be in the middle of something then.
+        atexit.register(self.store.close)
+        Runtime._current = self
+
+    def _activity(self) -> SessionActivity | None:
+        """Return what knows who is idle, where anybody is ended for it."""
+        rules = self.settings.rules()
+        if not any(own.idle_after_s for own in (rules.default, *rules.groups.values())):
+            return None
+        return SessionActivity(
+            self._spawner_class,
+            GpuUse(self.drivers),
+            SystemClock(),
+            idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
+        )
+
+    def open_engine(self, urls: Sequence[str]) -> None:
+        """Have the engine close in what sessions will run in; ``urls`` are what they have to reach. In the Hub's loop.
+
+        Raises:
+            BadSettings: it cannot be held to what is set.
+        """
+        atexit.register(self.engine.close)
+        self.engine.open(
+            HubSide(
+                isolation=self.isolation,
+                queue=self.queue,
+                background=self.background,
+                urls=tuple(dict.fromkeys(urls)),
+                ended=lambda limit: self.store.ended(user=None, limit=limit),
+                kept_images=lambda: kept_names(PrivateImages(self.store)),
+            )
+        )
+
+    # -- in the Hub's event loop ----------------------------------------------------------------------
+
+    def start(self, served: Collection[tuple[str, str]]) -> None:
+        """Begin to schedule. `ready` waits until that is done.
+
+        ``served`` are the servers (user, name) that the Hub knows to be up, or had been when it ended.
+        """
+        self._served = frozenset(served)
+        self._started = asyncio.ensure_future(self._start())
+        self.background.every(
+            REFRESH_EVERY_S,
+            lambda: asyncio.to_thread(self.images.refresh),
+            failed="The catalogue could not be read again",
+            first_after_s=REFRESH_EVERY_S,
+        )
+        self._pull_notes.begin(self.background)
+
+    async def _start(self) -> None:
+        # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone. Nothing of
+        # this is done a second time, so nothing may fail for good that can be had later.
+        live = await until_it_works(
+            lambda: self.queue.start(self.nodes, self.settings.quotas_given()),
+            every_s=START_AGAIN_S,
+            failures=Failures(log, "The scheduler cannot start yet, trying on", level=logging.ERROR),
+        )
+        try:
+            await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
+        except OSError as e:
+            log.error("What ended sessions left cannot be removed yet; the next launch tries it again: %s", e)
+        for session in live:
+            if session.state is SessionState.RUNNING and _server_of(session) not in self._served:
+                message = "the Hub had no server for this session any more when it restarted"
+                end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
+                await self.queue.patiently(end)
+        self._look_after()
+        kinds = "simulated GPUs" if self.simulated else "GPUs"
+        count = sum(len(n.devices) for n in self.nodes)
+        log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    def _look_after(self) -> None:
+        """Begin what goes on for as long as the Hub runs, now that it is known which sessions live."""
+        settings, clock = self.settings, SystemClock()
+        Watchdog(
+            self.isolation,
+            self.queue,
+            self.drivers,
+            every_s=settings.watchdog_every_s,
+            tolerance_mib=settings.watchdog_tolerance_mib,
+        ).begin(self.background)
+        Sampler(
+            self.isolation,
+            self.queue,
+            self.drivers,
+            Meters(self.store),
+            clock,
+            data=settings.data_path(),
+            every_s=settings.meter_every_s,
+        ).begin(self.background)
+        ImageWorker(
+            self.store,
+            self.engine,
+            catalogue=lambda: self.catalogue,
+            refresh=self.images.refresh,
+            quota=settings.image_quota(),
+        ).begin(self.background)
+        LateNodes(self._away, self.engine.survey, settings.discover_nodes, self._take_in).begin(
+            self.background
+        )
+        keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
+        self._prefetch.begin(self.background)
+        self.engine.begin()
+
+    async def _take_in(self, node: Node) -> None:
+        """Offer what a machine has that was silent when the Hub started."""
+        await asyncio.to_thread(self.isolation.take_in, node)
+        await self.queue.change_node(node)
+        self.nodes = tuple(node if n.id == node.id else n for n in self.nodes)
+
+    async def ready(self) -> None:
+        """Wait until what the last run left is known and healed."""
+        assert self._started is not None, "the runtime was not started"
+        await asyncio.shield(self._started)
+
+    def pull_states(self) -> dict[int, PullState]:
+        """Return how far the pulls are that sessions wait for, or why they failed beforehand, by session."""
+        return {**self._prefetch.failed, **self.engine.fetching()}
+
+    def pull_of(self, session_id: int) -> PullState | None:
+        """Return how far the pull is that a session waits for, None where it waits for none."""
+        return self.pull_states().get(session_id)
+
+    async def prepare(self, session: Session) -> Prepared:
+        """Write what a session needs for its launch.
+
+        Raises:
+            CannotPrepare: with words for the owner.
+        """
+        # One at a time, so that whoever lives by now is known to whoever removes what the dead left.
+        async with self._preparing:
+            live = [s.id for s in await self.queue.live()]
+            loop = asyncio.get_running_loop()
+            return await to_the_end(loop.run_in_executor(self._filers, self.isolation.prepare, session, live))
+
+    async def clear(self, session: Session) -> None:
+        """Remove what was written for a session that is gone."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
+
+    async def read_for_form(self, read: Callable[..., T], *args: Any) -> T:
+        """Run what asks the database for a form, which may hang there longer than anybody waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._form_readers, read, *args)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The images in force now."""
+        return self.images.catalogue
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any GPU is simulated."""
+        return any(d.simulated for n in self.nodes for d in n.devices)
+
+    def is_simulated(self, session: Session) -> bool:
+        """Whether any GPU of this session's shares is simulated."""
+        assert session.placement is not None
+        own = [s.device_uuid for s in session.placement.shares]
+        return any(d.simulated and d.uuid in own for n in self.nodes for d in n.devices)
+
+    def offer(self, user: str, hub_groups: Collection[str]) -> Offer:
+        """Return what this user may choose.
+
+        Raises:
+            Refused: no image, or no resource group, is open to them.
+        """
+        return make_offer(
+            self.settings,
+            self.nodes,
+            self.catalogue.startable_by(user, hub_groups),
+            self.settings.groups_of(user, hub_groups),
+            user=user,
+            hub_groups=hub_groups,
+        )
+
+
+def _server_of(session: Session) -> tuple[str, str]:
+    return session.request.user, session.request.server_name
+
+
+def _locked(path: Path) -> IO[str]:
+    """Return a lock that is held for the life of this process.
+
+    Raises:
+        BadSettings: another process holds it.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BadSettings(
+            f"c.FGPU.data_dir: another Hub is running on {path.parent}; end it, or give this one another folder"
+        ) from None
+    return file

@@ -1,0 +1,38 @@
+"""How the runtime comes to life: when the Hub is about to look at its servers, and never with a wrong setting."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from jupyterhub import orm
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.hub.checks import check_hub, use_subdomains
+from fgpuspawner.hub.roles import follow_the_hub
+from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.hub.supervisor import Supervisor
+from fgpuspawner.scopes import SERVICE
+from fgpuspawner.settings import FGPU
+
+
+def start_with_the_hub(app: Any) -> None:
+    """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
+    ours = logging.getLogger("fgpu")
+    ours.handlers = app.log.handlers
+    ours.setLevel(app.log.level)
+    ours.propagate = False
+    try:
+        settings = FGPU.from_config(app.config)
+        check_hub(app, settings)
+        use_subdomains(app, settings)
+        runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
+        runtime.open()
+        runtime.open_engine([app.hub.api_url, settings.service_url()])
+    except (FGPUError, OSError) as e:
+        sys.exit(f"fgpuspawner: {e}")
+    follow_the_hub(app)
+    servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
+    runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
+    Supervisor(app, SERVICE).begin(runtime.background)

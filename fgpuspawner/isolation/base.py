@@ -1,0 +1,223 @@
+"""What holds sessions to their slices: what every backend is made of, and the values that it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fgpu_scheduler import Device, FGPUError, Session
+from fgpuspawner.isolation import limits as limits_file
+from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.files import link, make_empty, make_folder, remove_folder
+from fgpuspawner.isolation.limits import BadLimits, Limits
+from fgpuspawner.isolation.native import SIMULATED_COMMAND, Native
+from fgpuspawner.isolation.report import Report
+
+IN_CONTAINER = "/run/fgpu"
+"""The session's folder, in a container."""
+
+MIG_PREFIX = "MIG-"
+
+
+class CannotPrepare(FGPUError):
+    """A session's isolation cannot be set up; the message is for its owner."""
+
+    code = "cannot_isolate"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One file or folder of the host in a container."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a session needs so that its limits are in force, however it is launched.
+
+    ``search_paths`` go before what the session has in these variables otherwise. ``files`` are what was written for this
+    session alone. ``hosts_ipc``: it needs the host's shared memory.
+    """
+
+    backend: str
+    limits: Limits
+    environment: Mapping[str, str] = field(default_factory=dict)
+    search_paths: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    files: tuple[Path, ...] = ()
+    hosts_ipc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What there is on this machine, found once when the Hub starts.
+
+    ``own_root``: sessions have a root file system of their own, as containers do. ``memory_limits`` is whether the driver
+    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID. ``elsewhere`` is another
+    machine, of which only that is known what its engine says.
+    """
+
+    data: Path
+    own_root: bool
+    native: Native | None = None
+    accounting: Path | None = None
+    commands: Path | None = None
+    driver: str = ""
+    memory_limits: bool = False
+    cgroup_v2: bool = False
+    mps_pipe: Path | None = None
+    mps_trouble: str | None = None
+    hami_library: Path | None = None
+    managed: str = "charge"
+    context_mib: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: bool = False
+
+
+class Backend:
+    """One way of holding sessions to their slices.
+
+    This one holds nobody: it writes the session's folder, for information, and gives it its simulated GPUs. All others
+    are made of it.
+    """
+
+    name = "none"
+    verified = False
+    """Whether a session is verified after its start."""
+    watched = False
+    """Whether the watchdog looks at its sessions: wherever a session could get around it."""
+    limits_compute = True
+    """Whether the limits file is what holds compute."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def available(self, devices: Sequence[Device]) -> str | None:
+        """Return why it cannot be used for these devices, or None if it can."""
+        return None
+
+    def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
+        """Return what a probe's report from inside the session says against these limits; empty if nothing.
+
+        ``static`` is of the probe that has no code of the image in it; None where there is no image.
+        """
+        return []
+
+    async def driver_problems(self, limits: Limits, cgroup: str | None) -> list[str]:
+        """Return where the driver itself does not hold the session's cgroup, a path below the file system's root."""
+        return []
+
+    def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
+        """Write what the session needs, beside its ``neighbours`` on the same devices. Before every launch.
+
+        Raises:
+            CannotPrepare: with words for the owner.
+        """
+        try:
+            found = limits_file.limits_of(
+                session,
+                devices,
+                neighbours,
+                managed=self.host.managed,
+                context_mib=dict(self.host.context_mib),
+                compute=self.limits_compute,
+            )
+            own = self.folder(session.id)
+            make_folder(own.parent, mode=0o755)
+            make_folder(own, mode=0o755)
+            files = (limits_file.write(own, found), make_empty(own / "log", mode=0o666))
+        except (BadLimits, OSError) as e:
+            raise CannotPrepare(f"the session's limits could not be written: {e}") from e
+        prepared = Prepared(self.name, found, files=files)
+        prepared = self._with_folder(prepared, own)
+        assert session.placement is not None
+        if self.host.native is not None and any(d.simulated for d in devices):
+            prepared = self._with_machine(prepared, own, session.placement.node_id)
+        return prepared
+
+    def teardown(self, session_id: int) -> None:
+        """Remove what `prepare` wrote. Doing so twice is fine."""
+        remove_folder(self.folder(session_id))
+
+    def folder(self, session_id: int) -> Path:
+        """Return where a session's folder is."""
+        return self.host.data / "limits" / str(session_id)
+
+    def _with_folder(self, prepared: Prepared, own: Path) -> Prepared:
+        """Return ``prepared`` with the limits, the log and the commands."""
+        if not self.host.own_root:
+            for name, source in self._commands().items():
+                link(own / name, source)
+            paths = {"PATH": str(self.host.commands)} if self.host.commands else {}
+            return with_more(prepared, search_paths=paths)
+        # The folder is a mount as well: in an image where /run is the user's it could be moved away otherwise.
+        mounts = [
+            Mount(own, IN_CONTAINER),
+            Mount(own / "limits", f"{IN_CONTAINER}/limits"),
+            Mount(own / "log", f"{IN_CONTAINER}/log", read_only=False),
+        ]
+        for name, source in self._commands().items():
+            mounts += [
+                Mount(source, in_folder(own, name)),
+                Mount(source, f"/usr/local/bin/{name}"),
+            ]
+        return with_more(prepared, mounts=mounts)
+
+    def _commands(self) -> dict[str, Path]:
+        if self.host.commands is None:
+            return {}
+        return {path.name: path for path in sorted(self.host.commands.iterdir()) if path.is_file()}
+
+    def _with_machine(self, prepared: Prepared, own: Path, node_id: str) -> Prepared:
+        """Return ``prepared`` with the simulated driver, and nvidia-smi for it."""
+        machine_folder = machine.folder_of(self.host.data, node_id)
+        smi = self.host.commands / "simulated" / SIMULATED_COMMAND if self.host.commands else None
+        has_smi = smi is not None and smi.is_file()
+        if not self.host.own_root:
+            link(own / "simulated", machine_folder)
+            paths = {"LD_LIBRARY_PATH": str(own / "simulated")}
+            if has_smi:
+                assert smi is not None
+                paths["PATH"] = str(smi.parent)
+            return with_more(prepared, search_paths=paths)
+        inside = f"{IN_CONTAINER}/simulated"
+        make_folder(own / "simulated", mode=0o755)
+        mounts = [Mount(machine_folder, inside)]
+        mounts += [
+            Mount(machine_folder / name, f"{inside}/{name}", read_only=False)
+            for name in machine.WRITTEN_BY_SESSIONS
+        ]
+        if has_smi:
+            assert smi is not None
+            mounts.append(Mount(smi, f"/usr/local/bin/{SIMULATED_COMMAND}"))
+        return with_more(prepared, mounts=mounts, search_paths={"LD_LIBRARY_PATH": inside})
+
+
+def in_folder(own: Path, name: str) -> str:
+    """Return the path in a container of a file in the session's folder, where there now is a place to mount it on."""
+    make_empty(own / name, mode=0o444)
+    return f"{IN_CONTAINER}/{name}"
+
+
+def with_more(
+    prepared: Prepared,
+    *,
+    environment: Mapping[str, str] | None = None,
+    search_paths: Mapping[str, str] | None = None,
+    mounts: Sequence[Mount] = (),
+    files: Sequence[Path] = (),
+) -> Prepared:
+    """Return ``prepared`` with these too; a search path comes before those that are there."""
+    paths = dict(prepared.search_paths)
+    for name, path in (search_paths or {}).items():
+        paths[name] = f"{path}:{paths[name]}" if name in paths else path
+    return replace(
+        prepared,
+        environment={**prepared.environment, **(environment or {})},
+        search_paths=paths,
+        mounts=(*prepared.mounts, *mounts),
+        files=(*prepared.files, *files),
+    )

@@ -1,0 +1,98 @@
+"""The GPU drivers of all machines: each asked through one child process, and whose processes use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.facts import NVML
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import NvmlReader
+
+
+class Machines(Protocol):
+    """The engine, as far as it is asked here. What it does blocks."""
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+        """Return the session of each of these processes of a node's machine, as far as it is one of ours."""
+        ...
+
+    def gpu_reader(self, node_id: str) -> NvmlReader:
+        """Return what reads the GPUs of a node on another machine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An NVML library, of this machine or of another node's."""
+
+    library: str
+    node_id: str | None = None
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        return self.library if self.node_id is None else f"node {self.node_id}"
+
+    @property
+    def has_no_driver(self) -> bool:
+        """Whether no program can use the GPUs there: simulated ones that nothing simulates."""
+        return self.simulated and self.node_id is None and not Path(self.library).exists()
+
+
+class Drivers:
+    """One for the Hub: whoever asks the same driver asks the same child."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        machines: Machines,
+        *,
+        make_reader: Callable[[str], NvmlReader] = NvmlReader,
+    ) -> None:
+        self._isolation = isolation
+        self._machines = machines
+        self._make_reader = make_reader
+        self._readers: dict[Place, NvmlReader] = {}
+
+    def places(self) -> dict[Place, list[str]]:
+        """Return the configured devices by the library that knows them."""
+        found: dict[Place, list[str]] = {}
+        for node in self._isolation.nodes:
+            elsewhere = self._isolation.is_elsewhere(node.id)
+            for device in node.devices:
+                folder = machine.folder_of(self._isolation.host.data, node.id)
+                library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
+                place = Place(library, node.id if elsewhere else None, device.simulated)
+                found.setdefault(place, []).append(device.uuid)
+        return found
+
+    def reader(self, place: Place) -> NvmlReader:
+        """Return what reads the GPUs at a place.
+
+        Raises:
+            FGPUError: its node is not configured any more.
+        """
+        if place not in self._readers:
+            self._readers[place] = (
+                self._make_reader(place.library)
+                if place.node_id is None
+                else self._machines.gpu_reader(place.node_id)
+            )
+        return self._readers[place]
+
+    async def owners(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return the session of each of these processes of a place, as far as it is one of ours.
+
+        Raises:
+            FGPUError: it cannot be told.
+        """
+        return await asyncio.to_thread(self._machines.sessions_of, pids, place.node_id)
+
+    def close(self) -> None:
+        """Ask no more."""
+        for reader in self._readers.values():
+            reader.close()

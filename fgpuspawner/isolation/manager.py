@@ -1,0 +1,320 @@
+"""Isolation as the Hub has it: which backend holds each node's sessions, and what is prepared for a session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fgpu_scheduler import Device, Node, Session
+from fgpuspawner.isolation import accounting, facts, limits, machine, native
+from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
+from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
+from fgpuspawner.isolation.driver_cgroup import DriverCgroup
+from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
+from fgpuspawner.isolation.hami import Hami
+from fgpuspawner.isolation.interposer import Interposer
+from fgpuspawner.isolation.limits import BadLimits, Limits
+from fgpuspawner.isolation.mig import Mig
+from fgpuspawner.isolation.mps import Mps
+from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.nodes import is_elsewhere
+
+log = logging.getLogger("fgpu.isolation")
+
+BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Hami, Backend)
+"""The last holds nobody."""
+LOG_KEPT_BYTES = 1 << 20
+
+
+def make_backends(host: Host) -> dict[str, Backend]:
+    """Return every backend, by name."""
+    return {kind.name: kind(host) for kind in BACKENDS}
+
+
+def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, installation: str = "") -> Host:
+    """Return what there is on this machine. Asks the driver only where there are real GPUs; writes nothing."""
+    away = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
+    real = [d for n in nodes for d in n.devices if not d.simulated and n.id not in away]
+    driver = facts.driver_facts() if real else {}
+    pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
+    return Host(
+        data=settings.data_path(),
+        own_root=own_root,
+        native=native.find(),
+        accounting=facts.memory_place(installation, settings.accounting_dir) if installation else None,
+        driver=str(driver.get("driver", "")),
+        memory_limits=bool(driver.get("memory_limits")),
+        cgroup_v2=facts.CGROUP_V2.exists(),
+        mps_pipe=pipe,
+        mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
+        hami_library=Path(settings.hami_library) if settings.hami_library else None,
+        managed=settings.managed_memory,
+    )
+
+
+def choices_for(settings: FGPU, nodes: Collection[Node], *, own_root: bool) -> tuple[Choice, ...]:
+    """Return each node's backend, without changing anything: for the command line.
+
+    Raises:
+        BadSettings: a node can have none.
+    """
+    backends = make_backends(find_host(settings, nodes, own_root=own_root))
+    return tuple(choose(settings.isolation, node, backends) for node in nodes)
+
+
+def host_elsewhere(host: Host) -> Host:
+    """Return what there is on another machine: containers, what is carried there, and nothing that needs its driver."""
+    return Host(
+        data=host.data,
+        own_root=True,
+        native=host.native,
+        commands=host.commands,
+        managed=host.managed,
+        context_mib=host.context_mib,
+        elsewhere=True,
+    )
+
+
+class Isolation:
+    """One for the Hub's life. `open` blocks, as the Hub's start does; the rest may be called from any thread."""
+
+    def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
+        self._settings = settings
+        self._nodes: Mapping[str, Node] = {node.id: node for node in nodes}
+        self._elsewhere = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
+        self._folder = settings.data_path() / "limits"
+        # Slots are given out by one at a time: each must see what the one before has written.
+        self._preparing = threading.Lock()
+        self.choices: Mapping[str, Choice] = {}
+
+    def open(self, *, own_root: bool, installation: str) -> None:
+        """Choose each node's backend, say which and why, and write what sessions will be given.
+
+        Raises:
+            BadSettings: a node can have none.
+            UnsafeFolder: somebody else's folder is in the way.
+        """
+        host = find_host(self._settings, self._nodes.values(), own_root=own_root, installation=installation)
+        if host.native is not None:
+            host = replace(host, native=native.for_everybody(host.native, host.data))
+        self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
+
+    def take_in(self, node: Node) -> None:
+        """Choose the backend of a node on another machine, whose devices were not known until now.
+
+        Raises:
+            BadSettings: it can have none. Nothing has changed.
+        """
+        with self._preparing:
+            self._use(self.host, {**self._nodes, node.id: node}, only=node.id)
+
+    def _use(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
+        """Choose for all nodes, or for one that is new, and write what their sessions will be given."""
+        new = [n for n in nodes.values() if only in (None, n.id)]
+        chosen = {n.id: choose(self._settings.isolation, n, self._backends_of(n.id, host)) for n in new}
+        for choice in chosen.values():
+            level = logging.WARNING if choice.loud else logging.INFO
+            log.log(level, "Node %s: isolation %s: %s", choice.node_id, choice.backend.name, choice.reason)
+        for node in new:
+            if host.native is not None and any(d.simulated for d in node.devices):
+                machine.write(host.data, node, host.native)
+        self._nodes, self.choices = nodes, {**self.choices, **chosen}
+        self.host = replace(host, context_mib=self._contexts(host))
+        self._backends = make_backends(self.host)
+        self.choices = {
+            node_id: replace(c, backend=self._backends_of(node_id, self.host)[c.backend.name])
+            for node_id, c in self.choices.items()
+        }
+        write_choices(host.data, self.choices.values())
+
+    def is_elsewhere(self, node_id: str) -> bool:
+        """Return whether a node is another machine."""
+        return node_id in self._elsewhere
+
+    def _backends_of(self, node_id: str, host: Host) -> dict[str, Backend]:
+        return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)
+
+    def _contexts(self, host: Host) -> dict[str, int]:
+        """Return what libfgpu charges for a context, by UUID."""
+        held = [
+            d for n in self._nodes.values() for d in n.devices if self.choices[n.id].backend.name != "none"
+        ]
+        real = [d for d in held if not d.simulated and not self.is_elsewhere(d.node_id)]
+        if self._settings.context_mib != AUTO:
+            return {d.uuid: int(self._settings.context_mib) for d in held}
+        found = {d.uuid: machine.CONTEXT_MIB if d.simulated else facts.CONTEXT_GUESS_MIB for d in held}
+        if real:
+            found |= facts.measure_contexts(real, driver=host.driver, cache=host.data / "context.json")
+        return found
+
+    # -- sessions -------------------------------------------------------------------------------------
+
+    def backend_of(self, session: Session) -> Backend:
+        """Return what holds a session that has its shares.
+
+        Raises:
+            CannotPrepare: its node is not configured any more.
+        """
+        assert session.placement is not None
+        choice = self.choices.get(session.placement.node_id)
+        if choice is None:
+            raise CannotPrepare(
+                f"node {session.placement.node_id} is not there any more; ask for a new session"
+            )
+        return choice.backend
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The configured nodes."""
+        return tuple(self._nodes.values())
+
+    def devices_of(self, session: Session) -> tuple[Device, ...]:
+        """Return the devices of a session's shares, as far as they are configured."""
+        assert session.placement is not None
+        node = self._nodes.get(session.placement.node_id)
+        own = {share.device_uuid for share in session.placement.shares}
+        return tuple(d for d in (node.devices if node else ()) if d.uuid in own)
+
+    def prepare(self, session: Session, live: Collection[int]) -> Prepared:
+        """Write what a session needs for a launch, beside the ``live`` sessions' slots.
+
+        The slots are in the limits files of live sessions, and nowhere else: what is written survives a crash of
+        the Hub, and is there before the launch that needs it.
+
+        Raises:
+            CannotPrepare: with words for the owner.
+        """
+        with self._preparing:
+            self._prune(live)
+            return self.backend_of(session).prepare(
+                session, self.devices_of(session), self._neighbours(session.id)
+            )
+
+    def _neighbours(self, session_id: int) -> list[Limits]:
+        found: list[Limits] = []
+        for own in sorted(self._folders(), key=lambda path: int(path.name)):
+            if int(own.name) != session_id:
+                try:
+                    found.append(limits.read(own))
+                except BadLimits as e:
+                    # Of an earlier version, say. Its slots are not known, so others may get the same ones.
+                    log.warning("The slots of session %s are not known: %s", own.name, e)
+        return found
+
+    def _folders(self) -> list[Path]:
+        return _of_sessions(self._folder)
+
+    def prune(self, live: Collection[int]) -> None:
+        """Remove what sessions that are not ``live`` left."""
+        with self._preparing:
+            self._prune(live)
+
+    def _prune(self, live: Collection[int]) -> None:
+        left = {int(path.name) for path in self._folders()}
+        if self.host.accounting is not None:
+            left |= {int(path.name) for path in _of_sessions(self.host.accounting)}
+        for session_id in sorted(left - set(live)):
+            self.remove(session_id)
+
+    def remove(self, session_id: int) -> None:
+        """Remove what was written for a session that is gone. Doing so twice is fine."""
+        # Whichever it had: the setting may have been another one then.
+        for backend in self._backends.values():
+            backend.teardown(session_id)
+
+    def folder(self, session_id: int) -> Path:
+        """Return a session's folder on this machine."""
+        return self._folder / str(session_id)
+
+    # -- warm containers ------------------------------------------------------------------------------
+
+    def account(self, session_id: int) -> Path | None:
+        """Return the folder of a session's account, where that is not its own."""
+        return None if self.host.accounting is None else self.host.accounting / str(session_id)
+
+    def make_warm(
+        self, name: str, files: Collection[tuple[str, int, str | None]]
+    ) -> tuple[Path, Path | None]:
+        """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
+
+        Return its folder, and the one of its account where that is another.
+        """
+        folder = make_folder(self._folder / name, mode=0o755)
+        for path, mode, content in sorted(files):
+            if content is None:
+                make_folder(folder / path, mode=mode)
+            else:
+                write_whole(folder / path, content.encode(), mode=mode)
+        write_whole(folder / limits.NAME, limits.NOTHING.encode(), mode=0o444)
+        if self.host.accounting is None:
+            accounting.create(folder / "accounting")
+            return folder, None
+        make_folder(self.host.accounting, mode=0o700)
+        account = make_folder(self.host.accounting / name, mode=0o700)
+        accounting.create(account / "accounting")
+        return folder, account
+
+    def adopt(self, session_id: int, name: str) -> None:
+        """Make a warm container's files those of a session that was prepared, with the session's limits in them.
+
+        They are mounted already, so what is in them changes, not they.
+        """
+        with self._preparing:
+            warm, own = self._folder / name, self.folder(session_id)
+            text = (own / limits.NAME).read_bytes()
+            (warm / limits.NAME).chmod(0o644)
+            (warm / limits.NAME).write_bytes(text)
+            (warm / limits.NAME).chmod(0o444)
+            if self.host.accounting is not None:
+                account = self.host.accounting / str(session_id)
+                remove_folder(account)
+                (self.host.accounting / name).rename(account)
+            remove_folder(own)
+            warm.rename(own)
+
+    def forget_warm(self, name: str | None = None) -> None:
+        """Remove the files of a warm container that is gone; without a name those of all."""
+        for place in (self._folder, self.host.accounting):
+            if place is not None and place.is_dir():
+                for path in place.iterdir():
+                    if path.name == name or (name is None and not path.name.isdigit()):
+                        remove_folder(path)
+
+    def trim_files(self) -> None:
+        """Cut back what sessions have let grow, in a log or an account: they may write there what they like.
+
+        Of an account libfgpu uses a fixed part; what is behind it would take the host's memory from others.
+        """
+        paths = [path / "log" for path in self._folders()]
+        paths += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
+        for path in paths:
+            _trim(path, most=LOG_KEPT_BYTES, to=0)
+        places = [self._folder] if self.host.accounting is None else [self._folder, self.host.accounting]
+        for place in places:
+            for folder in _of_sessions(place):
+                size = accounting.REGION_BYTES
+                if _trim(folder / "accounting", most=size, to=size):
+                    log.warning("Session %s has let its accounting file grow; it was cut back", folder.name)
+
+
+def _trim(path: Path, *, most: int, to: int) -> bool:
+    """Cut a file back to a size if it is larger than the ``most`` that it may be; whether it was."""
+    try:
+        if path.is_symlink() or path.stat().st_size <= most:
+            return False
+        with path.open("r+b") as file:
+            file.truncate(to)
+    except OSError:
+        return False
+    return True
+
+
+def _of_sessions(folder: Path) -> list[Path]:
+    """Return what in a folder is named after a session."""
+    try:
+        return [p for p in folder.iterdir() if p.name.isascii() and p.name.isdigit()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,155 @@
+"""Who used how much, and how long people waited: sums over a span of days. Pure.
+
+Days are those of UTC. A session counts in each day for as long as it held its shares then; its wait counts in the day
+on which it started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+
+from fgpu_scheduler.store.spent import Spent
+
+DAY_S = 24 * 3600
+MOST_DAYS = 366
+
+
+class By(StrEnum):
+    """What a report has one line for."""
+
+    DAY = "day"
+    USER = "user"
+    HUB_GROUP = "hub-group"
+    RESOURCE_GROUP = "resource-group"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. ``sessions`` held shares in the span; ``starts`` of them started in it, after these waits in seconds."""
+
+    name: str
+    sessions: int
+    starts: int
+    gpu_hours: float
+    fgpu_hours: float
+    wait_mean_s: int | None
+    wait_p95_s: int | None
+
+
+@dataclass(slots=True)
+class _Sum:
+    ids: set[int] = field(default_factory=set)
+    waits: list[int] = field(default_factory=list)
+    gpu_millionths_s: int = 0
+    fgpu_milli_s: int = 0
+
+    def line(self, name: str) -> Line:
+        mean = round(sum(self.waits) / len(self.waits)) if self.waits else None
+        return Line(
+            name,
+            len(self.ids),
+            len(self.waits),
+            _hours(self.gpu_millionths_s, 1_000_000),
+            _hours(self.fgpu_milli_s, 1000),
+            mean,
+            p95(self.waits),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The lines of one report, and all of them together."""
+
+    lines: tuple[Line, ...]
+    total: Line
+
+
+def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: int) -> Report:
+    """Return what was used from the first day until the last, both included, by what is asked for.
+
+    Days come in their order, also those without anything; all else with the most GPU hours first. With ``HUB_GROUP`` a
+    session counts in each of its user's groups, so that the lines are more together than the total.
+    """
+    sums: dict[str, _Sum] = {}
+    if by is By.DAY:
+        sums = {day.isoformat(): _Sum() for day in days(first, last)}
+    total = _Sum()
+    begin_s, end_s = starts_at_s(first), min(starts_at_s(last) + DAY_S, now_s)
+    for one in spent:
+        for from_s, to_s in _pieces(one, begin_s, end_s, by):
+            for name in _names(one, by, from_s):
+                _add(sums.setdefault(name, _Sum()), one, from_s, to_s)
+            _add(total, one, from_s, to_s)
+        if one.started_at_s is not None and begin_s <= one.started_at_s < end_s:
+            wait_s = max(0, one.started_at_s - one.waits_since_s)
+            for name in _names(one, by, one.started_at_s):
+                own = sums.setdefault(name, _Sum())
+                own.waits.append(wait_s)
+                own.ids.add(one.session_id)
+            total.waits.append(wait_s)
+            total.ids.add(one.session_id)
+    lines = [found.line(name) for name, found in sums.items()]
+    if by is not By.DAY:
+        lines.sort(key=lambda line: (-line.gpu_hours, -line.sessions, line.name))
+    return Report(tuple(lines), total.line(""))
+
+
+def days(first: date, last: date) -> Iterator[date]:
+    """Return the days from the first to the last, both included."""
+    return (first + timedelta(days=n) for n in range((last - first).days + 1))
+
+
+def starts_at_s(day: date) -> int:
+    """Return the instant at which a day begins, in UTC."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+
+
+def day_of(at_s: int) -> date:
+    """Return the day of an instant, in UTC."""
+    return datetime.fromtimestamp(at_s, UTC).date()
+
+
+def p95(values: Sequence[int]) -> int | None:
+    """Return the smallest of the values that at least 95 % of them do not exceed, or None of none."""
+    if not values:
+        return None
+    return sorted(values)[-(-95 * len(values) // 100) - 1]
+
+
+def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[tuple[int, int]]:
+    """Return when a session held its shares within the span; of days one piece for each."""
+    until_s = end_s if one.ended_at_s is None else min(one.ended_at_s, end_s)
+    at_s = max(one.scheduled_at_s, begin_s)
+    while at_s < until_s:
+        midnight_s = at_s - at_s % DAY_S + DAY_S
+        to_s = min(until_s, midnight_s) if by is By.DAY else until_s
+        yield at_s, to_s
+        at_s = to_s
+
+
+def _names(one: Spent, by: By, at_s: int) -> tuple[str, ...]:
+    match by:
+        case By.DAY:
+            return (day_of(at_s).isoformat(),)
+        case By.USER:
+            return (one.user,)
+        case By.RESOURCE_GROUP:
+            return (one.resource_group,)
+        case By.HUB_GROUP:
+            return one.hub_groups or ("(none)",)
+        case By.IMAGE:
+            return (one.image,)
+
+
+def _add(found: _Sum, one: Spent, from_s: int, to_s: int) -> None:
+    found.ids.add(one.session_id)
+    found.gpu_millionths_s += one.gpu_millionths * (to_s - from_s)
+    found.fgpu_milli_s += one.fgpu_milli * (to_s - from_s)
+
+
+def _hours(parts_s: int, of: int) -> float:
+    return round(parts_s / of / 3600, 3)

@@ -1,0 +1,109 @@
+"""The unit, and how much one request may ask for and asks for where it does not say."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from traitlets import Dict, Float, Integer, Unicode, Union
+
+from fgpu_scheduler import BadSettings, Caps, format_milli
+from fgpu_scheduler.core.admission import MIN_MEMORY_MIB
+from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
+from fgpuspawner.settings.traits import Amount, Settings, Whole, milli
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+
+MEMORY_REMEDY = f"it must be at least {MIN_MEMORY_MIB}, or 0 to leave it open"
+TIME_REMEDY = f"it must be between {MIN_TIME_LIMIT_S} and {LONGEST_TIME_LIMIT_S} seconds, or 0 for none"
+
+
+class AmountSettings(Settings):
+    """The unit fGPU, the limits on one request, and what is preselected."""
+
+    fgpu_per_gpu = Union([Integer(), Float(), Unicode(), Dict()], default_value=2).tag(
+        example='{"*A100*": 10, "*": 2}',
+        remedy="it must be a number such as 2, or a dict with one for each model",
+    )
+    """The unit: how many fGPU one GPU is worth. 5 makes 1 fGPU = 0.2 GPU.
+
+    May differ between models: a dict from a pattern of the model's name to a number, with "*" for the rest.
+    """
+    fgpu_step = Amount("0.1").tag(example='"0.25"')
+    """The step in which fGPU is chosen, in the form and through the API."""
+    max_fgpu = Amount("").tag(example="2")
+    """Most fGPU in one session; empty: whatever a node has."""
+    max_cpu = Amount("").tag(example="8")
+    """Most CPU cores in one session; empty: the node's."""
+    max_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="32768", remedy=MEMORY_REMEDY)
+    """Most memory of one session in MiB; 0: the node's."""
+    max_sessions = Integer(8, min=1).tag(example="4")
+    """Most sessions in one submission."""
+    max_pending_per_user = Integer(16, min=1).tag(example="5")
+    """Most waiting requests of one user."""
+    max_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
+        example="24 * 3600", remedy=TIME_REMEDY
+    )
+    """The longest time limit that a request may have, in seconds, and what one without gets; 0: none."""
+    default_fgpu = Amount("").tag(example='"0.5"')
+    """fGPU preselected in the form; empty: one GPU's half, rounded down to the step."""
+    default_cpu = Amount("").tag(example="2")
+    """CPU cores preselected; empty: a fair part of the node."""
+    default_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="4096", remedy=MEMORY_REMEDY)
+    """Memory in MiB preselected; 0: a fair part."""
+    default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
+        example="4 * 3600", remedy=TIME_REMEDY
+    )
+    """How long a session may run if its request does not say, in seconds; 0: as long as sessions may."""
+
+    def caps(self) -> Caps:
+        """Return the limits on one request."""
+        return Caps(
+            fgpu_step_milli=milli(self.fgpu_step, "fgpu_step"),
+            max_fgpu_milli=self.milli("max_fgpu"),
+            max_cpu_milli=self.milli("max_cpu"),
+            max_memory_mib=self.max_memory_mib or None,
+            max_count=self.max_sessions,
+            max_pending_per_user=self.max_pending_per_user,
+        )
+
+    def milli(self, name: str) -> int | None:
+        """Return an amount such as ``default_fgpu`` in thousandths, or None where it is left open."""
+        value = getattr(self, name)
+        return None if value == "" else milli(value, name)
+
+    def capacity_milli(self, model: str) -> int:
+        """Return what one GPU of this model is worth in milli-fGPU: the first pattern that matches.
+
+        Raises:
+            BadSettings: none does.
+        """
+        for pattern, worth_milli in self._units():
+            if fnmatch.fnmatchcase(model, pattern):
+                return worth_milli
+        raise BadSettings(f'c.FGPU.fgpu_per_gpu has no pattern for {model!r}; add "*"')
+
+    def _units(self) -> list[tuple[str, int]]:
+        given = self.fgpu_per_gpu if isinstance(self.fgpu_per_gpu, dict) else {"*": self.fgpu_per_gpu}
+        return [(pattern, milli(value, "fgpu_per_gpu")) for pattern, value in given.items()]
+
+    def _check_amounts(self) -> None:
+        caps = self.caps()
+        step = format_milli(caps.fgpu_step_milli)
+        for pattern, worth_milli in self._units():
+            where = "c.FGPU.fgpu_per_gpu" if pattern == "*" else f"c.FGPU.fgpu_per_gpu[{pattern!r}]"
+            if worth_milli == 0:
+                raise BadSettings(f"{where} is 0; one GPU must be worth more than 0 fGPU, such as 2")
+            if caps.fgpu_step_milli > worth_milli:
+                worth = format_milli(worth_milli)
+                raise BadSettings(
+                    f"c.FGPU.fgpu_step is {step}, above one whole GPU ({where} is {worth}); use a step of at most {worth}"
+                )
+        if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
+            raise BadSettings(
+                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; nobody could ask for "
+                "anything"
+            )
+        if 0 < self.max_time_limit_s < self.default_time_limit_s:
+            raise BadSettings(
+                f"c.FGPU.default_time_limit_s is {self.default_time_limit_s}, above c.FGPU.max_time_limit_s of "
+                f"{self.max_time_limit_s}; make it at most that"
+            )

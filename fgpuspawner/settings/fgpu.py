@@ -1,0 +1,97 @@
+"""``c.FGPU``: all settings together, and the checks that stop the Hub on a wrong one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from traitlets.config import Config
+from traitlets.config.loader import LazyConfigValue
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.settings.cluster import ClusterSettings
+from fgpuspawner.settings.form import FormSettings
+from fgpuspawner.settings.images import ImageSettings
+from fgpuspawner.settings.isolation import IsolationSettings
+from fgpuspawner.settings.network import NetworkSettings
+from fgpuspawner.settings.nodes import is_elsewhere
+from fgpuspawner.settings.queue import QueueSettings
+from fgpuspawner.settings.service import ServiceSettings, TimeoutSettings
+
+
+class FGPU(
+    ServiceSettings,
+    ClusterSettings,
+    QueueSettings,
+    TimeoutSettings,
+    ImageSettings,
+    FormSettings,
+    NetworkSettings,
+    IsolationSettings,
+):
+    """What the administrator sets. `checked` refuses what cannot work, with one line that names it."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> FGPU:
+        """Return the settings of a Hub's configuration.
+
+        Raises:
+            BadSettings: a value of the wrong kind or outside its limits, or a name that is no setting.
+        """
+        known = cls.class_traits(config=True)
+        for name, value in config.get("FGPU", {}).items():
+            if name not in known:
+                raise BadSettings(
+                    f"c.FGPU.{name} is not a setting; the settings are {', '.join(sorted(known))}"
+                )
+            if isinstance(value, LazyConfigValue) and _has_no_effect(value, known[name].default()):
+                raise BadSettings(
+                    f"c.FGPU.{name} cannot be added to so; set it as a whole: c.FGPU.{name} = ..."
+                )
+        return cls(config=config)
+
+    @classmethod
+    def from_json(cls, text: str) -> FGPU:
+        """Return the settings that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Return every setting as JSON, for the service. It can hold the database's password."""
+        return json.dumps({name: getattr(self, name) for name in self.trait_names(config=True)})
+
+    def checked(self) -> FGPU:
+        """Return these settings if all of them can work together.
+
+        Raises:
+            BadSettings: one line that names the setting, the limit and what would work.
+        """
+        groups = self.resource_groups()
+        self._check_amounts()
+        self._check_cluster()
+        away = [spec["name"] for spec in self.nodes if is_elsewhere(spec)]
+        if away and not self.hub_address:
+            raise BadSettings(
+                f"c.FGPU.hub_address is empty, and node {away[0]!r} is another machine; set the address of this one "
+                "at which sessions there reach the Hub"
+            )
+        self._check_queue(groups)
+        self._check_network()
+        self._check_images()
+        self._check_form(groups)
+        return self
+
+
+def _has_no_effect(change: LazyConfigValue, default: object) -> bool:
+    """Return whether traitlets would pass over ``append``, ``update`` and the like of a setting without a word."""
+    try:
+        return bool(change.to_dict()) and change.get_value(default) == default
+    except (TypeError, ValueError):
+        return True
+
+
+def configured(cls: type, config: Config) -> dict[str, Any]:
+    """Return what the configuration says for a class: its own section over those of its bases."""
+    merged: dict[str, Any] = {}
+    for base in reversed(cls.mro()):
+        merged.update(config.get(base.__name__, {}))
+    return merged

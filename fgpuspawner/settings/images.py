@@ -1,0 +1,73 @@
+"""Which images there are, how they are got ready, and what users may make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traitlets import Bool, Dict, Integer, List, Unicode
+
+from fgpu_scheduler import BadSettings
+from fgpu_scheduler.store.private_image import ImageQuota
+from fgpuspawner.settings.traits import Settings, is_whole
+
+LARGEST_QUOTA = 10**9
+QUOTA_REMEDY = f"it must be between 0 (no limit) and {LARGEST_QUOTA}"
+
+
+class ImageSettings(Settings):
+    """The catalogue, fetching beforehand, warm containers, private images, and becoming root in sessions."""
+
+    catalogue = Unicode().tag(example='"/etc/fgpu/catalogue.toml"')
+    """Path of the image catalogue (TOML); empty: the one that came with the package."""
+    prefetch = Integer(2, min=0).tag(example="5", remedy="it must be 0 (none) or more")
+    """Of how many of the first waiting requests of each resource group the image is fetched beforehand; 0: none.
+
+    It is fetched on the engine of every node of the group that could hold the session.
+    """
+    pulls_at_a_time = Integer(3, min=1).tag(example="1")
+    """How many images one Docker engine fetches at a time; more wait for their turn, those of a launch first.
+
+    From 2 on, one of these places is kept free for launches.
+    """
+    warm_pool = Dict().tag(example='{"python": 2, "pytorch": "auto"}')
+    """How many containers of an image wait, with its server imported, for the next sessions. Empty: none.
+
+    By the image's slug in the catalogue: a number, or "auto" for as many as were started within five minutes at
+    most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md says what
+    else starts as ever, and what a pool costs.
+    """
+    owners_may_commit = Bool(False).tag(example="True")
+    """Whether users may save their own running sessions as private images. Administrators always may.
+
+    Sessions must be containers, and homes must be volumes or folders of the host (docs/user-images.md).
+    """
+    max_private_images = Integer(5, min=0, max=LARGEST_QUOTA).tag(example="10", remedy=QUOTA_REMEDY)
+    """Most private images of one user, whoever saves them; 0: no limit."""
+    max_private_images_mib = Integer(20480, min=0, max=LARGEST_QUOTA).tag(
+        example="102400", remedy=QUOTA_REMEDY
+    )
+    """Most MiB that all private images of one user have beyond the catalogue's images; 0: no limit."""
+    sudo_groups = List(Unicode()).tag(example='["staff"]')
+    """Hub groups whose members may become root in all their sessions in containers, where the image has `sudo`.
+
+    For everybody in one image: ``sudo = true`` in the catalogue. docs/isolation.md says what it weakens.
+    """
+
+    def catalogue_path(self) -> Path:
+        """Return the catalogue's path."""
+        if self.catalogue:
+            return Path(self.catalogue).absolute()
+        packaged = Path(__file__).parents[1] / "data" / "catalogue.toml"
+        # In a checkout the file is where an administrator looks for it; the wheel carries a copy.
+        return packaged if packaged.exists() else Path(__file__).parents[2] / "images" / "catalogue.toml"
+
+    def image_quota(self) -> ImageQuota:
+        """Return what private images each user may have."""
+        return ImageQuota(self.max_private_images or None, self.max_private_images_mib or None)
+
+    def _check_images(self) -> None:
+        for slug, size in self.warm_pool.items():
+            if size != "auto" and not is_whole(size, 0, 100):
+                raise BadSettings(
+                    f'c.FGPU.warm_pool: {slug!r} has {size!r}; use a number from 0 to 100, or "auto"'
+                )

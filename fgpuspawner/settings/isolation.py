@@ -1,0 +1,66 @@
+"""What holds sessions to their slices, and how that is looked after."""
+
+from __future__ import annotations
+
+from traitlets import Bool, Enum, Integer, Union
+
+from fgpuspawner.settings.traits import LARGEST_MIB, AbsolutePath, Settings, Whole
+
+ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
+MANAGED = ("charge", "refuse")
+"""What becomes of managed memory: it counts against the limit, or is not to be had."""
+
+
+class IsolationSettings(Settings):
+    """The backend of isolation, what libfgpu charges, and the watchdog."""
+
+    isolation = Enum(ISOLATION, "auto").tag(example='"interposer"')
+    """What holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps", "hami" or "none".
+
+    "auto" takes the strongest that a node can have: "mig" where its GPUs are MIG instances, else "driver-cgroup"
+    where the driver can (r615 or newer), else "interposer", which is libfgpu. If it can have none of these the Hub
+    does not start; with simulated GPUs only it starts with "none" and says so. With "none" a session is told its
+    limits, and nothing holds it to them.
+    """
+    managed_memory = Enum(MANAGED, "charge").tag(example='"refuse"')
+    """What libfgpu does about managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
+    context_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
+        example="400", remedy='use "auto" or MiB such as 400'
+    )
+    """GPU memory that libfgpu charges for every CUDA context of every process, in MiB; 0 charges nothing.
+
+    "auto" measures it once for each GPU model and driver, when the Hub starts, and keeps it in ``data_dir``. Where
+    it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
+    """
+    accounting_dir = AbsolutePath().tag(example='"/run/user/1000"')
+    """Folder for what a session's processes write all the time about what they hold; best in memory.
+
+    Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. In it there is a folder for
+    the installation, which is nobody else's.
+    """
+    verify_timeout_s = Integer(60, min=1).tag(example="120")
+    """How long the check of a session's limits may take after its start. One that takes longer has failed."""
+    watchdog_every_s = Integer(10, min=1, max=300).tag(example="5")
+    """How often the watchdog compares what the driver says that sessions hold with what they may; 1 to 300.
+
+    It cannot be switched off: what libfgpu counts is kept where the session itself could write it.
+    """
+    watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
+        example="256", remedy="it must not be negative"
+    )
+    """How far above its limit a session may be on a GPU before the watchdog warns, and ends it at the next look.
+
+    The driver counts what libfgpu does not see, such as the code of kernels.
+    """
+    hami_library = AbsolutePath().tag(example='"/usr/local/vgpu/libvgpu.so"')
+    """Path of HAMi-core's ``libvgpu.so`` on this machine, for ``isolation = "hami"``."""
+    mps_pipe_directory = AbsolutePath("/tmp/nvidia-mps").tag(example='"/run/nvidia-mps"')
+    """Where the MPS daemon has its pipes (its ``CUDA_MPS_PIPE_DIRECTORY``), for ``isolation = "mps"``.
+
+    The daemon must run as the user that sessions run as, and containers then share the host's shared memory.
+    """
+    local_sessions_beyond_loopback = Bool(False).tag(example="True")
+    """Whether a Hub with sessions as local processes may listen beyond this machine.
+
+    All such sessions run as one system user: whoever may log in can act as everybody.
+    """

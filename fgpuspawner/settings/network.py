@@ -1,0 +1,77 @@
+"""The networks of sessions in containers, and what of this machine they reach."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, ip_network
+
+from traitlets import Enum, Integer, List, Unicode
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.settings.traits import Settings
+
+
+class NetworkSettings(Settings):
+    """Addresses, the firewall and its exceptions."""
+
+    hub_address = Unicode().tag(example='"10.0.0.1"')
+    """Address of this machine at which sessions on other machines reach the Hub and the service.
+
+    Needed where a node in ``nodes`` is at tcp:// or ssh://. Empty: the host's address on the sessions' own network.
+    """
+    network_pool = Unicode("10.213.0.0/16").tag(example='"172.28.0.0/16"')
+    """Addresses (IPv4) for the networks of users' sessions in containers; nobody else here may use them.
+
+    Each user with sessions has a Docker network of their own, with a subnet of this.
+    """
+    network_prefix_length = Integer(28).tag(example="27")
+    """How large each user's subnet is: 28 has room for 13 sessions of one user, 27 for 29; 16 to 29."""
+    firewall = Enum(["auto", "managed-elsewhere"], "auto").tag(
+        example='"managed-elsewhere"', remedy="use 'auto' or 'managed-elsewhere'"
+    )
+    """Who closes this machine to sessions in containers: "auto" or "managed-elsewhere".
+
+    With "auto" the Hub does, with iptables, if it runs as root; if it cannot, its log says so. With
+    "managed-elsewhere" you vouch for it: with what ``fgpu firewall`` prints, or rules of your own.
+    """
+    egress = Enum(["open", "closed"], "open").tag(example='"closed"', remedy="use 'open' or 'closed'")
+    """What sessions in containers reach beyond this machine: all ("open"), or nothing ("closed").
+
+    "closed" needs the firewall. The Hub and the service are always reached.
+    """
+    blocked_networks = List(Unicode(), ["169.254.0.0/16", "fd00:ec2::254/128"]).tag(
+        example='["169.254.0.0/16", "10.1.0.0/16"]'
+    )
+    """Networks that sessions in containers never reach. The default is where clouds keep machines' secrets.
+
+    Name servers of this machine are reached all the same, for names only. The list replaces the default.
+    """
+    allowed_ports = List(Integer()).tag(example="[443]")
+    """Ports (TCP) of this machine that sessions in containers reach beside the Hub's and the service's."""
+
+    def _check_network(self) -> None:
+        try:
+            pool = IPv4Network(self.network_pool)
+        except ValueError as e:
+            raise BadSettings(
+                f"c.FGPU.network_pool is {self.network_pool!r}: {e}; use a network such as '10.213.0.0/16'"
+            ) from None
+        if not 16 <= self.network_prefix_length <= 29 or pool.prefixlen > self.network_prefix_length:
+            raise BadSettings(
+                f"c.FGPU.network_prefix_length is {self.network_prefix_length}; it must be between 16 and 29, and "
+                f"not below that of c.FGPU.network_pool, {pool.prefixlen}"
+            )
+        if not pool.is_private or self.network_prefix_length - pool.prefixlen > 20:
+            raise BadSettings(
+                f"c.FGPU.network_pool is {self.network_pool!r}; use a private network of at most a million subnets, "
+                "such as '10.213.0.0/16'"
+            )
+        for network in self.blocked_networks:
+            try:
+                ip_network(network)
+            except ValueError as e:
+                raise BadSettings(
+                    f"c.FGPU.blocked_networks: {e}; use networks such as '10.1.0.0/16'"
+                ) from None
+        for port in self.allowed_ports:
+            if not 1 <= port <= 65535:
+                raise BadSettings(f"c.FGPU.allowed_ports has {port}; ports are between 1 and 65535")

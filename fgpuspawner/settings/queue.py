@@ -1,0 +1,211 @@
+"""Who goes first, what ends running sessions, and what users and Hub groups may hold.
+
+They are read and checked here, and become the scheduler's plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from traitlets import Dict, List
+
+from fgpu_scheduler import (
+    BadAmount,
+    BadSettings,
+    GroupPolicy,
+    Policy,
+    Quota,
+    QuotaScope,
+    group_policy,
+    parse_milli,
+)
+from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
+from fgpu_scheduler.core.quota import shown
+from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpuspawner.settings.traits import Settings, check_keys, is_whole
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+
+ANYBODY = "*"
+"""In place of the name of a user, of a Hub group or of a resource group: any of them."""
+HIGHEST_PRIORITY = 1000
+KEEP_S = 1800
+
+Known = Mapping[str, int | type]
+"""The keys of a dict, each with its type, or with the least number of seconds that it can be."""
+POLICY: Known = {"order": str, "placement": str, "backfill": str, "longest_wait_s": 1, "half_life_s": 1}
+RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "grace_s": 1, "keep_s": 10}
+RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
+REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
+QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
+QUOTA_KEYS = ("user", "hub_group", "resource_group", *QUOTA_AMOUNTS)
+
+
+class QueueSettings(Settings):
+    """Policies, quotas, priorities, and what ends running sessions."""
+
+    policies = Dict().tag(example='{"*": {"order": "fair-share"}, "class": {"order": "fifo"}}')
+    """How each resource group's queue is ordered and where its sessions go; "*" is for the rest of them.
+
+    Each value is a dict with any of these keys; docs/administrator.md says what the words do.
+
+    - ``order``: "fifo", "fifo-skip", "lifo", "fair-share", "drf" or "default"
+    - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
+    - ``backfill``: "strict", "skip", "easy" or "bounded"; left out, what the order usually has
+    - ``longest_wait_s``: who has waited for so long comes before all others of its priority, and is not overtaken
+    - ``half_life_s``: in so long half of what somebody has used is forgotten, where the order goes by it
+    """
+    quotas = List(Dict())
+    """Limits on what users, and Hub groups together, hold, have waiting and how long their sessions last.
+
+    Each is a dict with ``user`` (a name, or "*" for each one by themselves) or ``hub_group`` (all its members
+    together), and any of ``max_fgpu``, ``max_sessions`` (what is held at a time: more waits), ``max_pending``
+    (requests that wait: more are refused) and ``max_lifetime_s``. With ``resource_group`` only that one counts. Of
+    several the strictest holds. The list replaces what the Hub wrote into its database when it last started; what
+    administrators changed on the page *Quotas* lies over it.
+
+    Example::
+
+        c.FGPU.quotas = [
+            {"user": "*", "max_fgpu": 2, "max_sessions": 4, "max_pending": 8},
+            {"hub_group": "ml101", "resource_group": "class", "max_fgpu": 6, "max_lifetime_s": 7200},
+        ]
+    """
+    max_priority = Dict().tag(example='{"staff": 10, "*": 1}')
+    """The highest priority that members of a Hub group may ask for, 1 to 1000; "*": everybody. Else 0."""
+    reclaim = Dict().tag(
+        example='{"*": {"idle_after_s": 3600}, "class": {"max_lifetime_s": 7200, "grace_s": 300}}'
+    )
+    """What ends running sessions of a resource group, each time after a warning; "*": the rest. Empty: nothing.
+
+    Each value is a dict with any of these keys; what is left out is off, or has the value in brackets.
+
+    - ``max_lifetime_s``: a session ends after so long
+    - ``idle_after_s``: its owner is warned when both its GPU and its kernels have been idle for so long
+    - ``preempt``: True lets a request of higher priority have sessions of lower priority ended
+    - ``requeue``: whether a pre-empted session is asked for again, at its old place in the queue (True)
+    - ``grace_s``: how long a warning stands before the session is ended (600)
+    - ``keep_s``: for how long "keep" puts off the end of an idle session (1800)
+    """
+
+    def policy(self) -> Policy:
+        """Return how each resource group's queue is ordered and placed.
+
+        Raises:
+            BadSettings: a word is not known, or does not go with another.
+        """
+        own: dict[str, GroupPolicy] = {}
+        for group, words in self.policies.items():
+            where = f"c.FGPU.policies[{group!r}]"
+            _check_values(where, words, POLICY)
+            try:
+                own[group] = group_policy(**words)
+            except BadSettings as e:
+                raise BadSettings(f"{where}: {e}") from None
+        default = own.pop(ANYBODY, None)
+        return Policy(groups=own) if default is None else Policy(default, own)
+
+    def half_life_s(self, resource_group: str) -> int:
+        """Return in how many seconds half of what was used of this resource group is forgotten."""
+        return self.policy().of(resource_group).half_life_s
+
+    def rules(self) -> AllRules:
+        """Return what ends the running sessions of each resource group.
+
+        Raises:
+            BadSettings: a key is not known, or its value cannot be.
+        """
+        own: dict[str, Rules] = {}
+        for group, words in self.reclaim.items():
+            _check_values(f"c.FGPU.reclaim[{group!r}]", words, RECLAIM, besides=", or leave it out")
+            own[group] = Rules(**{key: value for key, value in words.items() if key != "keep_s"})
+        return AllRules(own.pop(ANYBODY, Rules()), own)
+
+    def keep_s(self, resource_group: str) -> int:
+        """Return for how long "keep" puts off the end of an idle session of this resource group."""
+        words = self.reclaim.get(resource_group, self.reclaim.get(ANYBODY, {}))
+        return int(words.get("keep_s", KEEP_S))
+
+    def quotas_given(self) -> tuple[Quota, ...]:
+        """Return the quotas, for the scheduler's database.
+
+        Raises:
+            BadSettings: one of them cannot be read.
+        """
+        return tuple(quota_of(spec, f"c.FGPU.quotas: {dict(spec)!r}") for spec in self.quotas)
+
+    def priority_of(self, hub_groups: Iterable[str]) -> int:
+        """Return the highest priority that a member of these Hub groups may ask for."""
+        return max(int(self.max_priority.get(name, 0)) for name in (ANYBODY, *hub_groups))
+
+    def _check_queue(self, resource_groups: Collection[str]) -> None:
+        quotas = self.quotas_given()
+        named = [("policies", g) for g in self.policies] + [("reclaim", g) for g in self.reclaim]
+        named += [("quotas", quota.resource_group) for quota in quotas if quota.resource_group is not None]
+        for name, group in named:
+            if group not in resource_groups and (group != ANYBODY or name == "quotas"):
+                there = ", ".join(map(repr, resource_groups))
+                raise BadSettings(f"c.FGPU.{name}: there is no resource group {group!r}; there are {there}")
+        self.policy()
+        self.rules()
+        whose = [(quota.scope, quota.name, quota.resource_group) for quota in quotas]
+        for n, quota in enumerate(quotas):
+            if whose[n] in whose[:n]:
+                raise BadSettings(f"c.FGPU.quotas has two for {shown(quota)}; write them as one")
+        for group, highest in self.max_priority.items():
+            if not isinstance(group, str) or not is_whole(highest, 0, HIGHEST_PRIORITY):
+                raise BadSettings(
+                    f"c.FGPU.max_priority[{group!r}] is {highest!r}; use the name of a Hub group, or {ANYBODY!r}, and a "
+                    f"whole number from 0 to {HIGHEST_PRIORITY}"
+                )
+
+
+def _check_values(where: str, given: Mapping[Any, object], known: Known, *, besides: str = "") -> None:
+    if not isinstance(given, dict):
+        raise BadSettings(f"{where} must be a dict, got {given!r}")
+    check_keys(where, given, known)
+    for key, value in given.items():
+        kind = known[key]
+        if isinstance(kind, int):
+            good, remedy = is_whole(value, kind, LONGEST_TIME_LIMIT_S), f"use seconds, from {kind} to "
+            remedy += f"{LONGEST_TIME_LIMIT_S}{besides}"
+        else:
+            good, remedy = isinstance(value, kind), REMEDIES[kind]
+        if not good:
+            raise BadSettings(f"{where}[{key!r}] is {value!r}; {remedy}")
+
+
+def quota_of(spec: Mapping[Any, Any], where: str) -> Quota:
+    """Return the quota that a dict of ``c.FGPU.quotas`` means, or one of the API; ``where`` begins the words of errors.
+
+    Raises:
+        BadSettings: it cannot be read.
+    """
+    check_keys(where, spec, QUOTA_KEYS)
+    if "user" in spec and "hub_group" in spec:
+        raise BadSettings(f"{where} has a user and a hub_group; write two quotas")
+    whom = [key for key in ("user", "hub_group", "resource_group") if key in spec]
+    for key in whom:
+        if not isinstance(spec[key], str) or not spec[key]:
+            raise BadSettings(f"{where}: {key} must be a name")
+    if not whom:
+        raise BadSettings(f"{where} says not for whom; add user, hub_group or resource_group")
+    if spec.keys().isdisjoint(QUOTA_AMOUNTS):
+        raise BadSettings(f"{where} limits nothing; add one of {', '.join(QUOTA_AMOUNTS)}")
+    for key, least in (("max_sessions", 0), ("max_pending", 0), ("max_lifetime_s", MIN_TIME_LIMIT_S)):
+        if key in spec and not is_whole(spec[key], least, LONGEST_TIME_LIMIT_S):
+            raise BadSettings(f"{where}: {key} must be a whole number from {least} to {LONGEST_TIME_LIMIT_S}")
+    try:
+        fgpu_milli = parse_milli(str(spec["max_fgpu"]), field="max_fgpu") if "max_fgpu" in spec else None
+    except BadAmount as e:
+        raise BadSettings(f"{where}: {e}") from None
+    scope = QuotaScope.USER if "user" in spec else QuotaScope.GROUP if "hub_group" in spec else QuotaScope.ALL
+    return Quota(
+        scope,
+        spec.get("user") or spec.get("hub_group") or ANYBODY,
+        spec.get("resource_group"),
+        max_fgpu_milli=fgpu_milli,
+        max_sessions=spec.get("max_sessions"),
+        max_pending=spec.get("max_pending"),
+        max_lifetime_s=spec.get("max_lifetime_s"),
+    )

@@ -1,0 +1,67 @@
+"""Where the installation keeps what must survive, its service and pages, and how long things may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traitlets import Bool, Integer, Unicode
+
+from fgpuspawner.settings.traits import Settings
+
+
+class ServiceSettings(Settings):
+    """The data folder and database, and the managed service ``fgpu``."""
+
+    data_dir = Unicode("data").tag(example='"/var/lib/fgpu"')
+    """Folder for everything that must survive: the database, limits files, logs, homes."""
+    db_url = Unicode().tag(example='"postgresql+psycopg://fgpu:secret@127.0.0.1/fgpu"')
+    """SQLAlchemy URL of the scheduler's database; empty: SQLite in ``data_dir``."""
+    service_ip = Unicode("127.0.0.1").tag(example='"127.0.0.1"')
+    """Address the service ``fgpu`` listens on; with ``runtime="docker"`` the host's on the sessions' network."""
+    service_port = Integer(10880, min=1, max=65535).tag(example="10881")
+    """Port the service ``fgpu`` listens on."""
+    service_url_for_sessions = Unicode().tag(example='"http://172.17.0.1:10880/services/fgpu/"')
+    """URL under which sessions reach the service; empty: its own address and port."""
+    sessions_may_end_sessions = Bool(True).tag(example="False")
+    """Whether JupyterLab in a session may end its owner's other sessions."""
+    meter_every_s = Integer(10, min=1, max=300).tag(example="5")
+    """How often the meter looks at what running sessions hold and use of their GPUs; 1 to 300.
+
+    Pages show what it saw last. What it counted is written to the database once a minute.
+
+    .. versionadded:: 0.1
+    """
+    history_days = Integer(365, min=0, max=36500).tag(
+        example="90", remedy="it must be a number of days up to 36500, or 0 for ever"
+    )
+    """For how many days sessions that have ended, and the log of what became of them, are kept; 0: for ever.
+
+    Fewer than 1 day cannot be set. What older sessions used still counts for fair shares.
+
+    .. versionadded:: 0.1
+    """
+
+    def database_url(self) -> str:
+        """Return the URL of the scheduler's database."""
+        return self.db_url or f"sqlite:///{self.data_path() / 'fgpu.sqlite'}"
+
+    def data_path(self) -> Path:
+        """Return the folder of everything that must survive, absolute."""
+        return Path(self.data_dir).absolute()
+
+    def service_url(self) -> str:
+        """Return the URL under which sessions reach the service."""
+        return self.service_url_for_sessions or f"http://{self.service_ip}:{self.service_port}/services/fgpu/"
+
+
+class TimeoutSettings(Settings):
+    """How long requests wait, launches take, and what a restart of the Hub left is kept."""
+
+    queue_timeout_s = Integer(24 * 3600, min=1).tag(example="3600")
+    """A request that has waited this long is cancelled."""
+    launch_timeout_s = Integer(600, min=1).tag(example="900")
+    """A launch, image pull included, that takes longer has failed."""
+    resume_grace_s = Integer(60, min=0).tag(example="120", remedy="it must not be negative")
+    """After a restart of the Hub nothing is placed until the waiting requests are resumed, or this long."""
+    abandoned_after_s = Integer(900, min=1).tag(example="3600")
+    """A request that nobody resumed for this long after a restart is cancelled."""

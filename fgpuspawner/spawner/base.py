@@ -1,0 +1,605 @@
+"""The Hub's contract for a spawn that waits.
+
+`start` stays pending in the queue and returns when the server answers; only what can never run is refused
+there. The rules that the Hub imposes, each with a test in tests/hub/test_contract.py:
+
+- `poll` says "running" from the first hook before `start` until `stop` has been called, so that a cancelled
+  spawn reaches `stop`, which releases. A cancelled task releases nothing: the Hub cancels its tasks when it
+  shuts down, too.
+- After a restart a mere ticket polls as stopped. It keeps its place in the store, and the next `start` of
+  the same server takes it up again.
+- `ready` is false while a start is pending, or the Hub routes to a server that is not there.
+- Every start validates its options again: they may be old, or forged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
+from datetime import UTC
+from typing import Any, ClassVar
+
+from jupyterhub.spawner import Spawner
+from jupyterhub.utils import random_port
+
+from fgpu_scheduler import (
+    LAUNCHING,
+    EndCause,
+    FGPUError,
+    Refusal,
+    Session,
+    SessionExists,
+    SessionState,
+    StoreUnavailable,
+    TooManyPending,
+)
+from fgpu_scheduler.service.scheduler import Requeued, SessionEnded
+from fgpuspawner.concurrency.waiting import it_answers
+from fgpuspawner.engines.base import (
+    Capabilities,
+    Ended,
+    Engine,
+    Firewall,
+    Installation,
+    Launched,
+    LaunchFailed,
+    LaunchSpec,
+)
+from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
+from fgpuspawner.form.options import parse
+from fgpuspawner.hub import idle
+from fgpuspawner.images.model import Image
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
+from fgpuspawner.isolation.sealing import without_knobs
+from fgpuspawner.settings import FGPU
+from fgpuspawner.spawner import progress
+from fgpuspawner.spawner.failures import REFUSED_NEXT, failed_html, next_step
+from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
+from fgpuspawner.spawner.launch_form import LaunchFormSpawner, NotStarted, refusal, refused_here
+
+STOP_AGAIN_S = 2.0
+LONGEST_LOOK_S = 2.0
+OWN_TOKEN_S = 3600
+LOOPBACK = "127.0.0.1"
+TELL_WITHIN_S = 6.0
+"""A waiting page is told something by then: if nothing else, that the database does not answer."""
+PULL_TOLD_EVERY_S = 1.0
+
+
+class QueuedSpawner(LaunchFormSpawner, Spawner):
+    """Waits in the queue, then launches with the shares that it got. A subclass has an engine's settings."""
+
+    capabilities: ClassVar[Capabilities]
+
+    # What the Hub has its spawners remember.
+    _check_pending: bool
+    _stop_pending: bool
+
+    # The phases are of this object, not of the session: a fresh object after a restart is IDLE.
+    IDLE: ClassVar[str] = "idle"
+    STARTING: ClassVar[str] = "starting"
+    UP: ClassVar[str] = "up"
+
+    will_resume = False
+    """Nothing of an ended session is used again, its token least of all."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = self.IDLE
+        self._session: Session | None = None
+        self._failure: tuple[EndCause, str] | None = None
+        self._own_token = "", 0.0
+        self._notifying = asyncio.Lock()
+
+    # -- for the classes of engines -------------------------------------------------------------------
+
+    @classmethod
+    def make_engine(cls, installation: Installation) -> Engine:
+        """Return what sessions run in, connected. Blocks.
+
+        Raises:
+            BadSettings: it cannot be used.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def set_up(cls, c: Any) -> None:
+        """Set in the Hub's configuration what the engine needs there. Blocks.
+
+        Raises:
+            BadSettings: it cannot be used.
+        """
+
+    @classmethod
+    def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
+        """Return what closes a machine to an installation's sessions but for ``urls``, where sessions have networks."""
+        raise NotImplementedError
+
+    async def engine_options(self, image: Image) -> object:
+        """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""
+        if not self.capabilities.own_root:
+            # Beside others on this machine: where it is to listen is in its environment, which is made next.
+            self.ip, self.port = LOOPBACK, random_port()
+        return None
+
+    # -- what the session is launched with ------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """The session that this spawner launches, or launched."""
+        assert self._session is not None, "no session was placed yet"
+        return self._session
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server can be used. Not while a start is pending, cancelled or not."""
+        return bool(super().ready) and not self._start_pending
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment, with what it is told of its slice."""
+        env: dict[str, str] = without_knobs(super().get_env())
+        if self._session is not None and self._session.placement is not None:
+            env.update(self._told())
+            env["FGPU_SERVICE_URL"] = self.runtime.settings.service_url()
+        return env
+
+    def _told(self) -> dict[str, str]:
+        """Return what the session is told of its slice."""
+        folder = IN_CONTAINER
+        if not self.capabilities.own_root:
+            folder = str(self.runtime.isolation.folder(self.session.id))
+        simulated = self.runtime.is_simulated(self.session)
+        return limits.environment(self.session, limits_path=f"{folder}/{limits.NAME}", simulated=simulated)
+
+    async def _described(self, session: Session, image: Image, prepared: Prepared) -> LaunchSpec:
+        runtime, self._session = self.runtime, session
+        simulated = runtime.is_simulated(session)
+        # First: the environment says where the server is to listen.
+        options = await self.engine_options(image)
+        return LaunchSpec(
+            session,
+            image,
+            command=tuple(self.cmd or ()),
+            arguments=tuple(self.get_args()),
+            environment=self.get_env(),
+            told=self._told(),
+            prepared=prepared,
+            devices=() if simulated else runtime.isolation.devices_of(session),
+            folder=runtime.isolation.folder(session.id),
+            port=self.port,
+            simulated=simulated,
+            sudo=image.sudo or any(g in runtime.settings.sudo_groups for g in session.request.groups),
+            options=options,
+        )
+
+    # -- start ----------------------------------------------------------------------------------------
+
+    async def run_auth_state_hook(self, auth_state: Any) -> None:
+        """Run the first of the hooks before `start`; from here on a cancelled spawn has to reach `stop`."""
+        self._phase = self.STARTING
+        await super().run_auth_state_hook(auth_state)
+
+    async def start(self) -> str:
+        """Queue, wait, launch, and return the server's URL when it answers.
+
+        Raises:
+            NotStarted: it can never run, was cancelled, waited too long, or its launch failed.
+        """
+        self._phase = self.STARTING
+        self._session = None
+        self._failure = None
+        await self.runtime.ready()
+        # Of a start that was cancelled an instant ago; there is one launch of a server at a time.
+        await self._launch_at_rest()
+        try:
+            wanted = parse(dict(self.user_options or {}), self.offer())
+            session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
+        except Refused as e:
+            why = str(e)
+            await self.runtime.queue.patiently(lambda: self._drop_ticket(why))
+            refused_here(e.refusals)
+            raise refusal(e) from None
+        except (TooManyPending, SessionExists) as e:
+            if isinstance(e, TooManyPending):
+                refused_here([Refusal("count", e.code, str(e))])
+            html = failed_html(str(e), REFUSED_NEXT)
+            raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
+        # From here on `stop` finds the session by its id; before, by the server's name.
+        self._session = session
+        try:
+            url = await self._placed_and_launched(session)
+        except SessionEnded as e:
+            cause = e.session.end_cause or EndCause.USER
+            html = failed_html(str(e), next_step(cause))
+            raise NotStarted(str(e), reason=cause.value.lower(), html=html, status_code=409) from None
+        except FGPUError as e:
+            cause = e.cause if isinstance(e, LaunchFailed) else EndCause.LAUNCH_FAILED
+            self._failure = cause, str(e)
+            html = failed_html(str(e), next_step(cause))
+            raise NotStarted(str(e), reason=e.code, html=html, status_code=500) from None
+        self._is_up(self.session)
+        return url
+
+    async def _placed_and_launched(self, session: Session) -> str:
+        while True:
+            placed = self._session = await self.runtime.queue.placed(session.id)
+            steps = Launch(self.runtime, placed, self._described, path=f"{self.server.base_url}api")
+            launch = asyncio.ensure_future(steps.run())
+            self._launches[self._server_key] = steps, launch
+            try:
+                # Shielded: a cancelled spawn leaves the launch to `stop`, which waits for what is in flight.
+                self._session = await asyncio.shield(launch)
+            except Requeued as e:
+                self.log.info("%s waits again: %s", self._log_name, e)
+                continue
+            launched = Launched.from_json(self.session.launched)
+            assert launched is not None
+            return f"http://{launched.ip}:{launched.port}"
+
+    def _beside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run what nobody waits for."""
+        self.runtime.background.run(coroutine, failed=f"What goes on for {self._log_name} came to nothing")
+
+    def _is_up(self, session: Session) -> None:
+        self._session, self._phase = session, self.UP
+        self._by_session[session.id] = self
+
+    _by_session: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
+    """The spawners of servers that are up, by their sessions."""
+
+    _launches: ClassVar[dict[tuple[str, str], tuple[Launch, asyncio.Future[Session]]]] = {}
+    """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
+
+    @property
+    def _server_key(self) -> tuple[str, str]:
+        return self.user.name, self.name
+
+    async def _launch_at_rest(self) -> None:
+        """Cancel the launch of this server that is in flight, if any, and wait until it has no more effects."""
+        found = self._launches.get(self._server_key)
+        if found is None:
+            return
+        _, launch = found
+        if not launch.done():
+            launch.cancel()
+            # Whoever waits here can be cancelled, too: then the next one waits for the same launch.
+            await asyncio.wait([launch])
+        if self._launches.get(self._server_key) is found:
+            del self._launches[self._server_key]
+
+    async def _enqueue(self, wanted: Wanted) -> Session:
+        """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
+        scheduler = self.runtime.queue
+        groups = self.hub_groups
+        request = wanted.request(self.user.name, self.name, groups)
+        current = await scheduler.serving(self.user.name, self.name)
+        if (
+            current is not None
+            and asks_the_same(current.own_request, request)
+            and current.state is not SessionState.RUNNING
+        ):
+            self.log.info("%s takes up session %d again", self._log_name, current.id)
+            return current
+        # First what can refuse: a request that is refused costs nobody their place.
+        further = await self._further_names(wanted.count - 1)
+        if current is not None:
+            await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
+        names = [self.name, *further]
+        requests = [wanted.request(self.user.name, name, groups) for name in names]
+        submitting = asyncio.ensure_future(scheduler.submit(requests))
+        try:
+            sessions = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            # What is being committed is committed. `stop` finds this server's request; the others are nobody's yet.
+            self._beside(self._hold_further(submitting))
+            raise
+        if further:
+            self._spawn_further(wanted, sessions[1:])
+        return sessions[0]
+
+    async def _hold_further(self, submitting: asyncio.Future[tuple[Session, ...]]) -> None:
+        """Hold the further sessions of a submission: they keep their places, and the service asks for their servers."""
+        with contextlib.suppress(FGPUError):
+            for session in (await submitting)[1:]:
+                await self._hold(session)
+
+    async def _hold(self, session: Session) -> None:
+        scheduler = self.runtime.queue
+        await scheduler.patiently(lambda: scheduler.hold(session.id))
+
+    async def _further_names(self, count: int) -> list[str]:
+        """Return names for the further sessions of one submission: the lowest numbers that are free."""
+        if count < 1:
+            return []
+        if not self.user.settings.get("allow_named_servers"):
+            message = "count: only 1 session at a time, because named servers are not enabled"
+            raise Refused([Refusal("count", "no_named_servers", message, "1", "1")])
+        free = self.further_names()
+        names: list[str] = []
+        while len(names) < count:
+            name = next(free)
+            if not await self.runtime.queue.serving(self.user.name, name):
+                names.append(name)
+        limit = self.named_server_limit()
+        named = {n for n in self.user.orm_spawners if n} | set(names)
+        if limit and len(named) > limit:
+            message = (
+                f"count: {count + 1} sessions need {len(named)} named servers; the limit is {limit} per user"
+            )
+            raise Refused([Refusal("count", "too_many_servers", message, str(limit))])
+        return names
+
+    def _spawn_further(self, wanted: Wanted, sessions: Sequence[Session]) -> None:
+        """Start the further servers of this submission, as the request that started this one would.
+
+        Their places in the queue are committed already; should this process die first, they are resumed
+        like any other request.
+        """
+        options = {**wanted.as_options(), "count": 1}
+        # A later start of this server that reuses its options must not ask for all of them again.
+        self.orm_spawner.user_options = options
+        self.user.db.commit()
+        handler = self.handler
+
+        async def spawn(session: Session) -> None:
+            name = session.request.server_name
+            try:
+                self.user.get_or_create_spawner(name, name, replace_failed=True)
+                await handler.spawn_single_user(self.user, name, name, options=options)
+            except Exception as e:
+                # Held, it keeps its place, and the service asks the Hub for it again.
+                self.log.warning("Could not start %s:%s yet: %s", self.user.name, name, e)
+                await self._hold(session)
+
+        for session in sessions:
+            self._beside(spawn(session))
+
+    # -- poll, stop -----------------------------------------------------------------------------------
+
+    async def poll(self) -> int | None:
+        """Return None while the server runs, waits or starts, else its status. See the module's rules."""
+        try:
+            return await self._looked_at()
+        except Exception:
+            # The Hub, when it starts, takes a look that failed for the end of the server.
+            self.log.exception("%s could not be looked at, and counts as running", self._log_name)
+            return None
+
+    async def poll_and_notify(self) -> int | None:
+        """Poll, and have the Hub stop what has ended; one after the other, as the Hub's own code does not see to.
+
+        A start would else begin while the Hub still takes the ended server out of its proxy, and be stopped in its place.
+        """
+        async with self._notifying:
+            status: int | None = await super().poll_and_notify()
+            return status
+
+    async def _looked_at(self) -> int | None:
+        await self.runtime.ready()
+        if self._phase == self.STARTING:
+            return None
+        if self._phase == self.IDLE:
+            scheduler = self.runtime.queue
+            # A database that is away must not look like a server that is gone.
+            current = await scheduler.patiently(lambda: scheduler.serving(self.user.name, self.name))
+            if current is None or current.state is not SessionState.RUNNING:
+                return 0
+            self._is_up(current)
+            await self._reached_or_judged(current)
+            if self._phase != self.UP:
+                return 0  # Ended by its owner meanwhile.
+        ended = await self._known_end() or await self.runtime.engine.ended(self.session)
+        if ended is None:
+            return None
+        self.log.warning("Session %d of %s has ended: %s", self.session.id, self._log_name, ended.message)
+        try:
+            await self._end(self.session, ended.cause, ended.message, now=True)
+        except StoreUnavailable as e:
+            self.log.warning("The end of session %d cannot be noted yet: %s", self.session.id, e)
+            return None
+        self._phase = self.IDLE
+        return ended.status
+
+    async def _reached_or_judged(self, session: Session) -> None:
+        """Wait, when the Hub has just started and checks this server, until its machine or itself answers.
+
+        The Hub ends a server that does not answer then. Of one on a machine that is away nobody knows anything.
+        """
+        if not self._check_pending:
+            return
+        checked = self.orm_spawner.server
+        # Ended meanwhile and asked for again: in place of the one that it checks the Hub would end the new one.
+        while await self._is_out_of_reach(session) or self.orm_spawner.server not in (checked, None):
+            # Nobody could end a server that the Hub checks.
+            self._check_pending = False
+            same = self.orm_spawner.server is checked
+            if same and self._phase == self.UP and await self._known_end() is not None:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _is_out_of_reach(self, session: Session) -> bool:
+        # While its owner has it ended the check must not go on, or it would end the server once more.
+        if self._stop_pending or self._phase != self.UP:
+            return self._stop_pending
+        return self.runtime.engine.is_away(session) and not await self._answers_now(session)
+
+    async def _answers_now(self, session: Session) -> bool:
+        launched = Launched.from_json(session.launched)
+        if launched is None:
+            return False
+        try:
+            async with asyncio.timeout(LONGEST_LOOK_S):
+                await it_answers(launched.ip, launched.port, f"{self.server.base_url}api")
+        except TimeoutError:
+            return False
+        return True
+
+    async def _known_end(self) -> Ended | None:
+        """Return how the session ended if the scheduler was first to see that it has."""
+        try:
+            session = await self.runtime.queue.session(self.session.id)
+        except StoreUnavailable:
+            return None
+        if session.state is SessionState.RUNNING:
+            return None
+        return Ended(1, session.end_cause or EndCause.EXITED, session.message or "the session has ended")
+
+    @classmethod
+    def ended(cls, session: Session) -> None:
+        """Have the Hub learn at once that a session has ended, where it has a server for it. In its event loop."""
+        spawner = cls._by_session.get(session.id)
+        if spawner is not None and spawner._phase == cls.UP and not spawner._stop_pending:
+            spawner._beside(spawner.poll_and_notify())
+
+    @classmethod
+    def last_activity_s(cls, session: Session) -> int | None:
+        """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
+        spawner = cls._by_session.get(session.id)
+        heard = spawner.orm_spawner.last_activity if spawner is not None else None
+        return None if heard is None else int(heard.replace(tzinfo=UTC).timestamp())
+
+    @classmethod
+    async def kernels_idle_since_s(cls, session: Session) -> int | None:
+        """Ask the session's server since when its kernels are idle; None where they are not, or that is not known."""
+        spawner = cls._by_session.get(session.id)
+        if spawner is None or spawner._phase != cls.UP or spawner._stop_pending:
+            return None
+        return await idle.ask_kernels(await spawner.get_url(), spawner._token_for_itself())
+
+    def _token_for_itself(self) -> str:
+        """Return a token that opens this server and nothing else, of this process and for a while."""
+        token, until = self._own_token
+        now = time.monotonic()
+        if now >= until:
+            scopes = [f"access:servers!server={self.user.name}/{self.name}"]
+            note = "Asks this server whether its kernels are idle"
+            token = self.user.new_api_token(note=note, expires_in=OWN_TOKEN_S, scopes=scopes)
+            self._own_token = token, now + OWN_TOKEN_S / 2
+        return token
+
+    async def get_url(self) -> str:
+        """Return where the server listens, as it was noted when it first answered."""
+        await self.runtime.ready()
+        launched = Launched.from_json(self._session.launched) if self._session is not None else None
+        if launched is not None:
+            return f"http://{launched.ip}:{launched.port}{self.server.base_url}"
+        return str(await super().get_url())
+
+    async def stop(self, now: bool = False) -> None:
+        """End the session, or cancel its request.
+
+        Returns when the server is gone, or when ending it has been left to somebody who tries again: the
+        scheduler where the engine does not answer, a task of ours where the database does not.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._stop(now=now)))
+
+    async def _stop(self, *, now: bool) -> None:
+        session, failure = self._session, self._failure
+        try:
+            await self._stop_once(session, failure, now=now)
+        except StoreUnavailable as e:
+            # The Hub forgets the server whatever we say. Its session must end all the same.
+            self.log.error("%s cannot be ended yet, trying on: %s", self._log_name, e)
+            self._beside(self._stop_at_last(session, failure))
+        self._phase = self.IDLE
+
+    async def _stop_once(
+        self, session: Session | None, failure: tuple[EndCause, str] | None, *, now: bool
+    ) -> None:
+        session = session or await self.runtime.queue.serving(self.user.name, self.name)
+        if session is not None:
+            cause, message = failure or (EndCause.USER, None)
+            await self._end(session, cause, message, now=now)
+
+    async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
+        while True:
+            await asyncio.sleep(STOP_AGAIN_S)
+            current = self.user.spawners.get(self.name)
+            if current is not None and current.active:
+                return  # Asked for again meanwhile: that start takes the session up, or ends it.
+            with contextlib.suppress(StoreUnavailable):
+                await self._stop_once(session, failure, now=False)
+                return
+
+    async def _end(self, session: Session, cause: EndCause, message: str | None, *, now: bool) -> None:
+        """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares."""
+        scheduler = self.runtime.queue
+        with scheduler.ending(session.id):
+            session = await scheduler.end(session.id, cause, message)
+            await self._launch_at_rest()
+            if session.state is SessionState.TERMINATING:
+                if not await self.runtime.engine.stop(session, now=now):
+                    # Its folder stays as well: the next launch removes those of sessions that are gone.
+                    self.log.warning(
+                        "Session %d could not be removed yet; it keeps its share until it is", session.id
+                    )
+                    return
+                await scheduler.gone(session.id)
+        await self.runtime.clear(session)
+
+    async def _drop_ticket(self, why: str) -> None:
+        """Cancel the request that this server left in the queue, which may not be made any more."""
+        current = await self.runtime.queue.serving(self.user.name, self.name)
+        if current is not None:
+            await self._end(current, EndCause.USER, why, now=True)
+
+    def clear_state(self) -> None:
+        """Forget the session; the scheduler's database keeps it."""
+        super().clear_state()
+        if self._phase != self.STARTING:
+            self._session = None
+
+    # -- what is told while it waits ------------------------------------------------------------------
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what to show while the session waits and starts, whenever that changes."""
+        last: dict[str, Any] | None = None
+        async for _ in self.runtime.queue.changes(at_least_every_s=self._told_every_s):
+            try:
+                async with asyncio.timeout(TELL_WITHIN_S):
+                    event = await self._progress_event()
+            except (StoreUnavailable, TimeoutError):
+                event = progress.away_event(last)
+            if event is None:
+                return
+            if event != last:
+                yield event
+                last = event
+
+    def _is_fetched(self) -> bool:
+        """Return whether nothing is fetched for this server's launch any more."""
+        found = self._launches.get(self._server_key)
+        return found is None or found[0].fetching is None
+
+    def _told_every_s(self) -> float:
+        """Return how often a waiting page is told something: more often while an image is on its way."""
+        going = self._session is not None and self.runtime.pull_of(self._session.id) is not None
+        return PULL_TOLD_EVERY_S if going else 20
+
+    async def _progress_event(self) -> dict[str, Any] | None:
+        if self.runtime.queue.database_is_away:
+            raise StoreUnavailable("the scheduler's database does not answer")
+        if self._session is None:
+            return {"progress": 0, "message": "Asking the scheduler"}
+        session = await self.runtime.queue.session(self._session.id)
+        if session.state is SessionState.PENDING:
+            found = (await self.runtime.queue.forecasts()).get(session.id)
+            return progress.waiting_event(
+                session,
+                found,
+                simulated=self.runtime.simulated,
+                pull=self.runtime.pull_of(session.id),
+                withdrawn=self.runtime.catalogue.of(session.request) is None,
+            )
+        if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
+            return progress.starting_event(
+                session,
+                simulated=self.runtime.simulated,
+                pull=self.runtime.pull_of(session.id),
+                fetched=self._is_fetched(),
+            )
+        return None

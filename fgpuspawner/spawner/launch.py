@@ -1,0 +1,171 @@
+"""One launch of a placed session: one durable step before the first effect, one after the last."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+
+from fgpu_scheduler import EndCause, FGPUError, Session
+from fgpuspawner.concurrency.waiting import it_answers
+from fgpuspawner.engines.base import (
+    Ended,
+    Endpoint,
+    EngineSilent,
+    Launched,
+    LaunchFailed,
+    LaunchSpec,
+)
+from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.images.model import Image
+from fgpuspawner.isolation.base import Prepared
+from fgpuspawner.spawner.verification import Verification
+
+log = logging.getLogger("fgpu")
+
+LOOK_EVERY_S = 0.5
+
+Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
+
+
+class Launch:
+    """Launches ``session`` as ``describe`` says. ``path`` is where its server answers once it does.
+
+    ``session`` is as it was last committed; ``fetching`` the image that is waited for, while one is.
+    """
+
+    def __init__(self, runtime: Runtime, session: Session, describe: Describe, *, path: str) -> None:
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._describe = describe
+        self._path = path
+        self.session = session
+        self.fetching: Image | None = None
+
+    async def run(self) -> Session:
+        """Return the session, RUNNING, when its server answers and its limits are proved.
+
+        Cancelled, it has no more effects once it returns.
+
+        Raises:
+            LaunchFailed: it came to nothing; with words for the owner.
+        """
+        with self._runtime.queue.launching(self.session.id):
+            return await self._in_steps()
+
+    async def _in_steps(self) -> Session:
+        queue, limit_s = self._runtime.queue, self._runtime.settings.launch_timeout_s
+        try:
+            self.session = await queue.prepare(self.session.id)
+            async with asyncio.timeout(limit_s):
+                launched = await self._launched()
+        except TimeoutError:
+            raise self._too_late(limit_s) from None
+        except EngineSilent as e:
+            raise LaunchFailed(f"{e}; ask for a new session", EndCause.NODE_LOST) from e
+        except (FGPUError, asyncio.CancelledError):
+            raise
+        except Exception as e:
+            log.exception("Launching session %d failed", self.session.id)
+            raise LaunchFailed(f"the launch failed: {e}") from e
+        return await queue.running(self.session.id, self.session.attempt, launched.to_json())
+
+    async def _launched(self) -> Launched:
+        session = self.session
+        if session.attempt > 1 and not await self._engine.stop(session, now=True):
+            raise LaunchFailed("what an earlier launch of this session left could not be removed")
+        prepared = await self._runtime.prepare(session)
+        image = self._runtime.catalogue.of(session.request)
+        if image is None:
+            raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
+        await self._fetch(image)
+        spec = await self._describe(session, image, prepared)
+        endpoint = await self._engine.start(spec)
+        await self._answers_and_holds(spec, endpoint)
+        return Launched(endpoint.ip, endpoint.port, prepared.backend)
+
+    async def _fetch(self, image: Image) -> None:
+        """Have the image brought to the session's node, where it is not there."""
+        session, placement = self.session, self.session.placement
+        assert placement is not None
+        if await self._engine.has_image(image, placement.node_id):
+            return
+        self.fetching = image
+        self.session = await self._runtime.queue.pulling(session.id, session.attempt)
+        try:
+            # Not run to its end when the session is cancelled: a pull touches no GPU.
+            await self._engine.fetch_image(image, placement.node_id, session.id)
+        except FGPUError as e:
+            self.fetching = None
+            raise LaunchFailed(str(e), EndCause.PULL_FAILED) from e
+        self.fetching = None
+
+    def _too_late(self, limit_s: int) -> LaunchFailed:
+        """Return what a launch fails with that took longer than it may; where its image did, that is named."""
+        if self.fetching is None:
+            return LaunchFailed(f"the server did not answer within the launch limit of {limit_s} seconds")
+        return LaunchFailed(
+            f"image {self.fetching.reference} was not fetched within the launch limit of {limit_s} seconds",
+            EndCause.PULL_FAILED,
+        )
+
+    # -- until it answers, with its limits in force ---------------------------------------------------
+
+    async def _answers_and_holds(self, spec: LaunchSpec, endpoint: Endpoint) -> None:
+        """Wait until the server answers and its limits are proved, side by side where that can be.
+
+        The first failure is the launch's.
+        """
+        settings = self._runtime.settings
+        verification = Verification(
+            self._engine,
+            self._runtime.isolation.backend_of(spec.session),
+            timeout_s=settings.verify_timeout_s,
+            data=settings.data_path(),
+        )
+        prove = functools.partial(verification.prove, spec.session, spec.prepared, endpoint, spec.told)
+        if not self._engine.capabilities.own_root:
+            # What holds a process is in its environment: what starts the server can still take it away.
+            await self._answers(spec.session, endpoint)
+            await prove()
+            return
+        answering = asyncio.ensure_future(self._answers(spec.session, endpoint))
+        verifying = asyncio.ensure_future(prove())
+        try:
+            await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
+            if not answering.done() and await self._engine.ended(spec.session) is not None:
+                # Nothing can be proved in what has ended. How it ended says more.
+                await answering
+            for task in (answering, verifying):
+                if task.done():
+                    task.result()
+        finally:
+            answering.cancel()
+            verifying.cancel()
+            await asyncio.gather(answering, verifying, return_exceptions=True)
+
+    async def _answers(self, session: Session, endpoint: Endpoint) -> None:
+        """Wait until the server answers HTTP; raise `LaunchFailed` as soon as it is known that it will not."""
+        # Side by side: a connection to a container that has died hangs for seconds.
+        answering = asyncio.ensure_future(it_answers(endpoint.ip, endpoint.port, self._path))
+        ending = asyncio.ensure_future(self._ended(session))
+        try:
+            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                ended = ending.result()
+                cause = EndCause.OOM if ended.cause is EndCause.OOM else EndCause.LAUNCH_FAILED
+                raise LaunchFailed(ended.message, cause)
+            answering.result()
+        finally:
+            answering.cancel()
+            ending.cancel()
+            await asyncio.gather(answering, ending, return_exceptions=True)
+
+    async def _ended(self, session: Session) -> Ended:
+        """Return how the session's server ended, once it has."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            ended = await self._engine.ended(session)
+            if ended is not None:
+                return ended

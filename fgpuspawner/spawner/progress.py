@@ -1,0 +1,98 @@
+"""What the Hub's waiting page is told while a session waits and starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fgpu_scheduler import Forecast, Session, SessionState
+from fgpuspawner.images.pull_state import PullState
+from fgpuspawner.text.sessions import WITHDRAWN, ahead_words, amount_words
+
+
+def waiting_event(
+    session: Session,
+    found: Forecast | None,
+    *,
+    simulated: bool,
+    pull: PullState | None = None,
+    withdrawn: bool = False,
+) -> dict[str, Any]:
+    """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
+
+    ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now.
+    """
+    facts: dict[str, Any] = {
+        "session_id": session.id,
+        "state": session.state.value,
+        "amount": amount_words(session.request),
+        "simulated": simulated,
+        "position": found.position if found else None,
+        "reason": found.reason.value if found else None,
+        "text": found.text if found else None,
+        "expected_start_at_s": found.expected_start_at_s if found else None,
+        "basis": found.basis if found else None,
+        "waits_for": ahead_words(found.ahead) if found else None,
+        "submitted_at_s": session.submitted_at_s,
+        "pull": pull.as_json() if pull is not None else None,
+    }
+    if withdrawn:
+        return {"progress": 5, "message": WITHDRAWN[:1].upper() + WITHDRAWN[1:], "fgpu": facts}
+    if found is not None and found.position == 0:
+        return {"progress": 30, "message": "Starting", "fgpu": facts}
+    if found is None:
+        return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
+    ahead = found.position - 1
+    place = "You are next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
+    return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
+
+
+def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
+    message = "The queue's database does not answer; nothing is lost, and this goes on by itself"
+    return {"progress": last["progress"] if last else 0, "message": message}
+
+
+_STARTING = {
+    SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
+    SessionState.PREPARING: (60, "Starting your session"),
+    SessionState.PULLING: (60, "Fetching the image"),
+}
+
+
+def starting_event(
+    session: Session, *, simulated: bool, pull: PullState | None = None, fetched: bool = False
+) -> dict[str, Any]:
+    """Return the progress event of a session that has its share and is being launched.
+
+    ``fetched`` says that nothing is fetched for it any more: then it starts, though its state is PULLING still.
+    """
+    progress, message = _STARTING[session.state]
+    amount = amount_words(session.request)
+    if session.state is SessionState.PULLING and fetched:
+        progress, message = 90, "The image is there; starting your session"
+    elif pull is not None:
+        # How far it is stands in ``pull``: the sentence is read aloud whenever it is another.
+        step = pull.step()
+        message = step[:1].upper() + step[1:]
+        done = pull.progress
+        if done.bytes_total:
+            progress += 30 * done.bytes_done // done.bytes_total
+    return {
+        "progress": progress,
+        "message": f"{message} ({amount})",
+        "fgpu": {
+            "session_id": session.id,
+            "state": session.state.value,
+            "amount": amount,
+            "simulated": simulated,
+            "position": None,
+            "reason": None,
+            "text": message,
+            "expected_start_at_s": None,
+            "basis": None,
+            "waits_for": None,
+            "submitted_at_s": session.submitted_at_s,
+            "pull": pull.as_json() if pull is not None else None,
+        },
+    }

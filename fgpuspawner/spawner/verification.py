@@ -1,0 +1,89 @@
+"""The proof, from inside a session, that its limits are in force: where a backend has one, nothing runs without."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fgpu_scheduler import EndCause, Session
+from fgpuspawner.engines.base import Endpoint, Engine, LaunchFailed
+from fgpuspawner.isolation.base import Backend, Prepared
+from fgpuspawner.isolation.report import (
+    BadReport,
+    Report,
+    not_in_force,
+    probe_command,
+    read_report,
+    static_command,
+)
+from fgpuspawner.isolation.verified import note_verdict
+
+log = logging.getLogger("fgpu")
+
+
+class Verification:
+    """One session's. ``data`` is where the last verdict of each node is noted, for the administrators' page."""
+
+    def __init__(self, engine: Engine, backend: Backend, *, timeout_s: int, data: Path) -> None:
+        self._engine = engine
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._data = data
+
+    async def prove(
+        self, session: Session, prepared: Prepared, endpoint: Endpoint, told: Mapping[str, str]
+    ) -> None:
+        """Return when it is proved that the session's limits are in force.
+
+        Raises:
+            LaunchFailed: they are not, or that cannot be told.
+        """
+        name = self._backend.name
+        if not self._backend.verified:
+            log.warning("Session %d is not verified: its isolation is %s", session.id, name)
+            return
+        if not endpoint.has_driver:
+            log.warning("Session %d is not verified: it was given no GPU driver", session.id)
+            return
+        problems = await self._problems(session, prepared, told)
+        await asyncio.to_thread(note_verdict, self._data, session, name, problems)
+        if not problems:
+            log.info("Session %d is verified: %s", session.id, name)
+            return
+        log.error("Session %d is not held by %s: %s", session.id, name, "; ".join(problems))
+        raise LaunchFailed(
+            not_in_force(prepared.limits, problems, image=session.request.image), EndCause.ISOLATION_FAILED
+        )
+
+    async def _problems(self, session: Session, prepared: Prepared, told: Mapping[str, str]) -> Sequence[str]:
+        limits = prepared.limits
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                report, static = await self._reports(session, prepared, told)
+                driver_says = await self._backend.driver_problems(limits, await self._engine.cgroup(session))
+        except BadReport as e:
+            return [str(e)]
+        except TimeoutError:
+            return [f"the check did not end within {self._timeout_s} seconds"]
+        return [*self._backend.verify(limits, report, static), *driver_says]
+
+    async def _reports(
+        self, session: Session, prepared: Prepared, told: Mapping[str, str]
+    ) -> tuple[Report, Report | None]:
+        """Return what the probe says, and where the session has an image of its own what the static one does."""
+        timeout_s = self._timeout_s * 4 // 5 or 1
+        nonces = secrets.token_hex(16), secrets.token_hex(16)
+        commands = [probe_command(nonces[0], prepared.limits, timeout_s=timeout_s)]
+        if self._engine.capabilities.own_root:
+            commands.append(static_command(nonces[1], timeout_s=timeout_s))
+        probes = (
+            self._engine.probe(session, command, told=told, timeout_s=self._timeout_s) for command in commands
+        )
+        found = [
+            read_report(answer, nonce)
+            for answer, nonce in zip(await asyncio.gather(*probes), nonces, strict=False)
+        ]
+        return found[0], found[1] if len(found) > 1 else None

@@ -1,0 +1,132 @@
+"""The fields of a request, as the launch form, links, presets and the API have them: what they are, and reading them.
+
+Pure. A value that cannot be read is refused with a line that names the field and what would work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler import BadAmount, Refusal, parse_milli
+
+LONGEST_TIME_LIMIT_S = 10_000 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: ``label`` is what the form calls it, ``words`` what a preset's value of it looks like."""
+
+    name: str
+    label: str
+    words: str = ""
+    example: int = 0
+    """A whole number that works, for who wrote none."""
+    is_optional: bool = False
+    """Whether the form's own field may be empty."""
+
+
+FIELDS = {
+    field.name: field
+    for field in (
+        Field("image", "Image"),
+        Field("group", "Resource group"),
+        Field("fgpu", "GPU (fGPU)", "{} fGPU", is_optional=True),
+        Field("gpu_memory_mib", "GPU memory (MiB)", "{} MiB of GPU memory", 4096, is_optional=True),
+        Field("compute_percent", "Compute (%)", "{} %", 25, is_optional=True),
+        Field("gpu_model", "GPU model", "{}", is_optional=True),
+        Field("cpu", "CPU (cores)", "{} CPU"),
+        Field("memory_mib", "Memory (MiB)", "{} MiB", 4096),
+        Field("count", "Sessions", "{} sessions", 1),
+        Field("time_limit", "Time limit", "{} hours", is_optional=True),
+        Field("time_limit_s", "Time limit", "", 3600),
+        Field("priority", "Priority", is_optional=True),
+    )
+}
+PRESET_FIELDS = tuple(name for name in FIELDS if name not in ("time_limit_s", "priority"))
+"""What a preset may say."""
+
+
+class Given:
+    """What was given of a request's fields, read by name. What cannot be read is in ``refusals``."""
+
+    def __init__(self, raw: Mapping[str, object]) -> None:
+        self.raw = raw
+        self.refusals: list[Refusal] = []
+
+    def refuse(
+        self, name: str, code: str, problem: str, *, limit: str | None = None, nearest: str | None = None
+    ) -> None:
+        """Refuse what is at a field."""
+        self.refusals.append(Refusal(name, code, f"{name}: {problem}", limit, nearest))
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        """Return which of ``known`` was chosen."""
+        value = self.raw.get(name, default)
+        if isinstance(value, str) and value in known:
+            return value
+        # The same words whether it exists for others or not: what one may not see does not exist.
+        problem = f"there is no {short(value)}; choose one of {', '.join(known)}"
+        self.refuse(name, "unknown_choice", problem, nearest=default)
+        return default
+
+    def amount(self, name: str, default: int) -> int:
+        """Return an amount in thousandths."""
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self.refuse(name, "not_a_number", f"{short(value)} is not a number such as 0.5")
+            return default
+        try:
+            return parse_milli(str(value), field=name)
+        except BadAmount as e:
+            self.refusals.append(Refusal(name, "bad_amount", str(e)))
+            return default
+
+    def whole(self, name: str, default: int) -> int:
+        """Return a whole number, not negative."""
+        found = self.maybe_whole(name, default)
+        return default if found is None else found
+
+    def maybe_whole(self, name: str, example: int | None = None) -> int | None:
+        """Return a whole number, not negative, or None where there is none."""
+        value = self.raw.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, bool) and isinstance(value, str | int):
+            text = str(value)
+            if text.isascii() and text.isdigit() and len(text) < 10:
+                return int(text)
+        example = FIELDS[name].example if example is None else example
+        self.refuse(name, "not_a_number", f"{short(value)} is not a whole number such as {example}")
+        return None
+
+    def time_limit(self, default_s: int | None, longest_s: int | None) -> int | None:
+        """Return for how long a session may run, in seconds; None: for as long as sessions may.
+
+        ``time_limit_s`` is in seconds, ``time_limit`` in hours and minutes; 0 is no limit of its own, so ``longest_s``.
+        """
+        seconds, hours = (self.raw.get(name) is not None for name in ("time_limit_s", "time_limit"))
+        if seconds and hours:
+            problem = "given in seconds, and in hours and minutes as time_limit; give one of them"
+            self.refuse("time_limit_s", "given_twice", problem)
+            return default_s
+        if not seconds and not hours:
+            return default_s
+        found_s = None
+        if seconds:
+            found_s = self.maybe_whole("time_limit_s")
+        elif found := re.fullmatch(r"([0-9]{1,5}):([0-5][0-9])", str(self.raw["time_limit"])):
+            found_s = int(found[1]) * 3600 + int(found[2]) * 60
+        else:
+            problem = f"{short(self.raw['time_limit'])} is not hours:minutes such as 2:30"
+            self.refuse("time_limit", "bad_time", problem)
+        return default_s if found_s is None else found_s or longest_s
+
+
+def short(value: object) -> str:
+    """Return ``value`` for a message: quoted, and cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,67 @@
+"""One round of taking back: who is idle is noted, and who is to be warned, spared or ended is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fgpu_scheduler.core.model import Session, SessionState, Snapshot
+from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.core.reclaim import AllRules, Warnings, reclaims
+from fgpu_scheduler.errors import InvalidTransition, StaleVersion
+from fgpu_scheduler.store.store import Store
+
+
+class Reclaiming:
+    """Keeps for how long warnings have stood. Its methods use the store, and are for the store's thread."""
+
+    def __init__(self, store: Store, policy: Policy, rules: AllRules) -> None:
+        self._store = store
+        self._policy = policy
+        self._rules = rules
+        self._warnings = Warnings()
+
+    def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
+        """Return the running sessions that are ended when they are idle for long, by their rules."""
+        return tuple(
+            session
+            for session in self._store.snapshot(now_s).sessions
+            if session.state is SessionState.RUNNING
+            and self._rules.of(session.request.resource_group).idle_after_s is not None
+        )
+
+    def note_idle(
+        self, watched: Sequence[Session], since_s: Mapping[int, int | None], now_s: int
+    ) -> tuple[int, ...]:
+        """Commit since when each is idle; what is not known is not idle. Return the ids of those that have changed."""
+        changed = []
+        for session in watched:
+            since = since_s.get(session.id)
+            if since != session.idle_since_s:
+                try:
+                    self._store.note_idle(session.id, since, now_s=now_s)
+                except InvalidTransition:
+                    continue  # It has ended since.
+                changed.append(session.id)
+        return tuple(changed)
+
+    def round(self, now_s: int, steady_s: float) -> tuple[Session, ...]:
+        """Decide and commit once, again while another write came in between; return who has changed.
+
+        ``steady_s`` is an instant of a clock that nobody sets.
+        """
+        while True:
+            snapshot = self._store.snapshot(now_s)
+            stood_s = self._warnings.stood_s(snapshot.sessions, steady_s)
+            decided = reclaims(snapshot, self._planned(snapshot), self._rules, stood_s=stood_s)
+            if not decided:
+                return ()
+            try:
+                return self._store.reclaim(decided, snapshot.version, now_s=now_s)
+            except StaleVersion:
+                continue
+
+    def _planned(self, snapshot: Snapshot) -> Plan:
+        """Return the plan that decides who is pre-empted for whom; nothing else asks for it."""
+        if not any(own.preempt for own in (self._rules.default, *self._rules.groups.values())):
+            return Plan(snapshot.version, ())
+        return plan(snapshot, self._policy)

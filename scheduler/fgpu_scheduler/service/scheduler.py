@@ -1,0 +1,844 @@
+"""The loop: snapshot, plan, commit, dispatch. One per installation, in the process that launches.
+
+The store is used from one worker thread, so that a slow database never stops the event loop, and writes are
+in the order in which they were asked for. What happens to a session comes back through `prepare`, `pulling`,
+`running`, `end` and `gone`; each is one durable step.
+
+While the database does not answer, a spawn waits and goes on where it was: its steps are tried again until
+they are committed. An end is not waited for here (`StoreUnavailable`): whoever asks for it tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar, assert_never
+
+from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.forecast import Forecast, forecast
+from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Node,
+    NodeState,
+    Quota,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.core.reconcile import (
+    Ended,
+    Finish,
+    Healing,
+    Observed,
+    Remove,
+    Stop,
+    ghostly,
+    reconcile,
+)
+from fgpu_scheduler.errors import (
+    FGPUError,
+    InvalidTransition,
+    StaleVersion,
+    StoreUnavailable,
+    UnknownSession,
+)
+from fgpu_scheduler.ports import Activity, Clock, Launcher, Seen, SystemClock
+from fgpu_scheduler.service.node_health import node_changes
+from fgpu_scheduler.service.outage import Away
+from fgpu_scheduler.service.reclaiming import Reclaiming
+from fgpu_scheduler.store.banner import Banner, Notice
+from fgpu_scheduler.store.store import Store
+
+log = logging.getLogger("fgpu.scheduler")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = SessionState
+
+
+@contextlib.contextmanager
+def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
+    marks[session_id] += 1
+    try:
+        yield
+    finally:
+        marks[session_id] -= 1
+        if not marks[session_id]:
+            del marks[session_id]
+
+
+class Requeued(FGPUError):
+    """The session that was to be launched is back in its place in the queue: its node was lost before."""
+
+    code = "requeued"
+
+
+class SessionEnded(FGPUError):
+    """The session that was waited for has ended instead; ``session`` says why."""
+
+    code = "session_ended"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.message or f"the session was ended ({session.end_cause})")
+        self.session = session
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long things may take, in seconds. See the settings of the same names."""
+
+    queue_timeout_s: int = 24 * 3600
+    resume_grace_s: int = 60
+    abandoned_after_s: int = 900
+    reconcile_every_s: float = 5.0
+
+
+FORECAST_FOR_S = 30
+"""How long a forecast may be shown while nothing changes; expected ends move with the clock."""
+SILENT_AFTER_S = 5.0
+"""A database that takes longer than this to answer is away, as far as those who wait are told."""
+AGAIN_S = 1.0
+"""So often a step is tried again while the database is away."""
+SWEEPERS = 4
+"""Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecasts:
+    """The forecasts of one version of the store, at one instant."""
+
+    version: int
+    at_s: int
+    found: dict[int, Forecast]
+
+    def is_older(self, version: int, now_s: int) -> bool:
+        return self.version < version or not 0 <= now_s - self.at_s < FORECAST_FOR_S
+
+
+class Scheduler:
+    """Gives sessions their shares, in order, and takes them back when their containers are gone."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        policy: Policy,
+        caps: Caps,
+        launcher: Launcher,
+        deadlines: Deadlines | None = None,
+        clock: Clock | None = None,
+        rules: AllRules | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.caps = caps
+        self._reclaiming = Reclaiming(store, policy, rules or AllRules())
+        self._activity = activity
+        self._launcher = launcher
+        self._deadlines = deadlines or Deadlines()
+        self._clock: Clock = clock or SystemClock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
+        self._waiting: dict[int, asyncio.Future[Session]] = {}
+        self._launching: Counter[int] = Counter()
+        self._ending: Counter[int] = Counter()
+        self._wake = asyncio.Event()
+        self._look = asyncio.Event()
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self.on_end: Callable[[Session], None] = lambda session: None
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = 0.0
+        self._left_waiting: list[int] = []
+        self._forecast: _Forecasts | None = None
+        self._forecasting: asyncio.Future[_Forecasts] | None = None
+        self._away = Away(self._announce)
+        self._since: dict[int, float] = {}
+        self._ghosts: dict[str, Observed] = {}
+        self._sweeping: set[str] = set()
+        self._sweepers: set[asyncio.Task[None]] = set()
+
+    @property
+    def database_is_away(self) -> bool:
+        """Whether somebody waits for the database in vain; `changes` tells when that turns."""
+        return bool(self._away)
+
+    # -- life of the loop -----------------------------------------------------------------------------
+
+    async def start(self, nodes: Sequence[Node], quotas: Sequence[Quota] = ()) -> tuple[Session, ...]:
+        """Take up the nodes, the quotas and what the last run left, begin to schedule, and return the live sessions.
+
+        Raises:
+            StoreUnavailable: and nothing has begun; try again.
+        """
+        now_s = self._clock.now_s()
+        await self._call(self.store.set_nodes, nodes, now_s=now_s)
+        await self._call(self.store.set_quotas, quotas, now_s=now_s)
+        held = await self._call(self.store.hold_waiting, now_s=now_s)
+        if held:
+            log.info("%d requests of the last run wait to be resumed", held)
+        self._left_waiting = [
+            s.id for s in await self._call(self.store.held_sessions) if s.state is S.PENDING
+        ]
+        # Instants are of the clock, which may be set; how long something takes is not.
+        self._started = asyncio.get_running_loop().time()
+        live = (await self._call(self.store.snapshot, now_s)).sessions
+        for session in live:
+            self._since[session.id] = self._started - max(0, now_s - session.submitted_at_s)
+        self._launcher.watch(self.look)
+        loops = (self._schedule(), self._watch(), self._reclaim())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        return live
+
+    async def change_node(self, node: Node) -> None:
+        """Put in what a configured node has now. Whether it takes sessions is found out by looking.
+
+        Raises:
+            BadSettings: it has a device that another node has.
+            StoreUnavailable: and nothing has changed.
+        """
+        now_s = self._clock.now_s()
+        nodes = (await self._call(self.store.snapshot, now_s)).nodes
+        changed = [replace(node, state=n.state) if n.id == node.id else n for n in nodes]
+        await self._call(self.store.set_nodes, changed, now_s=now_s)
+        self.look()
+
+    async def stop(self) -> None:
+        """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
+        tasks = [*self._tasks, *self._sweepers, *self._stopping.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks = []
+        self._thread.shutdown(wait=True)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[Request]) -> tuple[Session, ...]:
+        """Queue these, all or none, in this order. They may be placed before anybody waits for them.
+
+        Raises:
+            SessionExists: one of the servers has a live session.
+            TooManyPending: over the user's limit of waiting requests.
+        """
+        tried = False
+
+        async def step() -> tuple[Session, ...]:
+            nonlocal tried
+            if tried and (found := await self._submitted(requests)) is not None:
+                return found
+            tried = True
+            return await self._call(
+                self.store.submit,
+                requests,
+                now_s=self._clock.now_s(),
+                max_pending_per_user=self.caps.max_pending_per_user,
+            )
+
+        sessions = await self.patiently(step)
+        for session in sessions:
+            self._since[session.id] = asyncio.get_running_loop().time()
+            self._say(session, None, "submitted")
+        self._announce()
+        self.wake()
+        return sessions
+
+    async def hold(self, session_id: int) -> None:
+        """Keep a request's place, and do not place it until somebody waits for it."""
+        await self._call(self.store.set_held, session_id, True, now_s=self._clock.now_s())
+
+    async def placed(self, session_id: int) -> Session:
+        """Wait until the session has its shares and return it, SCHEDULED or already launching.
+
+        Cancelling this releases nothing: the request keeps its place.
+
+        Raises:
+            SessionEnded: it was cancelled, or its time in the queue ran out.
+        """
+        future = self._waiting.get(session_id)
+        if future is None or future.done():
+            future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
+        session = await self.patiently(
+            lambda: self._call(self.store.set_held, session_id, False, now_s=self._clock.now_s())
+        )
+        if session.state in ENDED or session.state is S.TERMINATING:
+            self._waiting.pop(session_id, None)
+            raise SessionEnded(session)
+        if session.state is not S.PENDING:
+            self._waiting.pop(session_id, None)
+            return session
+        self.wake()
+        # Shielded: a cancelled spawn must not cancel the future that a next one may wait for.
+        return await asyncio.shield(future)
+
+    async def prepare(self, session_id: int) -> Session:
+        """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one.
+
+        Raises:
+            Requeued: it has lost its place since it was placed; wait in `placed` again.
+            SessionEnded: it was ended since.
+        """
+        return await self.patiently(lambda: self._prepare(session_id))
+
+    async def _prepare(self, session_id: int) -> Session:
+        session = await self._get(session_id)
+        if session.state in LAUNCHING:
+            return self._done(
+                session, await self._call(self.store.new_attempt, session_id, now_s=self._clock.now_s())
+            )
+        try:
+            return await self._move(session, S.PREPARING, expect=(S.SCHEDULED,))
+        except InvalidTransition as e:
+            session = await self._get(session_id)
+            if session.state is S.PENDING:
+                raise Requeued(f"session {session_id} is back in the queue: its machine was lost") from e
+            if session.state in ENDED or session.state is S.TERMINATING:
+                raise SessionEnded(session) from e
+            raise
+
+    def launching(self, session_id: int) -> contextlib.AbstractContextManager[None]:
+        """Mark that a launch of this session is under way: what is not seen of it may still come.
+
+        Around everything from `prepare` to `running`, by whoever launches. Meanwhile `reconcile` takes the
+        absence of a container for no sign that its shares are free.
+        """
+        return _marked(self._launching, session_id)
+
+    def ending(self, session_id: int) -> contextlib.AbstractContextManager[None]:
+        """Mark that somebody takes this session down, from `end` to `gone`: `reconcile` need not."""
+        return _marked(self._ending, session_id)
+
+    async def pulling(self, session_id: int, attempt: int) -> Session:
+        """Commit that the engine fetches the image."""
+        return await self.patiently(lambda: self._pulling(session_id, attempt))
+
+    async def _pulling(self, session_id: int, attempt: int) -> Session:
+        session = await self._get(session_id)
+        if session.state is S.PULLING and session.attempt == attempt:
+            return session  # Committed, and the answer was lost.
+        return await self._move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
+
+    async def running(self, session_id: int, attempt: int, launched: str) -> Session:
+        """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
+        return await self.patiently(lambda: self._running(session_id, attempt, launched))
+
+    async def _running(self, session_id: int, attempt: int, launched: str) -> Session:
+        session = await self._get(session_id)
+        if (session.attempt, session.launched) == (attempt, launched):
+            # Committed, and the answer was lost. It may even have ended since.
+            if session.state is not S.RUNNING:
+                raise SessionEnded(session)
+            return session
+        return await self._move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
+
+    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
+        """Commit that the session is to end: CANCELLED before any effect, else TERMINATING. Idempotent.
+
+        A TERMINATING session keeps its shares until `gone`.
+        """
+        while True:
+            session = await self._get(session_id)
+            if session.state in ENDED or session.state is S.TERMINATING:
+                return session
+            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
+            try:
+                return await self._move(session, to, expect=(session.state,), cause=cause, message=message)
+            except InvalidTransition:
+                # It moved on meanwhile, to a state with another way out.
+                continue
+
+    async def warn(self, session_id: int, message: str | None) -> Session:
+        """Commit what the owner of a running session is warned of; None: of nothing any more.
+
+        One that is not RUNNING any more is left as it is.
+        """
+        try:
+            session = await self._call(self.store.warn, session_id, message, now_s=self._clock.now_s())
+        except InvalidTransition:
+            return await self._get(session_id)
+        self._announce()
+        return session
+
+    async def gone(self, session_id: int) -> Session:
+        """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
+        session = await self._get(session_id)
+        if session.state in ENDED:
+            return session
+        try:
+            return await self._move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
+        except InvalidTransition:
+            # Somebody else was first to see that it is gone.
+            session = await self._get(session_id)
+            if session.state in ENDED:
+                return session
+            raise
+
+    async def session(self, session_id: int) -> Session:
+        """Return the session, live or ended.
+
+        Raises:
+            UnknownSession: there is none with this id.
+        """
+        return await self._get(session_id)
+
+    async def live(self) -> tuple[Session, ...]:
+        """Return every live session, in order of their ids."""
+        return (await self.patiently(self.snapshot)).sessions
+
+    async def snapshot(self) -> Snapshot:
+        """Return the live sessions, and the nodes.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        return await self._call(self.store.snapshot, self._clock.now_s())
+
+    async def serving(self, user: str, server_name: str) -> Session | None:
+        """Return this server's current session, or None."""
+        return await self._call(self.store.serving, user, server_name)
+
+    # -- what is to be told ---------------------------------------------------------------------------
+
+    async def banner(self) -> Notice | None:
+        """Return the administrators' announcement, if there is one now.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        return await self._call(Banner(self.store).at, self._clock.now_s())
+
+    async def forecasts(self) -> dict[int, Forecast]:
+        """Return the forecast of every waiting session: one computation for all who ask at a time.
+
+        It is not older than the question, in versions of the store; in seconds at most `FORECAST_FOR_S`.
+        """
+        version = await self._call(self.store.version)
+        while self._forecast is None or self._forecast.is_older(version, self._clock.now_s()):
+            task = self._forecasting
+            if task is None:
+                task = self._forecasting = asyncio.ensure_future(self._call(self._forecast_now))
+                task.add_done_callback(self._forecast_is_made)
+            self._forecast = await asyncio.shield(task)
+        return self._forecast.found
+
+    def _forecast_is_made(self, task: asyncio.Future[_Forecasts]) -> None:
+        # Whoever waited may have left: one that failed then is nothing to those who ask next.
+        self._forecasting = None
+        if not task.cancelled():
+            task.exception()
+
+    def _forecast_now(self) -> _Forecasts:
+        snapshot = self.store.snapshot(self._clock.now_s())
+        found: dict[int, Forecast] = {}
+        for group in sorted({n.resource_group for n in snapshot.nodes}):
+            typical = self.store.typical_length_s(group)
+            own = of_group(snapshot, group)
+            for f in forecast(own, self.policy, typical_length_s=typical):
+                found[f.session_id] = f
+        return _Forecasts(snapshot.version, snapshot.now_s, found)
+
+    async def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
+        """Yield at once, and then whenever anything changed, or that much time has passed."""
+        while True:
+            changed = self._changed
+            yield
+            every_s = at_least_every_s() if callable(at_least_every_s) else at_least_every_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await changed.wait()
+
+    def nudge(self) -> None:
+        """Have those who follow `changes` look again: something beside the store has changed for them."""
+        self._announce()
+
+    def wake(self) -> None:
+        """Plan again soon."""
+        self._wake.set()
+
+    def look(self) -> None:
+        """Look at once what the launcher sees: something has changed there."""
+        self._look.set()
+
+    async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Await a step until the database has answered it. It is begun again each time: it must bear that."""
+        who = object()
+        try:
+            while True:
+                try:
+                    return await step()
+                except StoreUnavailable as e:
+                    log.debug("Trying on: %s", e)
+                    self._away.lacks(who)
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            self._away.has(who)
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    async def _schedule(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                if await self._resuming():
+                    continue
+                placed = await self._call(self._cycle)
+            except Exception as e:
+                # The loop must outlive a database that is away for a while.
+                self._failed("Scheduling", e)
+                asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
+                continue
+            self._away.has("Scheduling")
+            for session in placed:
+                self._say(session, S.PENDING, None)
+                self._resolve(session)
+            if placed:
+                self._announce()
+
+    def _cycle(self) -> tuple[Session, ...]:
+        """Plan and commit once, in the store's thread; again while another write came in between."""
+        while True:
+            now_s = self._clock.now_s()
+            decided = plan(self.store.snapshot(now_s), self.policy)
+            try:
+                return self.store.commit(decided, now_s=now_s)
+            except StaleVersion:
+                continue
+
+    def _running_for_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._started
+
+    async def _resuming(self) -> bool:
+        """Return whether placing has to wait until the requests of the last run are back in their order."""
+        if self._left_waiting and self._running_for_s() < self._deadlines.resume_grace_s:
+            held = [s.id for s in await self._call(self.store.held_sessions)]
+            self._left_waiting = [i for i in self._left_waiting if i in held]
+            return bool(self._left_waiting)
+        self._left_waiting = []
+        return False
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._deadlines_passed()
+                await self.reconcile()
+            except Exception as e:
+                self._failed("Reconciling", e)
+            else:
+                self._away.has("Reconciling")
+            self.wake()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._deadlines.reconcile_every_s):
+                    await self._look.wait()
+            self._look.clear()
+
+    async def _reclaim(self) -> None:
+        while True:
+            try:
+                await self.reclaim()
+            except Exception as e:
+                self._failed("Reclaiming", e)
+            else:
+                self._away.has("Reclaiming")
+            await asyncio.sleep(self._deadlines.reconcile_every_s)
+
+    async def reclaim(self) -> None:
+        """Note who is idle; warn, spare and end running sessions as the rules say."""
+        watched = await self._call(self._reclaiming.watched_for_idleness, self._clock.now_s())
+        if watched and self._activity is not None:
+            since_s = await self._activity.idle_since(watched)
+            await self._call(self._reclaiming.note_idle, watched, since_s, self._clock.now_s())
+        steady_s = asyncio.get_running_loop().time()
+        changed = await self._call(self._reclaiming.round, self._clock.now_s(), steady_s)
+        for session in changed:
+            if session.state is S.TERMINATING:
+                self._say(session, S.RUNNING, None)
+                self.on_end(session)
+            elif session.state is S.PENDING:
+                self._since[session.id] = asyncio.get_running_loop().time()
+                self._say(session, None, f"queued again for session {session.replaces}")
+            else:
+                self._say_warned(session)
+        if changed:
+            self._announce()
+            self.look()
+
+    def _say_warned(self, session: Session) -> None:
+        asked, cause = session.request, session.ends_cause
+        log.info(
+            "Session %d (%s/%s): %s",
+            session.id,
+            asked.user,
+            asked.server_name,
+            "its warning is taken back" if cause is None else f"warned, it ends for {cause}",
+        )
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Log why a round of one of the loops failed. Of an outage of the database the first time only."""
+        if not isinstance(error, StoreUnavailable):
+            log.error("%s failed; trying again", what, exc_info=error)
+            return
+        log.log(logging.DEBUG if self._away else logging.WARNING, "%s waits: %s", what, error)
+        self._away.lacks(what)
+
+    def _waited_s(self, session: Session) -> float:
+        """Return how long a session has been waited for. A clock that is set meanwhile makes it no longer."""
+        now = asyncio.get_running_loop().time()
+        return now - self._since.setdefault(session.id, now)
+
+    async def _deadlines_passed(self) -> None:
+        snapshot = await self._call(self.store.snapshot, self._clock.now_s())
+        await self._tell_those_who_wait(snapshot)
+        live = {s.id for s in snapshot.sessions}
+        self._since = {i: at for i, at in self._since.items() if i in live or i > max(live, default=0)}
+        limits = self._deadlines
+        # Nothing is held for longer than this process runs; later it is held because a start failed.
+        long_held = self._running_for_s() >= limits.abandoned_after_s
+        for session in snapshot.sessions:
+            waited_s = self._waited_s(session)
+            if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
+                message = f"nothing became free within the queue's limit of {limits.queue_timeout_s} seconds"
+            elif (
+                session.held
+                and long_held
+                and waited_s >= limits.abandoned_after_s
+                and session.state in (S.PENDING, S.SCHEDULED, *LAUNCHING)
+            ):
+                # What it may have launched is removed by `reconcile`, which then frees its share.
+                limit = limits.abandoned_after_s
+                message = f"the Hub restarted, and nobody resumed this request for {limit} seconds"
+            else:
+                continue
+            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
+            # Only as it was seen: one that has been placed or resumed since is not late any more.
+            with contextlib.suppress(InvalidTransition):
+                await self._move(
+                    session,
+                    to,
+                    expect=(session.state,),
+                    attempt=session.attempt,
+                    cause=EndCause.QUEUE_TIMEOUT,
+                    message=message,
+                )
+
+    async def _tell_those_who_wait(self, snapshot: Snapshot) -> None:
+        """Resolve what was committed without its answer reaching us: a connection that broke, say."""
+        live = {s.id: s for s in snapshot.sessions}
+        for session_id in tuple(self._waiting):
+            session = live.get(session_id) or await self._get(session_id)
+            if session.state is not S.PENDING:
+                self._resolve(session)
+
+    async def reconcile(self) -> None:
+        """Compare the store with what the launcher sees, and heal what differs."""
+        launching, ending = tuple(self._launching), tuple(self._ending)
+        before = await self._call(self.store.snapshot, self._clock.now_s())
+        seen = await self._launcher.observe()
+        after = await self._call(self.store.snapshot, self._clock.now_s())
+        await self._note_nodes(after, seen)
+        healings = reconcile(
+            before, after, seen.things, reachable=seen.nodes, launching=(*launching, *ending)
+        )
+        # Side by side: one that hangs delays the next round, but not the others of this one.
+        results = await asyncio.gather(
+            *(self._heal(healing, ending) for healing in healings), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, InvalidTransition):
+                raise result
+
+    async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
+        match healing:
+            case Remove(thing, _):
+                self._sweep_away(thing)
+            case Ended(session_id, attempt, cause, message):
+                session = await self._get(session_id)
+                if session.attempt == attempt:
+                    await self._move(
+                        session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
+                    )
+                    log.warning("Session %d has no server any more: %s", session_id, message)
+                    self.look()
+            case Stop(session_id, thing):
+                if session_id not in ending and thing.handle not in self._stopping:
+                    log.info("Stopping %s of session %d", thing.handle, session_id)
+                    self._stopping[thing.handle] = asyncio.create_task(self._stop(thing))
+            case Finish(session_id):
+                await self.gone(session_id)
+            case _:
+                assert_never(healing)
+
+    async def _stop(self, thing: Observed) -> None:
+        """Stop something, beside all else: it may take its time, and nobody else's end waits for that."""
+        try:
+            if await self._launcher.remove(thing):
+                self.look()
+        except Exception as e:
+            # The next round finds it again.
+            self._failed("Stopping a session", e)
+        finally:
+            del self._stopping[thing.handle]
+
+    async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> None:
+        """Set it, unless an administrator has changed it meanwhile: what was seen then says nothing of that."""
+        now_s = self._clock.now_s()
+        await self._call(self.store.set_node_state, node_id, state, now_s=now_s, only=only)
+
+    async def _note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
+        """Take nodes that do not answer out of use, and those that answer again back into it."""
+        live = {s.id: s for s in snapshot.sessions}
+        ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
+        haunted = {ghost.node_id for ghost in ghosts}
+        changes = node_changes(snapshot, seen.nodes, tuple(self._launching), haunted, seen.late)
+        for node_id in changes.lost:
+            log.error(
+                "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id
+            )
+            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY)
+        for node_id in changes.back:
+            log.warning("Node %s answers again", node_id)
+            await self._set_node_state(node_id, NodeState.READY, only=NodeState.LOST)
+        for session_id in changes.requeued:
+            with contextlib.suppress(InvalidTransition):
+                await self._move(await self._get(session_id), S.PENDING, expect=(S.SCHEDULED,))
+        for session_id in changes.ended:
+            message = "the machine that this session ran on was lost, and it with it"
+            await self.end(session_id, EndCause.NODE_LOST, message)
+            await self.gone(session_id)
+        for node_id in changes.gone:
+            # As last step: should this process end before, all of it is done again.
+            log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
+            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.GONE)
+        if changes.lost or changes.back or changes.requeued or changes.gone:
+            self._announce()
+            self.wake()
+
+    def _sweep_away(self, ghost: Observed) -> None:
+        """Have a ghost removed, a few at a time: neither a round nor a launch waits for a thousand of them."""
+        if ghost.handle in self._sweeping:
+            return
+        self._ghosts.setdefault(ghost.handle, ghost)
+        # One that is being removed may hang: whoever does that is no help to those that wait.
+        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts) + len(self._sweeping)):
+            task = asyncio.create_task(self._sweep())
+            self._sweepers.add(task)
+            task.add_done_callback(self._sweepers.discard)
+
+    async def _sweep(self) -> None:
+        while self._ghosts:
+            ghost = self._ghosts.pop(next(iter(self._ghosts)))
+            self._sweeping.add(ghost.handle)
+            try:
+                # It was seen a while ago.
+                why = ghostly(ghost, await self._call(self.store.session, ghost.session_id))
+                if why is not None:
+                    log.warning(
+                        "Removing the ghost %s of session %d: %s", ghost.handle, ghost.session_id, why
+                    )
+                    await self._launcher.remove(ghost)
+            except Exception as e:
+                # The next round finds it again.
+                if not isinstance(e, StoreUnavailable):
+                    log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
+            finally:
+                self._sweeping.discard(ghost.handle)
+
+    # -- parts ----------------------------------------------------------------------------------------
+
+    async def _submitted(self, requests: Sequence[Request]) -> tuple[Session, ...] | None:
+        """Return the sessions of these requests, if they were committed and only the answer was lost."""
+        found = [await self.serving(request.user, request.server_name) for request in requests]
+        sessions = tuple(session for session in found if session is not None)
+        return sessions if [s.request for s in sessions] == list(requests) else None
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        late = loop.call_later(SILENT_AFTER_S, self._away.lacks, future)
+
+        def answered(_: object) -> None:
+            late.cancel()
+            self._away.has(future)
+
+        future.add_done_callback(answered)
+        return await asyncio.shield(future)
+
+    async def _get(self, session_id: int) -> Session:
+        session = await self._call(self.store.session, session_id)
+        if session is None:
+            raise UnknownSession(f"there is no session {session_id}")
+        return session
+
+    async def _move(
+        self,
+        session: Session,
+        to: SessionState,
+        *,
+        expect: Sequence[SessionState],
+        attempt: int | None = None,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+    ) -> Session:
+        moved = await self._call(
+            self.store.move,
+            session.id,
+            to,
+            now_s=self._clock.now_s(),
+            cause=cause,
+            message=message,
+            launched=launched,
+            expect=expect,
+            attempt=attempt,
+        )
+        return self._done(session, moved)
+
+    def _done(self, before: Session, session: Session) -> Session:
+        """Say what has been committed, and let those who wait for it know."""
+        self._say(session, before.state, None)
+        if session.state in ENDED:
+            self._resolve(session)
+            self.wake()
+        if session.state is S.TERMINATING:
+            self.on_end(session)
+        self._announce()
+        return session
+
+    def _resolve(self, session: Session) -> None:
+        future = self._waiting.pop(session.id, None)
+        if future is None or future.done():
+            return
+        if session.state in ENDED or session.state is S.TERMINATING:
+            future.set_exception(SessionEnded(session))
+            # Its spawn may have been cancelled; then nobody asks for the exception.
+            future.exception()
+        else:
+            future.set_result(session)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _say(self, session: Session, before: SessionState | None, reason: str | None) -> None:
+        why = reason or session.end_cause or session.wait_reason or ""
+        asked = session.request
+        log.info(
+            "Session %d (%s/%s): %s -> %s%s",
+            session.id,
+            asked.user,
+            asked.server_name,
+            before or "new",
+            session.state,
+            f" ({why})" if why else "",
+        )

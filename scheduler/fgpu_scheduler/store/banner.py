@@ -1,0 +1,104 @@
+"""The banner: one announcement of the administrators, which every page shows until it is taken down or its time is over.
+
+The service gives it as ``banner`` of ``GET me`` and shows it in its pages. The Hub's pages ask
+`fgpuspawner.hub.banner.banner_of_hub`, which neither fails nor keeps a page waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import delete, select
+
+from fgpu_scheduler.errors import BadSettings
+from fgpu_scheduler.store.audit import record
+from fgpu_scheduler.store.schema import banner
+from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.upsert import put
+
+MOST_TEXT = 500
+
+
+class Level(StrEnum):
+    """How a banner looks."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the banner says, as plain text, and until when; None: until it is taken down."""
+
+    text: str
+    level: Level = Level.INFO
+    until_at_s: int | None = None
+    set_by: str = ""
+    set_at_s: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as every user is told it: without who set it."""
+        return {"text": self.text, "level": self.level.value, "until_at_s": self.until_at_s}
+
+
+class Banner:
+    """The banner of the installation whose store this is. Thread-safe, as its store is."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def at(self, now_s: int) -> Notice | None:
+        """Return what is shown at this instant, or None.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        columns = banner.c.text, banner.c.level, banner.c.until_at_s, banner.c.set_by, banner.c.set_at_s
+        with self._store.reading() as connection:
+            row = connection.execute(select(*columns)).one_or_none()
+        if row is None or (row.until_at_s is not None and row.until_at_s <= now_s):
+            return None
+        return Notice(row.text, Level(row.level), row.until_at_s, row.set_by, row.set_at_s)
+
+    def put(self, notice: Notice, *, by: str, now_s: int) -> None:
+        """Show this in place of what was shown before, and write it into the audit log.
+
+        Raises:
+            BadSettings: it says nothing or too much, or its time is over.
+            StoreUnavailable: the store cannot be written.
+        """
+        text = " ".join(notice.text.replace("\0", " ").split())
+        if not text:
+            raise BadSettings("text: the banner says nothing; write a sentence, or take it down")
+        if len(text) > MOST_TEXT:
+            raise BadSettings(f"text: {len(text)} characters; a banner has at most {MOST_TEXT}")
+        if notice.until_at_s is not None and notice.until_at_s <= now_s:
+            raise BadSettings("until: this instant has passed; choose a later one, or none")
+        with self._store.writing_beside() as connection:
+            values: dict[str, object] = {
+                "id": 1,
+                "text": text,
+                "level": notice.level.value,
+                "until_at_s": notice.until_at_s,
+            }
+            values |= {"set_by": by, "set_at_s": now_s}
+            put(connection, banner, [values])
+            record(
+                connection,
+                actor=by,
+                action="banner.set",
+                target="banner",
+                details=f"{notice.level}: {text}",
+                now_s=now_s,
+            )
+
+    def take_down(self, *, by: str, now_s: int) -> None:
+        """Show nothing any more.
+
+        Raises:
+            StoreUnavailable: the store cannot be written.
+        """
+        with self._store.writing_beside() as connection:
+            if connection.execute(delete(banner)).rowcount:
+                record(connection, actor=by, action="banner.clear", target="banner", now_s=now_s)

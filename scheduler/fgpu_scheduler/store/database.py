@@ -1,0 +1,266 @@
+"""One database, SQLite or PostgreSQL: connections, transactions, and errors as one plain line.
+
+Transactions are the same on both. A reading one sees one instant. Writing ones run one after another:
+on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL because each begins with an UPDATE of the meta row.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    NotSupportedError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as NoneIsFree
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+
+from fgpu_scheduler.errors import BadSettings, StoreUnavailable
+from fgpu_scheduler.store import migrations
+from fgpu_scheduler.store.schema import meta
+
+LOCK_TIMEOUT_S = 10
+"""So long a transaction waits for another's lock, and a connection for its server."""
+
+PATIENCE = {
+    "connect_timeout": LOCK_TIMEOUT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 1000 * 25,
+}
+"""What PostgreSQL's client is told, so that a server whose machine is cut off is known to be after half a minute."""
+
+AWAY = OperationalError, InterfaceError, InternalError, NotSupportedError, NoneIsFree
+"""What is raised while the server is away. A write to a standby is no OperationalError to the driver; and where every
+connection of the pool hangs, and none becomes free, no driver says anything."""
+
+STANDBY_SAYS = "0A000", "25006"
+"""PostgreSQL's codes for a write that a standby refuses: to begin it, or in a transaction that only reads."""
+
+MIGRATION_LOCK = 0x66677075
+"""PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
+
+
+class Database:
+    """The database behind a URL. Safe to use from several threads."""
+
+    def __init__(self, url: str) -> None:
+        """Read the URL, without I/O.
+
+        Raises:
+            BadSettings: it cannot be read, or names a database that is not supported.
+        """
+        try:
+            self._url = make_url(url)
+            self._backend = self._url.get_backend_name()
+        except (ArgumentError, NoSuchModuleError, ValueError):
+            # The text itself may hold the password.
+            raise BadSettings("the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite") from None
+        if self._backend not in ("sqlite", "postgresql"):
+            raise BadSettings(f"the database may be SQLite or PostgreSQL, and not {self._backend}")
+        self._reader: Engine | None = None
+        self._writer: Engine | None = None
+        # In memory there is one connection, so one transaction at a time.
+        self._turn: AbstractContextManager[Any] = threading.Lock() if self._in_memory else nullcontext()
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._backend == "sqlite"
+
+    @property
+    def _in_memory(self) -> bool:
+        return self._is_sqlite and self._url.database in (None, "", ":memory:")
+
+    def open(self, *, migrate: bool, write: bool = False) -> str:
+        """Connect, migrate or else only check the schema, and return the installation's id.
+
+        What was not migrated here is for reading, unless ``write``.
+
+        Raises:
+            StoreUnavailable: unreachable, or of another version; one line, without the password.
+            BadSettings: the database's driver is not installed.
+        """
+        self.close()
+        try:
+            with self._one_line(DBAPIError):
+                return self._prepared() if migrate else self._checked(write=write)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection. Idempotent; the database can be opened again."""
+        for engine in (self._reader, self._writer):
+            if engine is not None:
+                engine.dispose()
+        self._reader = self._writer = None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Run a transaction that sees one instant and changes nothing."""
+        with self._turn, self._one_line(*AWAY):
+            if self._reader is None:
+                raise StoreUnavailable(f"{self._shown()} is not open")
+            with self._reader.connect() as connection:
+                yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Run a transaction that ends in a commit, or in a rollback if its body raised or rolled back."""
+        with self._turn, self._one_line(*AWAY):
+            if self._writer is None:
+                raise StoreUnavailable(f"{self._shown()} is not open for writing")
+            with self._writer.connect() as connection:
+                yield connection
+                connection.commit()
+
+    def _prepared(self) -> str:
+        engine = self._connected()
+        if self._is_sqlite and not self._in_memory:
+            self._use_wal(engine)
+        self._writer = engine.execution_options(**self._options(write=True))
+        with self._writer.begin() as connection:
+            if not self._is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            try:
+                migrations.upgrade(connection)
+            except migrations.SchemaIsNewer as e:
+                raise self._newer(e) from None
+            found = connection.execute(select(meta.c.installation_id)).scalar_one_or_none()
+            if found is None:
+                found = secrets.token_hex(6)
+                connection.execute(insert(meta).values(id=1, version=1, installation_id=found))
+        return str(found)
+
+    def _checked(self, *, write: bool) -> str:
+        # To connect would create it, empty.
+        if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
+            raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
+        engine = self._connected()
+        with self.reading() as connection:
+            try:
+                at_head = migrations.is_at_head(connection)
+            except migrations.SchemaIsNewer as e:
+                raise self._newer(e) from None
+            if not at_head:
+                raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
+            found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
+        if write:
+            self._writer = engine.execution_options(**self._options(write=True))
+        return found
+
+    def _connected(self) -> Engine:
+        """Make the engine (which connects when first used) and the reading side of it."""
+        try:
+            engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
+        except ImportError as e:
+            raise BadSettings(
+                f"the database's driver is not installed ({e.name}): pip install 'fgpuspawner[postgresql]'"
+            ) from e
+        self._reader = engine.execution_options(**self._options(write=False))
+        return engine
+
+    def _options(self, *, write: bool) -> dict[str, Any]:
+        if self._is_sqlite:
+            return {BEGIN: "BEGIN IMMEDIATE" if write else "BEGIN"}
+        # Writers queue for the meta row and must then see what the one before them committed.
+        level = "READ COMMITTED" if write else "REPEATABLE READ"
+        return {"isolation_level": level, "postgresql_readonly": not write}
+
+    def _sqlite_engine(self) -> Engine:
+        arguments = {} if "timeout" in self._url.query else {"timeout": LOCK_TIMEOUT_S}
+        if self._in_memory:
+            engine = create_engine(
+                self._url, poolclass=StaticPool, connect_args={"check_same_thread": False, **arguments}
+            )
+        else:
+            engine = create_engine(self._url, connect_args=arguments)
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _postgresql_engine(self) -> Engine:
+        # The URL's own come first, as of the server's "connect_timeout" and "keepalives_idle".
+        arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
+        # Pinged before use: a restart of the server must not fail the next spawn.
+        engine = create_engine(self._url, connect_args=arguments, pool_pre_ping=True)
+        event.listen(engine, "connect", _set_up_postgresql)
+        event.listen(engine, "handle_error", _leave_standby)
+        return engine
+
+    def _use_wal(self, engine: Engine) -> None:
+        """Let readers go on while one writes. Kept in the file, so only the first open changes it."""
+        with engine.execution_options(**{BEGIN: ""}).connect() as connection:
+            mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
+        if mode != "wal":
+            raise StoreUnavailable(
+                f"{self._shown()}: SQLite cannot use WAL here; is it a network file system?"
+            )
+
+    def _newer(self, error: migrations.SchemaIsNewer) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._shown()} has schema {error}, which is newer than this program; install the newer version"
+        )
+
+    @contextmanager
+    def _one_line(self, *errors: type[SQLAlchemyError]) -> Iterator[None]:
+        try:
+            yield
+        except errors as e:
+            said = " ".join(str(e.orig if isinstance(e, DBAPIError) else e).split())
+            if self._url.password:
+                said = said.replace(str(self._url.password), "***")
+            raise StoreUnavailable(f"{self._shown()}: {said[:300]}") from e
+
+    def _shown(self) -> str:
+        """Name the database. The query part stays out: it may hold a password too."""
+        return self._url.set(query={}).render_as_string(hide_password=True)
+
+
+BEGIN = "fgpu_begin"
+"""An engine's option: the statement that opens its transactions on SQLite."""
+
+
+def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # The driver would open transactions late and only for writes; `_begin_sqlite` does it instead.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    # In WAL mode a commit is in the kernel's hands when it returns, so it survives a SIGKILL of this
+    # process. Only a crash of the machine can take the last ones back (never corrupt the file), and
+    # that also ends every session they allocated. FULL would wait for the disk at each commit.
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    statement = connection.get_execution_options().get(BEGIN, "BEGIN")
+    if statement:
+        connection.exec_driver_sql(statement)
+
+
+def _set_up_postgresql(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    cursor.close()
+    connection.commit()
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    # Its connections would be good for ever, though the address may lead to the server that writes by now.
+    if getattr(context.original_exception, "sqlstate", None) in STANDBY_SAYS:
+        context.is_disconnect = True

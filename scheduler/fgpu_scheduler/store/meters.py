@@ -1,0 +1,71 @@
+"""What sessions held and used of their GPUs, as it was measured: one row for each, written beside the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from fgpu_scheduler.store.schema import meters as table
+from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.upsert import put
+
+COLUMNS = [c.name for c in table.columns if c.name != "session_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a session until ``at_s``. What could not be is None.
+
+    ``gpu_millionths`` are millionths of a GPU that it held; ``samples`` are those with a known amount of memory, and
+    ``covered_s`` for how long they speak. ``counts`` are those from which the percentiles were made, as JSON.
+    """
+
+    session_id: int
+    at_s: int
+    gpu_millionths: int
+    limit_mib: int
+    samples: int = 0
+    covered_s: int = 0
+    peak_mib: int | None = None
+    p95_mib: int | None = None
+    sm_p95_percent: int | None = None
+    energy_mj: int | None = None
+    energy_estimated: bool = False
+    counts: str = "{}"
+
+
+class Meters:
+    """What was measured of the sessions of one store. Safe to use from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def save(self, measured: Sequence[Measured]) -> None:
+        """Write all of these in place of what was there, in one transaction. It is no change of the scheduler's.
+
+        Raises:
+            StoreUnavailable: nothing was written.
+        """
+        if measured:
+            with self._store.writing_beside() as connection:
+                put(connection, table, [asdict(one) for one in measured])
+
+    def of(self, session_ids: Collection[int]) -> dict[int, Measured]:
+        """Return what was measured of these sessions, by id; of which there is nothing, nothing.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+        """
+        if not session_ids:
+            return {}
+        with self._store.reading() as connection:
+            chosen = select(table).where(table.c.session_id.in_(sorted(session_ids)))
+            return {row.session_id: measured_of(row) for row in connection.execute(chosen)}
+
+
+def measured_of(row: Row[Any]) -> Measured:
+    """Return what a row of the table says."""
+    return Measured(**{name: getattr(row, name) for name in ("session_id", *COLUMNS)})

@@ -1,0 +1,115 @@
+"""What is configured becomes what is stored, and nothing that a session holds is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, delete, insert, select, update
+
+from fgpu_scheduler.core.model import Node, NodeState
+from fgpu_scheduler.errors import BadSettings
+from fgpu_scheduler.store.rows import device_values, node_values
+from fgpu_scheduler.store.schema import devices, nodes
+from fgpu_scheduler.store.statements import HELD_DEVICES
+from fgpu_scheduler.store.transaction import Write
+
+Rows = dict[str, dict[str, Any]]
+"""Rows of a table by its key."""
+
+
+def become(configured: Sequence[Node], write: Write) -> None:
+    """Make the stored nodes and devices the configured ones, with an event for each node that changes.
+
+    Raises:
+        BadSettings: a node or a device is configured twice.
+    """
+    _refuse_twice("node", [node.id for node in configured])
+    _refuse_twice("device", [device.uuid for node in configured for device in node.devices])
+    old_nodes, old_devices = _rows(write, nodes, "id"), _rows(write, devices, "uuid")
+    held = write.connection.execute(HELD_DEVICES).all()
+    new_nodes = _nodes(configured, old_nodes, {node_id for node_id, _ in held})
+    new_devices = _devices(configured, old_devices, {uuid for _, uuid in held}, lost=new_nodes)
+    changed = {row["node_id"] for row in _differing(old_devices, new_devices)}
+    changed |= {row["id"] for row in _differing(old_nodes, new_nodes)}
+    # Devices lead to nodes: those go first and come last.
+    _delete(write, devices, devices.c.uuid, old_devices, new_devices)
+    _put(write, nodes, nodes.c.id, old_nodes, new_nodes)
+    _put(write, devices, devices.c.uuid, old_devices, new_devices)
+    _delete(write, nodes, nodes.c.id, old_nodes, new_nodes)
+    for node_id in sorted(changed):
+        write.event("nodes", reason=f"{node_id}: {_change(node_id, old_nodes, new_nodes)}")
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise BadSettings(f"the {what} {name!r} is configured twice")
+
+
+def _nodes(configured: Sequence[Node], old: Rows, held: set[str]) -> Rows:
+    new = {}
+    for node in configured:
+        # An administrator's word; a restart of the Hub does not take it back.
+        before = NodeState(old[node.id]["state"]) if node.id in old else None
+        kept = before in (NodeState.GONE, NodeState.CORDONED)
+        new[node.id] = node_values(node, before if before is not None and kept else node.state)
+    for node_id, row in old.items():
+        if node_id not in new and node_id in held:
+            new[node_id] = {**row, "state": NodeState.LOST.value}
+    return new
+
+
+def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Rows) -> Rows:
+    new = {}
+    for node in configured:
+        for device in node.devices:
+            row = old.get(device.uuid)
+            # Elsewhere it would look free: what is held counts on the node of the session.
+            stays = row is not None and device.uuid in held and row["node_id"] != node.id
+            if not stays:
+                new[device.uuid] = device_values(device, node.id)
+    names = {node.id for node in configured}
+    for uuid, row in old.items():
+        if uuid in new:
+            continue
+        if row["node_id"] in lost and row["node_id"] not in names:
+            new[uuid] = row
+        elif uuid in held:
+            new[uuid] = {**row, "retired": True}
+    return new
+
+
+def _rows(write: Write, table: Table, key: str) -> Rows:
+    return {row[key]: dict(row) for row in write.connection.execute(select(table)).mappings()}
+
+
+def _differing(old: Rows, new: Rows) -> list[dict[str, Any]]:
+    keys = sorted({*old, *new})
+    return [
+        row for key in keys if old.get(key) != new.get(key) for row in (old.get(key), new.get(key)) if row
+    ]
+
+
+def _put(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
+    for name, row in new.items():
+        if name not in old:
+            write.connection.execute(insert(table).values(row))
+        elif row != old[name]:
+            write.connection.execute(update(table).where(key == name).values(row))
+
+
+def _delete(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
+    for name in old:
+        if name not in new:
+            write.connection.execute(delete(table).where(key == name))
+
+
+def _change(node_id: str, old: Rows, new: Rows) -> str:
+    if node_id not in new:
+        return "removed"
+    if node_id not in old:
+        return "added"
+    if new[node_id]["state"] != old[node_id]["state"]:
+        return f"{old[node_id]['state']} -> {new[node_id]['state']}"
+    return "changed"

@@ -1,0 +1,128 @@
+"""What is stored about users rather than sessions: their quotas, and what they have used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import delete, insert
+
+from fgpu_scheduler.core.admission import Caps, quota_refusals
+from fgpu_scheduler.core.lifecycle import WAITING
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, Snapshot
+from fgpu_scheduler.core.quota import ANY, over_pending, shown
+from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, format_milli
+from fgpu_scheduler.core.usage import HalfLife, decayed, fgpu_seconds
+from fgpu_scheduler.errors import BadSettings, OverQuota
+from fgpu_scheduler.store.rows import quota_key
+from fgpu_scheduler.store.schema import quotas
+from fgpu_scheduler.store.statements import SPEND
+from fgpu_scheduler.store.transaction import Write
+
+LARGEST = {
+    "max_fgpu_milli": LARGEST_MILLI,
+    "max_sessions": 10**9,
+    "max_pending": 10**9,
+    "max_lifetime_s": 10**10,
+}
+"""What a limit of a quota may be at the most: the database's columns hold it."""
+
+LEAST = {"max_fgpu_milli": 0, "max_sessions": 0, "max_pending": 0, "max_lifetime_s": 60}
+
+
+def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
+    """Return quotas in order of whom and what they are for.
+
+    Raises:
+        BadSettings: one is there twice, has no limit or an impossible one, or is for nobody.
+    """
+    found = tuple(sorted(wanted, key=quota_key))
+    for before, quota in zip((None, *found), found, strict=False):
+        said = f"the quota of {shown(quota)}"
+        if before is not None and quota_key(before) == quota_key(quota):
+            raise BadSettings(f"{said} is there twice")
+        if not quota.name or quota.resource_group == "":
+            raise BadSettings(f"{said}: a name is missing; {ANY!r} stands for each")
+        if quota.scope is QuotaScope.ALL and quota.name != ANY:
+            raise BadSettings(f"{said}: the name is {quota.name!r}, and can only be {ANY!r}")
+        limits = {name: getattr(quota, name) for name in LARGEST}
+        if all(limit is None for limit in limits.values()):
+            raise BadSettings(f"{said} limits nothing; give one of {', '.join(LARGEST)}")
+        for name, limit in limits.items():
+            if limit is not None and not LEAST[name] <= limit <= LARGEST[name]:
+                raise BadSettings(f"{said}: {name} is {limit}, and may be {LEAST[name]} to {LARGEST[name]}")
+    return found
+
+
+def become(wanted: Iterable[Quota], write: Write) -> bool:
+    """Make the stored quotas these, with an event for each that changes; return whether any does.
+
+    Raises:
+        BadSettings: as of `checked`.
+    """
+    new, old = checked(wanted), write.world.quotas
+    if new == old:
+        return False
+    write.connection.execute(delete(quotas))
+    if new:
+        write.connection.execute(insert(quotas), [quota_values(quota) for quota in new])
+    kept, before = {quota_key(quota) for quota in new}, set(old)
+    for quota in (q for q in old if quota_key(q) not in kept):
+        write.event("quotas", reason=f"{shown(quota)}: none")
+    for quota in (q for q in new if q not in before):
+        write.event("quotas", reason=f"{shown(quota)}: {limits_words(quota)}")
+    return True
+
+
+def quota_values(quota: Quota) -> dict[str, Any]:
+    """Return the columns of a quota."""
+    scope, name, resource_group = quota_key(quota)
+    limits = {name: getattr(quota, name) for name in LARGEST}
+    return {"scope": scope, "name": name, "resource_group": resource_group, **limits}
+
+
+def limits_words(quota: Quota) -> str:
+    """Return the limits of a quota in words."""
+    fgpu = quota.max_fgpu_milli
+    said = (
+        None if fgpu is None else f"{format_milli(fgpu)} fGPU",
+        None if quota.max_sessions is None else _number(quota.max_sessions, "session"),
+        None if quota.max_pending is None else f"{quota.max_pending} waiting",
+        None if quota.max_lifetime_s is None else f"{quota.max_lifetime_s} s",
+    )
+    return ", ".join(one for one in said if one is not None)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def refuse_over_quota(world: Snapshot, asked: Sequence[Request]) -> None:
+    """Refuse a submission that would go over a pending quota beside what waits, or could never be inside a quota.
+
+    Raises:
+        OverQuota: naming the quota, its limit, and how many wait already or what was asked for.
+    """
+    if not world.quotas:
+        return
+    waiting = [session.request for session in world.sessions if session.state in WAITING]
+    over = over_pending(world.quotas, waiting, asked)
+    if over is not None:
+        raise OverQuota(over.message)
+    for one in asked:
+        never = quota_refusals(one, 0, world.nodes, Caps(fgpu_step_milli=MILLI), world.quotas)
+        if never:
+            raise OverQuota(never[0].message)
+
+
+def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:
+    """Add what a session that ends now has used to what its user has."""
+    amount = float(fgpu_seconds(session, write.now_s))
+    if not amount:
+        return
+    user, group = session.request.user, session.request.resource_group
+    before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
+    amount += decayed(before, age_s=write.now_s - at_s, half_life_s=half_life_s(group))
+    write.used[user, group] = amount, write.now_s
+    row = {"user_name": user, "resource_group": group, "fgpu_milli_s": amount, "at_s": write.now_s}
+    write.connection.execute(SPEND[write.connection.dialect.name], row)

@@ -1,0 +1,108 @@
+"""Forgetting what ended long ago, a few sessions at a time, so that nobody waits for it.
+
+What live sessions refer to is left, and the runs that say how long sessions take. What was used is summed elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_, select
+
+from fgpu_scheduler.core.asked import counted_ids
+from fgpu_scheduler.store.schema import end_messages, events, is_live, meters, sessions, shares
+from fgpu_scheduler.store.store import Store
+
+STEP = 200
+"""So many rows are forgotten in one transaction."""
+TYPICAL_RUNS = 50
+"""So many of the newest runs of each resource group say how long sessions take; see `Store.typical_length_s`."""
+KEPT_EVENTS = 2000
+"""So many of the newest events stay however old they are: more than anybody is told who missed some."""
+
+
+class Retention:
+    """Forgets what ended long ago. Safe to use from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def forget_sessions(self, before_s: int, *, now_s: int, limit: int = STEP) -> int:
+        """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many.
+
+        Raises:
+            StoreUnavailable: nothing was forgotten.
+        """
+        with self._store.reading() as connection:
+            chosen = select(sessions.c.id).where(_may_go(connection, before_s))
+            ids = connection.execute(chosen.order_by(sessions.c.ended_at_s).limit(limit)).scalars().all()
+            counted = counted_ids(connection.execute(select(func.max(sessions.c.id))).scalar_one() or 0)
+        # What was chosen ended long ago: nothing has come to need it since.
+        if any(session_id in counted for session_id in ids):
+            # With a version of its own: what people asked for is counted, and all have to count alike.
+            with self._store.writing(now_s=now_s) as write:
+                _forget(write.connection, ids)
+                write.event("history", reason=f"forgot {len(ids)} sessions")
+        elif ids:
+            # Without one: everybody would plan and read anew, for what they do not look at.
+            with self._store.writing_beside() as connection:
+                _forget(connection, ids)
+        return len(ids)
+
+    def forget_events(self, before_s: int, *, limit: int = STEP) -> int:
+        """Forget at most so many events from before an instant, but those of live sessions; return how many.
+
+        Raises:
+            StoreUnavailable: nothing was forgotten.
+        """
+        with self._store.reading() as connection:
+            newest = connection.execute(select(func.max(events.c.id))).scalar_one() or 0
+            live = select(sessions.c.id).where(is_live)
+            chosen = (
+                select(events.c.id)
+                .where(events.c.id <= newest - KEPT_EVENTS, events.c.at_s < before_s)
+                .where(or_(events.c.session_id.is_(None), events.c.session_id.not_in(live)))
+                .order_by(events.c.id)
+                .limit(limit)
+            )
+            ids = connection.execute(chosen).scalars().all()
+        if ids:
+            with self._store.writing_beside() as connection:
+                connection.execute(delete(events).where(events.c.id.in_(ids)))
+        return len(ids)
+
+
+def _forget(connection: Connection, ids: Sequence[int]) -> None:
+    for table in (meters, shares, end_messages):
+        connection.execute(delete(table).where(table.c.session_id.in_(ids)))
+    connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
+
+
+def _may_go(connection: Connection, before_s: int) -> ColumnElement[bool]:
+    """Return the condition of the sessions that nothing needs any more."""
+    old = and_(sessions.c.ended_at_s.is_not(None), sessions.c.ended_at_s < before_s)
+    named = {
+        session_id
+        for row in connection.execute(select(sessions.c.replaces, sessions.c.place_of).where(is_live))
+        for session_id in row
+        if session_id is not None
+    }
+    # The newest stays: on no database is an id given twice.
+    newest = select(func.max(sessions.c.id)).scalar_subquery()
+    found = [old, sessions.c.id < newest, sessions.c.id.not_in(sorted(named))]
+    for (group,) in connection.execute(select(sessions.c.resource_group).where(old).distinct()):
+        found.append(not_(_is_typical(connection, group)))
+    return and_(*found)
+
+
+def _is_typical(connection: Connection, group: str) -> ColumnElement[bool]:
+    ran = and_(sessions.c.resource_group == group, sessions.c.started_at_s.is_not(None))
+    oldest = (
+        select(sessions.c.ended_at_s)
+        .where(ran, sessions.c.ended_at_s.is_not(None))
+        .order_by(sessions.c.ended_at_s.desc())
+        .offset(TYPICAL_RUNS - 1)
+        .limit(1)
+    )
+    at_s = connection.execute(oldest).scalar_one_or_none()
+    return and_(ran, sessions.c.ended_at_s >= (0 if at_s is None else at_s))

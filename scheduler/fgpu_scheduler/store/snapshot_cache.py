@@ -1,0 +1,86 @@
+"""What the store holds at one version, kept in memory so that a busy scheduler need not read it again each time.
+
+Every write adds 1 to the store's version, in whichever process: while the version is the same, so is all else. What
+this process itself writes is carried on to the next version, and anything else is read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from fgpu_scheduler.core.asked import counted_ids
+from fgpu_scheduler.core.lifecycle import ENDED
+from fgpu_scheduler.core.model import Asked, Node, Quota, Session, Snapshot, Usage
+from fgpu_scheduler.core.usage import HalfLife, decayed
+from fgpu_scheduler.store.rows import Used
+from fgpu_scheduler.store.statements import (
+    LIVE_SESSIONS,
+    NEWEST_ID,
+    read_asked,
+    read_nodes,
+    read_quotas,
+    read_used,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that a snapshot is made of. The sessions are the live ones, in order of their ids."""
+
+    version: int
+    nodes: tuple[Node, ...]
+    sessions: Mapping[int, Session]
+    used: Used
+    quotas: tuple[Quota, ...]
+    asked: tuple[Asked, ...]
+    newest_id: int
+    """That of the newest session when what was asked for was counted, or a later one that changes no count."""
+
+    @classmethod
+    def read(cls, connection: Connection, version: int) -> Seen:
+        """Read it all, in a transaction that sees one instant, and that version."""
+        sessions = {s.id: s for s in LIVE_SESSIONS.read(connection)}
+        newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
+        return cls(
+            version,
+            read_nodes(connection),
+            sessions,
+            read_used(connection),
+            read_quotas(connection),
+            read_asked(connection, newest_id),
+            newest_id,
+        )
+
+    def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
+        """Return it as the scheduler's value, with what was used as it has decayed by now."""
+        sessions = tuple(self.sessions.values())
+        return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked)
+
+    def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
+        """Return what is left by now of what was used, by user and resource group."""
+        found = (
+            Usage(user, group, int(decayed(amount, age_s=now_s - at_s, half_life_s=half_life_s(group))))
+            for (user, group), (amount, at_s) in sorted(self.used.items())
+        )
+        return tuple(one for one in found if one.fgpu_milli_s)
+
+    def then(self, changed: Mapping[int, Session], used: Used, connection: Connection) -> Seen:
+        """Return what is there one version later, when these sessions and this usage were written."""
+        sessions = {**self.sessions, **changed}
+        for session in changed.values():
+            if session.state in ENDED:
+                del sessions[session.id]
+        newest_id = max(self.newest_id, *changed) if changed else self.newest_id
+        again = counted_ids(newest_id) != counted_ids(self.newest_id)
+        # What stays the same is the same object: it need not be counted again.
+        return replace(
+            self,
+            version=self.version + 1,
+            sessions=sessions,
+            used={**self.used, **used} if used else self.used,
+            asked=read_asked(connection, newest_id) if again else self.asked,
+            newest_id=newest_id,
+        )

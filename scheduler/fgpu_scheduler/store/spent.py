@@ -1,0 +1,123 @@
+"""What sessions held in a span of time, and how long they waited, from the store: for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import or_, select
+
+from fgpu_scheduler.store.rows import groups_of
+from fgpu_scheduler.store.schema import devices, meters, sessions, shares
+from fgpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A session that held shares: of what it was, when, and how much, in thousandths of a GPU and of an fGPU.
+
+    It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still.
+    """
+
+    session_id: int
+    user: str
+    resource_group: str
+    hub_groups: tuple[str, ...]
+    image: str
+    waits_since_s: int
+    scheduled_at_s: int
+    started_at_s: int | None
+    ended_at_s: int | None
+    gpu_millionths: int
+    fgpu_milli: int
+
+
+AT_ONCE = 1000
+"""So many rows are in memory at a time: a year may have hundreds of thousands."""
+
+
+def spent_between(store: Store, from_s: int, to_s: int) -> Iterator[Spent]:
+    """Yield every session that held shares at any time from one instant until before another, by id.
+
+    All are of one instant: the store is being read until the last one.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    held = (
+        sessions.c.scheduled_at_s < to_s,
+        or_(sessions.c.ended_at_s.is_(None), sessions.c.ended_at_s > from_s),
+        sessions.c.node_id.is_not(None),
+    )
+    chosen = (
+        select(*_COLUMNS, meters.c.gpu_millionths)
+        .join_from(sessions, meters, sessions.c.id == meters.c.session_id, isouter=True)
+        .where(*held)
+        .order_by(sessions.c.id)
+    )
+    parts = (
+        select(shares.c.session_id, shares.c.fgpu_milli, shares.c.compute_percent, devices.c.capacity_milli)
+        .join_from(shares, sessions, shares.c.session_id == sessions.c.id)
+        .join(devices, devices.c.uuid == shares.c.device_uuid, isouter=True)
+        .where(*held)
+        .order_by(shares.c.session_id)
+    )
+    with store.reading() as connection:
+        connection = connection.execution_options(yield_per=AT_ONCE)
+        by_session = groupby(connection.execute(parts), attrgetter("session_id"))
+        of_id, own = next(by_session, _NO_PARTS)
+        for row in connection.execute(chosen):
+            if of_id == row.id:
+                yield _spent(row, tuple(own))
+                of_id, own = next(by_session, _NO_PARTS)
+            else:
+                yield _spent(row, ())
+
+
+_NO_PARTS: tuple[None, Iterator[Any]] = None, iter(())
+_COLUMNS = (
+    sessions.c.id,
+    sessions.c.user_name,
+    sessions.c.resource_group,
+    sessions.c.groups,
+    sessions.c.image,
+    sessions.c.submitted_at_s,
+    sessions.c.queued_at_s,
+    sessions.c.scheduled_at_s,
+    sessions.c.started_at_s,
+    sessions.c.ended_at_s,
+)
+
+
+def _spent(row: Any, parts: Sequence[Any]) -> Spent:
+    return Spent(
+        row.id,
+        row.user_name,
+        row.resource_group,
+        groups_of(row.groups),
+        row.image,
+        row.submitted_at_s if row.queued_at_s is None else row.queued_at_s,
+        row.scheduled_at_s,
+        row.started_at_s,
+        row.ended_at_s,
+        _gpu_millionths(row.gpu_millionths, parts),
+        sum(part.fgpu_milli for part in parts),
+    )
+
+
+def _gpu_millionths(measured: int | None, parts: Sequence[Any]) -> int:
+    """Return how much of GPUs the shares are, as receipts say it.
+
+    As it was noted while the session ran; else by what its GPUs are worth now, or by the compute of one that is gone.
+    """
+    if measured:
+        return measured
+    return sum(
+        round(1_000_000 * part.fgpu_milli / part.capacity_milli)
+        if part.capacity_milli
+        else 10_000 * part.compute_percent
+        for part in parts
+    )

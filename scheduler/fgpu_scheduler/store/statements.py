@@ -1,0 +1,154 @@
+"""The store's statements, built once: building one costs more than many of them take to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from fgpu_scheduler.core import lifecycle
+from fgpu_scheduler.core.asked import counted_ids, in_order
+from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
+from fgpu_scheduler.store.rows import Used, nodes_of, quotas_of, sessions_of
+from fgpu_scheduler.store.schema import (
+    devices,
+    events,
+    has_run,
+    in_states,
+    is_live,
+    is_serving,
+    meta,
+    nodes,
+    quotas,
+    sessions,
+    shares,
+    usage,
+)
+
+S = SessionState
+
+
+class Sessions:
+    """Statements, built once, that read the sessions of one condition and all their shares."""
+
+    def __init__(self, chosen: Select[Any]) -> None:
+        ids = chosen.with_only_columns(sessions.c.id)
+        self.chosen = chosen
+        self.shares = (
+            select(shares)
+            .where(shares.c.session_id.in_(ids))
+            .order_by(shares.c.session_id, shares.c.position)
+        )
+
+    def read(self, connection: Connection, **values: Any) -> tuple[Session, ...]:
+        rows = connection.execute(self.chosen, values).all()
+        return sessions_of(rows, connection.execute(self.shares, values) if rows else ())
+
+
+def _live(*states: SessionState) -> Select[Any]:
+    # The first condition is for the index, the second may narrow it.
+    return select(sessions).where(is_live, in_states(states)).order_by(sessions.c.id)
+
+
+LIVE_SESSIONS = Sessions(select(sessions).where(is_live).order_by(sessions.c.id))
+HELD_SESSIONS = Sessions(
+    _live(S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
+    .where(sessions.c.held)
+    .order_by(None)
+    .order_by(
+        case((sessions.c.state == S.PENDING.value, 1), else_=0), sessions.c.submitted_at_s, sessions.c.id
+    )
+)
+ONE_SESSION = Sessions(select(sessions).where(sessions.c.id == bindparam("session_id")))
+SERVING_SESSION = Sessions(
+    select(sessions).where(
+        is_serving,
+        sessions.c.user_name == bindparam("user"),
+        sessions.c.server_name == bindparam("server_name"),
+    )
+)
+_newest_ended = (
+    select(sessions)
+    .where(sessions.c.ended_at_s.is_not(None))
+    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
+ENDED_SESSIONS = Sessions(_newest_ended)
+ENDED_OF = Sessions(_newest_ended.where(sessions.c.user_name == bindparam("user")))
+LATEST_OF = Sessions(
+    select(sessions)
+    .where(sessions.c.user_name == bindparam("user"))
+    .order_by(sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
+LENGTHS = (
+    _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
+    .where(has_run)
+    .where(sessions.c.resource_group == bindparam("resource_group"))
+)
+HELD_DEVICES = (
+    select(sessions.c.node_id, shares.c.device_uuid)
+    .join_from(sessions, shares)
+    .where(is_live, in_states(lifecycle.HOLDING))
+)
+VERSION = select(meta.c.version)
+NEXT_VERSION = update(meta).values(version=meta.c.version + 1).returning(meta.c.version)
+NODES = select(nodes)
+QUOTAS = select(quotas)
+USED = select(usage)
+NEWEST_ID = select(func.max(sessions.c.id))
+_amounts = (
+    sessions.c.resource_group,
+    sessions.c.fgpu_milli,
+    sessions.c.cpu_milli,
+    sessions.c.memory_mib,
+    sessions.c.gpu_memory_mib,
+    sessions.c.compute_percent,
+    sessions.c.gpu_model,
+)
+ASKED = (
+    select(*_amounts, func.count())
+    .where(sessions.c.id.between(bindparam("first"), bindparam("last")))
+    .group_by(*_amounts)
+)
+OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
+SUBMIT = insert(sessions).returning(sessions.c.id)
+LOG = insert(events)
+HOLD = insert(shares)
+RELEASE = delete(shares).where(shares.c.session_id == bindparam("session_id"))
+
+
+def _spend(new: postgresql.Insert | sqlite.Insert) -> Any:
+    return new.on_conflict_do_update(
+        index_elements=[usage.c.user_name, usage.c.resource_group],
+        set_={"fgpu_milli_s": new.excluded.fgpu_milli_s, "at_s": new.excluded.at_s},
+    )
+
+
+SPEND = {"sqlite": _spend(sqlite.insert(usage)), "postgresql": _spend(postgresql.insert(usage))}
+SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
+
+
+def read_nodes(connection: Connection) -> tuple[Node, ...]:
+    """Return the nodes by id, with the devices that are offered."""
+    return nodes_of(connection.execute(NODES), connection.execute(OFFERED_DEVICES))
+
+
+def read_quotas(connection: Connection) -> tuple[Quota, ...]:
+    """Return the quotas by whom and what they are for."""
+    return quotas_of(connection.execute(QUOTAS))
+
+
+def read_used(connection: Connection) -> Used:
+    """Return what ended sessions have used."""
+    return {(user, group): (amount, at_s) for user, group, amount, at_s in connection.execute(USED)}
+
+
+def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
+    """Return what was asked for lately, when the newest session has this id."""
+    ids = counted_ids(newest_id)
+    if not ids:
+        return ()
+    found = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
+    return in_order(((*amounts,), count) for *amounts, count in found)
