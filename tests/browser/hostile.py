@@ -12,7 +12,7 @@ from urllib.parse import quote
 from playwright.sync_api import Page
 from sqlalchemy import create_engine, insert, select
 
-from fgpu_scheduler import schema
+from fgpu_scheduler.store import schema
 from hubprocess import HubProcess, until
 
 MARK = "data-planted"

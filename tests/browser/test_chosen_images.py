@@ -11,7 +11,7 @@ from dockerhub import BASE, DockerHub, Engine, entry
 from localimages import SLUGS, TwoImages, missing_pythons, two_images
 from playwright.sync_api import Page, expect
 
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import until
 from steps import START_MS, Person, Sessions, choose_image, expect_lab, run_in_notebook, start
 
@@ -23,7 +23,7 @@ SAY = "import sys, tabulate; print('it is', tabulate.__version__, 'on', '%d.%d' 
 
 @pytest.fixture(scope="module")
 def engine(docker_engine: None) -> Iterator[Engine]:
-    found = Engine(network.connect({"timeout": 60}))
+    found = Engine(connect_here({"timeout": 60}))
     yield found
     found.close()
 

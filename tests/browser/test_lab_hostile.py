@@ -10,7 +10,7 @@ from hostile import CATALOGUE, IN_A_FILE, MARK, TEXT, plant, turned
 from playwright.sync_api import expect
 from sqlalchemy import create_engine, update
 
-from fgpu_scheduler import schema
+from fgpu_scheduler.store import schema
 from hubprocess import HubProcess
 from labsteps import BUILD, open_lab, open_panel, spawn
 from steps import START_MS, Person

@@ -14,7 +14,7 @@ from axe import check_page
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import create_engine, insert, select
 
-from fgpu_scheduler import schema
+from fgpu_scheduler.store import schema
 from hubprocess import ROOT, HubProcess, until
 from labsteps import BUILD, TAKE, new_notebook, open_panel, run_last_cell, status_item
 from steps import START_MS, Person

@@ -12,7 +12,7 @@ from dockerhub import DockerHub, Engine, entry
 from imageregistry import ImageRegistry, Made, random_layer
 from playwright.sync_api import expect
 
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import until
 from steps import START_MS, Person, Sessions
 
@@ -37,7 +37,7 @@ def hub(docker_engine: None, registry: ImageRegistry, tmp_path: Path) -> Iterato
     reference = registry.add("fgpu-test/pages", Made((random_layer(60),)))
     catalogue = tmp_path / "catalogue.toml"
     catalogue.write_text(entry("python", reference))
-    client: docker.APIClient = network.connect({})
+    client: docker.APIClient = connect_here({})
     engine = Engine(client)
     nodes = [{"name": "one", "cpu": 4, "gpus": {"simulated": 1}}]
     found = DockerHub(

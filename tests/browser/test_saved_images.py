@@ -11,7 +11,7 @@ import pytest
 from dockerhub import BASE, DockerHub, Engine, entry
 from playwright.sync_api import Page, expect
 
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import PATIENT
 from steps import (
     START_MS,
@@ -39,7 +39,7 @@ USE = "import of_mine, pathlib; print('it is', of_mine.answer, sorted(p.name for
 
 @pytest.fixture(scope="module")
 def engine(docker_engine: None) -> Iterator[Engine]:
-    found = Engine(network.connect({"timeout": 60}))
+    found = Engine(connect_here({"timeout": 60}))
     yield found
     found.close()
 

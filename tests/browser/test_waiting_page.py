@@ -12,8 +12,8 @@ import pytest
 from axe import check_page
 from playwright.sync_api import Route, expect
 
-from fgpu_scheduler.banner import Banner, Level, Notice
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.banner import Banner, Level, Notice
+from fgpu_scheduler.store.store import Store
 from hubprocess import HubProcess, running, until
 from steps import START_MS, Person, fact, forecast, start
 from watching import Faults

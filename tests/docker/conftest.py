@@ -13,7 +13,7 @@ from dockerhub import BASE, MINI, DockerHub, Engine, build, entry
 from imageregistry import ImageRegistry
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 
 ADMINISTRATORS = """
 c.Spawner.poll_interval = 2
@@ -47,7 +47,7 @@ def collected() -> Iterator[None]:
 def engine() -> Iterator[Engine]:
     """A Docker engine. Without one the tests are skipped; in CI that is a failure."""
     try:
-        found = Engine(network.connect({"timeout": 60}))
+        found = Engine(connect_here({"timeout": 60}))
     except BadSettings as e:
         if os.environ.get("CI") == "true":
             pytest.fail(str(e))

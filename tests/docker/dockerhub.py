@@ -14,8 +14,8 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fgpu_scheduler import Session
-from fgpuspawner import execs
-from fgpuspawner.homes import Homes
+from fgpuspawner.engines.docker import exec as execs
+from fgpuspawner.engines.docker.homes import Homes
 from hubprocess import ROOT, WITHOUT_SERVICE, HubProcess, until
 from leftovers import remove_leftovers
 

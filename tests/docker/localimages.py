@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dockerhub import Engine, build
 
-from fgpuspawner import network
+from fgpuspawner.engines.docker.daemon import connect_here
 
 PYTHONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
 SLUGS = ("old", "new")
@@ -75,7 +75,7 @@ class TwoImages:
 @functools.cache
 def two_images(image: str) -> TwoImages:
     """Build them once in this process, whoever asks; they are removed when it ends."""
-    engine = Engine(network.connect({"timeout": 60}))
+    engine = Engine(connect_here({"timeout": 60}))
     atexit.register(engine.close)
     pythons = dict(zip(SLUGS, (_pythons()[0], _pythons()[-1]), strict=True))
     versions = dict(zip(SLUGS, VERSIONS, strict=True))

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 from dockerhub import Engine as Made
 
-from fgpuspawner.engines import Engine, EngineAddress
-from fgpuspawner.events import LISTED_AFTER_S
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.events import LISTED_AFTER_S
 
 SOCKET = "/var/run/docker.sock"
 
@@ -76,7 +77,7 @@ async def test_a_stream_that_tells_nothing_any_more_is_noticed_and_asked_for_ane
     engine: Made, image: str, relay: Relay
 ) -> None:
     installation = engine.prefix.removeprefix("fgpu-test-")
-    here = Engine(EngineAddress(relay.url, ("a",), {}, None), installation=installation)
+    here = Daemon(Address(relay.url, ("a",), {}, None), installation=installation)
     await asyncio.to_thread(here.connect)
     changed = asyncio.Event()
     here.watch(changed.set)
@@ -125,7 +126,7 @@ async def test_what_ended_before_the_stream_was_open_and_stays_is_no_reason_for_
     name = f"fgpu-{installation}-9-1"
     engine.start(name, labels={f"fgpu.{key}": value for key, value in labels.items()})
     engine.client.kill(name)
-    here = Engine(EngineAddress(relay.url, ("a",), {}, None), installation=installation)
+    here = Daemon(Address(relay.url, ("a",), {}, None), installation=installation)
     await asyncio.to_thread(here.connect)
     changed = asyncio.Event()
     here.watch(changed.set)

@@ -12,7 +12,8 @@ from imageregistry import ImageRegistry
 
 from fgpu_scheduler import Session
 from fgpu_scheduler.testing import world
-from fgpuspawner.containers import Containers, in_words
+from fgpuspawner.engines.docker.containers import Containers
+from fgpuspawner.engines.docker.endings import refusal_words
 
 
 def wait_in_line(hub: DockerHub, user: str, server: str = "", **options: object) -> None:
@@ -169,20 +170,15 @@ async def test_many_who_remove_one_container_at_once_all_learn_that_it_is_gone(
 async def test_servers_that_take_long_to_stop_delay_no_other_call(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fgpuspawner.containers.THREADS", 1)
-    containers = Containers(engine.client, installation=engine.prefix)
+    monkeypatch.setattr("fgpuspawner.engines.docker.containers.THREADS", 1)
+    containers = Containers(engine.client, installation=engine.prefix, stop_timeout_s=60)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     one = world().running("a", "0.5").sessions[0]
     sessions = [replace(one, id=n, attempt=1) for n in (1, 2)]
     for session in sessions:
         container = engine.start(containers.name(session), code=stubborn)
         assert next(engine.client.logs(container, stream=True, follow=True)) == b"up\n"
-    going = [
-        asyncio.create_task(
-            containers.end_session(session, now=False, stop_timeout_s=60, removed=lambda: None)
-        )
-        for session in sessions
-    ]
+    going = [asyncio.create_task(containers.end_session(session, now=False)) for session in sessions]
     await asyncio.sleep(0.5)
     await asyncio.wait_for(containers.call(engine.client.version), 45)
     assert not any(end.done() for end in going)
@@ -221,4 +217,4 @@ async def test_servers_that_take_long_to_stop_delay_no_other_call(
     ],
 )
 def test_what_the_engine_refuses_is_said_in_words(engine_says: str, owner_reads: str) -> None:
-    assert in_words(APIError("500 Server Error", explanation=engine_says)) == owner_reads
+    assert refusal_words(APIError("500 Server Error", explanation=engine_says)) == owner_reads

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dockerhub import BASE, MINI, ONE, DockerHub, Engine, entry, until
 
-from fgpuspawner.containers import THREADS
+from fgpuspawner.engines.docker.containers import THREADS
 
 
 def test_a_frozen_container_that_is_being_stopped_delays_nobodys_spawn(

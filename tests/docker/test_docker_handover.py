@@ -15,7 +15,7 @@ import pytest
 import requests
 from dockerhub import BASE, DockerHub, Engine, Running, entry, until
 
-from fgpuspawner import handover
+from fgpuspawner.engines.docker import handover
 
 HALF = {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
 SECRET = "secret-of-the-lab-0123456789"

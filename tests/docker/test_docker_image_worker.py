@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dockerhub import BASE, Engine
+from traitlets.config import Config
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
-from fgpuspawner.engines import Engine as OneEngine
-from fgpuspawner.engines import EngineAddress, Engines
-from fgpuspawner.images import worker as module
+from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import Installation
+from fgpuspawner.engines.docker.engine import DockerEngine
+from fgpuspawner.engines.docker.images import saver
+from fgpuspawner.hub import image_worker as module
+from fgpuspawner.hub.image_worker import ImageWorker
 from fgpuspawner.images.model import Catalogue
-from fgpuspawner.images.worker import ImageWorker
+from fgpuspawner.settings import FGPU
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 """Threads of a worker that was killed have nobody to tell it."""
@@ -48,6 +54,8 @@ class Mortal:
 
         return call
 
+
+log = logging.getLogger("fgpu")
 
 CHANGES = ("commit", "load_image", "remove_image", "tag", "begin", "made", "fail", "tagged", "removed")
 
@@ -112,35 +120,38 @@ async def work(
     store: Store, death: Death, until: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run a worker until it is killed, or what it is for is done."""
-    own = OneEngine(EngineAddress("", ("n1",)), installation=store.installation_id)
-    engines = Engines([own])
-    await asyncio.to_thread(engines.connect)
-    clients = [own.containers.client]
+    settings = FGPU(nodes=[{"name": "n1", "gpus": {"simulated": 1}}])
+    own = DockerEngine(Installation(store.installation_id, settings, Config(), lambda: Catalogue(())), {})
+    (daemon,) = own.fleet.daemons
+    clients = [daemon.client]
 
     def another(**kwargs: Any) -> Any:
-        clients.append(own._connected({"timeout": None}))
+        clients.append(daemon._connected(60))
         return Mortal(clients[-1], death)
 
-    monkeypatch.setattr(own, "another_client", another)
-    monkeypatch.setattr(own.containers, "client", Mortal(own.containers.client, death))
-    for name in ("LOOK_EVERY_S", "AGAIN_AFTER_S"):
-        monkeypatch.setattr(module, name, 0.02)
+    monkeypatch.setattr(daemon, "another_client", another)
+    monkeypatch.setattr(daemon.containers, "client", Mortal(daemon.client, death))
+    for where, name in ((module, "LOOK_EVERY_S"), (module, "AGAIN_AFTER_S"), (saver, "AGAIN_AFTER_S")):
+        monkeypatch.setattr(where, name, 0.02)
     found = ImageWorker(
-        store, engines, catalogue=lambda: Catalogue(()), refresh=lambda: None, quota=ImageQuota(mib=100)
+        store, own, catalogue=lambda: Catalogue(()), refresh=lambda: None, quota=ImageQuota(mib=100)
     )
-    monkeypatch.setattr(found, "_images", Mortal(PrivateImages(store), death))
-    task = asyncio.create_task(found.run())
+    images: Any = Mortal(PrivateImages(store), death)
+    monkeypatch.setattr(found, "_images", images)
+    background = Background(log)
+    hub: Any = SimpleNamespace(background=background, kept_images=lambda: module.kept_names(images))
+    own._saver.open(hub)
+    found.begin(background)
     async with asyncio.timeout(60):
-        while not (death.come or until() or task.done()):  # noqa: ASYNC110
+        while not (death.come or until()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    task.cancel()
     for busy in found._busy.values():
         busy.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Killed):
-        await task
+    with contextlib.suppress(Killed):
+        await background.close()
     for client in clients:
         client.close()
-    engines.close()
+    own.fleet.close()
 
 
 @pytest.fixture

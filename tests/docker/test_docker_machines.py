@@ -17,11 +17,11 @@ from machines import Machine
 from test_docker_isolation import ALLOCATE, OWN_LOADER
 
 from fgpu_scheduler import BadSettings, NodeState
-from fgpuspawner import execs
-from fgpuspawner.engines import Engine as Connected
-from fgpuspawner.engines import EngineAddress
+from fgpuspawner.engines.docker import exec as execs
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.remote_driver import RemoteDriver
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
-from fgpuspawner.outpost import Outpost
 
 pytestmark = pytest.mark.xdist_group("machines")
 
@@ -29,15 +29,15 @@ HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
 WHOLE = {**ONE, "fgpu": "2"}
 BY_EVENTS_ALONE = """
 from functools import partial
-import fgpuspawner.runtime
-fgpuspawner.runtime.Deadlines = partial(fgpuspawner.runtime.Deadlines, reconcile_every_s=600)
+import fgpuspawner.hub.runtime
+fgpuspawner.hub.runtime.Deadlines = partial(fgpuspawner.hub.runtime.Deadlines, reconcile_every_s=600)
 c.Spawner.poll_interval = 600
 """
 """Lines of a Hub that looks at what runs when an engine has told it of something, and next to never besides."""
 
 SILENT_LATE = """
-import fgpuspawner.engines
-fgpuspawner.engines.LOOK_TIMEOUT_S = 30
+import fgpuspawner.engines.docker.daemon
+fgpuspawner.engines.docker.daemon.LOOK_TIMEOUT_S = 30
 c.Spawner.poll_interval = 600
 """
 """Lines of a Hub that waits longer for an engine that hangs than whatever does not wait for it can take."""
@@ -366,7 +366,7 @@ def test_the_watchdog_sees_what_sessions_hold_on_another_machine(two: DockerHub,
 
 
 def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) -> None:
-    outpost = Outpost(
+    outpost = RemoteDriver(
         lambda: there.client,
         installation=two.installation,
         node_id="there",
@@ -376,10 +376,12 @@ def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) 
     (found,) = outpost.devices()
     (known,) = next(n.devices for n in two.store.snapshot(0).nodes if n.id == "there")
     assert (found.uuid, found.model, found.memory_mib) == (known.uuid, known.model, known.memory_mib)
-    without = Outpost(lambda: there.client, installation=two.installation, node_id="x", images=lambda: [BASE])
+    without = RemoteDriver(
+        lambda: there.client, installation=two.installation, node_id="x", images=lambda: [BASE]
+    )
     with pytest.raises(NvmlUnknown, match="no NVIDIA runtime and no CDI devices"):
         without.devices()
-    nothing = Outpost(
+    nothing = RemoteDriver(
         lambda: there.client, installation=two.installation, node_id="x", images=lambda: ["a/b:1"]
     )
     with pytest.raises(NvmlUnknown, match="pull one there, such as a/b:1"):
@@ -387,8 +389,8 @@ def test_another_machine_says_which_gpus_it_has(two: DockerHub, there: Machine) 
 
 
 def test_only_certificates_of_the_right_authority_will_do_on_either_side(there: Machine) -> None:
-    def engine(tls: dict[str, str]) -> Connected:
-        return Connected(EngineAddress(there.url, ("there",), tls, there.address), installation="none")
+    def engine(tls: dict[str, str]) -> Daemon:
+        return Daemon(Address(there.url, ("there",), tls, there.address), installation="none")
 
     right = engine(there.tls())
     right.connect()

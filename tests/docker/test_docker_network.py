@@ -19,7 +19,8 @@ import requests
 from dockerhub import BASE, MINI, ONE, PYTHON, DockerHub, Engine, Running, until
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import firewall, network
+from fgpuspawner.engines.docker import firewall, shared_network
+from fgpuspawner.engines.docker import user_networks as network
 
 SCAN = """
 import json, socket
@@ -55,7 +56,7 @@ def two(shared_hub: DockerHub) -> Iterator[Two]:
 @pytest.fixture(scope="module")
 def address(engine: Engine) -> str:
     """The host's address that sessions reach the Hub at."""
-    return network.ensure_network(engine.client)
+    return shared_network.ensure_network(engine.client)
 
 
 def scan(engine: Engine, container: str, targets: list[tuple[str, int]]) -> dict[tuple[str, int], bool]:
@@ -322,7 +323,15 @@ def test_the_command_prints_applies_and_removes_the_rules(
 
 
 def command(hub: DockerHub, *flags: str) -> str:
-    words = [sys.executable, "-m", "fgpuspawner.cli", "firewall", "--config", str(hub.write_config()), *flags]
+    words = [
+        sys.executable,
+        "-m",
+        "fgpuspawner.cli.main",
+        "firewall",
+        "--config",
+        str(hub.write_config()),
+        *flags,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=hub.folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -587,7 +596,7 @@ def test_a_network_on_which_containers_reach_each_other_is_refused(engine: Engin
     engine.client.create_network(name, driver="bridge")
     try:
         with pytest.raises(BadSettings, match="exists and lets containers reach each other; remove it"):
-            network.ensure_network(engine.client, name)
+            shared_network.ensure_network(engine.client, name)
     finally:
         engine.client.remove_network(name)
 
@@ -595,8 +604,8 @@ def test_a_network_on_which_containers_reach_each_other_is_refused(engine: Engin
 def test_a_network_is_made_once_and_closed(engine: Engine) -> None:
     name = f"{engine.prefix}-closed"
     try:
-        address = network.ensure_network(engine.client, name)
-        assert network.ensure_network(engine.client, name) == address
+        address = shared_network.ensure_network(engine.client, name)
+        assert shared_network.ensure_network(engine.client, name) == address
         options: dict[str, Any] = engine.client.inspect_network(name)["Options"]
         assert options == {"com.docker.network.bridge.enable_icc": "false"}
     finally:

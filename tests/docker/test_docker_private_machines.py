@@ -9,10 +9,10 @@ import pytest
 from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
 
-from fgpu_scheduler.private_image import ImageQuota, ImageState
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
-from fgpuspawner import execs
+from fgpu_scheduler.store.private_image import ImageQuota, ImageState
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.docker import exec as execs
 
 pytestmark = [pytest.mark.xdist_group("machines"), pytest.mark.slow]
 

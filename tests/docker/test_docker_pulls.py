@@ -21,7 +21,7 @@ from docker.errors import APIError, ImageNotFound
 from dockerhub import BASE, MINI, ONE, WHOLE_FIVE, DockerHub, Engine, entry, until
 from imageregistry import ImageRegistry, Made, digest, made_of, random_layer
 
-from fgpuspawner.images.pull_file import Phase, PullState, read_pulls, write_pulls
+from fgpuspawner.images.pull_state import Phase, PullState, read_pulls, write_pulls
 from hubprocess import free_ports
 
 pytestmark = pytest.mark.xdist_group("pulls")

@@ -17,9 +17,10 @@ from dockerhub import PYTHON
 from dockerhub import Engine as Made
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines import Engine, EngineAddress
-from fgpuspawner.handover import Handover, tell
-from fgpuspawner.tunnel import Tunnel
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.handover import Handover, tell
+from fgpuspawner.engines.docker.ssh_tunnel import Tunnel
 from hubprocess import free_ports, until
 
 SSHD = Path("/usr/sbin/sshd")
@@ -81,8 +82,8 @@ def _listens(port: int) -> bool:
         return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
-def engine_at(url: str) -> Engine:
-    return Engine(EngineAddress(url, ("there",), {}, "127.0.0.1"), installation="sshtest")
+def engine_at(url: str) -> Daemon:
+    return Daemon(Address(url, ("there",), {}, "127.0.0.1"), installation="sshtest")
 
 
 async def test_containers_events_and_identities_go_through_it(
@@ -143,7 +144,8 @@ def test_what_ssh_says_is_told(server: Server) -> None:
 
 def test_it_ends_with_its_process_however_that_ends(server: Server) -> None:
     code = (
-        "import os, signal, sys; from fgpuspawner.tunnel import Tunnel; t = Tunnel(sys.argv[1]); t.open(); "
+        "import os, signal, sys; from fgpuspawner.engines.docker.ssh_tunnel import Tunnel; "
+        "t = Tunnel(sys.argv[1]); t.open(); "
         "print(t._child.pid, t._folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run(

@@ -18,8 +18,8 @@ from fgpu_scheduler import (
     Session,
     SessionState,
 )
-from fgpu_scheduler.service import Deadlines, Scheduler
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
+from fgpu_scheduler.store.store import Store
 
 HOUR_S = 3600
 BEGAN_S = 1_800_000_000

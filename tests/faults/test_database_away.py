@@ -27,15 +27,15 @@ AWAY = "The queue's database does not answer; nothing is lost, and this goes on 
 LAUNCHES_CAN_BE_HELD = """
 import asyncio
 from pathlib import Path
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.local.engine import LocalEngine
 
-launch = LocalFGPUSpawner.launch
-async def held(self, session):
-    where = await launch(self, session)
-    while Path(HOLD, self.user.name).exists():
+start = LocalEngine.start
+async def held(self, spec):
+    where = await start(self, spec)
+    while Path(HOLD, spec.session.request.user).exists():
         await asyncio.sleep(0.05)
     return where
-LocalFGPUSpawner.launch = held
+LocalEngine.start = held
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from fgpu_scheduler import Request, StoreUnavailable
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from outages import OwnPostgres
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Observed, StoreUnavailable
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from lab import NODE, Lab, Standing
 
 

@@ -208,22 +208,30 @@ def dies_after(cls, name, point):
         return result
     setattr(cls, name, step)
 
-from fgpu_scheduler.service import Scheduler
-from fgpu_scheduler.store import Store
-from fgpuspawner.docker import FGPUSpawner
-from fgpuspawner.local import LocalFGPUSpawner
+def dies_before(cls, name, point):
+    original = getattr(cls, name)
+    def step(self, *args, **kwargs):
+        die(point)
+        return original(self, *args, **kwargs)
+    setattr(cls, name, step)
+
+from fgpu_scheduler.service.scheduler import Scheduler
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.docker.engine import DockerEngine
+from fgpuspawner.engines.local.engine import LocalEngine
+from fgpuspawner.spawner.launch import Launch
 
 dies_after(Scheduler, "submit", "submitted")
 dies_after(Scheduler, "prepare", "prepared")
 dies_after(Scheduler, "running", "acknowledged")
 dies_after(Scheduler, "end", "ending")
 dies_after(Scheduler, "gone", "gone")
-dies_after(FGPUSpawner, "create_object", "created")
-dies_after(FGPUSpawner, "start_object", "started")
-dies_after(LocalFGPUSpawner, "launch", "started")
-for spawner in (FGPUSpawner, LocalFGPUSpawner):
-    dies_after(spawner, "_answers", "answered")
-    dies_after(spawner, "take_down", "taken down")
+dies_after(DockerEngine, "_made", "created")
+dies_before(DockerEngine, "_tell", "started")
+dies_after(LocalEngine, "start", "started")
+dies_after(Launch, "_answers", "answered")
+for engine in (DockerEngine, LocalEngine):
+    dies_after(engine, "stop", "taken down")
 
 commit = Store.commit
 def commit_and_die(self, *args, **kwargs):

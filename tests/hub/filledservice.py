@@ -6,9 +6,9 @@ from pathlib import Path
 
 from test_service import World, end, now_s, place, run, submit
 
-from fgpu_scheduler.meters import Measured, Meters
-from fgpu_scheduler.private_image import ImageQuota
-from fgpu_scheduler.private_images import PrivateImages
+from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.private_image import ImageQuota
+from fgpu_scheduler.store.private_images import PrivateImages
 from fgpuspawner.meter.model import Live, Meter, Point, Process, Told, write_meters
 
 SECRET = "s3cret"

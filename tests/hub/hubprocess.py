@@ -20,7 +20,7 @@ import psutil
 import requests
 
 from fgpu_scheduler import Session
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")

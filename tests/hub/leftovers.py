@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable
 from functools import partial
 
-from fgpuspawner import firewall
+from fgpuspawner.engines.docker import firewall
 from hubprocess import until
 
 LISTED_AND_REMOVED = (

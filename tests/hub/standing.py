@@ -20,8 +20,9 @@ from typing import Any
 import requests
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, plan
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpuspawner.config import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.meter.model import Live, Meter, Told, write_meters
 from fgpuspawner.settings import FGPU
 from hubprocess import free_ports, until
@@ -84,6 +85,7 @@ class Standing:
             "JUPYTERHUB_OAUTH_SCOPES": json.dumps([ACCESS]),
             "JUPYTERHUB_OAUTH_ACCESS_SCOPES": json.dumps([ACCESS]),
             "FGPU_SETTINGS": self.settings.to_json(),
+            "FGPU_ENGINE": Capabilities("containers", own_root=True, saves_images=True).to_json(),
             "FGPU_HUB_PID": str(os.getpid()),
         }
         with self.log.open("ab") as output:

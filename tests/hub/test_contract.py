@@ -21,31 +21,28 @@ ANSWERED_AT_ITS_END = "c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 50
 
 SLOW_LAUNCH = """
 import time
-from fgpuspawner.waiting import to_the_end
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.local.engine import LocalEngine
 import asyncio
 
 def until_told():
     while not os.path.exists("go"):
         time.sleep(0.05)
 
-class SlowSpawner(LocalFGPUSpawner):
-    async def launch(self, session):
-        # Like an engine that takes its time, and cannot be interrupted.
-        await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
-        return await super().launch(session)
-
-c.JupyterHub.spawner_class = SlowSpawner
+start = LocalEngine.start
+async def slow(self, spec):
+    # Like an engine that takes its time, and cannot be interrupted.
+    await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
+    return await start(self, spec)
+LocalEngine.start = slow
 """
 
 BROKEN_LOOK = """
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.local.engine import LocalEngine
 
-class BrokenSpawner(LocalFGPUSpawner):
-    async def exit_status(self, session):
-        raise RuntimeError("nobody foresaw this")
-
-c.JupyterHub.spawner_class = BrokenSpawner
+async def broken(self, session):
+    raise RuntimeError("nobody foresaw this")
+LocalEngine.ended = broken
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fgpuspawner.idle import ask_kernels
+from fgpuspawner.hub.idle import ask_kernels
 from hubprocess import free_ports, until
 
 

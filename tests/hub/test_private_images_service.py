@@ -11,8 +11,8 @@ from bs4 import BeautifulSoup
 from test_service import ServiceHub, end, now_s, run, submit
 
 from fgpu_scheduler import Device, Node
-from fgpu_scheduler.private_image import ImageQuota, ImageState
-from fgpu_scheduler.private_images import PrivateImages
+from fgpu_scheduler.store.private_image import ImageQuota, ImageState
+from fgpu_scheduler.store.private_images import PrivateImages
 from hubprocess import until
 
 JSON = dict[str, Any]

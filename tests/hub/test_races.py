@@ -24,20 +24,19 @@ WHOLE = {**ONE, "fgpu": "2"}
 
 FIRST_LAUNCH_IS_SLOW = """
 import asyncio, time
-from fgpuspawner.waiting import to_the_end
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.concurrency.waiting import to_the_end
+from fgpuspawner.engines.local.engine import LocalEngine
 
 def until_told():
     while not os.path.exists("go"):
         time.sleep(0.05)
 
-class SlowSpawner(LocalFGPUSpawner):
-    async def launch(self, session):
-        if session.id == 1 and session.attempt == 1:
-            await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
-        return await super().launch(session)
-
-c.JupyterHub.spawner_class = SlowSpawner
+start = LocalEngine.start
+async def slow(self, spec):
+    if spec.session.id == 1 and spec.session.attempt == 1:
+        await to_the_end(asyncio.get_running_loop().run_in_executor(None, until_told))
+    return await start(self, spec)
+LocalEngine.start = slow
 """
 
 FURTHER_SERVERS_HAVE_A_SLOW_HOOK = """
@@ -52,7 +51,7 @@ c.Spawner.pre_spawn_hook = hook
 
 THE_DATABASE_IS_SLOW = """
 import time
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 submit = Store.submit
 
@@ -217,7 +216,7 @@ def test_the_hub_waits_for_a_database_that_is_away_when_it_starts(
     hub = make_hub(
         before="""
 from fgpu_scheduler import StoreUnavailable
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 hold_waiting, first = Store.hold_waiting, [True]
 def fails_once(self, *args, **kwargs):
     if first and os.environ.get("FAIL_ONCE"):

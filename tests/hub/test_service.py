@@ -20,7 +20,8 @@ import requests
 from bs4 import BeautifulSoup
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, plan
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.settings import FGPU
 from hubprocess import ROOT, HubProcess, free_ports, until
 
@@ -31,6 +32,7 @@ CONFIG = """
 import os
 from jupyterhub.spawner import SimpleLocalProcessSpawner
 from fgpuspawner import config
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.settings import FGPU
 
 c = get_config()  # noqa: F821
@@ -76,7 +78,8 @@ c.JupyterHub.spawner_class = Noted
 c.Spawner.cmd = ["python", {mini!r}]
 c.SimpleLocalProcessSpawner.home_dir_template = "{folder}/home-{{username}}"
 # The service as it really is wired, without the scheduler that would act on what the test writes.
-config._use_service(c, FGPU.from_json({settings!r}).checked())
+able = Capabilities("containers", own_root=True, saves_images=True)
+config._use_service(c, FGPU.from_json({settings!r}).checked(), able)
 """
 
 
@@ -748,6 +751,7 @@ def service_process(folder: Path, **changes: str) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")}
     env |= {
         "FGPU_SETTINGS": FGPU(data_dir=str(folder), service_port=1).to_json(),
+        "FGPU_ENGINE": Capabilities("local processes").to_json(),
         "JUPYTERHUB_API_TOKEN": "a-token",
         "JUPYTERHUB_API_URL": f"http://127.0.0.1:{free_ports(1)}/hub/api",
         "JUPYTERHUB_CLIENT_ID": "service-fgpu",
@@ -803,6 +807,7 @@ def test_the_service_waits_for_the_database_and_ends_when_told_to(tmp_path: Path
         ({"FGPU_SETTINGS": '{"max_sessions": "many"}'}, "FGPU_SETTINGS does not fit"),
         ({"FGPU_SETTINGS": '{"fgpu_step": "0"}'}, "c.FGPU.fgpu_step is 0"),
         ({"FGPU_SETTINGS": '{"db_url": "mysql://u:hush@h/d"}'}, "the database may be SQLite or PostgreSQL"),
+        ({"FGPU_ENGINE": "{}"}, "FGPU_ENGINE does not fit"),
         ({"JUPYTERHUB_API_TOKEN": ""}, "JUPYTERHUB_API_TOKEN is not set"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgpuspawner.advice import HEADROOM_PERCENT, LEAST_RUNS, NEWEST_RUNS, SHARE_MIB, Run, advise
+from fgpuspawner.form.advice import HEADROOM_PERCENT, LEAST_RUNS, NEWEST_RUNS, SHARE_MIB, Run, advise
 
 STEPS = st.sampled_from([50, 100, 200, 250, 500])
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fgpuspawner.images.catalogue import parse_catalogue
+from fgpuspawner.images.catalogue import checked, parse_catalogue, written
 from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.icons import ICONS
 from fgpuspawner.images.labels import entry_from, labels_of
-from fgpuspawner.images.merging import checked
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.images.writing import written
 from fgpuspawner.service.images_page import entry_from_form, form_values
 
 exact = settings(

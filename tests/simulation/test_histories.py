@@ -10,7 +10,7 @@ import pytest
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
 from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing import MemoryStore, Report, Violation, checks, simulate
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from fgpu_scheduler import accounts
 from fgpu_scheduler.core import (
     backfill,
     lifecycle,
@@ -16,6 +15,7 @@ from fgpu_scheduler.core import (
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.testing import Faults, MemoryStore, Violation, checks, simulate
 from fgpu_scheduler.testing.lab import CALM
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from store_worlds import database, opened
 
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
 
 

@@ -7,7 +7,7 @@ import sys
 from store_worlds import ask
 
 from fgpu_scheduler.errors import SessionExists
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 
 def main(url: str, servers: str) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 
 from store_worlds import S, ask, end, node, schedule
 
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 
 def main(url: str, prefix: str) -> None:

@@ -19,7 +19,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Place, Plan, Policy, Reserve, Wait, plan
 from fgpu_scheduler.errors import StaleVersion
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.memory import SessionStore
 
 

@@ -10,7 +10,7 @@ from store_worlds import S, ask, node, run, schedule
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.errors import InvalidTransition, UnknownSession
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 PATHS: dict[S, tuple[S, ...]] = {
     S.PENDING: (),

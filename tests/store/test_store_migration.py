@@ -10,11 +10,11 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from store_worlds import S, ask, end, node, opened, run
 
-from fgpu_scheduler import migrations
 from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Share, ShareMode, WaitReason
-from fgpu_scheduler.rows import life_values, request_values, share_values
-from fgpu_scheduler.schema import sessions, shares
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store import migrations
+from fgpu_scheduler.store.rows import life_values, request_values, share_values
+from fgpu_scheduler.store.schema import sessions, shares
+from fgpu_scheduler.store.store import Store
 
 FIRST = """
 INSERT INTO fgpu_meta (id, version, installation_id) VALUES (1, 41, 'abcdef012345');

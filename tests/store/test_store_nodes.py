@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, run, schedule
 
-from fgpu_scheduler.audit import Audit
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.memory import SessionStore
-from fgpuspawner.node_actions import NodeAction, act
+from fgpuspawner.hub.node_actions import NodeAction, act
 
 
 def notes(store: Store) -> list[str | None]:

@@ -18,9 +18,9 @@ from sqlalchemy import create_engine, make_url, text
 from store_worlds import ask, database, opened, postgres_url
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
-from fgpu_scheduler.migrations import VERSION_TABLE
-from fgpu_scheduler.schema import metadata
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.migrations import VERSION_TABLE
+from fgpu_scheduler.store.schema import metadata
+from fgpu_scheduler.store.store import Store
 
 PASSWORD = "swordfish"
 

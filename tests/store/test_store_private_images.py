@@ -14,9 +14,16 @@ from fgpu_scheduler.errors import (
     UnknownImage,
     UnknownSession,
 )
-from fgpu_scheduler.private_image import MIB, ImageInUse, ImageQuota, ImageState, PrivateImage, in_use_words
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.private_image import (
+    MIB,
+    ImageInUse,
+    ImageQuota,
+    ImageState,
+    PrivateImage,
+    in_use_words,
+)
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
 
 FREE = ImageQuota()
 

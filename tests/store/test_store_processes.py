@@ -23,7 +23,7 @@ from store_worlds import (
 import fgpu_scheduler
 from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.errors import SessionExists
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 
 HERE = Path(__file__).parent
 SERVERS = 25

@@ -9,9 +9,9 @@ from store_worlds import S, ask, end, node, opened, run, schedule
 
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.errors import SessionExists, TooManyPending
-from fgpu_scheduler.rows import life_values, request_values
-from fgpu_scheduler.schema import sessions
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.rows import life_values, request_values
+from fgpu_scheduler.store.schema import sessions
+from fgpu_scheduler.store.store import Store
 
 
 def test_a_submitted_request_waits_and_reads_back_the_same(store: Store) -> None:

@@ -11,7 +11,7 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usag
 from fgpu_scheduler.core.quota import shown
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.memory import SessionStore
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL

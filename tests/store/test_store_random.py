@@ -27,8 +27,8 @@ from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
 from fgpu_scheduler.core.reclaim import End, Reclaim, Spare, Warn
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, UnknownSession
-from fgpu_scheduler.seen import Seen
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.store import Store
 
 STEPS = st.lists(
     st.one_of(

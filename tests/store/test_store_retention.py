@@ -13,13 +13,13 @@ from store_worlds import S, ask, end, node, run
 
 from fgpu_scheduler.core.asked import NEWEST
 from fgpu_scheduler.core.model import EndCause, SessionState
-from fgpu_scheduler.history import History
-from fgpu_scheduler.meters import Measured, Meters
-from fgpu_scheduler.retention import KEPT_EVENTS, STEP, TYPICAL_RUNS, Retention
-from fgpu_scheduler.schema import events, meters, sessions, shares
-from fgpu_scheduler.store import Store
-from fgpuspawner import forgetting
-from fgpuspawner.forgetting import DAY_S, forget, keep_forgetting
+from fgpu_scheduler.store.history import History
+from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.retention import KEPT_EVENTS, STEP, TYPICAL_RUNS, Retention
+from fgpu_scheduler.store.schema import events, meters, sessions, shares
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.hub import retention as forgetting
+from fgpuspawner.hub.retention import DAY_S, forget, keep_forgetting
 
 YEAR_S = 365 * DAY_S
 NOW_S = 10 * YEAR_S

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from store_worlds import ask, end, node, run
 
-from fgpu_scheduler import spent
-from fgpu_scheduler.meters import Measured, Meters
-from fgpu_scheduler.spent import spent_between
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store import spent
+from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.spent import spent_between
+from fgpu_scheduler.store.store import Store
 
 
 def test_sessions_that_held_shares_within_the_span_come_with_their_part_of_gpus(store: Store) -> None:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from fgpuspawner.engines import Engine, EngineAddress, Engines
+from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
 
 Step = dict[str, Any] | threading.Event | int
 """A line that is told, what is waited for before the next one, or a status to refuse with."""

@@ -11,16 +11,16 @@ from test_service_view import ADMIN, SITE, Build, gpu, node
 
 from fgpu_scheduler import NodeState, Quota, QuotaScope
 from fgpu_scheduler.core.quota import Held, held_of
-from fgpu_scheduler.quota_edits import QuotaEdit
+from fgpu_scheduler.store.quota_edits import QuotaEdit
+from fgpuspawner.hub.node_actions import NodeAction, actions_of
 from fgpuspawner.isolation.verified import MOST_PROBLEMS, MOST_TEXT, WRITTEN, note_verdict, read_verdicts
-from fgpuspawner.node_actions import NodeAction, actions_of
-from fgpuspawner.queue_settings import quota_of
 from fgpuspawner.service.admin.banner import read_until
 from fgpuspawner.service.admin.base import duration_words
 from fgpuspawner.service.admin.nodes_view import nodes_object
 from fgpuspawner.service.admin.queue_view import LONG_WAIT_S, STUCK_AFTER_S, queues_object
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
 from fgpuspawner.service.view import World
+from fgpuspawner.settings.queue import quota_of
 
 EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=1000)
 

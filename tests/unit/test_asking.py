@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.asking import AskingSpawner
+from fgpuspawner.spawner.launch_form import LaunchFormSpawner
 
 
-def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings: Any) -> AskingSpawner:
+def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings: Any) -> LaunchFormSpawner:
     """Return a spawner of a user who has had these named servers, of which some are active."""
-    found = AskingSpawner()
+    found = LaunchFormSpawner()
     found.name, found.handler = name, None
     found.user = SimpleNamespace(
         settings={"allow_named_servers": True} | settings,
@@ -37,7 +37,9 @@ def asking(*known: str, active: tuple[str, ...] = (), name: str = "", **settings
         (asking(named_server_limit_per_user=lambda handler: 1), 8),
     ],
 )
-def test_no_more_sessions_are_offered_than_there_may_be_servers(spawner: AskingSpawner, most: int) -> None:
+def test_no_more_sessions_are_offered_than_there_may_be_servers(
+    spawner: LaunchFormSpawner, most: int
+) -> None:
     assert spawner.most_sessions(8) == most
     assert spawner.most_sessions(1) == 1
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
-from fgpuspawner.images.committing import (
+from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.docker.images.commit import (
     CannotCommit,
     configuration,
     labels_of,
     left_behind,
     refuse_what_cannot_be_saved,
 )
+from fgpuspawner.engines.docker.images.inventory import labelled_on
+from fgpuspawner.hub.image_worker import ImageWorker
 from fgpuspawner.images.model import Catalogue
-from fgpuspawner.images.on_engines import labelled_on
-from fgpuspawner.images.worker import ImageWorker
 
 IMAGE = PrivateImage(
     id=7,

@@ -19,7 +19,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.config import check_hub, configure
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.settings import FGPU
 
 ROOT = Path(__file__).parents[2]
@@ -335,7 +335,7 @@ def test_local_sessions_are_kept_to_this_machine(url: str, folder: Path) -> None
     c.JupyterHub.bind_url = url
     shown = JupyterHub(config=Config({"JupyterHub": {"bind_url": url}})).bind_url
     assert hub_refusal(c) == (
-        f"c.JupyterHub.bind_url is {shown}: sessions as local processes all run as one system user, so the Hub binds "
+        f"c.JupyterHub.bind_url is {shown}: sessions are local processes, all of one system user, so the Hub binds "
         "to 127.0.0.1 only; use runtime='docker', or set c.FGPU.local_sessions_beyond_loopback = True"
     )
 
@@ -421,7 +421,7 @@ def leftovers(folder: Path) -> list[str]:
         (
             {},
             "c.JupyterHub.bind_url = 'http://0.0.0.0:47000'",
-            "c.JupyterHub.bind_url is http://0.0.0.0:47000: sessions as local processes all run as one system user, "
+            "c.JupyterHub.bind_url is http://0.0.0.0:47000: sessions are local processes, all of one system user, "
             "so the Hub binds to 127.0.0.1 only; use runtime='docker', or set "
             "c.FGPU.local_sessions_beyond_loopback = True",
         ),

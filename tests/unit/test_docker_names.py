@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.containers import container_ids, session_and_attempt
+from fgpuspawner.engines.docker.containers import container_ids, session_and_attempt
 
 
 def test_a_container_of_ours_says_session_and_attempt() -> None:

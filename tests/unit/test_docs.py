@@ -13,8 +13,8 @@ from traitlets import HasTraits
 
 from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.core.lifecycle import LEGAL, MOVED_BY
-from fgpuspawner.docker import FGPUSpawner
-from fgpuspawner.local import LocalFGPUSpawner
+from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.settings import FGPU
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from sqlalchemy import select
 from test_service_view import Build, node
 
 from fgpu_scheduler import NodeState, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.schema import end_messages
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.schema import end_messages
+from fgpu_scheduler.store.store import Store
 from fgpuspawner.service import handlers
 from fgpuspawner.service.admin import nodes
 from fgpuspawner.service.base import Handler

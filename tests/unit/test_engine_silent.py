@@ -13,10 +13,10 @@ import docker
 import pytest
 
 from fgpu_scheduler import Observed
-from fgpuspawner import engines as module
-from fgpuspawner import tenants
-from fgpuspawner.containers import Containers, EngineSilent
-from fgpuspawner.engines import Engine, EngineAddress, Engines
+from fgpuspawner.engines.docker import engines as module
+from fgpuspawner.engines.docker import network as tenants
+from fgpuspawner.engines.docker.containers import Containers, EngineSilent
+from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
 from fgpuspawner.settings import FGPU
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"

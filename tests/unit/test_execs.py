@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import docker
 import pytest
 
-from fgpuspawner.execs import HEAD, STDERR, STDOUT, run_in
+from fgpuspawner.engines.docker.exec import HEAD, STDERR, STDOUT, run_in
 
 HEADERS = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
 

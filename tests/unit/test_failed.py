@@ -9,7 +9,7 @@ from bs4 import BeautifulSoup
 
 from fgpu_scheduler import EndCause, Session, SessionState
 from fgpu_scheduler.testing.world import request
-from fgpuspawner.failed import LATELY_S, NEXT, failed_html, failed_lately, last_word, next_step
+from fgpuspawner.spawner.failures import LATELY_S, NEXT, failed_html, failed_lately, last_word, next_step
 
 FAILED = Session(
     7,

@@ -20,9 +20,20 @@ import pytest
 from requests.exceptions import JSONDecodeError
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import firewall, network, tenants
-from fgpuspawner.engines import Engine, EngineAddress, Engines
-from fgpuspawner.firewall import Firewall, Rules, complete, read_state, removal, run, script, state
+from fgpuspawner.engines.docker import firewall
+from fgpuspawner.engines.docker import network as tenants
+from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
+from fgpuspawner.engines.docker.firewall import (
+    Firewall,
+    Rules,
+    complete,
+    read_state,
+    removal,
+    run,
+    script,
+    state,
+)
 from fgpuspawner.settings import FGPU
 
 T = TypeVar("T")

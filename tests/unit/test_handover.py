@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner.handover import Handover, can_take, split
+from fgpuspawner.engines.docker.handover import Handover, can_take, split
 
 IMAGE = {"Config": {"Labels": {"fgpu.handover": "1"}, "Entrypoint": ["/usr/bin/tini", "--"]}}
 MADE: dict[str, Any] = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Device, Node, NodeState, Placement, Request, Session, SessionState, Share, Snapshot
-from fgpu_scheduler.health import known_or_as_it_was, node_changes
+from fgpu_scheduler.service.node_health import known_or_as_it_was, node_changes
 
 S = SessionState
 

@@ -13,7 +13,7 @@ import pytest
 HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
-from fgpuspawner import homes
+from fgpuspawner.engines.docker import homes
 
 def run(*words):
     subprocess.run(words, check=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.idle import SessionActivity, ask_kernels, instant_s
+from fgpuspawner.hub.idle import SessionActivity, ask_kernels, instant_s
 from fgpuspawner.isolation.gpu_use import idle_now
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 

@@ -16,14 +16,14 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from standinengine import StandIn, connected
 
 from fgpu_scheduler import Device, Node, Policy, Request, SessionState, StoreUnavailable, plan
-from fgpu_scheduler.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
-from fgpuspawner.engines import Engines
-from fgpuspawner.images import worker as module
-from fgpuspawner.images.committing import Committed
+from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.docker.engines import Engines
+from fgpuspawner.engines.docker.images.commit import Committed
+from fgpuspawner.hub import image_worker as module
+from fgpuspawner.hub.image_worker import ImageWorker
 from fgpuspawner.images.model import Catalogue
-from fgpuspawner.images.worker import ImageWorker
 
 
 class OneEngine:

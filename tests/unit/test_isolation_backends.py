@@ -13,13 +13,13 @@ import pytest
 
 from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.isolation import accounting, limits
-from fgpuspawner.isolation.backend import CannotPrepare, Host, Mount, Prepared
+from fgpuspawner.isolation.base import CannotPrepare, Host, Mount, Prepared
 from fgpuspawner.isolation.choice import choose
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
-from fgpuspawner.isolation.hub import BACKENDS, make_backends
+from fgpuspawner.isolation.manager import BACKENDS, make_backends
 from fgpuspawner.isolation.native import NOT_BUILT, Native
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
-from fgpuspawner.settings import ISOLATION
+from fgpuspawner.settings.isolation import ISOLATION
 
 MIB = 2**20
 

@@ -14,9 +14,9 @@ import pytest
 
 from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.isolation import facts, limits, native
-from fgpuspawner.isolation.backend import CannotPrepare
+from fgpuspawner.isolation.base import CannotPrepare
 from fgpuspawner.isolation.choice import read_choices
-from fgpuspawner.isolation.hub import Isolation, choices_for
+from fgpuspawner.isolation.manager import Isolation, choices_for
 from fgpuspawner.isolation.native import Native
 from fgpuspawner.settings import FGPU
 

@@ -9,7 +9,7 @@ import pytest
 from docker.types import Mount as DockerMount
 from docker.utils import format_environment
 
-from fgpuspawner.isolation.backend import Mount, Prepared
+from fgpuspawner.isolation.base import Mount, Prepared
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.sealing import (
     is_knob,

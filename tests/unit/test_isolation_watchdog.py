@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
-from fgpuspawner.containers import EngineSilent
+from fgpuspawner.engines.docker.containers import EngineSilent
 from fgpuspawner.isolation import accounting, nvml_reader
 from fgpuspawner.isolation import watchdog as watchdog_module
-from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
 from fgpuspawner.isolation.watchdog import (
     Above,

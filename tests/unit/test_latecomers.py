@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from fgpu_scheduler import Node, StoreUnavailable
-from fgpuspawner import latecomers
-from fgpuspawner.latecomers import take_in
-from fgpuspawner.nodes import Machine
+from fgpuspawner.hub import late_nodes as latecomers
+from fgpuspawner.hub.late_nodes import take_in
+from fgpuspawner.settings.nodes import Machine
 
 AWAY = Node("away", "default", 1000, 1024, ())
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

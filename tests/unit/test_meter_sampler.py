@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, StoreUnavailable
-from fgpu_scheduler.meters import Measured, Meters
-from fgpu_scheduler.store import Store
-from fgpuspawner.containers import EngineSilent
+from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.docker.containers import EngineSilent
 from fgpuspawner.isolation import machine
-from fgpuspawner.isolation.hub import Isolation
+from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.meter import sampler as sampler_module
 from fgpuspawner.meter.model import (

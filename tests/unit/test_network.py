@@ -10,8 +10,8 @@ from docker.errors import APIError, NotFound
 from requests import Response
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner import network
-from fgpuspawner.network import Route, UserNetworks, host_routes
+from fgpuspawner.engines.docker import user_networks as network
+from fgpuspawner.engines.docker.user_networks import Route, UserNetworks, host_routes
 from fgpuspawner.settings import FGPU
 
 TABLE = """\

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from fgpu_scheduler import NvmlProbe, ProbeFailed
-from fgpu_scheduler import nvml as probe
+from fgpu_scheduler.probes import nvml as probe
 
 MIB = 2**20
 

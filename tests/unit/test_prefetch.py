@@ -25,12 +25,12 @@ from fgpu_scheduler import (
     Snapshot,
     WaitReason,
 )
-from fgpuspawner.engines import Engines
-from fgpuspawner.images import prefetch as module
+from fgpuspawner.engines.docker.engines import Engines
+from fgpuspawner.engines.docker.images.pulls import Pulls
+from fgpuspawner.hub import prefetch as module
+from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.images.prefetch import Prefetch
-from fgpuspawner.images.pull_file import Phase
-from fgpuspawner.images.pulls import Pulls
+from fgpuspawner.images.pull_state import Phase
 
 S = SessionState
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fgpu_scheduler import Request, Session, SessionState
-from fgpuspawner.images.meter import MIB, Progress
-from fgpuspawner.images.pull_file import Phase, PullState
-from fgpuspawner.progress import starting_event, waiting_event
+from fgpuspawner.images.pull_state import MIB, Phase, Progress, PullState
+from fgpuspawner.spawner.progress import starting_event, waiting_event
 
 HALF = PullState(Phase.FETCHING, Progress(1, 2, 100 * MIB, 200 * MIB, 12))
 TEXT = "etching the image: 1 of 2 layers, 100 of 200 MiB, about 12 s left"

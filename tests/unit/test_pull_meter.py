@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from fgpuspawner.images.meter import MIB, Meter, Progress
-from fgpuspawner.images.pull_file import Phase, PullState, read_pulls, write_pulls
+from fgpuspawner.engines.docker.images.pull_meter import Meter
+from fgpuspawner.images.pull_state import MIB, Phase, Progress, PullState, read_pulls, write_pulls
 
 
 def line(status: str, layer: str = "1", done: int | None = None, of: int | None = None) -> dict[str, object]:

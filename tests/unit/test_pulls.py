@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from standinengine import StandIn, connected
 
-from fgpuspawner.engines import Engine, Engines
-from fgpuspawner.images import fetching
-from fgpuspawner.images import pulls as module
+from fgpuspawner.engines.docker.engines import Engine, Engines
+from fgpuspawner.engines.docker.images import fetch as fetching
+from fgpuspawner.engines.docker.images import pulls as module
+from fgpuspawner.engines.docker.images.long_request import Talk
+from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
+from fgpuspawner.engines.docker.images.pulls import PullFailed, Pulls
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.pull_file import Phase
-from fgpuspawner.images.pulls import PullFailed, Pulls
-from fgpuspawner.images.reasons import Kind, Reason
-from fgpuspawner.images.talk import Talk
+from fgpuspawner.images.pull_state import Phase
 
 A_DIGEST = "sha256:" + "a" * 64
 OTHER_DIGEST = "sha256:" + "b" * 64

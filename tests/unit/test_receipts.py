@@ -19,8 +19,8 @@ from fgpu_scheduler import (
     Share,
     Snapshot,
 )
-from fgpu_scheduler.history import Past
-from fgpu_scheduler.meters import Measured
+from fgpu_scheduler.store.history import Past
+from fgpu_scheduler.store.meters import Measured
 from fgpuspawner.meter.model import Live, Meter, Told
 from fgpuspawner.service import view
 from fgpuspawner.service.receipts import COLUMNS, as_csv, receipt

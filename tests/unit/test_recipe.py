@@ -14,9 +14,9 @@ from docker.errors import APIError, NotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgpuspawner.images import changed
-from fgpuspawner.images.committing import helper_of, remove_helpers
-from fgpuspawner.images.recipe import (
+from fgpuspawner.engines.docker.images import changed_files as changed
+from fgpuspawner.engines.docker.images.commit import helper_of, remove_helpers
+from fgpuspawner.engines.docker.images.recipe import (
     Base,
     Changes,
     Environment,

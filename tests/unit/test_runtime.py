@@ -17,12 +17,12 @@ from traitlets.config import Config
 
 from fgpu_scheduler import EndCause, Observed, Policy, Request, SessionState, StoreUnavailable
 from fgpu_scheduler.core.planner import plan
-from fgpuspawner import asking
-from fgpuspawner import runtime as module
-from fgpuspawner.asking import AskingSpawner
-from fgpuspawner.local import LocalFGPUSpawner
-from fgpuspawner.runtime import Runtime
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub import runtime as module
+from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.settings import FGPU
+from fgpuspawner.spawner import launch_form as asking
+from fgpuspawner.spawner.launch_form import LaunchFormSpawner
 
 LAB = {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
 
@@ -133,7 +133,7 @@ async def test_forms_that_the_database_keeps_waiting_leave_the_threads_to_others
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "READ_WITHIN_S", 0.05)
-    spawner = AskingSpawner()
+    spawner = LaunchFormSpawner()
     spawner.user, spawner.name = SimpleNamespace(name="alice"), ""
     with few_threads() as over:
         monkeypatch.setattr(runtime.store, "serving", lambda *args: over.wait())

@@ -12,8 +12,9 @@ import pytest
 from traitlets.config import Config
 
 from fgpu_scheduler import StoreUnavailable, SystemClock
-from fgpu_scheduler.banner import Banner, Notice
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.banner import Banner, Notice
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.reader import THREADS, Reader
 from fgpuspawner.service.view import World
@@ -39,7 +40,7 @@ def reader_of(settings: FGPU, tmp_path: Path) -> Callable[[Store], Reader]:
 
     def make(store: Store) -> Reader:
         images = Images(tmp_path / "images.toml", store, must_be_good=False)
-        return Reader(store, settings, images, SystemClock())
+        return Reader(store, settings, images, SystemClock(), Capabilities("local processes"))
 
     return make
 

@@ -28,8 +28,7 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.forecast import Ahead
 from fgpu_scheduler.core.reclaim import AllRules, Rules
-from fgpuspawner.images.meter import Progress
-from fgpuspawner.images.pull_file import Phase, PullState
+from fgpuspawner.images.pull_state import Phase, Progress, PullState
 from fgpuspawner.isolation.choice import Chosen, read_choices
 from fgpuspawner.service import figures, rows, view
 from fgpuspawner.service import page as words

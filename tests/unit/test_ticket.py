@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner import ticket
+from fgpuspawner.form import ticket
 
 KEY, OTHER = "00" * 32, "11" * 32
 

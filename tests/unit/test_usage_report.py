@@ -7,9 +7,9 @@ from datetime import date
 
 import pytest
 
-from fgpu_scheduler.spent import Spent
+from fgpu_scheduler.store.spent import Spent
+from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
 from fgpuspawner.service.admin.usage_plot import HEIGHT, number, plot, round_up
-from fgpuspawner.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
 
 FIRST, LAST = date(2026, 5, 1), date(2026, 5, 3)
 BEGIN_S = starts_at_s(FIRST)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fgpuspawner.waiting import it_answers, to_the_end
+from fgpuspawner.concurrency.waiting import it_answers, to_the_end
 
 
 async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(

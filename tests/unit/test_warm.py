@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner import warm
-from fgpuspawner.homes import CannotMount, Home
-from fgpuspawner.warm import Unpoolable, WarmPool, busiest, files_of, shape_of
+from fgpuspawner.engines.docker import warm_pool as warm
+from fgpuspawner.engines.docker.homes import CannotMount, Home
+from fgpuspawner.engines.docker.warm_pool import Unpoolable, WarmPool, busiest, files_of, shape_of
 
 FOLDER, ACCOUNT = Path("/srv/data/limits/7"), Path("/dev/shm/fgpu/7")
 

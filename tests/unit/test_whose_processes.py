@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fgpuspawner import containers
-from fgpuspawner.containers import Containers
+from fgpuspawner.engines.docker import containers
+from fgpuspawner.engines.docker.containers import Containers
 
 ID = "a" * 64
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, parse_catalogue
+from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, checked, parse_catalogue, written
 from fgpuspawner.images.labels import LABELS, entry_from, labels_of
-from fgpuspawner.images.merging import checked
-from fgpuspawner.images.on_engines import Found
+from fgpuspawner.images.model import FoundImage
 from fgpuspawner.images.pinning import pinned
-from fgpuspawner.images.writing import written
 
 ROOT = Path(__file__).parents[2]
 LEAST = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1")
@@ -142,8 +140,8 @@ def test_private_images_are_in_no_file() -> None:
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
-def found(image_id: str, *digests: str) -> Found:
-    return Found(image_id, (FULL.reference,), digests, {})
+def found(image_id: str, *digests: str) -> FoundImage:
+    return FoundImage(image_id, (FULL.reference,), digests, {})
 
 
 def test_what_came_from_a_registry_is_pinned_by_its_digest_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -26,11 +27,11 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core import admission
 from fgpu_scheduler.core.reclaim import Rules
-from fgpu_scheduler.store import Store
-from fgpuspawner import settings as module
+from fgpu_scheduler.store.store import Store
 from fgpuspawner.config import configure
 from fgpuspawner.images.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings import nodes as module
 
 NAMES = ", ".join(sorted(FGPU.class_trait_names(config=True)))
 TWO_NODES = [
@@ -90,7 +91,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         ({"fgpu_per_gpu": {"*": None}}, "c.FGPU.fgpu_per_gpu: 'None' is not a number such as 0.5"),
         ({"fgpu_step": 0}, "c.FGPU.fgpu_step is 0; it must be above 0, such as 0.1"),
-        ({"fgpu_step": ""}, "c.FGPU.fgpu_step is 0; it must be above 0, such as 0.1"),
+        ({"fgpu_step": ""}, "c.FGPU.fgpu_step: '' is not a number such as 0.5"),
         ({"fgpu_step": "-0.1"}, "c.FGPU.fgpu_step: -0.1 is negative; it must be above 0"),
         ({"fgpu_step": "0.0001"}, "c.FGPU.fgpu_step: 0.0001 has more than three decimals"),
         (
@@ -104,15 +105,25 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         # Names and types.
         ({"fgpu_per_gpus": 2}, f"c.FGPU.fgpu_per_gpus is not a setting; the settings are {NAMES}"),
+        ({"max_sessions": "x"}, "c.FGPU.max_sessions is 'x'; it must be a whole number, at least 1"),
+        ({"meter_every_s": 0.5}, "c.FGPU.meter_every_s is 0.5; it must be a whole number, between 1 and 300"),
+        ({"owners_may_commit": "no"}, "c.FGPU.owners_may_commit is 'no'; it must be True or False"),
+        ({"data_dir": 7}, "c.FGPU.data_dir is 7; it must be text"),
+        ({"groups": ["default"]}, "c.FGPU.groups is ['default']; it must be a dict"),
+        ({"nodes": {}}, "c.FGPU.nodes is {}; it must be a list, each entry a dict"),
+        ({"sudo_groups": ["a", 7]}, "c.FGPU.sudo_groups is ['a', 7]; it must be a list, each entry text"),
+        ({"fgpu_step": None}, "c.FGPU.fgpu_step is None; it must be a number such as 0.5"),
         (
-            {"max_sessions": "x"},
-            "c.FGPU: The 'max_sessions' trait of a FGPU instance expected an int, not the str 'x'.",
+            {"fgpu_per_gpu": None},
+            "c.FGPU.fgpu_per_gpu is None; it must be a number such as 2, or a dict with one for each model",
         ),
-        ({"nodes": {}}, "c.FGPU: The 'nodes' trait of a FGPU instance expected a list, not the dict {}."),
         (
-            {"fgpu_step": None},
-            "c.FGPU: The 'fgpu_step' trait of a FGPU instance expected an int or a float or a unicode string, "
-            "not the NoneType None.",
+            {"max_private_images": -1},
+            "c.FGPU.max_private_images is -1; it must be between 0 (no limit) and 1000000000",
+        ),
+        (
+            {"warm_pool": {"python": True}},
+            "c.FGPU.warm_pool: 'python' has True; use a number from 0 to 100, or \"auto\"",
         ),
         # Groups.
         ({"groups": {"A B": {}}}, f"c.FGPU.groups: 'A B' is not a name; {NODE}"),
@@ -210,6 +221,10 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.quotas: there is no resource group 'class'; there are 'default'",
         ),
         (
+            {"quotas": [{"user": "*", "resource_group": "*", "max_sessions": 2}]},
+            "c.FGPU.quotas: there is no resource group '*'; there are 'default'",
+        ),
+        (
             {"quotas": [{"user": "*", "max_sessions": 2}, {"user": "*", "max_fgpu": 1}]},
             "c.FGPU.quotas has two for each user; write them as one",
         ),
@@ -248,6 +263,29 @@ def node(**keys: Any) -> dict[str, Any]:
             node(engine="http://x:1"),
             "c.FGPU.nodes: node 'a' has engine 'http://x:1'; use 'tcp://HOST:2376' with tls, 'ssh://USER@HOST', or "
             "'unix:///PATH'",
+        ),
+        *(
+            (
+                node(engine=url),
+                f"c.FGPU.nodes: node 'a' has engine '{url}', and sessions are not reached by IPv6; add 'address', a name "
+                "or an IPv4 address",
+            )
+            for url in ("tcp://[fd00::2]:2376", "ssh://u@[fd00::2]", "tcp://[fe80::2%eth0]")
+        ),
+        *(
+            (
+                node(engine=url),
+                f"c.FGPU.nodes: node 'a' has engine '{url}'; use 'tcp://HOST:2376' with tls, 'ssh://USER@HOST', or "
+                "'unix:///PATH'",
+            )
+            for url in ("ssh://u@fd00::2", "tcp://[fd00::2", "tcp://lab:99999", "tcp://:2376")
+        ),
+        *(
+            (
+                node(engine="ssh://lab", address=address),
+                f"c.FGPU.nodes: node 'a' has address '{address}'; use a name or an IPv4 address, without a port",
+            )
+            for address in ("fd00::2", "[fd00::2]", "10.0.0.2:2376")
         ),
         (
             node(engine="tcp://10.0.0.2:2375"),
@@ -394,6 +432,51 @@ def test_a_wrong_setting_is_refused_with_one_line(wrong: dict[str, Any], line: s
     assert "\n" not in line
 
 
+def config_of(lines: str) -> Config:
+    """Return what a configuration file with these lines sets."""
+    c = Config()
+    exec(lines, {"c": c})
+    return c
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "c.FGPU.max_sessions.append(4)",
+        "c.FGPU.groups.append('class')",
+        "c.FGPU.groups.add('class')",
+        "c.FGPU.nodes.update({'name': 'a'})",
+        "c.FGPU.fgpu_per_gpu.update({'*A100*': 10})",
+    ],
+)
+def test_a_change_of_a_setting_that_is_none_of_its_kind_is_refused_with_one_line(lines: str) -> None:
+    name = lines.split(".")[2]
+    with pytest.raises(BadSettings) as caught:
+        FGPU.from_config(config_of(lines))
+    assert str(caught.value) == f"c.FGPU.{name} cannot be added to so; set it as a whole: c.FGPU.{name} = ..."
+
+
+def test_a_setting_is_added_to_as_in_any_configuration_of_jupyter() -> None:
+    lines = "c.FGPU.groups.update({'default': {'users': ['zoe']}})\nc.FGPU.allowed_ports.append(443)\n"
+    lines += "c.FGPU.blocked_networks.append('10.1.0.0/16')\nif c.FGPU.nodes: pass"
+    own = FGPU.from_config(config_of(lines)).checked()
+    assert own.groups == {"default": {"users": ["zoe"]}}
+    assert own.blocked_networks == ["169.254.0.0/16", "fd00:ec2::254/128", "10.1.0.0/16"]
+    assert (own.allowed_ports, own.nodes) == ([443], [])
+    assert FGPU.from_json(own.to_json()).checked().groups == own.groups
+
+
+@pytest.mark.parametrize("name", FGPU.class_trait_names(config=True))
+def test_the_example_of_every_setting_is_of_its_kind_and_inside_its_limits(name: str) -> None:
+    example = FGPU.class_traits()[name].help.partition("Example")[2]
+    lines = inspect.cleandoc(example.partition(":\n")[2]) if "\n" in example else example.strip(": `")
+    own = FGPU.from_config(config_of(lines))
+    if name not in ("nodes", "groups", "policies", "quotas", "reclaim", "presets"):
+        # These name other nodes and groups than there are, and files.
+        own.checked()
+    assert getattr(own, name) != FGPU.class_traits()[name].default() or name == "service_ip"
+
+
 @pytest.mark.parametrize(
     "good",
     [
@@ -409,6 +492,7 @@ def test_a_wrong_setting_is_refused_with_one_line(wrong: dict[str, Any], line: s
         {"max_fgpu": 2, "max_cpu": "1.5", "max_memory_mib": 128, "default_fgpu": 1, "default_cpu": 1},
         {"resume_grace_s": 0, "service_port": 1},
         {"service_port": 65535, "queue_timeout_s": 1},
+        {**node(engine="ssh://u@[fd00::2]", address="10.0.0.2"), "hub_address": "10.0.0.1"},
     ],
     ids=str,
 )

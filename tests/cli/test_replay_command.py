@@ -12,9 +12,9 @@ import pytest
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
 from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.core.policies import group_policy
-from fgpu_scheduler.replay import Job, Outcome, replay
-from fgpu_scheduler.store import Store
-from fgpuspawner import cli
+from fgpu_scheduler.core.replay import Job, Outcome, replay
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.cli import main as cli
 from fgpuspawner.replay import history, plot
 from fgpuspawner.replay.report import duration
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import BadSettings, FoundDevice, NodeState
-from fgpuspawner.engines import EngineAddress, addresses
-from fgpuspawner.nodes import Machine, as_far_as_known
+from fgpuspawner.engines.docker.address import Address, addresses
+from fgpuspawner.engines.docker.ssh_tunnel import Tunnel
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.nodes import Machine, address_of, as_far_as_known
 
 TLS = {"ca": "a", "cert": "b", "key": "c"}
 FOUND = FoundDevice("GPU-1f", 0, "NVIDIA A100", 40960)
@@ -22,14 +23,31 @@ def test_nodes_of_one_engine_share_it_and_say_the_same_of_it() -> None:
     remote = {"engine": "tcp://10.0.0.2:2376", "tls": TLS, "gpus": {"simulated": 1}}
     found = addresses([{"name": "here"}, {"name": "a", **remote}, {"name": "b", **remote}, {"name": "too"}])
     assert found == (
-        EngineAddress("", ("here", "too")),
-        EngineAddress("tcp://10.0.0.2:2376", ("a", "b"), TLS, "10.0.0.2"),
+        Address("", ("here", "too")),
+        Address("tcp://10.0.0.2:2376", ("a", "b"), TLS, "10.0.0.2"),
     )
     assert [engine.is_elsewhere for engine in found] == [False, True]
     with pytest.raises(
         BadSettings, match="'a' and 'b' are on one engine; give both the same tls and address"
     ):
         addresses([{"name": "a", **remote}, {"name": "b", **remote, "address": "10.0.0.3"}])
+
+
+@pytest.mark.parametrize(
+    ("engine", "host"),
+    [
+        ("ssh://user@GPU1", "GPU1"),
+        ("ssh://GPU1:2222", "GPU1"),
+        ("tcp://lab.example:2376", "lab.example"),
+        ("ssh://u:p@ss@10.0.0.2/", "10.0.0.2"),
+        ("ssh://u@[fd00::2]:22", "fd00::2"),
+    ],
+)
+def test_a_machine_is_asked_for_by_the_name_that_is_configured(engine: str, host: str) -> None:
+    assert address_of({"engine": engine}) == host
+    if engine.startswith("ssh"):
+        # ssh's configuration tells large letters from small ones in its aliases.
+        assert Tunnel(engine)._destination.rpartition("@")[2] == host
 
 
 def test_this_machines_own_engine_is_needed_only_where_a_node_is_on_it() -> None:

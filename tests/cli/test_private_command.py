@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.audit import Audit
-from fgpu_scheduler.private_image import MIB, ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.store import Store
-from fgpuspawner import cli
-from fgpuspawner.images import private_command
-from fgpuspawner.images.command import who
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.private_image import MIB, ImageQuota, ImageState, PrivateImage
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.cli import main as cli
+from fgpuspawner.cli import private_images as private_command
+from fgpuspawner.cli.command import who
 
 S = SessionState
 PAUSED = "the session is paused while 20 MiB are written"

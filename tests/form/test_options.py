@@ -11,10 +11,11 @@ from bs4 import BeautifulSoup
 from traitlets.config import Config
 
 from fgpu_scheduler import Node, Refusal
-from fgpuspawner import form
+from fgpuspawner.form import page as form
+from fgpuspawner.form.offer import Offer, Refused, Wanted, asks_the_same, make_offer
+from fgpuspawner.form.options import parse, read_fields
+from fgpuspawner.form.presets import fields_of
 from fgpuspawner.images.catalogue import Image
-from fgpuspawner.options import Offer, Refused, Wanted, asks_the_same, make_offer, parse, read_fields
-from fgpuspawner.presets import fields_of
 from fgpuspawner.settings import FGPU
 
 PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)

@@ -12,11 +12,11 @@ from bs4 import BeautifulSoup
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Session, SessionState
-from fgpuspawner import form
-from fgpuspawner.form_quick import quick
+from fgpuspawner.form import page as form
+from fgpuspawner.form.offer import Offer, Wanted, make_offer
+from fgpuspawner.form.options import parse, read_fields
+from fgpuspawner.form.presets import one_click, with_unknown_image
 from fgpuspawner.images.model import Image
-from fgpuspawner.options import Offer, Wanted, make_offer, parse, read_fields
-from fgpuspawner.presets import with_unknown_image
 from fgpuspawner.settings import FGPU
 
 PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "r", default=True)
@@ -88,7 +88,7 @@ def test_presets_of_the_example_are_taken() -> None:
 
 
 def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None:
-    small, exact = quick(offer(), [SMALL, EXACT], ())["presets"]
+    small, exact = one_click(offer(), [SMALL, EXACT], ())["presets"]
     assert (small["title"], small["words"]) == ("Small", "Python 3.11, 0.2 fGPU, 1 CPU, 2048 MiB, 2:30 hours")
     assert json.loads(small["fields"]) == {
         "image": "python",
@@ -122,13 +122,13 @@ def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None
 def test_a_preset_that_somebody_may_not_start_is_not_shown_to_them(
     preset: dict[str, object], given: dict[str, Any]
 ) -> None:
-    assert quick(offer(**given), [preset], ())["presets"] == []
+    assert one_click(offer(**given), [preset], ())["presets"] == []
 
 
 def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_with_it_as_its_link_does() -> (
     None
 ):
-    (alone,) = quick(offer(), [{"name": "Course", "image": "python"}], ())["presets"]
+    (alone,) = one_click(offer(), [{"name": "Course", "image": "python"}], ())["presets"]
     assert alone["words"] == "Python 3.11"
     # With an image that is shown its amounts are the form's to choose; of a hidden one it knows nothing.
     assert json.loads(alone["fields"]) == {"image": "python", "gpu_by": "fgpu"}
@@ -143,7 +143,7 @@ def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_wit
     )
     own = settings()
     found = make_offer(own, own.discover_nodes(), (PYTHON, hidden), ("default",), user="ann")
-    (exam,) = quick(found, [{"name": "Exam", "image": "exam", "cpu": 3}], ())["presets"]
+    (exam,) = one_click(found, [{"name": "Exam", "image": "exam", "cpu": 3}], ())["presets"]
     assert exam["words"] == "Exam, 3 CPU"
     assert json.loads(exam["fields"]) == {
         "image": "exam",
@@ -161,14 +161,14 @@ def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still(
     sessions = [session(n, wanted) for n, wanted in enumerate([*amounts, gone, amounts[0]], start=1)]
     # The sessions of one submission differ in their servers only.
     sessions.append(session(20, amounts[6], "gpu-2"))
-    shown = quick(offer(), (), sessions)["launches"]
+    shown = one_click(offer(), (), sessions)["launches"]
     assert [launch["words"].split(" fGPU")[0] for launch in shown] == ["0.7", "0.1", "0.6", "0.5", "0.4"]
     assert {launch["title"] for launch in shown} == {"Python 3.11"}
 
 
 def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() -> None:
     wanted = replace(LAST, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25, time_limit_s=5400)
-    (launch,) = quick(offer(), (), [session(1, wanted)])["launches"]
+    (launch,) = one_click(offer(), (), [session(1, wanted)])["launches"]
     assert launch["words"] == "2048 MiB + 25 %, 1 CPU, 2048 MiB, 1:30"
     fields = json.loads(launch["fields"])
     assert fields == {

@@ -13,14 +13,15 @@ import pytest
 from sqlalchemy import insert
 from traitlets.config import Config
 
-from fgpu_scheduler.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.ports import SystemClock
-from fgpu_scheduler.private_images import PrivateImages
-from fgpu_scheduler.schema import private_images
-from fgpu_scheduler.store import Store
+from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.schema import private_images
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images import live
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.editing import Action
+from fgpuspawner.images.edits import Action
 from fgpuspawner.images.live import Images
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.private import private_entries
@@ -217,7 +218,9 @@ def test_nothing_is_changed_on_top_of_a_file_that_was_never_good(path: Path, sto
     settings = FGPU.from_config(Config({"FGPU": {"data_dir": str(path.parent), "groups": {"default": {}}}}))
 
     async def change(action: Action) -> None:
-        reader = Reader(Store(settings.database_url()), settings, images, SystemClock())
+        reader = Reader(
+            Store(settings.database_url()), settings, images, SystemClock(), Capabilities("local processes")
+        )
         await reader.connect()
         try:
             await reader.change_images(lambda editor: editor.do(action, "python", by="root"))
@@ -288,7 +291,7 @@ async def test_reading_again_goes_on_after_what_nobody_thought_of(
     task = asyncio.create_task(live.keep_current(images))
     await asyncio.wait_for(again.wait(), 60)
     task.cancel()
-    assert caplog.messages.count("The catalogue could not be read again") == 1
+    assert caplog.messages == ["The catalogue could not be read again: KeyError('odd')"]
 
 
 def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_them(

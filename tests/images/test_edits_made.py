@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.image_edits import ImageEdit
+from fgpu_scheduler.store.image_edits import ImageEdit
 from fgpuspawner.images.catalogue import CatalogueError
-from fgpuspawner.images.editing import Action, Update, added, done, edited
+from fgpuspawner.images.edits import Action, Draft, Merged, Update, merge
 from fgpuspawner.images.entry import entry_of
-from fgpuspawner.images.merging import Merged, merge
 from fgpuspawner.images.model import Catalogue, Image
 
 PYTHON = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1", default=True)
@@ -32,7 +31,7 @@ def written(edits: Edits, update: Update, *, now_s: int = 1) -> Edits:
 
 def after(*steps: tuple[Action, str], edits: Edits = ()) -> tuple[Merged, Edits]:
     for number, (action, slug) in enumerate(steps):
-        edits = written(edits, done(action, slug, FILE, edits), now_s=number)
+        edits = written(edits, Draft(FILE, edits).do(action, slug), now_s=number)
     return merge(FILE, edits), edits
 
 
@@ -69,7 +68,7 @@ def test_one_image_is_the_default_whoever_was_it_before() -> None:
     found, edits = after((Action.DEFAULT, "python"), edits=edits)
     assert default(found) == ["python"]
     # Also where the one before is of the database only.
-    jax = written((), added([entry_of(JAX)], FILE, ()))
+    jax = written((), Draft(FILE, ()).add([entry_of(JAX)]))
     assert default(merge(FILE, jax)) == ["jax"]
     found, _ = after((Action.DEFAULT, "torch"), edits=jax)
     assert default(found) == ["torch"]
@@ -90,7 +89,7 @@ def test_images_move_by_one_place_and_not_beyond_the_ends() -> None:
 
 
 def test_back_to_the_file_forgets_what_was_changed_and_what_was_added() -> None:
-    edits = written((), added([entry_of(replace(JAX, default=False))], FILE, ()))
+    edits = written((), Draft(FILE, ()).add([entry_of(replace(JAX, default=False))]))
     found, edits = after((Action.HIDE, "torch"), (Action.BACK, "torch"), (Action.BACK, "jax"), edits=edits)
     assert (found.catalogue, edits) == (FILE, ())
     # Also of an image that the file does not have any more.
@@ -100,15 +99,15 @@ def test_back_to_the_file_forgets_what_was_changed_and_what_was_added() -> None:
 
 def test_a_whole_entry_is_written_as_what_differs_from_the_file() -> None:
     wanted = entry_of(replace(TORCH, name="Torch", min_fgpu_milli=500))
-    edits = written((), edited("torch", wanted, FILE, ()))
+    edits = written((), Draft(FILE, ()).edit("torch", wanted))
     assert edits[0].changes == {"name": "Torch", "minimum": {"fgpu": "0.5"}}
     assert merge(FILE, edits).catalogue.images[1] == replace(TORCH, name="Torch", min_fgpu_milli=500)
-    assert written(edits, edited("torch", entry_of(TORCH), FILE, edits)) == ()
+    assert written(edits, Draft(FILE, edits).edit("torch", entry_of(TORCH))) == ()
 
 
 def test_an_added_image_keeps_its_entry_when_it_is_edited() -> None:
-    edits = written((), added([entry_of(JAX)], FILE, ()))
-    edits = written(edits, edited("jax", entry_of(replace(JAX, name="Jax")), FILE, edits))
+    edits = written((), Draft(FILE, ()).add([entry_of(JAX)]))
+    edits = written(edits, Draft(FILE, edits).edit("jax", entry_of(replace(JAX, name="Jax"))))
     assert merge(FILE, edits).catalogue.entry("jax") == replace(JAX, name="Jax")
 
 
@@ -116,32 +115,32 @@ def test_an_added_image_keeps_its_entry_when_it_is_edited() -> None:
     ("act", "line"),
     [
         (
-            lambda: done(Action.HIDE, "none", FILE, ()),
+            lambda: Draft(FILE, ()).do(Action.HIDE, "none"),
             'there is no image "none"; there are python, torch, flow',
         ),
         (
-            lambda: done(Action.UP, "none", FILE, ()),
+            lambda: Draft(FILE, ()).do(Action.UP, "none"),
             'there is no image "none"; there are python, torch, flow',
         ),
         (
-            lambda: done(Action.BACK, "none", FILE, ()),
+            lambda: Draft(FILE, ()).do(Action.BACK, "none"),
             'there is no image "none"; there are python, torch, flow',
         ),
         (
-            lambda: edited("torch", {**entry_of(TORCH), "reference": "a; reboot"}, FILE, ()),
+            lambda: Draft(FILE, ()).edit("torch", {**entry_of(TORCH), "reference": "a; reboot"}),
             'image "torch": reference: "a; reboot" cannot be used; '
             'write a Docker image reference such as "fgpuspawner/base:0.1"',
         ),
         (
-            lambda: added([entry_of(TORCH)], FILE, ()),
+            lambda: Draft(FILE, ()).add([entry_of(TORCH)]),
             'image "torch": slug: there is one already; slugs must differ',
         ),
         (
-            lambda: added([entry_of(JAX), entry_of(JAX)], FILE, ()),
+            lambda: Draft(FILE, ()).add([entry_of(JAX), entry_of(JAX)]),
             'image "jax": slug: there is one already; slugs must differ',
         ),
         (
-            lambda: added([{"slug": "x", "evil": 1}], FILE, ()),
+            lambda: Draft(FILE, ()).add([{"slug": "x", "evil": 1}]),
             'image "x": evil: unknown key; known: ',
         ),
     ],

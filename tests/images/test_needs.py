@@ -10,11 +10,11 @@ from bs4 import BeautifulSoup
 from traitlets.config import Config
 
 from fgpu_scheduler import Caps, Device, Node, Refusal, Request
-from fgpuspawner import form
-from fgpuspawner.images.architectures import capability_of, runs_on
+from fgpuspawner.form import page as form
+from fgpuspawner.form.offer import Offer, Refused, make_offer
+from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.needs import never_held
-from fgpuspawner.options import Offer, Refused, make_offer, parse, read_fields, takeable_milli
+from fgpuspawner.images.needs import capability_of, never_held, runs_on
 from fgpuspawner.settings import FGPU
 
 PLAIN = Image("plain", "Plain", "python", "3.11", "3.11", "lab/plain:1", default=True)
@@ -255,9 +255,9 @@ def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None
 def test_only_amounts_that_the_image_may_have_are_offered_in_place_of_another() -> None:
     found = offer(big(min_gpu_memory_mib=2048), device(0), device(1))
     wanted = parse({"image": "big", "gpu_memory_mib": 4096, "compute_percent": 50}, found)
-    amounts = tuple(takeable_milli(wanted, found))
+    amounts = tuple(found.takeable_milli(wanted))
     assert amounts == (300, 400, 500, 600, 700, 800, 900, 1000, 2000)
-    assert tuple(takeable_milli(parse({"fgpu": "1"}, found), found))[:2] == (100, 200)
+    assert tuple(found.takeable_milli(parse({"fgpu": "1"}, found)))[:2] == (100, 200)
 
 
 def test_a_form_with_no_image_chosen_starts_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.words import isolated
+from fgpuspawner.text.sessions import isolated
 
 
 @pytest.mark.parametrize("text", ["", "ana", "<b>&\"'", "Zoë 3"])

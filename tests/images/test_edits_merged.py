@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.image_edits import ImageEdit
+from fgpu_scheduler.store.image_edits import ImageEdit
+from fgpuspawner.images.edits import Difference, Source, changes_to, merge
 from fgpuspawner.images.entry import entry_of
-from fgpuspawner.images.merging import Difference, Source, changes_to, merge
 from fgpuspawner.images.model import Catalogue, Image
 
 PYTHON = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1", default=True)

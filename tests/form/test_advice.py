@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
-from fgpu_scheduler.history import Past
-from fgpu_scheduler.meters import Measured
-from fgpuspawner.advice import Run, advice_by_image, advise, runs_of
+from fgpu_scheduler.store.history import Past
+from fgpu_scheduler.store.meters import Measured
+from fgpuspawner.form.advice import Run, advice_by_image, advise, runs_of
 from fgpuspawner.images.model import Image
 
 RUN = Run("torch", 1000, 4096, 1331, 50, 20)

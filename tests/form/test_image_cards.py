@@ -8,11 +8,11 @@ from typing import Any
 from bs4 import BeautifulSoup
 from traitlets.config import Config
 
-from fgpuspawner import form
-from fgpuspawner.advice import Advice
-from fgpuspawner.form_images import amounts, cards
+from fgpuspawner.form import page as form
+from fgpuspawner.form.advice import Advice
+from fgpuspawner.form.image_cards import amounts, cards
+from fgpuspawner.form.offer import Offer, make_offer
 from fgpuspawner.images.model import Image
-from fgpuspawner.options import Offer, make_offer
 from fgpuspawner.settings import FGPU
 
 NODE = {"name": "duo", "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 2, "memory_mib": 8192}}

@@ -1,0 +1,144 @@
+"""``fgpu check``: what a good configuration gives, and the one line for one that cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commandline import failure, fgpu, filled, run, write_config
+from fgpuspawner.isolation import native
+from fgpuspawner.isolation.native import Native
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
+    """Files in the places of what a compiler would have built."""
+    monkeypatch.setattr(native, "FOLDER", tmp_path / "native")
+    found = Native(tmp_path / "native")
+    for part in found.parts:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+    return found
+
+
+def test_check_says_what_a_good_configuration_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+) -> None:
+    nodes = [{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
+    path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
+    status, out, err = fgpu(capsys, "check", "--config", path)
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        f"OK: {path}",
+        "  sessions: local processes, all of one system user (LocalFGPUSpawner)",
+        "  node box (group default): 4 CPU, 8192 MiB, 1 GPU",
+        "    0: Simulated GPU 8192 MiB, 8192 MiB = 5 fGPU, GPU-simulated-box-0 (simulated)",
+        "    isolation: interposer: libfgpu holds memory and compute; its GPUs are simulated",
+        "  images: 1 (python), 8 not enabled",
+        f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
+    ]
+    assert not (tmp_path / "data" / "fgpu.sqlite").exists()
+
+
+def test_check_says_that_nothing_is_held_where_nothing_was_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+) -> None:
+    built.library.unlink()
+    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path))
+    assert (status, err) == (0, "")
+    assert "    isolation: none: NOTHING holds a session to its slice, as libfgpu is not built; " in out
+
+
+def test_check_refuses_an_isolation_that_cannot_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+) -> None:
+    status, out, err = fgpu(capsys, "check", "--config", write_config(tmp_path, isolation="mig"))
+    assert (status, out) == (1, "")
+    assert err.startswith("fgpu: c.FGPU.isolation is 'mig', which node 'local' cannot have: ")
+    assert not (tmp_path / "data" / "isolation.json").exists(), "nothing is written"
+
+
+def test_check_tells_a_database_that_answers_from_one_that_is_not_used_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path)
+    database = tmp_path / "data" / "fgpu.sqlite"
+    database.parent.mkdir()
+    database.touch()
+    assert fgpu(capsys, "check", "--config", path)[1].endswith(
+        "fgpu.sqlite, made ready when the Hub starts\n"
+    )
+    filled(f"sqlite:///{database}")
+    assert fgpu(capsys, "check", "--config", path)[1].endswith("fgpu.sqlite, answers\n")
+
+
+def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run("check", "--config", str(ROOT / "jupyterhub_config.py"), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"OK: {ROOT}/jupyterhub_config.py\n")
+
+
+@pytest.mark.parametrize(
+    ("after", "settings", "line"),
+    [
+        (
+            "",
+            {"fgpu_per_gpu": 0},
+            "c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2",
+        ),
+        ("c.FGPU.queue_timeout_s = 0", {}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 second"),
+        (
+            "c.JupyterHub.bind_url = 'http://0.0.0.0:8000'",
+            {},
+            "c.JupyterHub.bind_url is http://0.0.0.0:8000: sessions are local processes, all of one system user, "
+            "so the Hub binds to 127.0.0.1 only; use runtime='docker', or set "
+            "c.FGPU.local_sessions_beyond_loopback = True",
+        ),
+        (
+            "",
+            {"service_port": 8001},
+            "c.FGPU.service_port is 8001, which the proxy's API uses too; give one of them another port",
+        ),
+        (
+            "",
+            {"catalogue": "/nowhere/catalogue.toml"},
+            "catalogue.toml: there is no such file; c.FGPU.catalogue names the catalogue",
+        ),
+        (
+            "",
+            {"nodes": [{"name": "a", "gpus": ["GPU-none"]}]},
+            "c.FGPU.nodes: node 'a' names GPU GPU-none, which NVML does not report; "
+            "it has GPU-simulated-a-0, GPU-simulated-a-1",
+        ),
+        ("", {"db_url": "nonsense"}, "the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite"),
+        ("import nowhere", {}, "jupyterhub_config.py:7: ModuleNotFoundError: No module named 'nowhere'"),
+        ("raise SystemExit(3)", {}, "{path} ends the process with status 3"),
+        (
+            "c.JupyterHub.spawner_class = 'simple'",
+            {},
+            "{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it",
+        ),
+        (
+            "c.JupyterHub.hub_port = 'x'",
+            {},
+            "{path}: The 'hub_port' trait of a JupyterHub instance expected an int, not the str 'x'.",
+        ),
+    ],
+)
+def test_check_says_in_one_line_why_a_configuration_cannot_work(
+    after: str, settings: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, after=after, **settings)
+    assert failure(capsys, "check", "--config", path) == (1, line.format(path=path))
+
+
+def test_check_tells_where_a_file_is_no_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("c = get_config()\nc.FGPU.max_fgpu = (\n")
+    status, line = failure(capsys, "check", "--config", str(path))
+    assert (status, line) == (1, "broken.py:2: SyntaxError: '(' was never closed (broken.py, line 2)")

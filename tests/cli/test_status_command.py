@@ -1,0 +1,203 @@
+"""``fgpu status``: what it prints, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commandline import AT_S, fgpu, filled, node, request, write_config
+from fgpu_scheduler import (
+    NodeState,
+    Request,
+)
+from fgpu_scheduler.store.store import Store
+
+ROW = re.compile(r" {2,}")
+
+
+def section(out: str, name: str) -> list[list[str]]:
+    """Return a table's rows, in cells."""
+    text = out.partition(f"{name}\n")[2].partition("\n\n")[0]
+    return [ROW.split(line.strip()) for line in text.splitlines()]
+
+
+def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(url)
+    status, out, err = fgpu(capsys, "status", "--db", url)
+    assert (status, err) == (0, "")
+    assert out.startswith("SIMULATED GPUs: no real GPU is behind the amounts marked so\n\nCapacity\n")
+    assert section(out, "Capacity") == [
+        ["group default: 1.5 of 2 fGPU in use"],
+        ["node local: 3 of 8 CPU, 3072 of 16384 MiB"],
+        ["0: 1.5 of 2 fGPU, Tesla T4, GPU-local-0 (simulated)"],
+    ]
+    amount = "0.5 fGPU (simulated)"
+    assert section(out, "Sessions") == [
+        ["id", "user/server", "state", "amount", "node", "since"],
+        ["1", "alice/gpu-2", "RUNNING", amount, "local", "2026-09-21 14:13:22Z"],
+        ["2", "zoe/", "TERMINATING", amount, "local", "2026-09-21 14:13:22Z"],
+        ["3", "bob/", "PREPARING", amount, "local", "2026-09-21 14:13:24Z"],
+    ]
+    assert section(out, "Queue") == [
+        ["position", "id", "user/server", "amount", "group", "since", "why"],
+        ["1", "4", "carol/", "1 fGPU", "default", "2026-09-21 14:13:26Z",
+         "1 fGPU is not free: 0.5 fGPU is free now"],
+        ["2", "5", "dave/big", "1.5 fGPU", "default", "2026-09-21 14:13:26Z",
+         "1.5 fGPU is not free: 0.5 fGPU is free now"],
+    ]  # fmt: skip
+
+
+def test_status_on_real_gpus_marks_nothing_as_simulated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(url, node(simulated=False))
+    _, out, _ = fgpu(capsys, "status", "--db", url)
+    assert "simulated" not in out.lower()
+
+
+def test_status_as_json_says_the_same_to_programs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(url)
+    status, out, err = fgpu(capsys, "status", "--json", "--db", url)
+    assert (status, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    assert (found["version"], found["simulated"]) == (1, True)
+    (group,) = found["groups"]
+    assert (group["name"], group["fgpu_used"], group["fgpu_total"]) == ("default", "1.5", "2")
+    assert group["nodes"][0]["devices"] == [
+        {
+            "uuid": "GPU-local-0",
+            "index": 0,
+            "model": "Tesla T4",
+            "memory_mib": 8192,
+            "fgpu_total": "2",
+            "fgpu_used": "1.5",
+            "simulated": True,
+        }
+    ]
+    assert found["sessions"][0] == {
+        "id": 1,
+        "user": "alice",
+        "server_name": "gpu-2",
+        "state": "RUNNING",
+        "amount": "0.5 fGPU",
+        "fgpu": "0.5",
+        "resource_group": "default",
+        "node": "local",
+        "gpus": ["GPU-local-0"],
+        "since_s": AT_S + 2,
+        "simulated": True,
+    }
+    assert found["queue"][1] == {
+        "position": 2,
+        "id": 5,
+        "user": "dave",
+        "server_name": "big",
+        "amount": "1.5 fGPU",
+        "fgpu": "1.5",
+        "resource_group": "default",
+        "wait_reason": "RESOURCES",
+        "wait_text": "1.5 fGPU is not free: 0.5 fGPU is free now",
+        "expected_start_at_s": None,
+        "since_s": AT_S + 6,
+    }
+
+
+def test_status_of_an_installation_where_nothing_happened_yet(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(url)
+    store.open()
+    store.close()
+    assert (
+        fgpu(capsys, "status", "--db", url)[1] == "Capacity\n  no node\n\nSessions\n  none\n\nQueue\n  none\n"
+    )
+
+
+def test_status_counts_the_queue_of_each_group_and_says_what_a_node_is(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(url, node(), node("other", group="class"))
+    store = Store(url)
+    store.open()
+    store.set_node_state("other", NodeState.CORDONED, now_s=AT_S)
+    store.submit([Request("eve", "", "python", "class", 500, 1000, 1024)], now_s=AT_S + 7)
+    store.close()
+    _, out, _ = fgpu(capsys, "status", "--db", url)
+    assert "    node other CORDONED: 0 of 8 CPU, 0 of 16384 MiB\n" in out
+    assert [(row[0], row[2]) for row in section(out, "Queue")[1:]] == [
+        ("1", "eve/"),
+        ("1", "carol/"),
+        ("2", "dave/big"),
+    ]
+
+
+def test_what_fits_and_starts_at_the_next_moment_has_the_position_now(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(url)
+    store.open()
+    store.set_nodes([node()], now_s=AT_S)
+    store.submit([request("alice", 500)], now_s=AT_S)
+    store.close()
+    _, out, _ = fgpu(capsys, "status", "--db", url)
+    assert section(out, "Queue")[1][0] == "now"
+
+
+def test_a_name_cannot_tell_the_terminal_what_to_do(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(url)
+    store.open()
+    store.set_nodes([node()], now_s=AT_S)
+    store.submit([request("mal\x1b[2Jlory\n", 500)], now_s=AT_S)
+    store.close()
+    _, out, _ = fgpu(capsys, "status", "--db", url)
+    assert "mal?[2Jlory?/" in out
+    assert "\x1b" not in out
+
+
+def test_status_changes_nothing(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(url)
+
+    def dump() -> list[str]:
+        with sqlite3.connect(tmp_path / "fgpu.sqlite") as db:
+            lines = list(db.iterdump())
+        db.close()
+        return lines
+
+    before = dump()
+    fgpu(capsys, "status", "--db", url)
+    assert dump() == before
+
+
+def test_status_finds_the_database_through_the_hubs_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(tmp_path)
+    (tmp_path / "data").mkdir()
+    filled(f"sqlite:///{tmp_path}/data/fgpu.sqlite")
+    _, named, _ = fgpu(capsys, "status", "--config", str(tmp_path / "jupyterhub_config.py"))
+    monkeypatch.chdir(tmp_path)
+    status, found, _ = fgpu(capsys, "status")
+    assert (status, named) == (0, found)
+    assert "alice/gpu-2" in found
+
+
+def test_status_says_what_holds_the_sessions_of_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, data = write_config(tmp_path), tmp_path / "data"
+    data.mkdir()
+    url = f"sqlite:///{data}/fgpu.sqlite"
+    filled(url)
+    (data / "isolation.json").write_text(
+        '{"local": {"backend": "driver-cgroup", "reason": "the driver can"}}'
+    )
+    node = next(
+        line for line in fgpu(capsys, "status", "--config", path)[1].splitlines() if "node local" in line
+    )
+    assert node.endswith("MiB, isolation driver-cgroup")
+    found = json.loads(fgpu(capsys, "status", "--config", path, "--json")[1])
+    assert found["isolation"] == {"local": "driver-cgroup"}
+    assert "isolation" not in fgpu(capsys, "status", "--db", url)[1]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import machines
+import pytest
+from dockerhub import BASE
+from dockerhub import Engine as Docker
+from labs import DockerLab, FleetLab, Lab, LocalLab, MachineLab, MemoryLab
+from machines import Machine
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.docker.daemon import connect_here
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of connections that are cut docker-py leaves the sockets to the collector: no test here is blamed for them."""
+    for item in items:
+        if Path(item.path).is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+KINDS: dict[str, type[Lab]] = {
+    kind.name: kind for kind in (MemoryLab, LocalLab, DockerLab, MachineLab, FleetLab)
+}
+
+
+@pytest.fixture(scope="session")
+def docker_here() -> Iterator[Docker]:
+    """This machine's Docker engine, with the default image. Without it tests are skipped; in CI that is a failure."""
+    reason = f"no Docker engine with the image {BASE} (tests/services.sh, make image)"
+    try:
+        found = Docker(connect_here({"timeout": 60}))
+    except BadSettings:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    with contextlib.closing(found):
+        if not found.client.images(BASE):
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def docker_there(docker_here: Docker) -> Iterator[Machine]:
+    """Another machine, with the default image."""
+    with machines.running(docker_here.client) as made:
+        yield made
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group("machines") if issubclass(kind, DockerLab) else ())
+        for name, kind in KINDS.items()
+    ]
+)
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
+    """Each engine, in turn."""
+    kind = KINDS[request.param]
+    if issubclass(kind, DockerLab):
+        here, there = (request.getfixturevalue(name) for name in ("docker_here", "docker_there"))
+        found: Lab = kind(tmp_path, here, there)
+    else:
+        found = kind(tmp_path)
+    yield found
+    await found.end_all()
+    if found.background is not None:
+        await found.background.close()
+    await asyncio.to_thread(found.close)
+    with warnings.catch_warnings():
+        # Nor is a later test elsewhere.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -1,0 +1,398 @@
+"""The engines that the contract is tried on, each with what a test needs beside it: servers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dockerhub import BASE
+from dockerhub import Engine as Docker
+from machines import Machine
+from memory_engine import WORLDS, MemoryEngine, Room
+from traitlets.config import Config
+
+from fgpu_scheduler import EndCause, Observed, Placement, Request, Session, SessionState, Share
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
+from fgpuspawner.engines.docker.create import ContainerOptions
+from fgpuspawner.engines.docker.engine import DockerEngine
+from fgpuspawner.engines.local.engine import LocalEngine
+from fgpuspawner.images.model import Catalogue, Image
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.base import IN_CONTAINER
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger("fgpu")
+
+SERVER = """
+import os, signal, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+mode, ip, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if mode == "exits":
+    print("no luck", flush=True)
+    sys.exit(3)
+if mode == "eats":
+    hog = []
+    while True:
+        hog.append(b"x" * 2**24)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else lambda *_: os._exit(0))
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(os.environ["FGPU_SESSION_ID"].encode())
+    def log_message(self, *args):
+        pass
+
+print("up", flush=True)
+ThreadingHTTPServer((ip, port), Answer).serve_forever()
+"""
+"""``serves``, ``exits`` with status 3, ``eats`` all memory, or is ``deaf`` to being asked to end."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Lab:
+    """One engine. A new object of it, as a restarted Hub has one, is had by `engine` again."""
+
+    name: ClassVar[str]
+    can_be_silent: ClassVar[bool] = True
+    listens_on: ClassVar[str] = "127.0.0.1"
+
+    def __init__(self, folder: Path) -> None:
+        self.id = secrets.token_hex(6)
+        self.folder = folder
+        self.settings = FGPU(
+            data_dir=str(folder / "data"),
+            accounting_dir=str(folder / "accounts"),
+            nodes=self.nodes(),
+            firewall="managed-elsewhere",
+            hub_address="127.0.0.1",
+        )
+        (folder / "data").mkdir()
+        self.image = Image("python", "Python", "python", "3", "3", self.reference, enabled=True)
+        self.engines: list[Engine] = []
+        self.background: Background | None = None
+        self._sessions = 0
+
+    reference = ""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"name": "one", "cpu": 8, "memory_mib": 8192, "gpus": {"simulated": 1}}]
+
+    @abstractmethod
+    def make(self, installation: Installation) -> Engine:
+        """Return the engine, connected."""
+
+    def engine(self) -> Engine:
+        """Return a new engine object, open, as a Hub that has just started has it."""
+        catalogue = Catalogue((self.image,))
+        made = self.make(Installation(self.id, self.settings, Config(), lambda: catalogue))
+        self.engines.append(made)
+        nodes = self.settings.discover_nodes(made.survey())
+        self.isolation = Isolation(self.settings, nodes)
+        self.isolation.open(own_root=made.capabilities.own_root, installation=self.id)
+        self.placed = nodes
+        self.background = self.background or Background(log)
+        queue: Any = Quiet()
+        made.open(
+            HubSide(
+                isolation=self.isolation,
+                queue=queue,
+                background=self.background,
+                urls=("http://127.0.0.1:9/hub/api",),
+                ended=lambda limit: (),
+                kept_images=lambda: set[str](),
+            )
+        )
+        made.watch(lambda: None)
+        made.begin()
+        return made
+
+    def session(self, node_id: str | None = None, *, memory_mib: int = 512) -> Session:
+        """Return a session that has its place, about to be launched for the first time."""
+        self._sessions += 1
+        node = next(n for n in self.placed if node_id in (None, n.id))
+        (device,) = node.devices
+        share = Share(device.uuid, 500, device.memory_mib // 4, 25)
+        asked = Request("alice", f"s{self._sessions}", "python", node.resource_group, 500, 1000, memory_mib)
+        return Session(
+            self._sessions,
+            asked,
+            SessionState.PREPARING,
+            0,
+            attempt=1,
+            placement=Placement(node.id, (share,)),
+        )
+
+    def again(self, session: Session) -> Session:
+        """Return the session as it is launched once more."""
+        return replace(session, attempt=session.attempt + 1)
+
+    def spec(self, engine: Engine, session: Session, mode: str = "serves") -> LaunchSpec:
+        """Return what a server is launched with that does as it is told; its isolation is written anew."""
+        prepared = self.isolation.prepare(session, range(1, self._sessions + 1))
+        folder = self.isolation.folder(session.id)
+        inside = IN_CONTAINER if engine.capabilities.own_root else str(folder)
+        told = limits.environment(session, limits_path=f"{inside}/{limits.NAME}", simulated=True)
+        port = 8888 if engine.capabilities.own_root else free_port()
+        # An image has a path of its own.
+        own = {} if engine.capabilities.own_root else {"HOME": str(self.folder), "PATH": os.environ["PATH"]}
+        return LaunchSpec(
+            session,
+            self.image,
+            command=("python", "-c", SERVER),
+            arguments=(mode, self.listens_on, str(port)),
+            environment={**own, "SECRET": "s3cret"},
+            told=told,
+            prepared=prepared,
+            devices=(),
+            folder=folder,
+            port=port,
+            simulated=True,
+            options=self.options(),
+        )
+
+    def options(self) -> object:
+        return None
+
+    @abstractmethod
+    def foreign(self) -> contextlib.AbstractContextManager[Callable[[], bool]]:
+        """Have a thing that looks like a session of another installation; what is given says whether it is untouched."""
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Have the engine not answer for a while."""
+        raise NotImplementedError
+        yield
+
+    @abstractmethod
+    def pid_of(self, engine: Engine, session: Session) -> int | None:
+        """Return the number of the session's server on this machine; None where it has none."""
+
+    async def end_all(self) -> None:
+        """End what a test has left running."""
+        if self.engines:
+            engine = self.engines[-1]
+            for thing in (await engine.observe()).things:
+                await engine.remove(thing)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+class Quiet:
+    """A queue in which nothing happens."""
+
+    def nudge(self) -> None:
+        pass
+
+    async def live(self) -> tuple[Session, ...]:
+        return ()
+
+    async def changes(self, *, at_least_every_s: float) -> Any:
+        while True:
+            yield
+            await asyncio.sleep(at_least_every_s)
+
+
+# --- Local processes ---
+
+
+class LocalLab(Lab):
+    name = "local"
+    can_be_silent = False
+
+    def make(self, installation: Installation) -> Engine:
+        return LocalEngine(installation, stop_timeout_s=1)
+
+    @contextlib.contextmanager
+    def foreign(self) -> Iterator[Callable[[], bool]]:
+        marks = {"FGPU_INSTALLATION": "somebody", "FGPU_SESSION_ID": "1", "FGPU_ATTEMPT": "1-1@one"}
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import signal; signal.pause()"], env=os.environ | marks
+        )
+        try:
+            yield lambda: child.poll() is None
+        finally:
+            child.kill()
+            child.wait()
+
+    def close(self) -> None:
+        super().close()
+        for engine in self.engines:
+            assert isinstance(engine, LocalEngine)
+            for child in engine._processes._children.values():
+                child.wait(10)
+
+    def pid_of(self, engine: Engine, session: Session) -> int | None:
+        assert isinstance(engine, LocalEngine)
+        server = engine._processes._server(engine._processes.handle(session))
+        return server.pid if server is not None else None
+
+
+# --- Docker ---
+
+
+class DockerLab(Lab):
+    name = "docker"
+    can_be_silent = False
+    listens_on = "0.0.0.0"
+    reference = BASE
+
+    def __init__(self, folder: Path, docker: Docker, machine: Machine) -> None:
+        self.docker = docker
+        self.machine = machine
+        super().__init__(folder)
+
+    def make(self, installation: Installation) -> Engine:
+        return DockerEngine(installation, {"stop_timeout_s": 1})
+
+    def options(self) -> object:
+        return ContainerOptions()
+
+    @contextlib.contextmanager
+    def foreign(self) -> Iterator[Callable[[], bool]]:
+        name = f"{self.docker.prefix}-foreign"
+        labels = {"fgpu.installation": "somebody", "fgpu.session": "1", "fgpu.attempt": "1"}
+        container = self.docker.start(name, labels=labels)
+        try:
+            yield lambda: bool((self.docker.inspect(container) or {"State": {}})["State"].get("Running"))
+        finally:
+            self.docker.remove(name)
+
+    def pid_of(self, engine: Engine, session: Session) -> int | None:
+        assert isinstance(engine, DockerEngine)
+        daemon = engine.fleet.of(session)
+        found = daemon.client.inspect_container(daemon.containers.name(session))
+        return int(found["State"]["Pid"])
+
+    def close(self) -> None:
+        label = {"label": f"fgpu.installation={self.id}"}
+        for client in (self.docker.client, self.machine.client):
+            for found in client.containers(all=True, filters=label):
+                with contextlib.suppress(Exception):
+                    client.remove_container(found["Id"], force=True)
+        super().close()
+
+
+class MachineLab(DockerLab):
+    """A daemon of another machine only: it can be stopped in the middle of everything."""
+
+    name = "docker elsewhere"
+    can_be_silent = True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [self.machine.node("far", gpus={"simulated": 1})]
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        self.machine.freeze()
+        try:
+            yield
+        finally:
+            self.machine.thaw()
+
+    @contextlib.contextmanager
+    def foreign(self) -> Iterator[Callable[[], bool]]:
+        client, name = self.machine.client, "fgpu-somebody-1-1"
+        labels = {"fgpu.installation": "somebody", "fgpu.session": "1", "fgpu.attempt": "1"}
+        made = client.create_container(BASE, ["sleep", "600"], name=name, labels=labels)["Id"]
+        client.start(made)
+        try:
+            yield lambda: bool(client.inspect_container(made)["State"]["Running"])
+        finally:
+            client.remove_container(made, force=True)
+
+
+class FleetLab(MachineLab):
+    """Two daemons: this machine's own, and another's, which can be stopped."""
+
+    name = "docker engines"
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [*Lab.nodes(self), *MachineLab.nodes(self)]
+
+
+# --- In memory ---
+
+
+class Answer(BaseHTTPRequestHandler):
+    said = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.said)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def as_told(spec: LaunchSpec, room: Room) -> None:
+    """Do in a thread what `SERVER` does in a process."""
+    mode = spec.arguments[0]
+    if mode == "exits":
+        room.end(Ended(3, EndCause.EXITED, "it ended with status 3; its last words: no luck"))
+        return
+    said = type("Said", (Answer,), {"said": spec.told["FGPU_SESSION_ID"].encode()})
+    room.server = ThreadingHTTPServer(("127.0.0.1", spec.port), said)
+    threading.Thread(target=room.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class MemoryLab(Lab):
+    name = "memory"
+
+    def make(self, installation: Installation) -> Engine:
+        return MemoryEngine(installation, serve=as_told)
+
+    @contextlib.contextmanager
+    def foreign(self) -> Iterator[Callable[[], bool]]:
+        settings = FGPU(data_dir=str(self.folder), nodes=self.nodes())
+        other = MemoryEngine(
+            Installation("somebody", settings, Config(), lambda: Catalogue(())), serve=as_told
+        )
+        room = Room(Observed("one", 1, 1, "1-1", alive=True))
+        other.world.rooms["1-1"] = room
+        try:
+            yield lambda: room.ended is None
+        finally:
+            room.end(Ended(0, EndCause.EXITED, "over"))
+            WORLDS.pop("somebody")
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        WORLDS[self.id].silent = True
+        try:
+            yield
+        finally:
+            WORLDS[self.id].silent = False
+
+    def pid_of(self, engine: Engine, session: Session) -> int | None:
+        return None
+
+    def close(self) -> None:
+        super().close()
+        for room in WORLDS.pop(self.id).rooms.values():
+            room.end(Ended(0, EndCause.EXITED, "over"))

@@ -1,0 +1,257 @@
+"""What every engine must do, tried on each: local processes, Docker here and elsewhere, and one of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+from labs import Lab
+
+from fgpu_scheduler import EndCause, Session
+from fgpuspawner.concurrency.waiting import it_answers
+from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
+from fgpuspawner.images.model import Image
+from fgpuspawner.spawner.verification import Verification
+
+PATIENCE_S = 60
+
+
+async def until(true: Callable[[], Any], what: str) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = true()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+async def answer(endpoint: Endpoint) -> str:
+    """Return what the server at an endpoint says, once it does."""
+    async with asyncio.timeout(PATIENCE_S):
+        await it_answers(endpoint.ip, endpoint.port, "/")
+    url = f"http://{endpoint.ip}:{endpoint.port}/"
+    return (await asyncio.to_thread(requests.get, url, timeout=10)).text
+
+
+async def ended(engine: Engine, session: Session) -> Ended:
+    found = await until(lambda: engine.ended(session), "it is known to have ended")
+    assert isinstance(found, Ended)
+    return found
+
+
+async def alive(engine: Engine) -> list[tuple[int, int]]:
+    """Return sessions and attempts that are observed to live."""
+    seen = await engine.observe()
+    return sorted((thing.session_id, thing.attempt) for thing in seen.things if thing.alive)
+
+
+async def test_a_server_is_started_where_its_session_was_placed_and_answers(lab: Lab) -> None:
+    engine = lab.engine()
+    for node in lab.placed:
+        session = lab.session(node.id)
+        endpoint = await engine.start(lab.spec(engine, session))
+        assert await answer(endpoint) == str(session.id)
+        assert await engine.ended(session) is None
+        assert not engine.is_away(session)
+        (seen,) = [t for t in (await engine.observe()).things if t.session_id == session.id]
+        assert (seen.node_id, seen.attempt, seen.alive) == (node.id, 1, True)
+    assert sorted((await engine.observe()).nodes) == sorted(node.id for node in lab.placed)
+
+
+async def test_a_server_that_ends_is_told_with_its_status_and_its_last_words(lab: Lab) -> None:
+    engine = lab.engine()
+    session = lab.session()
+    await engine.start(lab.spec(engine, session, "exits"))
+    found = await ended(engine, session)
+    assert (found.status, found.cause) == (3, EndCause.EXITED)
+    assert "status 3" in found.message
+    assert "no luck" in found.message
+    assert await alive(engine) == []
+
+
+async def test_a_server_that_eats_all_its_memory_is_ended_for_that(lab: Lab) -> None:
+    engine = lab.engine()
+    if not engine.capabilities.real_limits:
+        pytest.skip("limits of memory are not enforced here, and it says so")
+    session = lab.session(memory_mib=128)
+    await engine.start(lab.spec(engine, session, "eats"))
+    found = await ended(engine, session)
+    assert found.cause is EndCause.OOM
+    assert "128 MiB" in found.message
+
+
+@pytest.mark.parametrize("mode", ["serves", "deaf"])
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_stopped_session_holds_nothing_any_more_whether_its_server_listens_or_not(
+    lab: Lab, mode: str, now: bool
+) -> None:
+    engine = lab.engine()
+    session = lab.session()
+    await answer(await engine.start(lab.spec(engine, session, mode)))
+    assert await engine.stop(session, now=now)
+    assert await alive(engine) == []
+    assert await engine.stop(session, now=True), "twice is fine"
+
+
+async def test_what_was_never_started_is_stopped_at_once(lab: Lab) -> None:
+    engine = lab.engine()
+    assert await engine.stop(lab.session(), now=False)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 10, 40, 200])
+async def test_a_start_that_is_cut_off_anywhere_leaves_nothing_that_a_stop_does_not_end(
+    lab: Lab, turns: int
+) -> None:
+    engine = lab.engine()
+    session = lab.session()
+    starting = asyncio.ensure_future(engine.start(lab.spec(engine, session)))
+    for _ in range(turns):
+        await asyncio.sleep(0.002)
+    starting.cancel()
+    await asyncio.wait([starting])
+    # The Hub may have died with it: the next one knows the session from its database alone.
+    next_one = lab.engine()
+    assert await next_one.stop(session, now=True)
+    assert await alive(next_one) == []
+    await until(lambda: _nothing_lives(engine), "nothing comes up behind the one that was cut off")
+
+
+async def _nothing_lives(engine: Engine) -> bool:
+    return await alive(engine) == []
+
+
+async def test_the_next_attempt_starts_while_the_last_one_still_ends(lab: Lab) -> None:
+    engine = lab.engine()
+    first = lab.session()
+    await answer(await engine.start(lab.spec(engine, first, "deaf")))
+    ending = asyncio.ensure_future(engine.stop(first, now=False))
+    await asyncio.sleep(0)
+    second = lab.again(first)
+    assert await ending
+    endpoint = await engine.start(lab.spec(engine, second))
+    assert await answer(endpoint) == str(second.id)
+    assert await alive(engine) == [(second.id, 2)]
+    assert await engine.stop(second, now=True), "that ends every attempt"
+    assert await alive(engine) == []
+
+
+async def test_a_hub_that_comes_back_finds_what_runs_and_can_end_it(lab: Lab) -> None:
+    before = lab.engine()
+    session = lab.session()
+    endpoint = await before.start(lab.spec(before, session))
+    await answer(endpoint)
+    after = lab.engine()
+    assert await alive(after) == [(session.id, 1)]
+    assert await after.ended(session) is None
+    assert await answer(endpoint) == str(session.id)
+    assert await after.stop(session, now=False)
+    assert await alive(after) == []
+
+
+async def test_a_thing_that_belongs_to_no_session_is_removed_by_what_was_observed(lab: Lab) -> None:
+    engine = lab.engine()
+    session = lab.session()
+    await answer(await engine.start(lab.spec(engine, session)))
+    (ghost,) = (await engine.observe()).things
+    assert await engine.remove(ghost)
+    assert await alive(engine) == []
+    assert await engine.remove(ghost) in (True, False), "again is no error"
+
+
+async def test_what_is_another_installations_is_neither_seen_nor_touched(lab: Lab) -> None:
+    engine = lab.engine()
+    with lab.foreign() as is_untouched:
+        await until(is_untouched, "it is there")
+        assert list((await engine.observe()).things) == []
+        session = lab.session()
+        await engine.start(lab.spec(engine, session))
+        assert await engine.stop(session, now=True)
+        assert is_untouched()
+
+
+async def test_an_engine_that_does_not_answer_is_not_taken_for_one_where_nothing_runs(lab: Lab) -> None:
+    if not lab.can_be_silent:
+        pytest.skip(
+            "it always answers; or it is everybody's here, and another machine's is stopped in its place"
+        )
+    engine = lab.engine()
+    node = lab.placed[-1] if lab.name != "docker engines" else next(n for n in lab.placed if n.id == "far")
+    session = lab.session(node.id)
+    await answer(await engine.start(lab.spec(engine, session)))
+    with lab.silence():
+        await until(lambda: _is_away(engine, session), "it is found out")
+        seen = await engine.observe()
+        assert node.id not in seen.nodes
+        assert await engine.ended(session) is None
+        assert not await engine.stop(session, now=True), "it is not known to be gone"
+        with pytest.raises(EngineSilent):
+            await asyncio.to_thread(engine.sessions_of, [1], node.id)
+        spec = lab.spec(engine, lab.session(node.id))
+        with pytest.raises((LaunchFailed, EngineSilent)):
+            await engine.start(spec)
+    await until(lambda: _sees(engine, node.id), "it answers again")
+    assert (session.id, 1) in await alive(engine)
+    assert await engine.stop(session, now=True)
+
+
+async def _is_away(engine: Engine, session: Session) -> bool:
+    await engine.observe()
+    return engine.is_away(session)
+
+
+async def _sees(engine: Engine, node_id: str) -> bool:
+    return node_id in (await engine.observe()).nodes
+
+
+async def test_processes_are_known_by_their_sessions_and_strangers_are_not(lab: Lab) -> None:
+    engine = lab.engine()
+    node = lab.placed[0]
+    session = lab.session(node.id)
+    await answer(await engine.start(lab.spec(engine, session)))
+    pid = lab.pid_of(engine, session)
+    where = node.id if lab.isolation.is_elsewhere(node.id) else None
+    found = await asyncio.to_thread(engine.sessions_of, [1, *([pid] if pid else [])], where)
+    assert dict(found) == ({pid: session.id} if pid else {})
+
+
+async def test_the_limits_are_proved_from_inside_the_session(lab: Lab) -> None:
+    engine = lab.engine()
+    session = lab.session()
+    spec = lab.spec(engine, session)
+    await answer(await engine.start(spec))
+    if lab.name == "memory":
+        pytest.skip("a thread has no limits of its own")
+    proof = Verification(
+        engine, lab.isolation.backend_of(session), timeout_s=PATIENCE_S, data=lab.settings.data_path()
+    )
+    await proof.prove(session, spec.prepared, Endpoint("", 0), spec.told)
+
+
+async def test_an_image_that_is_there_is_not_fetched_and_one_that_cannot_be_had_says_so(lab: Lab) -> None:
+    engine = lab.engine()
+    node = lab.placed[0]
+    assert await engine.has_image(lab.image, node.id)
+    await engine.fetch_image(lab.image, node.id, 1)
+    if not engine.capabilities.fetches_images:
+        return
+    gone = Image("gone", "Gone", "gone", "1", "3", "127.0.0.1:9/fgpu-test/nowhere:1", enabled=True)
+    assert not await engine.has_image(gone, node.id)
+    with pytest.raises(PullFailed, match="nowhere:1"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.fetch_image(gone, node.id, 1)
+    assert engine.fetching() == {}
+
+
+async def test_what_an_engine_cannot_do_it_says(lab: Lab) -> None:
+    engine = lab.engine()
+    able = engine.capabilities
+    assert bool(engine.image_stores()) is able.fetches_images
+    elsewhere = {node.id for node in lab.placed if lab.isolation.is_elsewhere(node.id)}
+    assert engine.survey().keys() == elsewhere
+    assert able.machines or not elsewhere

@@ -1,0 +1,47 @@
+"""A whole Hub with an engine of which it knows the seam alone: log in, queue, the session's page, the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import requests
+
+from hubprocess import running
+
+HERE = Path(__file__).parent
+ON_THE_PATH = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
+WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
+
+
+def logged_in(url: str, user: str) -> requests.Session:
+    """Return a browser's session of a user who has logged in."""
+    browser = requests.Session()
+    browser.get(f"{url}/hub/login", timeout=60)
+    form = {"username": user, "password": "test-password", "_xsrf": browser.cookies["_xsrf"]}
+    assert browser.post(f"{url}/hub/login?next=/hub/home", data=form, timeout=60).status_code == 200
+    return browser
+
+
+def test_a_hub_queues_launches_shows_and_ends_sessions_of_an_engine_that_somebody_else_wrote(
+    tmp_path: Path,
+) -> None:
+    # A thread has no limits that could be proved from inside, and a Hub refuses to run it as if it had.
+    more = {"runtime": "memory_engine:MemorySpawner", "isolation": "none", "simulated_gpus": "1"}
+    with running(tmp_path, before=ON_THE_PATH, **more) as hub:
+        for user in ("ann", "ben"):
+            hub.add_user(user)
+            assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        with logged_in(hub.url, "ann") as ann:
+            page = ann.get(f"{hub.url}/user/ann/lab", timeout=60)
+            assert (page.status_code, page.text) == (200, "a session in memory")
+            sessions = ann.get(f"{hub.url}/services/fgpu/", timeout=60)
+            assert "RUNNING" in sessions.text
+        with logged_in(hub.url, "ben") as ben:
+            waiting = ben.get(f"{hub.url}/hub/spawn-pending/ben", timeout=60)
+            assert waiting.status_code == 200
+            assert "queue" in waiting.text
+        assert hub.stop("ann").status_code in (202, 204)
+        hub.reach({"ben/": "RUNNING"})
+        assert hub.stop("ben").status_code in (202, 204)
+        hub.reach({})
