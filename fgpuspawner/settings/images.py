@@ -30,7 +30,8 @@ class ImageSettings(Settings):
     From 2 on, one of these places is kept free for launches.
     """
     warm_pool = Dict().tag(example='{"python": 2, "pytorch": "auto"}')
-    """How many containers of an image wait, with its server imported, for the next sessions. Empty: none.
+    """How many containers of an image wait, with its server imported, for the next sessions: on each node, and for
+    each real GPU. Empty: none.
 
     By the image's slug in the catalogue: a number, or "auto" for as many as were started within five minutes at
     most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md says what
