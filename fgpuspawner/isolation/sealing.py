@@ -1,13 +1,11 @@
-"""A session's mounts and environment, laid over whatever else was asked for its container or process. Pure."""
+"""A session's environment, laid over whatever else was asked for its container or process. Pure."""
 
 from __future__ import annotations
 
 import fnmatch
-import posixpath
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from fgpuspawner.isolation.base import Mount, Prepared
+from fgpuspawner.isolation.base import Prepared
 
 KNOBS = (
     "LD_PRELOAD",
@@ -63,55 +61,3 @@ def sealed_environment(
         rest = given[name] if name in given else image.get(name)
         found[name] = f"{first}:{rest}" if rest else first
     return found
-
-
-def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None]:
-    """Return an environment that may be a list of ``NAME=value``, as the engine's API has it."""
-    if entries is None:
-        return {}
-    if isinstance(entries, Mapping):
-        return dict(entries)
-    pairs = (entry.partition("=") for entry in entries)
-    return {name: value if equals else None for name, equals, value in pairs}
-
-
-def sealed_mounts(
-    host_config: Mapping[str, Any], mounts: Sequence[Mount]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return a container's HostConfig (of the engine's API) with our mounts, and what had to make way for them.
-
-    What is mounted where one of ours goes, or below it, is left out; what is mounted above stays, as the engine mounts
-    by depth.
-    """
-    ours = {posixpath.normpath(mount.target) for mount in mounts}
-    displaced: list[str] = []
-
-    def stays(target: str) -> bool:
-        path = posixpath.normpath("/" + target.lstrip("/"))
-        hit = any(path == own or path.startswith(f"{own}/") for own in ours)
-        if hit:
-            displaced.append(path)
-        return not hit
-
-    found = dict(host_config)
-    found["Binds"] = [bind for bind in found.get("Binds") or [] if stays(_bind_target(bind))]
-    given = [mount for mount in found.get("Mounts") or [] if stays(str(mount.get("Target", "")))]
-    if found.get("Tmpfs"):
-        found["Tmpfs"] = {path: options for path, options in found["Tmpfs"].items() if stays(path)}
-    found["Mounts"] = [*given, *(_as_api(mount) for mount in mounts)]
-    return found, displaced
-
-
-def _bind_target(bind: str) -> str:
-    """Return the path in the container of ``source:target[:options]``, or of ``target`` alone."""
-    parts = bind.split(":")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
-def _as_api(mount: Mount) -> dict[str, Any]:
-    return {
-        "Type": "bind",
-        "Source": str(mount.source),
-        "Target": mount.target,
-        "ReadOnly": mount.read_only,
-    }

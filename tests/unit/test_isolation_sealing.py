@@ -9,15 +9,10 @@ import pytest
 from docker.types import Mount as DockerMount
 from docker.utils import format_environment
 
+from fgpuspawner.engines.docker.create import parse_environment, sealed_mounts
 from fgpuspawner.isolation.base import Mount, Prepared
 from fgpuspawner.isolation.limits import Limits
-from fgpuspawner.isolation.sealing import (
-    is_knob,
-    parse_environment,
-    sealed_environment,
-    sealed_mounts,
-    without_knobs,
-)
+from fgpuspawner.isolation.sealing import is_knob, sealed_environment, without_knobs
 
 OURS = (
     Mount(Path("/data/limits/7/limits"), "/run/fgpu/limits"),
