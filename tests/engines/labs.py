@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 
 from dockerhub import BASE
 from dockerhub import Engine as Docker
-from machines import Machine
+from machines import PORT, Machine
 from memory_engine import WORLDS, MemoryEngine, Room
 from traitlets.config import Config
 
@@ -186,6 +187,12 @@ class Lab:
         raise NotImplementedError
         yield
 
+    @contextlib.contextmanager
+    def nonsense(self, body: bytes) -> Iterator[None]:
+        """Have something else answer in the engine's place for a while, and say this to everything."""
+        raise NotImplementedError
+        yield
+
     @abstractmethod
     def pid_of(self, engine: Engine, session: Session) -> int | None:
         """Return the number of the session's server on this machine; None where it has none."""
@@ -297,14 +304,83 @@ class DockerLab(Lab):
         super().close()
 
 
+class Relay(socketserver.ThreadingTCPServer):
+    """Stands between an engine and its daemon, and can answer in its place."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Relayed)
+        self.target = host, port
+        self.nonsense: bytes | None = None
+        self.open: set[socket.socket] = set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return "tcp://{}:{}".format(*self.server_address)
+
+    def say(self, nonsense: bytes | None) -> None:
+        """From now on say this, or pass on again; whoever is connected has to connect anew."""
+        self.nonsense = nonsense
+        for connection in tuple(self.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class Relayed(socketserver.BaseRequestHandler):
+    server: Relay
+
+    def handle(self) -> None:
+        nonsense = self.server.nonsense
+        if nonsense is not None:
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(nonsense) + nonsense)
+            return
+        with socket.create_connection(self.server.target) as there:
+            ends = {self.request, there}
+            self.server.open |= ends
+            back = threading.Thread(target=self._pass_on, args=(there, self.request), daemon=True)
+            back.start()
+            self._pass_on(self.request, there)
+            back.join()
+            self.server.open -= ends
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+
+
 class MachineLab(DockerLab):
-    """A daemon of another machine only: it can be stopped in the middle of everything."""
+    """A daemon of another machine only: it can be stopped in the middle of everything, and another can answer for it."""
 
     name = "docker elsewhere"
     can_be_silent = True
 
+    def __init__(self, folder: Path, docker: Docker, machine: Machine) -> None:
+        self.relay = Relay(machine.address, PORT)
+        super().__init__(folder, docker, machine)
+
     def nodes(self) -> list[dict[str, Any]]:
-        return [self.machine.node("far", gpus={"simulated": 1})]
+        own = self.machine.node("far", gpus={"simulated": 1})
+        return [{**own, "engine": self.relay.url, "address": self.machine.address}]
+
+    @contextlib.contextmanager
+    def nonsense(self, body: bytes) -> Iterator[None]:
+        self.relay.say(body)
+        try:
+            yield
+        finally:
+            self.relay.say(None)
+
+    def close(self) -> None:
+        super().close()
+        self.relay.say(None)
+        self.relay.shutdown()
+        self.relay.server_close()
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:

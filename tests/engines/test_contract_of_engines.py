@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import requests
-from labs import Lab
+from labs import Lab, MachineLab
 
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.concurrency.waiting import it_answers
@@ -196,6 +196,29 @@ async def test_an_engine_that_does_not_answer_is_not_taken_for_one_where_nothing
         with pytest.raises((LaunchFailed, EngineSilent)):
             await engine.start(spec)
     await until(lambda: _sees(engine, node.id), "it answers again")
+    assert (session.id, 1) in await alive(engine)
+    assert await engine.stop(session, now=True)
+
+
+@pytest.mark.parametrize("body", [b"<html>Please log in to this network", b"{}", b"[]x"])
+async def test_an_engine_that_answers_nonsense_is_not_taken_for_one_where_nothing_runs(
+    lab: Lab, body: bytes
+) -> None:
+    engine = lab.engine()
+    if not isinstance(lab, MachineLab):
+        pytest.skip("nothing stands between the Hub and this engine")
+    session = lab.session("far")
+    await answer(await engine.start(lab.spec(engine, session)))
+    with lab.nonsense(body):
+        assert await engine.ended(session) is None
+        assert not await engine.stop(session, now=True), "it is not known to be gone"
+        with pytest.raises(EngineSilent):
+            await asyncio.to_thread(engine.sessions_of, [1], "far")
+        assert "far" not in (await engine.observe()).nodes
+        assert engine.is_away(session)
+        with pytest.raises((LaunchFailed, EngineSilent)):
+            await engine.start(lab.spec(engine, lab.session("far")))
+    await until(lambda: _sees(engine, "far"), "it answers again")
     assert (session.id, 1) in await alive(engine)
     assert await engine.stop(session, now=True)
 

@@ -25,7 +25,7 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Ended, EngineSilent
 from fgpuspawner.engines.docker import remote_files
 from fgpuspawner.engines.docker.endings import as_text, how_it_ended, with_last_words
-from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.engines.docker.errors import FAILED, rows, state_of
 from fgpuspawner.text.sessions import fgpu_of
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Containers:
         """
         filters = {"label": f"{LABEL}.installation={self.installation}"}
         try:
-            listed = await self._look("containers", all=True, filters=filters)
+            listed = rows(await self._look("containers", all=True, filters=filters))
             found = await asyncio.gather(*(self._observed(entry) for entry in listed))
         except FAILED as e:
             raise EngineSilent(str(e)) from e
@@ -201,7 +201,7 @@ class Containers:
         """Return how the session's container ended; None while it runs, or while the engine does not say."""
         try:
             container = await self._look("inspect_container", self.name(session))
-            state = container["State"]
+            state = state_of(container)
             if state["Running"] or state["Status"] == "created":
                 return None
             return await self._end_of(session.id, container["Id"])
@@ -215,7 +215,9 @@ class Containers:
     async def _end_of(self, session_id: int, container: str) -> Ended:
         """Return how a container ended, with its last words; the log gets more of them. Asked once: it stays so."""
         if container not in self._ends:
-            ended = how_it_ended(await self._look("inspect_container", container))
+            found = await self._look("inspect_container", container)
+            state_of(found)
+            ended = how_it_ended(found)
             tail = await self.log_tail(container)
             log.info("Session %d: %s. Its last output:\n%s", session_id, ended.message, "\n".join(tail))
             self._ends[container] = with_last_words(ended, tail)
@@ -279,7 +281,7 @@ class Containers:
         try:
             sessions = {
                 entry["Id"]: named[0]
-                for entry in self.client.containers(filters=filters)
+                for entry in rows(self.client.containers(filters=filters))
                 if (named := self._named(entry)) is not None
             }
             found: dict[int, int] = {}
@@ -322,6 +324,16 @@ class Containers:
             return named  # It was there before its session.
         return named if named is not None and said == (str(named[0]), str(named[1])) else None
 
+    async def _has_ended(self, name: str) -> bool:
+        """Return whether the engine says so: what else answers in its place takes every order, and does nothing."""
+        try:
+            return not state_of(await self.call(self.client.inspect_container, name))["Running"]
+        except NotFound:
+            return True
+        except FAILED as e:
+            log.warning("Container %s was told to end, and it is not known whether it has: %s", name, e)
+            return False
+
     async def _is_gone(self, name: str) -> bool:
         try:
             await self.call(self.client.inspect_container, name)
@@ -352,6 +364,8 @@ class Containers:
             gone = await self.remove_named(name, now=True)
             self.removed()
             return gone
+        if not await self._has_ended(name):
+            return False
         if name not in self._going:
             going = self._going[name] = asyncio.create_task(self.remove_named(name, now=True))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import requests
 from docker.errors import DockerException
 
@@ -15,3 +17,26 @@ GONE = (
 
 FAILED = (DockerException, *GONE)
 """Any of both."""
+
+
+def rows(answer: Any) -> list[dict[str, Any]]:
+    """Return what a daemon lists.
+
+    Raises:
+        requests.exceptions.InvalidJSONError: something else answers in its place, and nothing follows from that.
+    """
+    if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
+        raise requests.exceptions.InvalidJSONError("an answer that makes no sense")
+    return answer
+
+
+def state_of(answer: Any) -> dict[str, Any]:
+    """Return the state in what a daemon says of a container.
+
+    Raises:
+        requests.exceptions.InvalidJSONError: see `rows`.
+    """
+    state = answer.get("State") if isinstance(answer, dict) else None
+    if not isinstance(state, dict) or "Running" not in state:
+        raise requests.exceptions.InvalidJSONError("an answer that makes no sense")
+    return state
