@@ -43,7 +43,7 @@ class LateNodes:
             background.every(
                 ASK_EVERY_S,
                 self.ask,
-                failed="Nodes that are away cannot be asked now",
+                failed=f"Nodes {', '.join(self._left)} cannot be asked now",
                 first_after_s=ASK_EVERY_S,
             )
 

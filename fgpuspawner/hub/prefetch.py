@@ -173,6 +173,8 @@ class Prefetch:
             self._outcomes[wish[1:]] = e
         except EngineSilent as e:
             log.debug("Node %s: %s", node_id, e)
+            self._waiting.pop(wish, None)
+            return
         else:
             self._outcomes[wish[1:]] = None
         for other, wishes in self._wishes.items():

@@ -125,6 +125,7 @@ class Runtime:
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         self.drivers = Drivers(self.isolation, self.engine)
+        atexit.register(self.drivers.close)
         self.queue = Scheduler(
             self.store,
             policy=self.settings.policy(),

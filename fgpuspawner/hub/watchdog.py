@@ -186,11 +186,6 @@ class Watchdog:
             level=logging.ERROR,
         )
 
-    def close(self) -> None:
-        """Stop looking."""
-        for look in self._looking.values():
-            look.cancel()
-
     async def look(self) -> None:
         """Look once."""
         live = await self._sessions.live()

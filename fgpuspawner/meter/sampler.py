@@ -77,11 +77,6 @@ class Sampler:
         self._live = dict(read_meters(self._data).sessions or {})
         background.every(self._every_s, self.look, failed="The meter could not look", level=logging.ERROR)
 
-    def close(self) -> None:
-        """Stop looking."""
-        for look in self._looking.values():
-            look.cancel()
-
     async def look(self) -> None:
         """Look once, tell the service, and keep what was counted when it is time to."""
         live = await self._sessions.live()

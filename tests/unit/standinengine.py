@@ -1,4 +1,4 @@
-"""A server that answers as much of a Docker engine's API as pulls ask for, the way that a test tells it to."""
+"""A server that answers as much of a Docker daemon's API as pulls ask for, the way that a test tells it to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.fleet import Fleet
 
 Step = dict[str, Any] | threading.Event | int
 """A line that is told, what is waited for before the next one, or a status to refuse with."""
@@ -35,10 +37,10 @@ class StandIn:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                stand_in.get(self)
+                stand_in.answer(self, stand_in.get)
 
             def do_POST(self) -> None:
-                stand_in.post(self)
+                stand_in.answer(self, stand_in.post)
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -54,6 +56,16 @@ class StandIn:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def answer(
+        self, request: BaseHTTPRequestHandler, give: Callable[[BaseHTTPRequestHandler], None]
+    ) -> None:
+        """Give an answer, or notice that nobody is at the other end any more."""
+        try:
+            give(request)
+        except OSError:
+            request.close_connection = True
+            self.cut.set()
 
     def get(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
@@ -74,7 +86,7 @@ class StandIn:
         if split.path.endswith("/images/load"):
             try:
                 body = self._chunks(request)
-            except (OSError, ValueError):
+            except ValueError:
                 self.cut.set()
                 request.close_connection = True
                 return
@@ -159,16 +171,13 @@ class StandIn:
         return found
 
 
-def connected(*stand_ins: StandIn) -> Engines:
-    """Return the engines a, b, ... that these stand in for."""
-    engines = []
-    for name, stand_in in zip("abcdef", stand_ins, strict=False):
-        made = Engine(
-            EngineAddress("", (name,)), installation="test", client_kwargs={"base_url": stand_in.url}
-        )
-        made.connect()
-        engines.append(made)
-    return Engines(engines)
-
-
-Make = Callable[..., Engines]
+def connected(*stand_ins: StandIn) -> Fleet:
+    """Return the daemons a, b, ... that these stand in for."""
+    fleet = Fleet(
+        [
+            Daemon(Address("", (name,)), installation="test", client_kwargs={"base_url": stand_in.url})
+            for name, stand_in in zip("abcdef", stand_ins, strict=False)
+        ]
+    )
+    fleet.connect()
+    return fleet

@@ -1,29 +1,22 @@
-"""What is saved of a session's container, and what never is; and wishes where there are no containers."""
+"""What is saved of a session's container, and what never is."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Device, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.private_image import ImageState, PrivateImage
+from fgpuspawner.engines.base import CannotSave
 from fgpuspawner.engines.docker.images.commit import (
-    CannotCommit,
     configuration,
     labels_of,
     left_behind,
     refuse_what_cannot_be_saved,
 )
-from fgpuspawner.engines.docker.images.inventory import labelled_on
-from fgpuspawner.hub.image_worker import ImageWorker
-from fgpuspawner.images.model import Catalogue
+from fgpuspawner.engines.docker.images.found import labelled
 
 IMAGE = PrivateImage(
     id=7,
@@ -65,15 +58,15 @@ def test_a_session_whose_home_is_mounted_can_be_saved(mount: str) -> None:
 @pytest.mark.parametrize("mounts", [(), ("/home/jovyan/data",), ("/home/jov",), ("/etc/ld.so.preload",)])
 def test_one_whose_home_would_be_in_the_image_is_refused_with_what_would_do(mounts: tuple[str, ...]) -> None:
     with pytest.raises(
-        CannotCommit, match=r"home folder /home/jovyan would be in the image.*FGPUSpawner.volumes"
+        CannotSave, match=r"home folder /home/jovyan would be in the image.*FGPUSpawner.volumes"
     ):
         refuse_what_cannot_be_saved(container(*mounts))
 
 
 def test_one_that_cannot_have_changed_anything_or_has_ended_is_refused() -> None:
-    with pytest.raises(CannotCommit, match="read_only_root"):
+    with pytest.raises(CannotSave, match="read_only_root"):
         refuse_what_cannot_be_saved(container("/home/jovyan", read_only=True))
-    with pytest.raises(CannotCommit, match="has ended"):
+    with pytest.raises(CannotSave, match="has ended"):
         refuse_what_cannot_be_saved(container("/home/jovyan", running=False))
 
 
@@ -127,8 +120,8 @@ def test_a_scan_proposes_nothing_that_a_user_has_saved() -> None:
         {"Id": "sha256:2", "RepoTags": ["lab/torch:1"], "Labels": {"fgpu.slug": "torch"}},
     ]
     client = SimpleNamespace(images=lambda filters: listed)
-    engine: Any = SimpleNamespace(answers=True, containers=SimpleNamespace(client=client))
-    assert [found.references for found in labelled_on(engine)] == [("lab/torch:1",)]
+    daemon: Any = SimpleNamespace(answers=True, client=client)
+    assert [found.references for found in labelled(daemon)] == [("lab/torch:1",)]
 
 
 def test_a_history_that_does_not_fit_the_layers_is_replaced_by_one_that_does() -> None:
@@ -152,27 +145,3 @@ class FakeEngine:
 def test_only_names_of_this_installation_that_no_row_has_are_left_behind() -> None:
     found = left_behind(FakeEngine(), "0123456789ab", lambda: ["fgpu-0123456789ab/alice/a:1"])
     assert found == ["fgpu-0123456789ab/alice/b:1", "fgpu-0123456789ab-carrier:7", "sha256:2", "sha256:1"]
-
-
-async def test_where_sessions_are_no_containers_a_wish_fails_and_says_so(tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path}/fgpu.sqlite")
-    store.open()
-    gpu = Device("GPU-0", "local", 0, "Test GPU", 8192, 1000, True)
-    store.set_nodes([Node("local", "default", 8000, 16384, (gpu,))], now_s=1)
-    session = store.submit([Request("alice", "", "python", "default", 500, 1000, 1024)], now_s=1)[0]
-    store.commit(plan(store.snapshot(1), Policy()), now_s=1)
-    store.move(session.id, SessionState.PREPARING, now_s=1)
-    store.move(session.id, SessionState.RUNNING, now_s=1)
-    images = PrivateImages(store)
-    wished = images.wish(session.id, name="torch", asked_by="alice", quota=ImageQuota(), now_s=1)
-    worker = ImageWorker(
-        store, None, catalogue=lambda: Catalogue(()), refresh=lambda: None, quota=ImageQuota()
-    )
-    task = asyncio.create_task(worker.run())
-    async with asyncio.timeout(60):
-        while images.get(wished.id).state is not ImageState.FAILED:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert "local processes" in str(images.get(wished.id).message)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    store.close()

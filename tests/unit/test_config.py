@@ -18,8 +18,9 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.config import check_hub, configure
+from fgpuspawner.config import configure
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.checks import check_hub
 from fgpuspawner.settings import FGPU
 
 ROOT = Path(__file__).parents[2]
@@ -248,7 +249,7 @@ def test_administrators_of_any_authenticator_become_those_of_the_queue(folder: P
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({"runtime": "podman"}, "fgpuspawner: runtime is 'podman'; use 'local' or 'docker'"),
+        ({"runtime": "podman"}, "fgpuspawner: runtime is 'podman'; use 'docker' or 'local'"),
         (
             {"fgpu_per_gpu": 0},
             "fgpuspawner: c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2",

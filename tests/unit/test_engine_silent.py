@@ -1,4 +1,4 @@
-"""An engine that breaks off in the middle of an answer does not answer, like one that does not begin."""
+"""A daemon that breaks off in the middle of an answer does not answer, like one that does not begin."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import docker
 import pytest
 
 from fgpu_scheduler import Observed
-from fgpuspawner.engines.docker import engines as module
-from fgpuspawner.engines.docker import network as tenants
-from fgpuspawner.engines.docker.containers import Containers, EngineSilent
-from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.engines.docker import daemon as module
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.containers import Containers
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.fleet import Fleet
+from fgpuspawner.engines.docker.network_guard import NetworkGuard
 from fgpuspawner.settings import FGPU
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -30,7 +33,7 @@ VERSION = JSON + b'\r\n{"ApiVersion": "1.41"}'
 
 @pytest.fixture(params=[BEGUN, CUT, OF_A_PROXY], ids=["begun", "cut", "of a proxy"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An engine that says which version it has, and gives this for any other answer."""
+    """A daemon that says which version it has, and gives this for any other answer."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -63,39 +66,37 @@ def test_another_machine_that_stalls_after_its_first_answer_does_not_stop_the_hu
 ) -> None:
     closed, close = [], docker.APIClient.close
     monkeypatch.setattr(docker.APIClient, "close", lambda client: (closed.append(1), close(client)))
-    there = Engine(EngineAddress(url, ("far",), {}, "127.0.0.1"), installation="abc")
-    Engines([there]).connect()
+    there = Daemon(Address(url, ("far",), {}, "127.0.0.1"), installation="abc")
+    Fleet([there]).connect()
     assert not there.answers
     assert len(closed) == 2, "it is asked again and again: nothing stays open each time"
 
 
-def test_only_this_machines_engine_is_needed_to_say_which_networks_it_has(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tenants.atexit, "register", lambda _: None)  # type: ignore[attr-defined]
-    app: Any = SimpleNamespace(hub=SimpleNamespace(api_url="http://127.0.0.1:8081/hub/api"))
+async def test_only_this_machines_daemon_is_needed_to_say_which_networks_it_has(url: str) -> None:
+    background = Background(module.log)
 
-    def opened(address: EngineAddress) -> Engine:
-        engine = Engine(address, installation="abc")
-        engine.containers.client = docker.APIClient(base_url=url, version="1.41", timeout=5)
-        engine.answers = True
+    def opened(address: Address) -> Daemon:
+        daemon = Daemon(address, installation="abc")
+        daemon.containers.client = docker.APIClient(base_url=url, version="1.41", timeout=5)
+        daemon.answers = True
         try:
             settings = FGPU(firewall="managed-elsewhere")
-            tenants.Tenants(settings, Engines([engine]), installation="abc").open(app)
+            NetworkGuard(settings, Fleet([daemon]), installation="abc").open([], background)
         finally:
-            engine.containers.client.close()
-        return engine
+            daemon.containers.client.close()
+        return daemon
 
-    assert not opened(EngineAddress(url, ("far",), {}, "127.0.0.1")).answers
+    assert not opened(Address(url, ("far",), {}, "127.0.0.1")).answers
     with pytest.raises(EngineSilent, match="does not say which networks it has"):
-        opened(EngineAddress("", ("here",)))
+        opened(Address("", ("here",)))
+    await background.close()
 
 
-class Engineless(Engine):
+class Daemonless(Daemon):
     """Connects at once; what it says of its containers is what it is given."""
 
     def __init__(self, name: str, *found: Observed | Exception) -> None:
-        super().__init__(EngineAddress("", (name,)), installation="abc")
+        super().__init__(Address("", (name,)), installation="abc")
         self.answers = True
         self.connections = 0
         self._found = found
@@ -113,29 +114,29 @@ class Engineless(Engine):
         self.answers = True
 
 
-async def test_what_one_engine_says_wrong_is_nothing_to_the_others() -> None:
+async def test_what_one_daemon_says_wrong_is_nothing_to_the_others() -> None:
     here = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
-    seen = await Engines([Engineless("far", KeyError("Id")), Engineless("here", here)]).observe()
+    seen = await Fleet([Daemonless("far", KeyError("Id")), Daemonless("here", here)]).observe()
     assert (list(seen.things), list(seen.nodes)) == ([here], ["here"])
 
 
-async def test_an_engine_that_answers_nothing_but_a_greeting_is_not_asked_in_a_circle(
+async def test_a_daemon_that_answers_nothing_but_a_greeting_is_not_asked_in_a_circle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASK_EVERY_S", 3600)
-    engine, looks, answers_again = Engineless("far", EngineSilent("500")), [], asyncio.Event()
-    monkeypatch.setattr(engine, "_listen", lambda: None)
-    engine.changed = answers_again.set
+    daemon, looks, answers_again = Daemonless("far", EngineSilent("500")), [], asyncio.Event()
+    monkeypatch.setattr(daemon, "_listen", lambda: None)
+    daemon.changed = answers_again.set
     async with asyncio.timeout(60):
-        looks.append(await engine.observe())
+        looks.append(await daemon.observe())
         await answers_again.wait()
         answers_again.clear()
-        looks.append(await engine.observe())
+        looks.append(await daemon.observe())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await answers_again.wait()
-    assert engine.connections == 1
-    assert not engine.answers
+    assert daemon.connections == 1
+    assert not daemon.answers
     assert not any(list(look.nodes) for look in looks)
-    assert engine._asking is not None
-    engine._asking.cancel()
+    assert daemon._asking is not None
+    daemon._asking.cancel()

@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from requests.exceptions import JSONDecodeError
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker import firewall
-from fgpuspawner.engines.docker import network as tenants
+from fgpuspawner.engines.docker import network_guard as guards
 from fgpuspawner.engines.docker import user_networks as network
-from fgpuspawner.engines.docker.engines import Engine, EngineAddress, Engines
+from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.firewall import (
     Firewall,
     Rules,
@@ -34,6 +36,8 @@ from fgpuspawner.engines.docker.firewall import (
     script,
     state,
 )
+from fgpuspawner.engines.docker.fleet import Fleet
+from fgpuspawner.engines.docker.network_guard import NetworkGuard
 from fgpuspawner.settings import FGPU
 
 T = TypeVar("T")
@@ -46,20 +50,24 @@ RULES = Rules(
     blocked=("169.254.0.0/16", "fd00:ec2::254/128"),
 )
 OWN = network.interfaces("abc123")
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 POLICIES = "iptables -S; ip6tables -S; iptables -t security -S; ip6tables -t security -S"
 
 
 def in_network_of_its_own(function: Callable[[], T]) -> T:
-    """Run this in a thread that has a network namespace of its own: the machine's rules are never touched."""
+    """Run this in a thread that has a network namespace of its own: the machine's rules are never touched.
+
+    Its interfaces are what ``/sys/class/net`` lists.
+    """
     found: list[T] = []
     raised: list[BaseException] = []
 
     def target() -> None:
-        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS | CLONE_NEWNET) != 0:
             raised.append(OSError(ctypes.get_errno(), "unshare"))
             return
         try:
+            sh("mount --make-rprivate / && mount -t sysfs sysfs /sys")
             found.append(function())
         except BaseException as e:
             raised.append(e)
@@ -101,6 +109,11 @@ def sh(command: str) -> str:
     return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
 
 
+def written(rules: list[str]) -> list[str]:
+    """Return the rules without what is asked of the machine as they are applied: it has no bridges here."""
+    return [rule for rule in rules if not rule.startswith("$(")]
+
+
 @pytest.mark.usefixtures("iptables")
 def test_rules_are_applied_as_they_are_written_and_again_without_a_change() -> None:
     def world() -> None:
@@ -108,8 +121,8 @@ def test_rules_are_applied_as_they_are_written_and_again_without_a_change() -> N
         first = state("abc123")
         assert complete(first, "abc123")
         for version, rules in first.items():
-            filled = [sorted(r.split()) for r in RULES.filled(version)]
-            filled += [sorted(["security:", *r.split()]) for r in RULES.filled_after(version)]
+            filled = [sorted(r.split()) for r in written(RULES.filled(version))]
+            filled += [sorted(["security:", *r.split()]) for r in written(RULES.filled_after(version))]
             assert [r for r in filled if r not in [sorted(line.split()) for line in rules]] == []
             # The jumps in INPUT and DOCKER-USER, that those in FORWARD count, and those of the table after.
             assert len(rules) == len(filled) + 6
@@ -166,19 +179,27 @@ def test_nothing_but_the_installations_interfaces_is_ever_matched() -> None:
         f"ip6tables -t security -D FORWARD -i {OWN}+ -j {firewall.chains('abc123')[1]}",
     ],
 )
-def test_rules_that_are_spoiled_are_put_right_and_only_then(spoiled: str) -> None:
+def test_rules_that_are_spoiled_are_put_right_and_only_then(
+    spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[Rules] = []
+    apply = Firewall.apply
+    monkeypatch.setattr(Firewall, "apply", lambda wall: (applied.append(wall.rules), apply(wall)))
+
     def world() -> None:
         wall = Firewall(RULES)
         wall.apply()
-        assert wall.look()
+        wall.keep()
+        assert len(applied) == 1
         before = state("abc123")
         sh(spoiled)
-        assert not wall.look()
+        wall.keep()
+        assert len(applied) == 2
         assert state("abc123") == before
-        assert wall.look()
         # What is not ours, and not before ours, is nobody's business.
         sh("iptables -A INPUT -j ACCEPT; iptables -A DOCKER-USER -j RETURN")
-        assert wall.look()
+        wall.keep()
+        assert len(applied) == 2
 
     in_network_of_its_own(world)
 
@@ -353,6 +374,46 @@ def test_what_is_closed_outside_stays_closed_while_dockers_rules_come_first(befo
     in_network_of_its_own(world)
 
 
+@pytest.mark.usefixtures("iptables")
+def test_a_bridge_of_the_machine_that_is_called_like_dockers_leads_outside() -> None:
+    """Docker's own are br- and 12 digits; Open vSwitch's uplink, say, is br-ex."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    bridges = {"br-ex": "10.98.0", "br-0123456789ab": "10.96.0"}
+
+    def world() -> None:
+        sh("ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward")
+        session = a_host(f"{OWN}0", "10.97.0.1/24", "10.97.0.2/24")
+        inside = f"nsenter -n -t {session.pid}".split()
+        sh(f"{' '.join(inside)} ip route add default via 10.97.0.1")
+        processes: list[subprocess.Popen[Any]] = [session]
+        for bridge, net in bridges.items():
+            processes.append(a_host(bridge, f"{net}.1/24", f"{net}.2/24"))
+            there = f"nsenter -n -t {processes[-1].pid}".split()
+            sh(f"{' '.join(there)} ip route add default via {net}.1")
+            processes.append(listening(*there, sys.executable, "-c", LISTEN, "x", "8888"))
+
+        def reached(bridge: str) -> bool:
+            words = [*inside, sys.executable, "-c", REACH, f"{bridges[bridge]}.2", "8888", "3"]
+            return "reached" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+        try:
+            assert [reached(bridge) for bridge in bridges] == [True, True], "nothing is closed yet"
+            run(script(RULES))
+            assert [reached(bridge) for bridge in bridges] == [True, False]
+            first = state("abc123")
+            run(script(RULES))
+            assert state("abc123") == first
+            run(script(replace(RULES, egress_open=False)))
+            assert [reached(bridge) for bridge in bridges] == [False, False]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    in_network_of_its_own(world)
+
+
 def a_host(interface: str, address: str, peer: str) -> subprocess.Popen[bytes]:
     """Return the process of a host of its own, which has the address ``peer``, behind this interface."""
     host = subprocess.Popen(["unshare", "-n", "sleep", "3600"])
@@ -416,11 +477,10 @@ async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ways = iter([OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
-    looks, looked = [], asyncio.Event()
+    looked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def fails(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        looks.append(1)
         for way in ways:
             raise way
         loop.call_soon_threadsafe(looked.set)
@@ -429,13 +489,13 @@ async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
     monkeypatch.setattr(subprocess, "run", fails)
     with pytest.raises(firewall.FirewallFailed, match="Too many open files"):
         state("abc123")
-    keeping = asyncio.create_task(Firewall(RULES).keep(every_s=0.001))
-    try:
-        async with asyncio.timeout(60):
-            await asyncio.wait([keeping, asyncio.ensure_future(looked.wait())], return_when="FIRST_COMPLETED")
-        assert not keeping.done()
-    finally:
-        keeping.cancel()
+    monkeypatch.setattr(firewall, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(guards, "guard", lambda *_: Firewall(RULES))
+    background = Background(guards.log)
+    NetworkGuard(FGPU(), Fleet([]), installation="abc123").open([], background)
+    async with asyncio.timeout(60):
+        await looked.wait()
+    await background.close()
 
 
 async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
@@ -452,34 +512,33 @@ async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
         return 0
 
     monkeypatch.setattr(network.UserNetworks, "remove_unused", look)
-    monkeypatch.setattr(tenants, "SWEEP_EVERY_S", 0.001)
-    engine = Engine(EngineAddress("", ("here",)), installation="abc123")
-    engine.answers = True
-    users = tenants.Tenants(FGPU(), Engines([engine]), installation="abc123")
-    keeping = asyncio.create_task(users.keep())
-    try:
-        async with asyncio.timeout(60):
-            await asyncio.wait([keeping, asyncio.ensure_future(looked.wait())], return_when="FIRST_COMPLETED")
-        assert not keeping.done()
-    finally:
-        keeping.cancel()
-        engine.containers.executor.shutdown()
+    monkeypatch.setattr(network.UserNetworks, "check_pool", lambda _: None)
+    monkeypatch.setattr(guards, "SWEEP_EVERY_S", 0.001)
+    daemon = Daemon(Address("", ("here",)), installation="abc123")
+    daemon.answers = True
+    background = Background(guards.log)
+    settings = FGPU(firewall="managed-elsewhere")
+    NetworkGuard(settings, Fleet([daemon]), installation="abc123").open([], background)
+    async with asyncio.timeout(60):
+        await looked.wait()
+    await background.close()
+    daemon.containers.executor.shutdown()
 
 
 def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firewall, "can_apply", lambda: False)
     with pytest.raises(BadSettings, match=r"c\.FGPU\.egress is 'closed', and the Hub cannot close it"):
-        tenants.guard(FGPU(egress="closed"), RULES)
-    assert tenants.guard(FGPU(egress="closed", firewall="managed-elsewhere"), RULES) is None
-    assert tenants.guard(FGPU(), RULES) is None
+        guards.guard(FGPU(egress="closed"), RULES)
+    assert guards.guard(FGPU(egress="closed", firewall="managed-elsewhere"), RULES) is None
+    assert guards.guard(FGPU(), RULES) is None
 
 
 def test_closed_egress_on_another_machine_needs_somebody_who_vouches_for_it() -> None:
-    far = EngineAddress("tcp://192.0.2.9:2376", ("far",), {}, "192.0.2.9")
-    engines = Engines([Engine(far, installation="abc123")])
+    far = Address("tcp://192.0.2.9:2376", ("far",), {}, "192.0.2.9")
+    fleet = Fleet([Daemon(far, installation="abc123")])
 
     def check(**given: str) -> None:
-        tenants.Tenants(FGPU(**given), engines, installation="abc123")._check_other_machines()
+        NetworkGuard(FGPU(**given), fleet, installation="abc123")._check_other_machines()
 
     with pytest.raises(BadSettings, match=r"cannot close it on other machines \(node far\)"):
         check(egress="closed")

@@ -15,7 +15,7 @@ import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
 from fgpuspawner.hub.idle import SessionActivity, ask_kernels, instant_s
-from fgpuspawner.isolation.gpu_use import idle_now
+from fgpuspawner.hub.gpu_use import idle_now
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 
 

@@ -1,42 +1,29 @@
-"""The image worker goes on whatever fails, and no engine waits for another."""
+"""The image worker goes on whatever fails, and says why where it cannot."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import threading
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import TimeoutError as NoConnection
-from standinengine import StandIn, connected
+from traitlets.config import Config
 
 from fgpu_scheduler import Device, Node, Policy, Request, SessionState, StoreUnavailable, plan
 from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
 from fgpu_scheduler.store.private_images import PrivateImages
 from fgpu_scheduler.store.store import Store
-from fgpuspawner.engines.docker.engines import Engines
-from fgpuspawner.engines.docker.images.commit import Committed
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import CannotSave, Installation, SavedImage, SaveSpec
+from fgpuspawner.engines.local.engine import LocalEngine
 from fgpuspawner.hub import image_worker as module
 from fgpuspawner.hub.image_worker import ImageWorker
 from fgpuspawner.images.model import Catalogue
-
-
-class OneEngine:
-    """Stands for an engine that answers; ``images`` is asked when it is swept."""
-
-    def __init__(self, node: str, images: Callable[[], list[Any]]) -> None:
-        self.address = SimpleNamespace(node_ids=(node,), is_elsewhere=False)
-        self.answers = True
-        client = SimpleNamespace(images=lambda **_: images(), containers=lambda **_: [])
-        self.containers = SimpleNamespace(client=client, call=asyncio.to_thread, name=lambda _: "box")
-
-    def another_client(self, *, timeout_s: int) -> Any:
-        return contextlib.closing(self.containers.client)
+from fgpuspawner.settings import FGPU
 
 
 @pytest.fixture
@@ -61,29 +48,50 @@ def wished(store: Store) -> PrivateImage:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_EVERY_S", "AGAIN_AFTER_S", "SWEEP_EVERY_S"):
+    for name in ("LOOK_EVERY_S", "AGAIN_AFTER_S"):
         monkeypatch.setattr(module, name, 0.01)
 
 
+class Saving(LocalEngine):
+    """Local processes, which can be saved as ``save`` does it. What is removed is kept in mind."""
+
+    def __init__(self, installation: Installation, save: Callable[[SaveSpec], SavedImage]) -> None:
+        super().__init__(installation, stop_timeout_s=1)
+        self.save = save
+        self.removed: list[str] = []
+
+    async def save_image(self, spec: SaveSpec) -> SavedImage:
+        return self.save(spec)
+
+    async def delete_image(self, image: PrivateImage) -> None:
+        self.removed.append(image.reference)
+
+
 @contextlib.asynccontextmanager
-async def working(store: Store, *engines: OneEngine) -> AsyncIterator[ImageWorker]:
-    given: Any = engines
-    worker = ImageWorker(
-        store,
-        Engines(given) if engines else None,
-        catalogue=lambda: Catalogue(()),
-        refresh=lambda: None,
-        quota=ImageQuota(),
+async def working(
+    store: Store,
+    tmp_path: Path,
+    save: Callable[[SaveSpec], SavedImage] | None = None,
+    *,
+    quota: ImageQuota | None = None,
+) -> AsyncIterator[tuple[ImageWorker, LocalEngine]]:
+    installation = Installation(
+        store.installation_id, FGPU(data_dir=str(tmp_path)), Config(), lambda: Catalogue(())
     )
-    task = asyncio.create_task(worker.run())
+    engine = LocalEngine(installation, stop_timeout_s=1) if save is None else Saving(installation, save)
+    worker = ImageWorker(
+        store, engine, catalogue=lambda: Catalogue(()), refresh=lambda: None, quota=quota or ImageQuota()
+    )
+    background = Background(logging.getLogger("fgpu"))
+    worker.begin(background)
     try:
-        yield worker
-        assert not task.done()
+        yield worker, engine
     finally:
         busy = list(worker._busy.values())
-        for each in (task, *busy):
+        for each in busy:
             each.cancel()
-        await asyncio.gather(task, *busy, return_exceptions=True)
+        await asyncio.gather(*busy, return_exceptions=True)
+        await background.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -93,7 +101,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_foresaw(
-    store: Store, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch
+    store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = iter([NoConnection("no connection is free"), KeyError("x")])
     version = store.version
@@ -104,22 +112,31 @@ async def test_wishes_are_heard_after_a_look_that_failed_in_a_way_that_nobody_fo
         return version()
 
     monkeypatch.setattr(store, "version", fails_at_first)
-    async with working(store):
+    async with working(store, tmp_path):
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert "local processes" in str(PrivateImages(store).get(wished.id).message)
 
 
+async def test_where_sessions_cannot_be_saved_a_wish_fails_and_says_so(
+    store: Store, wished: PrivateImage, tmp_path: Path
+) -> None:
+    async with working(store, tmp_path):
+        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+    assert PrivateImages(store).get(wished.id).message == (
+        "sessions here are local processes, all of one system user, which cannot be saved as images"
+    )
+
+
 async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_times_and_says_so(
-    store: Store, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch
+    store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
     tries = []
 
-    def commit(*_: Any) -> Any:
+    def save(_: SaveSpec) -> SavedImage:
         tries.append(1)
         raise KeyError("RootFS")
 
-    async with working(store, OneEngine("local", list)) as worker:
-        monkeypatch.setattr(worker, "_commit", commit)
+    async with working(store, tmp_path, save):
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == module.MOST_TRIES
     assert PrivateImages(store).get(wished.id).message == module.UNFORESEEN
@@ -127,14 +144,14 @@ async def test_what_always_fails_in_a_way_that_nobody_foresaw_is_tried_three_tim
 
 @pytest.mark.parametrize("kept", [False, True], ids=["not written", "only the answer lost"])
 async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_away(
-    store: Store, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch, kept: bool
+    store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    commits, removed, lost = [], [], []
+    saved, lost = [], []
     made = PrivateImages.made
 
-    def commit(*_: Any) -> Any:
-        commits.append(1)
-        return Committed("sha256:saved", 1024), "FROM base"
+    def save(_: SaveSpec) -> SavedImage:
+        saved.append(1)
+        return SavedImage("sha256:saved", 1024, "FROM base")
 
     def is_away(images: PrivateImages, *args: Any, **kwargs: Any) -> PrivateImage:
         if len(lost) < 3:
@@ -145,23 +162,22 @@ async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_awa
         return made(images, *args, **kwargs)
 
     monkeypatch.setattr(PrivateImages, "made", is_away)
-    monkeypatch.setattr(module.committing, "remove", lambda _, name: removed.append(name))
-    async with working(store, OneEngine("local", list)) as worker:
-        monkeypatch.setattr(worker, "_commit", commit)
+    async with working(store, tmp_path, save) as (worker, engine):
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.READY)
         await until(lambda: not worker._busy)
-    assert (len(commits), len(lost), removed) == (1, 1 if kept else 3, [])
+    assert isinstance(engine, Saving)
+    assert (len(saved), len(lost), engine.removed) == (1, 1 if kept else 3, [])
     assert PrivateImages(store).get(wished.id).image_id == "sha256:saved"
 
 
 async def test_it_is_not_tried_again_at_once(
-    store: Store, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch
+    store: Store, wished: PrivateImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AGAIN_AFTER_S", 3600)
     tries, looks = [], []
     version = store.version
 
-    def commit(*_: Any) -> Any:
+    def save(_: SaveSpec) -> SavedImage:
         tries.append(1)
         raise KeyError("RootFS")
 
@@ -170,73 +186,36 @@ async def test_it_is_not_tried_again_at_once(
         return version()
 
     monkeypatch.setattr(store, "version", look)
-    async with working(store, OneEngine("local", list)) as worker:
-        monkeypatch.setattr(worker, "_commit", commit)
+    async with working(store, tmp_path, save):
         await until(lambda: sum(looks) >= 10)
     assert len(tries) == 1
 
 
-async def test_an_engine_that_is_silent_keeps_no_other_from_being_swept(store: Store) -> None:
-    answers, swept = threading.Event(), []
-
-    def silent() -> list[Any]:
-        answers.wait(60)
-        return []
-
-    def other() -> list[Any]:
-        swept.append(1)
-        # One that fails as nobody foresaw is swept again, too.
-        raise KeyError("RepoTags")
-
-    async with working(store, OneEngine("n1", silent), OneEngine("n2", other)):
-        await until(lambda: len(swept) >= 3)
-        answers.set()
-
-
-async def test_what_is_renamed_during_a_sweep_is_swept_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_too_large_once_it_is_made_goes_again_and_says_why(
+    store: Store, wished: PrivateImage, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "SWEEP_EVERY_S", 3600)
-    begun, goes_on, swept = threading.Event(), threading.Event(), []
+    def save(spec: SaveSpec) -> SavedImage:
+        spec.check(1024)
+        return SavedImage("sha256:saved", 2 << 20, "FROM base")
 
-    def images() -> list[Any]:
-        swept.append(1)
-        begun.set()
-        goes_on.wait(60)
-        return []
-
-    engine: Any = OneEngine("n1", images)
-    async with working(store, engine) as worker:
-        await until(begun.is_set)
-        before = len(swept)
-        worker._unswept.add(engine)
-        goes_on.set()
-        # A sweep asks for images three times.
-        await until(lambda: len(swept) >= before + 3)
+    async with working(store, tmp_path, save, quota=ImageQuota(mib=1)) as (_, engine):
+        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+    assert isinstance(engine, Saving)
+    assert engine.removed == [wished.reference]
+    assert "1 MiB" in str(PrivateImages(store).get(wished.id).message)
 
 
-async def test_a_sweep_removes_the_container_that_a_killed_hub_has_left(store: Store) -> None:
-    engine, removed = OneEngine("n1", list), []
-    left = f"fgpu-{store.installation_id}-carrier-7"
-    engine.containers.client.containers = lambda **_: [{"Id": "ab", "Names": [f"/{left}"]}]
-    engine.containers.client.remove_container = lambda name, **_: removed.append(name)
-    async with working(store, engine):
-        await until(lambda: bool(removed))
-    assert set(removed) == {"ab"}
+@pytest.mark.parametrize("may_pass", [False, True])
+async def test_what_the_engine_refuses_is_tried_again_only_where_that_may_help(
+    store: Store, wished: PrivateImage, tmp_path: Path, may_pass: bool
+) -> None:
+    tries = []
 
+    def save(_: SaveSpec) -> SavedImage:
+        tries.append(1)
+        raise CannotSave("it is refused", may_pass=may_pass)
 
-def test_a_long_call_to_another_machine_notices_that_the_machine_is_gone() -> None:
-    stand_in = StandIn()
-    try:
-        engine = connected(stand_in).engines[0]
-        client = engine.another_client(timeout_s=7200)
-        with contextlib.closing(client), client._get(f"{client.base_url}/version", stream=True) as answer:
-            # As the system has it: whoever sends these out ends the wait when nobody answers.
-            taken: socket.socket = answer.raw.connection.sock
-            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            waits = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
-            idle_s, pause_s, count = (taken.getsockopt(socket.IPPROTO_TCP, option) for option in waits)
-            assert idle_s + pause_s * count <= 60
-            assert taken.gettimeout() == 7200
-    finally:
-        stand_in.close()
+    async with working(store, tmp_path, save):
+        await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
+    assert len(tries) == (module.MOST_TRIES if may_pass else 1)
+    assert PrivateImages(store).get(wished.id).message == "it is refused"

@@ -55,7 +55,7 @@ def host(tmp_path: Path, native: Native) -> Host:
     machine.mkdir(parents=True)
     return Host(
         data=tmp_path / "data",
-        containers=True,
+        own_root=True,
         native=native,
         accounting=tmp_path / "shm" / "fgpu-abc",
         commands=commands,
@@ -79,7 +79,7 @@ def test_the_settings_know_every_backend() -> None:
         ([GPU], {**R615, "cgroup_v2": False}, "interposer", "this machine does not use cgroup v2"),
         (
             [GPU],
-            {**R615, "containers": False},
+            {**R615, "own_root": False},
             "interposer",
             "local processes, which have no cgroup of their own",
         ),
@@ -149,7 +149,7 @@ def test_none_can_be_chosen_and_is_loud(host: Host) -> None:
         (
             "interposer",
             [GPU],
-            {"containers": False, "data": Path("/srv/my data")},
+            {"own_root": False, "data": Path("/srv/my data")},
             "LD_PRELOAD cannot name /srv/my data",
         ),
     ],
@@ -321,7 +321,7 @@ def test_a_simulated_device_comes_with_its_driver_and_nvidia_smi(prepare: Prepar
 
 
 def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Host) -> None:
-    prepared = prepare("interposer", SIMULATED, containers=False)
+    prepared = prepare("interposer", SIMULATED, own_root=False)
     own = host.data / "limits" / "7"
     assert prepared.mounts == ()
     assert prepared.environment == {"LD_PRELOAD": str(own / "libfgpu.so")}
@@ -347,7 +347,7 @@ def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Ho
 
 
 def test_a_real_device_comes_without_anything_simulated(prepare: Prepare) -> None:
-    prepared = prepare("interposer", GPU, containers=False)
+    prepared = prepare("interposer", GPU, own_root=False)
     assert "LD_LIBRARY_PATH" not in prepared.search_paths
     assert "simulated" not in prepared.search_paths["PATH"]
 
@@ -429,10 +429,10 @@ def test_mps_shares_its_pipes_and_memory_and_holds_compute_itself(prepare: Prepa
     found = by_target(prepared)
     assert set(found) - LIBFGPU == {str(host.mps_pipe)}
     assert found[str(host.mps_pipe)].read_only is False
-    assert prepared.host_config == {"ipc_mode": "host"}
+    assert prepared.hosts_ipc
     assert prepared.limits.devices[0].slots == (), "libfgpu's slots would halve MPS's part again"
-    local = prepare("mps", GPU, containers=False)
-    assert (local.mounts, local.host_config) == ((), {})
+    local = prepare("mps", GPU, own_root=False)
+    assert (local.mounts, local.hosts_ipc) == ((), False)
 
 
 def test_hamis_library_takes_the_place_of_libfgpu(prepare: Prepare, native: Native) -> None:
@@ -449,7 +449,7 @@ def test_hamis_library_takes_the_place_of_libfgpu(prepare: Prepare, native: Nati
     assert found["/usr/local/vgpu/libvgpu.so"] == Mount(native.library, "/usr/local/vgpu/libvgpu.so")
     assert "/run/fgpu/libfgpu.so" not in found
     assert "/run/fgpu/probe" in found, "it is verified like all others"
-    local = prepare("hami", GPU, containers=False)
+    local = prepare("hami", GPU, own_root=False)
     assert local.environment["LD_PRELOAD"] == str(native.library)
 
 
@@ -458,15 +458,15 @@ def test_without_isolation_a_session_is_told_and_not_held(prepare: Prepare) -> N
     found = by_target(prepared)
     assert {"/etc/ld.so.preload", "/run/fgpu/libfgpu.so"}.isdisjoint(found)
     assert {"/run/fgpu/limits", "/run/fgpu/simulated"} <= set(found)
-    assert prepare("none", GPU, native=None, containers=False).environment == {}
+    assert prepare("none", GPU, native=None, own_root=False).environment == {}
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in BACKENDS])
-@pytest.mark.parametrize("containers", [True, False])
+@pytest.mark.parametrize("own_root", [True, False])
 def test_teardown_leaves_nothing_and_can_be_done_twice(
-    prepare: Prepare, host: Host, name: str, containers: bool
+    prepare: Prepare, host: Host, name: str, own_root: bool
 ) -> None:
-    prepared = prepare(name, MIG if name == "mig" else GPU, containers=containers, **R615)
+    prepared = prepare(name, MIG if name == "mig" else GPU, own_root=own_root, **R615)
     assert all(path.exists() for path in prepared.files)
     backend = make_backends(host)[name]
     backend.teardown(7)

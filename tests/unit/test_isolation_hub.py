@@ -44,10 +44,10 @@ def settings(tmp_path: Path, **given: Any) -> FGPU:
     return FGPU(data_dir=str(tmp_path / "data"), accounting_dir=str(tmp_path / "shm"), **given)
 
 
-def opened(tmp_path: Path, *nodes: Node, containers: bool = True, **given: Any) -> Isolation:
+def opened(tmp_path: Path, *nodes: Node, own_root: bool = True, **given: Any) -> Isolation:
     (tmp_path / "data").mkdir(exist_ok=True)
     found = Isolation(settings(tmp_path, **given), nodes or (LAB,))
-    found.open(containers=containers, installation="abc")
+    found.open(own_root=own_root, installation="abc")
     return found
 
 
@@ -88,7 +88,7 @@ def test_a_real_gpu_that_nothing_holds_keeps_the_hub_from_starting(tmp_path: Pat
 
 
 def test_the_command_line_asks_without_writing(tmp_path: Path) -> None:
-    (choice,) = choices_for(settings(tmp_path), [LAB], containers=False)
+    (choice,) = choices_for(settings(tmp_path), [LAB], own_root=False)
     assert choice.backend.name == "interposer"
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "shm").exists()

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
-from fgpuspawner.engines.docker.containers import EngineSilent
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.hub import watchdog as watchdog_module
 from fgpuspawner.isolation import accounting, nvml_reader
-from fgpuspawner.isolation import watchdog as watchdog_module
+from fgpuspawner.isolation.drivers import Drivers
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
-from fgpuspawner.isolation.watchdog import (
+from fgpuspawner.hub.watchdog import (
     Above,
     Allowance,
     Looked,
@@ -175,9 +176,14 @@ class Scheduler:
         return self.sessions[0]
 
 
-class Owners:
-    def sessions_of(self, pids: Sequence[int]) -> Mapping[int, int]:
+class OneMachine:
+    """An engine's processes, of which those of a session begin with its number."""
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         return {pid: pid // 10 for pid in pids if pid < 100}
+
+    def gpu_reader(self, node_id: str) -> NvmlReader:
+        raise EngineSilent(f"node {node_id} is not another machine")
 
 
 class Reader(NvmlReader):
@@ -206,13 +212,14 @@ def isolation(tmp_path: Path) -> Isolation:
     device = Device(GPU, "lab", 0, "Simulated GPU", 8192, 2000, True)
     settings = FGPU(data_dir=str(tmp_path), isolation="none")
     found = Isolation(settings, (Node("lab", "default", 1000, 1024, (device,)),))
-    found.open(containers=False, installation="abc")
+    found.open(own_root=False, installation="abc")
     return found
 
 
 def watch(isolation: Isolation, scheduler: Scheduler, *script: Looked | NvmlUnknown) -> Watchdog:
     Reader.script = list(script)
-    return Watchdog(isolation, scheduler, Owners(), every_s=10, tolerance_mib=512, make_reader=Reader)
+    drivers = Drivers(isolation, OneMachine(), make_reader=Reader)
+    return Watchdog(isolation, scheduler, drivers, every_s=10, tolerance_mib=512)
 
 
 async def test_a_session_is_warned_then_ended_with_figures(isolation: Isolation) -> None:
@@ -271,13 +278,13 @@ async def test_an_end_and_a_recovery_that_could_not_be_written_are_tried_again(i
     assert [(what, who) for what, who, _ in absent.told] == [("ISOLATION_FAILED", 1), ("warn", 2)]
 
 
-class Away:
-    """Another machine, which hangs, or says nothing of whose processes there are."""
+class Away(OneMachine):
+    """Has another machine, which hangs, or says nothing of whose processes there are."""
 
     def __init__(self, how: str) -> None:
         self._how = how
 
-    def reader(self, node_id: str) -> NvmlReader:
+    def gpu_reader(self, node_id: str) -> NvmlReader:
         how = self._how
 
         class Hangs(NvmlReader):
@@ -288,7 +295,9 @@ class Away:
 
         return Hangs(node_id)
 
-    def sessions_there(self, node_id: str, pids: Sequence[int]) -> Mapping[int, int]:
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+        if node_id is None:
+            return super().sessions_of(pids)
         raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
 
 
@@ -302,19 +311,12 @@ async def test_a_machine_that_does_not_answer_hides_no_other(
     nodes = [{"name": "lab"}, {"name": "away", "engine": "ssh://away"}]
     settings = FGPU(data_dir=str(tmp_path), isolation="none", nodes=nodes, hub_address="10.0.0.1")
     isolation = Isolation(settings, (away, lab))
-    isolation.open(containers=True, installation="abc")
+    isolation.open(own_root=True, installation="abc")
     there = replace(session(2), placement=Placement("away", (Share(OTHER, 500, 2048, 25),)))
     scheduler = Scheduler(session(1), there)
     Reader.script = [{GPU: held((10, 3000))}] * 2
-    watchdog = Watchdog(
-        isolation,
-        scheduler,
-        Owners(),
-        every_s=10,
-        tolerance_mib=512,
-        make_reader=Reader,
-        elsewhere=Away(how),
-    )
+    drivers = Drivers(isolation, Away(how), make_reader=Reader)
+    watchdog = Watchdog(isolation, scheduler, drivers, every_s=10, tolerance_mib=512)
     logging.getLogger("fgpu").propagate = True
     with caplog.at_level(logging.ERROR, "fgpu.watchdog"):
         async with asyncio.timeout(60):
@@ -325,7 +327,6 @@ async def test_a_machine_that_does_not_answer_hides_no_other(
         r.getMessage() for r in caplog.records if "does not know what sessions hold" in r.getMessage()
     ]
     assert len(troubles) == 1, "said once, and not at every look"
-    watchdog.close()
 
 
 async def test_a_session_that_heeds_the_warning_is_told_so(isolation: Isolation) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from fgpu_scheduler import Node, StoreUnavailable
-from fgpuspawner.hub import late_nodes as latecomers
-from fgpuspawner.hub.late_nodes import take_in
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.hub import late_nodes as module
+from fgpuspawner.hub.late_nodes import LateNodes
 from fgpuspawner.settings.nodes import Machine
 
 AWAY = Node("away", "default", 1000, 1024, ())
@@ -25,10 +26,10 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 async def test_a_machine_that_cannot_be_taken_in_is_asked_again_and_that_is_said_once(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(latecomers, "ASK_EVERY_S", 0.001)
-    monkeypatch.setattr(latecomers.log, "propagate", True)
+    monkeypatch.setattr(module, "ASK_EVERY_S", 0.001)
+    monkeypatch.setattr(module.log, "propagate", True)
     caplog.set_level(logging.INFO, "fgpu")
-    silent, failing, taken = [error], [error, error], []
+    silent, failing, taken = [error, error], [error, error], asyncio.Event()
 
     def survey(nodes: Collection[str]) -> Mapping[str, Machine | None]:
         if silent:
@@ -38,14 +39,18 @@ async def test_a_machine_that_cannot_be_taken_in_is_asked_again_and_that_is_said
     async def take(node: Node) -> None:
         if failing:
             raise failing.pop()
-        taken.append(node)
+        assert node == AWAY
+        taken.set()
 
+    background = Background(module.log)
+    LateNodes(["away"], survey, lambda machines: [AWAY], take).begin(background)
     async with asyncio.timeout(60):
-        await take_in(["away"], survey, lambda machines: [AWAY], take)
-    assert taken == [AWAY]
+        await taken.wait()
+    await background.close()
+    why = str(error) if isinstance(error, StoreUnavailable) else repr(error)
     said = [r.getMessage() for r in caplog.records if r.name == "fgpu"]
     assert said == [
-        "Nodes away cannot be asked now",
-        f"Node away answers, and cannot be used yet: {error}",
+        f"Nodes away cannot be asked now: {why}",
+        f"Node away answers, and cannot be used yet: {why}",
         "Node away answers: 0 GPUs",
     ]

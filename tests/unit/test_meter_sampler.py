@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, StoreUnavailable
 from fgpu_scheduler.store.meters import Measured, Meters
 from fgpu_scheduler.store.store import Store
-from fgpuspawner.engines.docker.containers import EngineSilent
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.drivers import Drivers
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.meter import sampler as sampler_module
@@ -217,9 +220,14 @@ class Scheduler:
         return self.sessions
 
 
-class Owners:
-    def sessions_of(self, pids: Sequence[int]) -> Mapping[int, int]:
+class OneMachine:
+    """An engine's processes, of which those of a session begin with its number."""
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         return {pid: pid // 10 for pid in pids if pid < 100}
+
+    def gpu_reader(self, node_id: str) -> NvmlReader:
+        raise EngineSilent(f"node {node_id} is not another machine")
 
 
 Use = Mapping[str, DeviceUse | NvmlUnknown]
@@ -239,19 +247,31 @@ class Reader(NvmlReader):
         return found
 
 
+LAB = Node("lab", "default", 1000, 1024, (DEVICES[GPU],))
+
+
 class World:
     """A node with one GPU of 2 fGPU, and a meter that looks every 10 s."""
 
-    def __init__(self, folder: Path, *sessions: Session) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *sessions: Session,
+        has: tuple[Node, ...] = (LAB,),
+        engine: OneMachine | None = None,
+        reader: type[NvmlReader] = Reader,
+        **given: Any,
+    ) -> None:
         self.data = folder
         self.clock = Clock()
         self.scheduler = Scheduler(*sessions)
         self.store = Store("sqlite://")
         self.store.open()
         self.meters = Meters(self.store)
-        settings = FGPU(data_dir=str(folder), isolation="none")
-        self.isolation = Isolation(settings, (Node("lab", "default", 1000, 1024, (DEVICES[GPU],)),))
-        self.isolation.open(containers=False, installation="abc")
+        settings = FGPU(data_dir=str(folder), isolation="none", **given)
+        self.isolation = Isolation(settings, has)
+        self.isolation.open(own_root=False, installation="abc")
+        self.drivers = Drivers(self.isolation, engine or OneMachine(), make_reader=reader)
         library = machine.folder_of(folder, "lab") / "libnvidia-ml.so.1"
         library.parent.mkdir(parents=True, exist_ok=True)
         library.touch()
@@ -262,12 +282,11 @@ class World:
         return Sampler(
             self.isolation,
             self.scheduler,
-            Owners(),
+            self.drivers,
             self.meters,
             self.clock,
             data=self.data,
             every_s=10,
-            make_reader=Reader,
         )
 
     async def look(self, *script: Use | Exception, times: int = 1) -> Meter | None:
@@ -329,9 +348,10 @@ async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(
 
 
 async def test_a_machine_that_hangs_is_not_asked_twice_and_is_seen_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
+    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),))}], []
     goes_on = asyncio.Event()
 
     class Hangs(Reader):
@@ -340,7 +360,7 @@ async def test_a_machine_that_hangs_is_not_asked_twice_and_is_seen_again(
             await goes_on.wait()
             return answer
 
-    world.sampler._make_reader = Hangs
+    world = World(tmp_path, session(1), reader=Hangs)
     first, second = await world.look(), await world.look()
     assert first is not None
     assert second is not None
@@ -352,7 +372,6 @@ async def test_a_machine_that_hangs_is_not_asked_twice_and_is_seen_again(
     again = await world.look()
     assert again is not None
     assert (again.memory_used_mib, again.trouble) == (700, None)
-    world.sampler.close()
 
 
 async def test_another_machine_that_hangs_hides_no_other(
@@ -360,30 +379,29 @@ async def test_another_machine_that_hangs_hides_no_other(
 ) -> None:
     monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
 
-    class Away:
-        def reader(self, node_id: str) -> NvmlReader:
+    class Away(OneMachine):
+        def gpu_reader(self, node_id: str) -> NvmlReader:
             class Hangs(NvmlReader):
                 async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
                     await asyncio.Event().wait()
 
             return Hangs(node_id)
 
-        def sessions_there(self, node_id: str, pids: Sequence[int]) -> Mapping[int, int]:
-            raise AssertionError("nothing was seen there")
+        def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+            assert node_id is None, "nothing was seen there"
+            return super().sessions_of(pids)
 
-    nodes = [{"name": "lab"}, {"name": "away", "engine": "ssh://away"}]
-    settings = FGPU(data_dir=str(tmp_path), isolation="none", nodes=nodes, hub_address="10.0.0.1")
     there = Device(OTHER, "away", 0, "A100", 8192, 2000, False)
     Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),))}], []
-    world = World(tmp_path, session(1), session(2, Share(OTHER, 500, 2048, 25)))
-    isolation = Isolation(
-        settings,
-        (Node("lab", "default", 1000, 1024, (DEVICES[GPU],)), Node("away", "default", 1000, 1024, (there,))),
+    world = World(
+        tmp_path,
+        session(1),
+        session(2, Share(OTHER, 500, 2048, 25)),
+        has=(LAB, Node("away", "default", 1000, 1024, (there,))),
+        engine=Away(),
+        hub_address="10.0.0.1",
+        nodes=[{"name": "lab"}, {"name": "away", "engine": "ssh://away"}],
     )
-    isolation.open(containers=True, installation="abc")
-    library = machine.folder_of(tmp_path, "lab") / "libnvidia-ml.so.1"
-    library.touch()
-    world.sampler._isolation, world.sampler._elsewhere = isolation, Away()
     first = await world.look()
     assert first is not None
     assert (first.memory_used_mib, first.trouble) == (700, None)
@@ -391,16 +409,15 @@ async def test_another_machine_that_hangs_hides_no_other(
     assert told is not None
     assert told.now.memory_used_mib is None
     assert "has not answered within" in str(told.now.trouble)
-    world.sampler.close()
 
 
 async def test_whose_processes_are_not_known_is_not_nobodys(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(self: Owners, pids: Sequence[int]) -> Mapping[int, int]:
+    def silent(self: OneMachine, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
 
-    monkeypatch.setattr(Owners, "sessions_of", silent)
+    monkeypatch.setattr(OneMachine, "sessions_of", silent)
     meter = await world.look()
     assert meter is not None
     assert meter.memory_used_mib is None
@@ -529,8 +546,8 @@ async def test_the_meter_goes_on_after_a_look_that_failed(
 
     monkeypatch.setattr(Sampler, "look", failing)
     world.sampler._every_s = 0
-    task = asyncio.create_task(world.sampler.run())
+    background = Background(logging.getLogger("fgpu.meter"))
+    world.sampler.begin(background)
     async with asyncio.timeout(60):
         await done.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.close()

@@ -10,6 +10,7 @@ from docker.errors import APIError, NotFound
 from requests import Response
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.docker import shared_network
 from fgpuspawner.engines.docker import user_networks as network
 from fgpuspawner.engines.docker.user_networks import Route, UserNetworks, host_routes
 from fgpuspawner.settings import FGPU
@@ -56,7 +57,7 @@ class Bridges:
         self.found: dict[str, Any] | None = None
         self._others = {
             "Driver": "bridge",
-            "Options": {network.NO_TALK: icc},
+            "Options": {shared_network.NO_TALK: icc},
             "IPAM": {"Config": [{"Gateway": "172.18.0.1"}]},
         }
 
@@ -74,10 +75,10 @@ class Bridges:
 
 def test_a_network_that_somebody_else_has_just_made_is_looked_at_like_one_that_was_there() -> None:
     closed: Any = Bridges(icc="false")
-    assert network.ensure_network(closed) == "172.18.0.1"
+    assert shared_network.ensure_network(closed) == "172.18.0.1"
     open_: Any = Bridges(icc="true")
     with pytest.raises(BadSettings, match="lets containers reach each other"):
-        network.ensure_network(open_)
+        shared_network.ensure_network(open_)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whose images are fetched beforehand, on which engines, and until when."""
+"""Whose images are fetched beforehand, on which nodes, and until when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +24,14 @@ from fgpu_scheduler import (
     Snapshot,
     WaitReason,
 )
-from fgpuspawner.engines.docker.engines import Engines
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.docker.engine import DockerEngine
+from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.hub import prefetch as module
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.images.pull_state import Phase
+from fgpuspawner.images.pull_state import Phase, PullState
 
 S = SessionState
 
@@ -47,17 +48,28 @@ def waits(number: int, image: str, *, milli: int = 1000, group: str = "default")
     return Session(number, Request(f"u{number}", "", image, group, milli, 1000, 1024), S.PENDING, number)
 
 
+class Fetching(DockerEngine):
+    """Daemons that only fetch images."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.pulls = Pulls(fleet)
+
+
 class Lab:
     """A queue and a catalogue that a test changes as it likes."""
 
-    def __init__(self, engines: Engines, folder: Path, first: int) -> None:
+    def __init__(self, fleet: Fleet, first: int) -> None:
         self.nodes: tuple[Node, ...] = (node("a"), node("b"))
         self.sessions: list[Session] = []
         self.order: list[int] = []
-        self.pulls = Pulls(engines, folder)
-        self.engines = engines.engines
+        self.engine = Fetching(fleet)
         self.images = [f"i{n}" for n in range(9)]
-        self.prefetch = Prefetch(self.pulls, engines, self, first=first, catalogue=self.catalogue)
+        self.prefetch = Prefetch(self.engine, self, first=first, catalogue=self.catalogue)
+
+    def states(self) -> dict[int, PullState]:
+        """Return what is told of who waits, as the Hub does."""
+        return {**self.prefetch.failed, **self.engine.fetching()}
 
     def catalogue(self) -> Catalogue:
         return Catalogue(tuple(Image(i, i, "x", "1", "3.11", f"lab/{i}:1") for i in self.images))
@@ -92,20 +104,20 @@ def stand_ins() -> Iterator[tuple[StandIn, StandIn]]:
 
 
 @pytest.fixture
-async def lab(stand_ins: tuple[StandIn, StandIn], tmp_path: Path) -> AsyncIterator[Callable[..., Lab]]:
+async def lab(stand_ins: tuple[StandIn, StandIn]) -> AsyncIterator[Callable[..., Lab]]:
     made: list[Lab] = []
-    engines = connected(*stand_ins)
+    fleet = connected(*stand_ins)
 
     def make(first: int = 2) -> Lab:
-        made.append(Lab(engines, tmp_path, first))
+        made.append(Lab(fleet, first))
         return made[-1]
 
     yield make
     for one in made:
         await one.look()
-        await eventually(lambda one=one: not one.pulls.states())  # type: ignore[misc]
+        await eventually(lambda one=one: not one.states())  # type: ignore[misc]
     await eventually(lambda: not any(t.name == "fgpu-long" for t in threading.enumerate()))
-    engines.close()
+    fleet.close()
 
 
 async def eventually(true: Callable[[], object]) -> None:
@@ -155,6 +167,19 @@ async def test_nodes_that_would_not_take_it_are_left_alone(
     assert not b.asked
 
 
+async def test_a_node_that_is_silent_for_a_moment_is_served_when_it_answers(
+    lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
+) -> None:
+    world, (a, b) = lab(), stand_ins
+    silent = world.engine.fleet.daemons[0]
+    silent.answers = False
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: b.asked["lab/i1:1"] and len(world.prefetch._waiting) == 1)
+    silent.answers = True
+    await world.look(waits(1, "i1"))
+    await eventually(lambda: a.asked["lab/i1:1"])
+
+
 async def test_held_requests_and_unknown_images_are_passed_over(
     lab: Callable[..., Lab], stand_ins: tuple[StandIn, StandIn]
 ) -> None:
@@ -181,10 +206,10 @@ async def test_the_queue_is_looked_after_whatever_a_look_has_failed_with(
 
     monkeypatch.setattr(world, "snapshot", snapshot)
     world.sessions = [waits(1, "i1")]
-    running = asyncio.create_task(world.prefetch.run())
-    await eventually(lambda: a.asked["lab/i1:1"] or running.done())
-    assert not running.done()
-    running.cancel()
+    background = Background(module.log)
+    world.prefetch.begin(background)
+    await eventually(lambda: a.asked["lab/i1:1"])
+    await background.close()
 
 
 async def test_what_was_begun_is_kept_however_far_back_it_gets(
@@ -196,7 +221,7 @@ async def test_what_was_begun_is_kept_however_far_back_it_gets(
     world.order = [2, 1]
     await world.look(waits(1, "i1"), waits(2, "i2"))
     await eventually(lambda: a.asked["lab/i2:1"])
-    assert set(world.pulls.states()) == {1, 2}
+    assert set(world.states()) == {1, 2}
     assert not a.cut.is_set()
 
 
@@ -207,7 +232,7 @@ async def test_a_request_that_is_ended_stops_its_pull(
     await world.look(waits(1, "i1"), waits(2, "i1"))
     await eventually(lambda: a.asked["lab/i1:1"] and b.asked["lab/i1:1"])
     await world.look(waits(2, "i1"))
-    await eventually(lambda: set(world.pulls.states()) == {2})
+    await eventually(lambda: set(world.states()) == {2})
     assert not a.cut.is_set()
     await world.look()
     await eventually(lambda: a.cut.is_set() and b.cut.is_set())
@@ -222,7 +247,7 @@ async def test_once_it_has_its_place_only_that_engines_pull_goes_on(
     place = Placement("a", (Share.of(device("a"), 1000),))
     await world.look(replace(waits(1, "i1"), state=S.SCHEDULED, placement=place))
     await eventually(b.cut.is_set)
-    assert set(world.pulls.states()) == {1}
+    assert set(world.states()) == {1}
     assert not a.cut.is_set()
 
 
@@ -233,8 +258,8 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
     world.nodes = (node("a"),)
     a.pulls["lab/i1:1"] = [[404, {"message": "manifest unknown"}]]
     await world.look(waits(1, "i1"))
-    await eventually(lambda: (state := world.pulls.of(1)) and state.phase is Phase.FAILED)
-    state = world.pulls.of(1)
+    await eventually(lambda: (state := world.states().get(1)) and state.phase is Phase.FAILED)
+    state = world.states().get(1)
     assert state is not None
     assert "the registry has no such image: manifest unknown" in state.words()
     await eventually(lambda: not world.prefetch._waiting)
@@ -242,7 +267,7 @@ async def test_what_could_not_be_fetched_is_told_and_not_tried_again_at_once(
     assert not world.prefetch._waiting
     assert a.asked["lab/i1:1"] == 1
     await world.look()
-    assert world.pulls.states() == {}
+    assert world.states() == {}
     assert not b.asked
 
 
@@ -262,7 +287,7 @@ async def test_a_failure_is_not_told_where_another_engine_has_the_image(
     await eventually(lambda: a.asked["lab/i1:1"] and len(world.prefetch._waiting) == int(late))
     go.set()
     await eventually(lambda: not world.prefetch._waiting)
-    assert world.pulls.states() == {}
+    assert world.states() == {}
 
 
 async def test_what_is_there_is_asked_for_once(

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from standinengine import StandIn, connected
 
-from fgpuspawner.engines.docker.engines import Engine, Engines
+from fgpuspawner.engines.base import PullFailed
+from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.images import fetch as fetching
 from fgpuspawner.engines.docker.images import pulls as module
 from fgpuspawner.engines.docker.images.long_request import Talk
 from fgpuspawner.engines.docker.images.pull_reasons import Kind, Reason
-from fgpuspawner.engines.docker.images.pulls import PullFailed, Pulls
+from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.pull_state import Phase
 
@@ -50,30 +52,30 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def closing() -> Iterator[list[Engines]]:
-    opened: list[Engines] = []
+def closing() -> Iterator[list[Fleet]]:
+    opened: list[Fleet] = []
     yield opened
-    for engines in opened:
-        engines.close()
+    for fleet in opened:
+        fleet.close()
 
 
 class Lab:
     """The pulls of the engines that are stood in for."""
 
-    def __init__(self, engines: Engines, folder: Path, **more: Any) -> None:
-        self.pulls = Pulls(engines, folder, **more)
-        self.engines: tuple[Engine, ...] = engines.engines
+    def __init__(self, fleet: Fleet, **more: Any) -> None:
+        self.pulls = Pulls(fleet, **more)
+        self.daemons: tuple[Daemon, ...] = fleet.daemons
 
     def waits(self, session_id: int, wanted: Image, *, ahead: bool = False) -> asyncio.Task[Any]:
         """Have a session wait for an image on the first engine."""
-        return asyncio.create_task(self.pulls.ensure(self.engines[0], wanted, session_id, ahead=ahead))
+        return asyncio.create_task(self.pulls.ensure(self.daemons[0], wanted, session_id, ahead=ahead))
 
 
 @pytest.fixture
-def lab(tmp_path: Path, closing: list[Engines]) -> Callable[..., Lab]:
+def lab(closing: list[Fleet]) -> Callable[..., Lab]:
     def make(*stand_ins: StandIn, **more: Any) -> Lab:
         closing.append(connected(*stand_ins))
-        return Lab(closing[-1], tmp_path, **more)
+        return Lab(closing[-1], **more)
 
     return make
 
@@ -128,7 +130,7 @@ async def test_an_engine_may_be_silent_while_all_layers_wait_in_its_line(
     engine.pulls["lab/torch:1"] = [[{"status": "Waiting", "id": "1"}, go, {"status": "x"}]]
     world = lab(engine)
     task = world.waits(1, image())
-    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.layers)
+    await eventually(lambda: (state := world.pulls.states().get(1)) and state.progress.layers)
     await asyncio.sleep(0.5)
     go.set()
     assert (await task)["Id"] == "sha256:pulled"
@@ -258,7 +260,7 @@ async def test_an_image_that_is_there_is_not_fetched(engine: StandIn, lab: Calla
     engine.images["lab/torch:1"] = {"Id": "sha256:1"}
     world = lab(engine)
     assert await world.waits(1, image()) == {"Id": "sha256:1"}
-    assert await world.pulls.here(world.engines[0], image()) == {"Id": "sha256:1"}
+    assert await world.pulls.found(world.daemons[0], image()) == {"Id": "sha256:1"}
     assert not engine.asked
 
 
@@ -267,7 +269,7 @@ async def test_an_image_with_another_digest_is_fetched_again_and_taken_if_it_is_
 ) -> None:
     engine.images["lab/torch:1"] = {"Id": "sha256:old", "RepoDigests": [f"lab/torch@{OTHER_DIGEST}"]}
     world, wanted = lab(engine), image(digest=A_DIGEST)
-    assert await world.pulls.here(world.engines[0], wanted) is None
+    assert await world.pulls.found(world.daemons[0], wanted) is None
     new = {"Id": "sha256:new", "RepoDigests": [f"lab/torch@{A_DIGEST}"]}
     arrived = threading.Event()
     engine.pulls["lab/torch:1"] = [[{"status": "x"}, arrived]]
@@ -346,10 +348,10 @@ async def test_a_private_image_is_copied_as_soon_as_the_engine_that_has_it_answe
     monkeypatch.setattr(module, "AGAIN_AFTER_S", (0.01,) * 1000)
     other.images["lab/torch:1"] = {"Id": "sha256:copied", "Size": 18}
     world = lab(engine, other)
-    world.engines[1].answers = False
+    world.daemons[1].answers = False
     task = world.waits(1, image(owner="alice", node_id="b"))
-    await eventually(lambda: (state := world.pulls.of(1)) and state.attempt > 1)
-    world.engines[1].answers = True
+    await eventually(lambda: (state := world.pulls.states().get(1)) and state.attempt > 1)
+    world.daemons[1].answers = True
     assert await task == {"Id": "sha256:copied"}
 
 
@@ -362,7 +364,7 @@ async def test_engines_that_are_silent_for_long_are_waited_for_in_a_copy(
     other.holds = threading.Event()
     world = lab(engine, other)
     task = world.waits(1, image(owner="alice", node_id="b"))
-    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.bytes_done)
+    await eventually(lambda: (state := world.pulls.states().get(1)) and state.progress.bytes_done)
     await asyncio.sleep(0.5)
     other.holds.set()
     assert await task == {"Id": "sha256:copied"}
@@ -390,7 +392,7 @@ async def test_a_private_image_that_cannot_be_copied_says_why(
     engine: StandIn, other: StandIn, lab: Callable[..., Lab], node_id: str, answers: bool, words: str
 ) -> None:
     world = lab(engine, other)
-    world.engines[1].answers = answers
+    world.daemons[1].answers = answers
     with pytest.raises(PullFailed, match=words):
         await world.waits(1, image(owner="alice", node_id=node_id))
 
@@ -402,8 +404,8 @@ async def test_a_copy_that_nobody_waits_for_any_more_is_stopped_on_both_engines(
     other.holds = threading.Event()
     world = lab(engine, other)
     task = world.waits(1, image(owner="alice", node_id="b"))
-    await eventually(lambda: (state := world.pulls.of(1)) and state.progress.bytes_done)
-    state = world.pulls.of(1)
+    await eventually(lambda: (state := world.pulls.states().get(1)) and state.progress.bytes_done)
+    state = world.pulls.states().get(1)
     assert state is not None
     assert state.phase is Phase.COPYING
     assert state.progress.bytes_total == 18
@@ -438,46 +440,6 @@ async def test_pulls_take_turns_and_those_of_a_launch_come_first(
         go.set()
     await asyncio.gather(joined, *tasks.values())
     assert engine.asked["lab/b:1"] == 1
-
-
-async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_the_end(
-    engine: StandIn, lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
-    go = threading.Event()
-    half = {"status": "Downloading", "id": "1", "progressDetail": {"current": 1 << 20, "total": 2 << 20}}
-    engine.pulls["lab/torch:1"] = [[half, go]]
-    world = lab(engine)
-    telling = asyncio.create_task(world.pulls.tell())
-    task = world.waits(7, image())
-
-    def told() -> Any:
-        return json.loads((tmp_path / "pulls.json").read_text())["sessions"]
-
-    await eventually(lambda: (tmp_path / "pulls.json").exists() and "7" in told())
-    await eventually(lambda: told()["7"]["progress"]["bytes_done"] == 1 << 20)
-    go.set()
-    await task
-    await eventually(lambda: told() == {})
-    telling.cancel()
-
-
-async def test_what_has_not_changed_is_not_written_each_time(
-    lab: Callable[..., Lab], engine: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
-    monkeypatch.setattr(module, "STALE_AFTER_S", 3600)
-    written: list[Any] = []
-    monkeypatch.setattr(module, "write_pulls", lambda _, states, **__: written.append(dict(states)))
-    world = lab(engine)
-    world.pulls.failed(1, PullFailed("gone"))
-    telling = asyncio.create_task(world.pulls.tell())
-    await eventually(lambda: written)
-    await asyncio.sleep(0.2)
-    assert len(written) == 1
-    monkeypatch.setattr(module, "STALE_AFTER_S", 0)
-    await eventually(lambda: len(written) > 2)
-    telling.cancel()
 
 
 async def test_nobody_else_waits_for_an_engine_that_is_slow_to_fetch(

@@ -55,7 +55,8 @@ async def started(runtime: Runtime) -> AsyncIterator[None]:
         await asyncio.wait_for(runtime.ready(), 60)
         yield
     finally:
-        await runtime.scheduler.stop()
+        await runtime.queue.stop()
+        await runtime.background.close()
         ours = asyncio.all_tasks() - others
         for task in ours:
             task.cancel()
@@ -88,7 +89,7 @@ async def test_a_step_that_fails_as_the_hub_starts_is_tried_again(
     monkeypatch.setattr(runtime.store, step, fails_once(getattr(runtime.store, step), error))
     async with started(runtime):
         # Either way: because the Hub has no server for it, or because there is no process.
-        assert (await runtime.scheduler.session(1)).end_cause is EndCause.EXITED
+        assert (await runtime.queue.session(1)).end_cause is EndCause.EXITED
 
 
 async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runtime: Runtime) -> None:
@@ -96,7 +97,7 @@ async def test_what_ended_sessions_left_does_not_keep_the_hub_from_starting(runt
     shutil.rmtree(left, ignore_errors=True)
     left.write_text("no folder, so that what is in it cannot be listed")
     async with started(runtime):
-        assert await runtime.scheduler.live() is not None
+        assert await runtime.queue.live() is not None
 
 
 @contextmanager
@@ -123,8 +124,8 @@ async def test_launches_are_prepared_and_sessions_removed_while_all_other_thread
             async with asyncio.timeout(60):
                 await runtime.prepare(session)
                 assert folder.exists()
-                assert (await runtime.launcher.observe()).nodes == ("lab",)
-                assert await runtime.launcher.remove(Observed("lab", 1, 1, "1-1@lab", True))
+                assert (await runtime.engine.observe()).nodes == ("lab",)
+                assert await runtime.engine.remove(Observed("lab", 1, 1, "1-1@lab", True))
                 await runtime.clear(session)
             assert not folder.exists()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker import warm_pool as warm
 from fgpuspawner.engines.docker.homes import CannotMount, Home
 from fgpuspawner.engines.docker.warm_pool import Unpoolable, WarmPool, busiest, files_of, shape_of
@@ -60,6 +61,8 @@ def test_two_users_sessions_have_one_shape_whatever_can_be_changed_in_a_containe
     [
         made(ReadonlyRootfs=True),
         made(CapDrop=["ALL"]),
+        made(DeviceRequests=[{"Driver": "nvidia", "DeviceIDs": ["GPU-a"]}]),
+        made(Devices=[{"PathOnHost": "/dev/nvidia0"}]),
         made(Binds=["/usr/share/dict:/srv/dict:ro"]),
         made(Binds=["home-alice:/home/other:rw", "/usr/share/dict:/srv/dict:ro"]),
         made(Binds=["home-alice:/home/jovyan:rw", "/usr/share/words:/srv/dict:ro"]),
@@ -77,8 +80,6 @@ def test_whatever_else_differs_is_another_shape(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (made(DeviceRequests=[{"Driver": "nvidia"}]), "real GPU"),
-        (made(Devices=[{"PathOnHost": "/dev/nvidia0"}]), "real GPU"),
         ({**made(), "networking_config": {"x": {}}}, "network"),
         ({**made(), "healthcheck": {1, 2}}, "no JSON"),
         (made(Binds=["home:/home/jovyan:rw", "/srv/dict:/home/jovyan/dict:ro"]), "within /home/jovyan"),
@@ -123,28 +124,31 @@ def test_the_busiest_five_minutes_are_found_wherever_they_begin() -> None:
     assert busiest([800, 5, 3], window_s=300) == 2
 
 
+TORCH = "torch", "lab", ()
+
+
+def pool_of(
+    folder: Path, *, client: Any = None, background: Background | None = None, **more: Any
+) -> WarmPool:
+    """Return the pool of an engine that has ``client``, for two containers of image torch unless told otherwise."""
+    containers: Any = SimpleNamespace(installation="abc", client=client)
+    hub: Any = SimpleNamespace(background=background, isolation=None)
+    return WarmPool(
+        containers, hub, **{"sizes": {"torch": 2}, "node_ids": ["lab"], "data": folder, **more}
+    )
+
+
 async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_path: Path) -> None:
     offered = {"torch"}
-    containers: Any = SimpleNamespace(installation="abc")
-    nobody: Any = None
-    pool = WarmPool(
-        containers,
-        nobody,
-        nobody,
-        nobody,
-        sizes={"torch": 2},
-        data=tmp_path,
-        is_offered=lambda slug: slug in offered,
-    )
-    assert await pool._size("torch") == 2
+    pool = pool_of(tmp_path, is_offered=lambda slug: slug in offered)
+    assert await pool._size(TORCH) == 2
     offered.clear()
-    assert await pool._size("torch") == 0
+    assert await pool._size(TORCH) == 0
 
 
 async def test_the_pool_is_kept_whatever_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    containers: Any = SimpleNamespace(installation="abc")
-    nobody: Any = None
-    pool = WarmPool(containers, nobody, nobody, nobody, sizes={"torch": 2}, data=tmp_path)
+    background = Background(warm.log)
+    pool = pool_of(tmp_path, background=background)
     opening, filling = iter([KeyError("Id")]), iter([CannotMount("busy"), KeyError("State")])
     filled = asyncio.Event()
 
@@ -160,12 +164,7 @@ async def test_the_pool_is_kept_whatever_has_failed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(warm, "AGAIN_AFTER_S", 0.001)
     monkeypatch.setattr(pool, "_open", opens)
     monkeypatch.setattr(pool, "_fill", fills)
-    monkeypatch.setattr(pool, "close", lambda: None)
-    running = asyncio.create_task(pool.run())
-    try:
-        async with asyncio.timeout(60):
-            await asyncio.wait([running, asyncio.ensure_future(filled.wait())], return_when="FIRST_COMPLETED")
-        assert not running.done()
-    finally:
-        running.cancel()
-        pool._threads.shutdown()
+    pool.begin()
+    async with asyncio.timeout(60):
+        await filled.wait()
+    await background.close()

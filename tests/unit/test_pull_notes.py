@@ -1,0 +1,95 @@
+"""How far the pulls are is written for the service while there is something to tell, and no more often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.hub import pull_notes as module
+from fgpuspawner.hub.pull_notes import PullNotes
+from fgpuspawner.images.pull_state import Phase, Progress, PullState, read_pulls
+
+BEGUN = PullState(Phase.FETCHING)
+HALF = PullState(Phase.FETCHING, Progress(bytes_done=1 << 20, bytes_total=2 << 20))
+
+
+@pytest.fixture
+async def background() -> AsyncIterator[Background]:
+    found = Background(logging.getLogger("fgpu"))
+    yield found
+    await found.close()
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0.005)
+
+
+async def test_what_is_told_is_written_while_there_is_something_and_emptied_at_the_end(
+    tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
+    states = {7: BEGUN}
+    PullNotes(tmp_path, lambda: dict(states)).begin(background)
+
+    def told() -> Any:
+        return read_pulls(tmp_path, now_s=time.time())
+
+    await eventually(lambda: told() == {7: BEGUN})
+    states[7] = HALF
+    await eventually(lambda: told() == {7: HALF})
+    del states[7]
+    await eventually(lambda: told() == {})
+
+
+async def test_what_the_last_run_told_is_not_told_any_more(tmp_path: Path) -> None:
+    module.write_pulls(tmp_path, {7: HALF}, now_s=time.time())
+    PullNotes(tmp_path, dict)
+    assert read_pulls(tmp_path, now_s=time.time()) == {}
+
+
+async def test_what_has_not_changed_is_not_written_each_time(
+    tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "STALE_AFTER_S", 3600)
+    written: list[Any] = []
+    looks: list[int] = []
+
+    def states() -> dict[int, PullState]:
+        looks.append(1)
+        return {1: HALF}
+
+    notes = PullNotes(tmp_path, states)
+    monkeypatch.setattr(module, "write_pulls", lambda _, states, **__: written.append(dict(states)))
+    notes.begin(background)
+    await eventually(lambda: len(looks) > 50)
+    assert len(written) == 1
+    # Who reads it takes what is old for what a Hub has left that has ended.
+    monkeypatch.setattr(module, "STALE_AFTER_S", 0)
+    await eventually(lambda: len(written) > 2)
+
+
+async def test_a_full_disk_does_not_end_the_telling(
+    tmp_path: Path, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
+    notes = PullNotes(tmp_path, lambda: {1: HALF})
+    full, write = [OSError(28, "No space left on device")] * 2, module.write_pulls
+
+    def fails_at_first(*args: Any, **given: Any) -> None:
+        if full:
+            raise full.pop()
+        write(*args, **given)
+
+    monkeypatch.setattr(module, "write_pulls", fails_at_first)
+    notes.begin(background)
+    await eventually(lambda: read_pulls(tmp_path, now_s=time.time()) == {1: HALF})
