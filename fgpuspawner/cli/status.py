@@ -15,11 +15,10 @@ from fgpu_scheduler import (
     Policy,
     Session,
     SessionState,
-    forecast,
     format_milli,
     free,
-    of_group,
 )
+from fgpu_scheduler.core.outlook import outlook, resource_groups
 from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of
@@ -54,12 +53,8 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
     """
     with read_only(url, half_life_s=lambda group: policy.of(group).half_life_s) as store:
         snapshot = store.snapshot(now_s)
-        groups = sorted({node.resource_group for node in snapshot.nodes})
-        found: dict[int, Forecast] = {}
-        for group in groups:
-            own = of_group(snapshot, group)
-            typical = store.typical_length_s(group)
-            found |= {f.session_id: f for f in forecast(own, policy, typical_length_s=typical)}
+        groups = resource_groups(snapshot)
+        found = outlook(snapshot, policy, store.typical_length_s).forecasts
     left = free(snapshot)
     simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}
     return {

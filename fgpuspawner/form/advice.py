@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fgpu_scheduler import Device, format_milli
-from fgpu_scheduler.store.history import Past
+from fgpu_scheduler.core.records import Past
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli
 

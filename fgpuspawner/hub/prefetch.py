@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from fgpu_scheduler import LAUNCHING, Forecast, Node, NodeState, Session, SessionState, Snapshot
+from fgpu_scheduler import LAUNCHING, Node, NodeState, Session, SessionState
 from fgpu_scheduler.core.placement import could_ever_fit
+from fgpu_scheduler.queue import Queue
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import Engine, EngineSilent, PullFailed
 from fgpuspawner.images.model import Catalogue, Image
@@ -31,22 +31,6 @@ PLACED = (SessionState.SCHEDULED, *LAUNCHING)
 
 Wish = tuple[int, str, str]
 """A session, a node, and a reference."""
-
-
-class Queue(Protocol):
-    """The scheduler, as far as it is asked here."""
-
-    async def snapshot(self) -> Snapshot:
-        """Return the live sessions, and the nodes."""
-        ...
-
-    async def forecasts(self) -> dict[int, Forecast]:
-        """Return the forecast of every waiting session, by session, in the order of the queues."""
-        ...
-
-    def changes(self, *, at_least_every_s: float) -> AsyncIterator[None]:
-        """Yield at once, and then whenever anything changed, or that much time has passed."""
-        ...
 
 
 class Prefetch:

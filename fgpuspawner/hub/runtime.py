@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar, Protocol, TypeVar
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, EndCause, Node, Session, SessionState, SystemClock
+from fgpu_scheduler.queue import Queue
 from fgpu_scheduler.service.node_health import known_or_as_it_was
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from fgpu_scheduler.store.meters import Meters
@@ -126,7 +127,7 @@ class Runtime:
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         self.drivers = Drivers(self.isolation, self.engine)
         atexit.register(self.drivers.close)
-        self.queue = Scheduler(
+        self.queue: Queue = Scheduler(
             self.store,
             policy=self.settings.policy(),
             rules=self.settings.rules(),

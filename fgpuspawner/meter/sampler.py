@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fgpu_scheduler import Clock, FGPUError, Session, SessionState
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.store.meters import Meters
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.drivers import Drivers, Place
 from fgpuspawner.isolation.manager import Isolation

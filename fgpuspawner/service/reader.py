@@ -15,20 +15,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from fgpu_scheduler import (
     Caps,
     Clock,
-    Forecast,
-    Request,
     RequestForecast,
     Session,
     Snapshot,
     StoreUnavailable,
-    forecast,
-    forecast_request,
-    of_group,
 )
-from fgpu_scheduler.core.forecast import largest_now_milli
-from fgpu_scheduler.core.unblocking import Unblocking, unblocking
+from fgpu_scheduler.core.outlook import resource_groups
+from fgpu_scheduler.core.records import Past
+from fgpu_scheduler.core.unblocking import Unblocking
+from fgpu_scheduler.queue import QueueReader
+from fgpu_scheduler.service.reader import StoreReader
 from fgpu_scheduler.store.banner import Banner
-from fgpu_scheduler.store.history import History, Past
 from fgpu_scheduler.store.private_image import PrivateImage
 from fgpu_scheduler.store.private_images import PrivateImages
 from fgpu_scheduler.store.store import Store
@@ -89,10 +86,10 @@ class Reader:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store
+        self._queue: QueueReader = StoreReader(store, settings.policy(), settings.caps())
         self._meters = MeterFile(settings.data_path())
         self._clock = clock
         self._caps: Caps = settings.caps()
-        self._policy = settings.policy()
         self._rules = settings.rules()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
         # One at a time, and never in the way of what everybody asks for.
@@ -106,7 +103,6 @@ class Reader:
         self._fresh_until = 0.0
         self._looked_at = float("-inf")
         self._changes_made = 0
-        self._typical: tuple[int, dict[str, int | None]] = -1, {}
         self._failure = ""
         self._failed_until = 0.0
 
@@ -114,7 +110,7 @@ class Reader:
         """Connect, trying again until it works: the Hub, which migrates, starts at the same time."""
         while not self._connected:
             try:
-                await self._in_thread(self._store.connect_readonly)
+                await self._in_thread(self._queue.connect)
                 await self._in_thread(self.images.refresh)
             except StoreUnavailable as e:
                 if str(e) != self._why_not:
@@ -130,7 +126,7 @@ class Reader:
         for pool in (self._pool, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(pool.shutdown, wait=True)
-        await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self._queue.close)
 
     async def world(self) -> World:
         """Return a reading that is not older than the store's version at the call, nor than a moment.
@@ -167,14 +163,14 @@ class Reader:
             and is_recent
             # What an administrator has just written may be no new version: the banner is none.
             and self._fresh_until
-            and await self._read(self._store.version) == world.snapshot.version
+            and await self._read(self._queue.version) == world.snapshot.version
         ):
             return world
         return await self.world()
 
     async def _current_world(self) -> World:
         looked_at = time.monotonic()
-        version = await self._read(self._store.version)
+        version = await self._read(self._queue.version)
         world = self._world
         if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
             began, changes_made = time.monotonic(), self._changes_made
@@ -208,19 +204,19 @@ class Reader:
 
     async def session(self, session_id: int) -> Session | None:
         """Return one session, live or ended, as it is now."""
-        return await self._read(self._store.session, session_id)
+        return await self._read(self._queue.session, session_id)
 
     async def ended(self, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all (None), newest first."""
-        return await self._read(lambda: self._store.ended(user=user, limit=limit))
+        return await self._read(lambda: self._queue.ended(user=user, limit=limit))
 
     async def held_sessions(self) -> tuple[Session, ...]:
         """Return what nobody waits for, in the order to resume it."""
-        return await self._read(self._store.held_sessions)
+        return await self._read(self._queue.held_sessions)
 
     async def last_event_id(self) -> int:
         """Return the newest event's id."""
-        return await self._read(self._store.last_event_id)
+        return await self._read(self._queue.last_event_id)
 
     async def changes(self, after_id: int) -> Changes | None:
         """Return what happened after an event; None where that is too much to tell."""
@@ -231,21 +227,21 @@ class Reader:
     ) -> RequestForecast:
         """Return what would become of a request that may queue."""
         # Its name is none that a server can have: the request is only thought of.
-        return await self._read(self._forecast, wanted.request(user, "/", hub_groups), wanted.count, world)
+        return await self._read(
+            self._queue.forecast, wanted.request(user, "/", hub_groups), wanted.count, world.snapshot
+        )
 
     async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
         """Return a page of what has ended, of one user or of all (None), newest first."""
-        return await self._read(
-            lambda: History(self._store).page(user=user, before_id=before_id, limit=limit)
-        )
+        return await self._read(lambda: self._queue.history(user=user, before_id=before_id, limit=limit))
 
     async def past(self, session_id: int) -> Past | None:
         """Return one session, live or ended, with what was measured of it."""
-        return await self._read(History(self._store).one, session_id)
+        return await self._read(self._queue.past, session_id)
 
     async def measured_runs(self, user: str, limit: int) -> tuple[Past, ...]:
         """Return a user's newest runs that were measured."""
-        return await self._read(lambda: History(self._store).measured_runs(user, limit=limit))
+        return await self._read(lambda: self._queue.measured_runs(user, limit=limit))
 
     async def keep(self, session_id: int, keep_s: int) -> Session:
         """Write that a session's owner keeps it for so long from now, though it is idle; return it as it is then.
@@ -268,8 +264,8 @@ class Reader:
         """Return what a function reads of the store."""
         return await self._read(function, self._store)
 
-    async def report(self, function: Callable[[Store], R]) -> R:
-        """Return what a function makes of much of the store, which takes long.
+    async def report(self, function: Callable[[QueueReader], R]) -> R:
+        """Return what a function makes of much of the history, which takes long.
 
         Raises:
             StoreUnavailable: the store cannot be read.
@@ -277,7 +273,7 @@ class Reader:
         """
         self._check_connected()
         async with asyncio.timeout(REPORT_WITHIN_S):
-            return await self._run(self._reports, lambda: function(self._store))
+            return await self._run(self._reports, lambda: function(self._queue))
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
         """Write to the store what an administrator owns; ``change`` is given the store and the time."""
@@ -307,7 +303,8 @@ class Reader:
         # Worked out once for all who ask meanwhile: it takes a while, and the threads are few.
         async with self._unblocking:
             if self._unblockings is None or self._unblockings[0] is not world:
-                self._unblockings = world, await self._read(self._find_unblockings, world)
+                found = await self._read(self._queue.unblockings, world.snapshot)
+                self._unblockings = world, found
             return self._unblockings[1]
 
     def offer(self, world: World, user: str, hub_groups: tuple[str, ...], groups: tuple[str, ...]) -> Offer:
@@ -352,30 +349,18 @@ class Reader:
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_now(self) -> World:
-        snapshot = self._store.snapshot(self._clock.now_s())
-        version, typical = self._typical
-        if version != snapshot.version:
-            groups = sorted({n.resource_group for n in snapshot.nodes})
-            typical = {group: self._store.typical_length_s(group) for group in groups}
-            self._typical = snapshot.version, typical
-        return World(snapshot, typical_length_s=typical)
+        return World(self._queue.snapshot(self._clock.now_s()))
 
     def _read_world(self) -> World:
-        snapshot = self._store.snapshot(self._clock.now_s())
-        found: dict[int, Forecast] = {}
-        largest: dict[str, int | None] = {}
-        typical: dict[str, int | None] = {}
-        for group in sorted({n.resource_group for n in snapshot.nodes}):
-            own = of_group(snapshot, group)
-            typical[group] = self._store.typical_length_s(group)
-            found |= {f.session_id: f for f in forecast(own, self._policy, typical_length_s=typical[group])}
-            largest[group] = self._largest_now(own, group)
+        ahead = self._queue.outlook(self._clock.now_s())
+        largest = {
+            group: self._largest_now(ahead.snapshot, group) for group in resource_groups(ahead.snapshot)
+        }
         isolation = read_choices(self.settings.data_path())
         return World(
-            snapshot,
-            found,
+            ahead.snapshot,
+            ahead.forecasts,
             largest,
-            typical,
             isolation,
             self._rules,
             read_pulls(self.settings.data_path(), now_s=self._clock.now_s()),
@@ -385,24 +370,10 @@ class Reader:
             meters=self._meters.read(),
         )
 
-    def _find_unblockings(self, world: World) -> dict[str, Unblocking]:
-        found = {g: unblocking(of_group(world.snapshot, g), self._policy) for g in world.groups}
-        return {group: one for group, one in found.items() if one is not None}
-
-    def _largest_now(self, own: Snapshot, group: str) -> int | None:
-        default = make_offer(self.settings, own.nodes, [ANY_IMAGE], (group,)).default
-        asked = replace(default, group=group).request("", "")
-        return largest_now_milli(asked, own, self._policy, self._caps)
-
-    def _forecast(self, asked: Request, count: int, world: World) -> RequestForecast:
-        return forecast_request(
-            asked,
-            count,
-            of_group(world.snapshot, asked.resource_group),
-            self._policy,
-            self._caps,
-            typical_length_s=world.typical_length_s.get(asked.resource_group),
-        )
+    def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:
+        nodes = [node for node in snapshot.nodes if node.resource_group == group]
+        default = make_offer(self.settings, nodes, [ANY_IMAGE], (group,)).default
+        return self._queue.largest_now_milli(replace(default, group=group).request("", ""), snapshot)
 
     def _keep(self, session_id: int, keep_s: int) -> Session:
         return self._changing(lambda store, now_s: store.keep(session_id, now_s + keep_s, now_s=now_s))
@@ -430,14 +401,14 @@ class Reader:
         self.images.refresh()
 
     def _changes(self, after_id: int) -> Changes | None:
-        events = self._store.events(after_id=after_id, limit=MAX_EVENTS + 1)
+        events = self._queue.events(after_id=after_id, limit=MAX_EVENTS + 1)
         if len(events) > MAX_EVENTS:
             return None
         newest = {e.session_id: e.id for e in events if e.session_id is not None}
-        live = {s.id: s for s in self._store.snapshot(self._clock.now_s()).sessions}
+        live = {s.id: s for s in self._queue.snapshot(self._clock.now_s()).sessions}
         changed = []
         for session_id, event_id in sorted(newest.items(), key=lambda item: item[1]):
-            session = live.get(session_id) or self._store.session(session_id)
+            session = live.get(session_id) or self._queue.session(session_id)
             if session is not None:
                 changed.append((event_id, session))
         return Changes(events[-1].id if events else after_id, tuple(changed))

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 
-from fgpu_scheduler.store.history import Past
+from fgpu_scheduler.core.records import Past
 from fgpuspawner.service.view import Json, Site, Viewer, World, is_mine, is_simulated
 from fgpuspawner.text.sessions import amount_words, fgpu_of
 

@@ -95,17 +95,15 @@ class Savers(StrEnum):
 class World:
     """One reading of the store and what follows from it.
 
-    ``largest_now`` is, by resource group, the largest amount that starts now; ``typical_length_s`` the
-    median length of the sessions that ended there; ``isolation`` what holds the sessions of each node; ``rules`` what
-    ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every private image, and ``savers``
-    who may save a session as one; ``banner`` what every page announces; ``meters`` what running sessions hold and use
-    of their GPUs.
+    ``largest_now`` is, by resource group, the largest amount that starts now; ``isolation`` what holds the sessions of
+    each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
+    private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
+    running sessions hold and use of their GPUs.
     """
 
     snapshot: Snapshot
     forecasts: Mapping[int, Forecast] = field(default_factory=dict)
     largest_now: Mapping[str, int | None] = field(default_factory=dict)
-    typical_length_s: Mapping[str, int | None] = field(default_factory=dict)
     isolation: tuple[Chosen, ...] = ()
     rules: AllRules = field(default_factory=AllRules)
     pulls: Mapping[int, PullState] = field(default_factory=dict)

@@ -36,7 +36,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
     TooManyPending,
 )
-from fgpu_scheduler.service.scheduler import Requeued, SessionEnded
+from fgpu_scheduler.queue import Requeued, SessionEnded
 from fgpuspawner.concurrency.waiting import it_answers
 from fgpuspawner.engines.base import (
     Capabilities,
@@ -200,10 +200,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
         except Refused as e:
             why = str(e)
-            await self.runtime.queue.patiently(lambda: self._drop_ticket(why))
+            await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
             refused_here(e.refusals)
             raise refusal(e) from None
         except (TooManyPending, SessionExists) as e:
+            why = str(e)
+            await self.runtime.queue.patiently(lambda: self._leave_or_drop_ticket(why))
             if isinstance(e, TooManyPending):
                 refused_here([Refusal("count", e.code, str(e))])
             html = failed_html(str(e), REFUSED_NEXT)
@@ -284,13 +286,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         ):
             self.log.info("%s takes up session %d again", self._log_name, current.id)
             return current
-        # First what can refuse: a request that is refused costs nobody their place.
         further = await self._further_names(wanted.count - 1)
-        if current is not None:
-            await self._end(current, EndCause.USER, "replaced by a new request of the same server", now=True)
         names = [self.name, *further]
         requests = [wanted.request(self.user.name, name, groups) for name in names]
-        submitting = asyncio.ensure_future(scheduler.submit(requests))
+        # In one step: a request that is refused costs nobody their place.
+        replacing = None if current is None else current.id
+        submitting = asyncio.ensure_future(scheduler.submit(requests, replacing=replacing))
         try:
             sessions = await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -299,6 +300,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise
         if further:
             self._spawn_further(wanted, sessions[1:])
+        if current is not None:
+            # It is ended; what it had launched may be there still.
+            await self._end(current, EndCause.USER, None, now=True)
         return sessions[0]
 
     async def _hold_further(self, submitting: asyncio.Future[tuple[Session, ...]]) -> None:
@@ -541,11 +545,21 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 await scheduler.gone(session.id)
         await self.runtime.clear(session)
 
-    async def _drop_ticket(self, why: str) -> None:
-        """Cancel the request that this server left in the queue, which may not be made any more."""
+    async def _leave_or_drop_ticket(self, why: str) -> None:
+        """Leave what this server has in the queue, where another request was refused, unless it may not be made either.
+
+        It keeps its place, and is resumed; `stop` then has nothing to end.
+        """
         current = await self.runtime.queue.serving(self.user.name, self.name)
-        if current is not None:
+        if current is None:
+            return
+        try:
+            parse(Wanted.of(current.own_request).as_options(), self.offer())
+        except Refused:
             await self._end(current, EndCause.USER, why, now=True)
+        else:
+            if current.held:
+                self._phase = self.IDLE
 
     def clear_state(self) -> None:
         """Forget the session; the scheduler's database keeps it."""

@@ -15,7 +15,7 @@ from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import HasTraits, default
 
 from fgpu_scheduler import Node, Refusal, Session, StoreUnavailable
-from fgpu_scheduler.store.banner import Notice
+from fgpu_scheduler.store.banner import Banner, Notice
 from fgpu_scheduler.store.history import History
 from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
@@ -157,7 +157,7 @@ class LaunchFormSpawner(HasTraits):
         """
         try:
             async with asyncio.timeout(BANNER_WITHIN_S):
-                return await self.runtime.queue.banner()
+                return await self.runtime.read_for_form(Banner(self.runtime.store).at, int(time.time()))
         except (StoreUnavailable, TimeoutError):
             return None
 

@@ -15,7 +15,8 @@ from playwright.sync_api import Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
 from fgpu_scheduler import EndCause, SessionState
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.store.meters import Meters
 from steps import scrolls_sideways
 
 pytestmark = pytest.mark.timeout(600)

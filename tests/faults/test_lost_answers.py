@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import EndCause, Observed, Request, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.service.scheduler import SessionEnded
+from fgpu_scheduler.queue import SessionEnded
 from fgpu_scheduler.store.store import Store
 from lab import NODE, Lab
 

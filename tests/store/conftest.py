@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from store_worlds import database, opened
 
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
+from fgpu_scheduler.testing.memory import MemoryStore
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])

@@ -24,8 +24,8 @@ from fgpu_scheduler.core.model import (
     Share,
 )
 from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import SessionStore
 
 S = SessionState
 

@@ -14,9 +14,10 @@ from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.store.audit import MOST_DETAILS, Audit
 from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
-from fgpu_scheduler.store.end_messages import HEEDED_S, EndMessages
+from fgpu_scheduler.store.end_messages import EndMessages
 from fgpu_scheduler.store.quota_edits import QuotaEdits, QuotaSource, listed
 from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.transaction import HEEDED_S
 
 EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=2000)
 ALICE = Quota(QuotaScope.USER, "alice", "lab", max_sessions=3)

@@ -9,7 +9,7 @@ from store_worlds import ask, node, opened
 
 from fgpu_scheduler.core import asked
 from fgpu_scheduler.core.model import Asked
-from fgpu_scheduler.testing.memory import SessionStore
+from fgpu_scheduler.store.sessions import SessionStore
 
 
 @pytest.fixture(autouse=True)

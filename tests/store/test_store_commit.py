@@ -19,8 +19,8 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Place, Plan, Policy, Reserve, Wait, plan
 from fgpu_scheduler.errors import StaleVersion
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import SessionStore
 
 
 def assert_refused(store: Store, decided: Plan) -> None:

@@ -16,9 +16,10 @@ from store_worlds import ask, database, end, node, opened, run
 from fgpu_scheduler.core import quota as counting
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
 from fgpu_scheduler.core.quota import Ledger, held_of, held_of_each
+from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.history import _MEASURED_OF, History
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.rows import life_values, quota_key, request_values
 from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.statements import LENGTHS

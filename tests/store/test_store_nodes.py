@@ -10,8 +10,8 @@ from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, 
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import SessionStore
 from fgpuspawner.hub.node_actions import NodeAction, act
 
 

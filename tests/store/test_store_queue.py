@@ -11,6 +11,7 @@ from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.errors import SessionExists, TooManyPending
 from fgpu_scheduler.store.rows import life_values, request_values
 from fgpu_scheduler.store.schema import sessions
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
 
 
@@ -68,6 +69,50 @@ def test_a_server_can_be_asked_for_again_while_its_last_container_goes_down(stor
     new = store.submit([ask()], now_s=2)[0]
     assert store.serving("alice", "") == new
     assert [s.state for s in store.snapshot(3).sessions] == [S.TERMINATING, S.PENDING]
+
+
+def test_a_request_that_replaces_another_takes_its_server_and_counts_in_its_place(
+    any_store: SessionStore,
+) -> None:
+    old = any_store.submit([ask("alice")], now_s=1, held=True, max_pending_per_user=1)[0]
+    asked = ask("alice", fgpu_milli=700)
+    new = any_store.submit([asked], now_s=5, max_pending_per_user=1, replacing=old.id)[0]
+    assert any_store.serving("alice", "") == new == Session(new.id, asked, S.PENDING, 5)
+    ended = any_store.session(old.id)
+    assert ended is not None
+    assert (ended.state, ended.end_cause, ended.ended_at_s) == (S.CANCELLED, EndCause.USER, 5)
+
+
+def test_a_request_that_is_refused_leaves_what_it_would_have_replaced_in_its_place(
+    any_store: SessionStore,
+) -> None:
+    old, _ = any_store.submit([ask("alice"), ask("bob")], now_s=1, held=True)
+    before = any_store.snapshot(9)
+    requests = [ask("alice", fgpu_milli=700), ask("alice", "another")]
+    with pytest.raises(TooManyPending, match="alice may have 1 requests waiting: 0 wait already"):
+        any_store.submit(requests, now_s=5, max_pending_per_user=1, replacing=old.id)
+    with pytest.raises(SessionExists):
+        any_store.submit([ask("alice"), ask("bob")], now_s=5, replacing=old.id)
+    assert any_store.snapshot(9) == before
+
+
+def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(any_store: SessionStore) -> None:
+    any_store.set_nodes([node(devices=1)], now_s=0)
+    old = run(any_store, ask("alice", fgpu_milli=1000))
+    new = any_store.submit([ask("alice", fgpu_milli=1000)], now_s=5, replacing=old.id)[0]
+    left = any_store.session(old.id)
+    assert left is not None
+    assert (left.state, left.placement) == (S.TERMINATING, old.placement)
+    assert schedule(any_store) == ()
+    any_store.move(old.id, S.TERMINATED, now_s=6)
+    assert [s.id for s in schedule(any_store)] == [new.id]
+
+
+def test_what_has_ended_already_cannot_be_replaced_a_second_time(any_store: SessionStore) -> None:
+    old = any_store.submit([ask("alice")], now_s=1)[0]
+    ended = any_store.move(old.id, S.CANCELLED, now_s=2, cause=EndCause.USER, message="cancelled")
+    assert any_store.submit([ask("alice")], now_s=5, replacing=old.id)[0].state is S.PENDING
+    assert any_store.session(old.id) == ended
 
 
 def test_the_database_itself_refuses_a_second_session_of_a_server(store: Store) -> None:

@@ -11,8 +11,8 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usag
 from fgpu_scheduler.core.quota import shown
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import SessionStore
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
 CLASS = Quota(GROUP, "class", "lab", max_fgpu_milli=1000, max_pending=2, max_lifetime_s=3600)

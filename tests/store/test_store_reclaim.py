@@ -8,8 +8,8 @@ from store_worlds import S, ask, node, opened, run, schedule
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session
 from fgpu_scheduler.core.reclaim import End, Spare, Warn
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion, UnknownSession
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing.memory import SessionStore
 
 IDLE, PREEMPTED, LIMIT = EndCause.IDLE, EndCause.PREEMPTED, EndCause.TIME_LIMIT
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from types import SimpleNamespace
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ from store_worlds import S, ask, end, node, run
 
 from fgpu_scheduler.core.asked import NEWEST
 from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store.history import History
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.retention import KEPT_EVENTS, STEP, TYPICAL_RUNS, Retention
 from fgpu_scheduler.store.schema import events, meters, sessions, shares
 from fgpu_scheduler.store.store import Store
-from fgpuspawner.hub import retention as forgetting
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.hub.retention import DAY_S, forget, keep_forgetting
 
 YEAR_S = 365 * DAY_S
@@ -179,9 +180,7 @@ def test_events_of_live_sessions_stay_and_so_do_the_newest(store: Store) -> None
     assert KEPT_EVENTS <= len(kept) <= KEPT_EVENTS + len(own) + 20
 
 
-def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
 
     class Wrong:
@@ -192,23 +191,36 @@ def test_a_clock_that_is_set_soon_after_the_start_forgets_nothing(
         def now_s(self) -> int:
             return 2000 + self.ahead_s
 
-    clock, slept = Wrong(), []
+    class Waiting(Background):
+        """Does a step once; the clock is set while it waits for that."""
 
-    async def sleep(seconds: float) -> None:
-        clock.ahead_s = 0
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise asyncio.CancelledError
+        def every(
+            self,
+            seconds: float,
+            step: Callable[[], Awaitable[object]],
+            *,
+            first_after_s: float = 0,
+            **_: object,
+        ) -> None:
+            assert first_after_s >= 900
+            clock.ahead_s = 0
+            done.append(asyncio.run(step()))
 
-    monkeypatch.setattr(forgetting, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(keep_forgetting(Retention(store), clock, days=1))
+    clock, done = Wrong(), []
+    keep_forgetting(Waiting(logging.getLogger("fgpu")), Retention(store), clock, days=1)
+    assert done == [(0, 0)]
     assert counts(store)[0] == len(ids)
 
 
 def test_zero_days_keep_everything_for_ever(store: Store) -> None:
     ids = ended_long_ago(store, TYPICAL_RUNS + 5)
-    asyncio.run(asyncio.wait_for(keep_forgetting(Retention(store), At(), days=0), timeout=30))
+
+    async def begin() -> set[asyncio.Task[None]]:
+        background = Background(logging.getLogger("fgpu"))
+        keep_forgetting(background, Retention(store), At(), days=0)
+        return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+
+    assert not asyncio.run(begin())
     assert counts(store)[0] == len(ids)
 
 

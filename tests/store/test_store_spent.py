@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from store_worlds import ask, end, node, run
 
+from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store import spent
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store
 

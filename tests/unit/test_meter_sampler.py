@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, StoreUnavailable
-from fgpu_scheduler.store.meters import Measured, Meters
+from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent

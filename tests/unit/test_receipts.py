@@ -19,8 +19,7 @@ from fgpu_scheduler import (
     Share,
     Snapshot,
 )
-from fgpu_scheduler.store.history import Past
-from fgpu_scheduler.store.meters import Measured
+from fgpu_scheduler.core.records import Measured, Past
 from fgpuspawner.meter.model import Live, Meter, Told
 from fgpuspawner.service import view
 from fgpuspawner.service.receipts import COLUMNS, as_csv, receipt

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from fgpu_scheduler.store.spent import Spent
+from fgpu_scheduler.core.records import Spent
 from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
 from fgpuspawner.service.admin.usage_plot import HEIGHT, number, plot, round_up
 

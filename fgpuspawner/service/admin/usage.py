@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 
 from fgpu_scheduler import SystemClock
-from fgpu_scheduler.store.spent import spent_between
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.queue import QueueReader
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot
@@ -83,8 +82,8 @@ async def found_for(handler: PageHandler | AdminApi, asked: Asked) -> Report:
     names = handler.service.site.image_names
     begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
 
-    def made(store: Store) -> Report:
-        spent = spent_between(store, begin_s, end_s)
+    def made(queue: QueueReader) -> Report:
+        spent = queue.spent(begin_s, end_s)
         return report(spent, asked.by, first=asked.first, last=asked.last, now_s=now_s)
 
     try:

@@ -14,14 +14,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, assert_never
 
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.forecast import Forecast, forecast
-from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -33,6 +32,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Snapshot,
 )
+from fgpu_scheduler.core.outlook import Outlook, outlook
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.reconcile import (
@@ -46,17 +46,16 @@ from fgpu_scheduler.core.reconcile import (
     reconcile,
 )
 from fgpu_scheduler.errors import (
-    FGPUError,
     InvalidTransition,
     StaleVersion,
     StoreUnavailable,
     UnknownSession,
 )
 from fgpu_scheduler.ports import Activity, Clock, Launcher, Seen, SystemClock
+from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import node_changes
 from fgpu_scheduler.service.outage import Away
 from fgpu_scheduler.service.reclaiming import Reclaiming
-from fgpu_scheduler.store.banner import Banner, Notice
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -75,22 +74,6 @@ def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
         marks[session_id] -= 1
         if not marks[session_id]:
             del marks[session_id]
-
-
-class Requeued(FGPUError):
-    """The session that was to be launched is back in its place in the queue: its node was lost before."""
-
-    code = "requeued"
-
-
-class SessionEnded(FGPUError):
-    """The session that was waited for has ended instead; ``session`` says why."""
-
-    code = "session_ended"
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session.message or f"the session was ended ({session.end_cause})")
-        self.session = session
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +96,8 @@ SWEEPERS = 4
 """Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Forecasts:
-    """The forecasts of one version of the store, at one instant."""
-
-    version: int
-    at_s: int
-    found: dict[int, Forecast]
-
-    def is_older(self, version: int, now_s: int) -> bool:
-        return self.version < version or not 0 <= now_s - self.at_s < FORECAST_FOR_S
-
-
-class Scheduler:
-    """Gives sessions their shares, in order, and takes them back when their containers are gone."""
+class Scheduler(Queue):
+    """The queue that lives in the Hub. It takes shares back when the containers are gone. `Queue` has the promises."""
 
     def __init__(
         self,
@@ -160,8 +131,8 @@ class Scheduler:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
         self._left_waiting: list[int] = []
-        self._forecast: _Forecasts | None = None
-        self._forecasting: asyncio.Future[_Forecasts] | None = None
+        self._outlook: Outlook | None = None
+        self._looking_ahead: asyncio.Future[Outlook] | None = None
         self._away = Away(self._announce)
         self._since: dict[int, float] = {}
         self._ghosts: dict[str, Observed] = {}
@@ -170,17 +141,11 @@ class Scheduler:
 
     @property
     def database_is_away(self) -> bool:
-        """Whether somebody waits for the database in vain; `changes` tells when that turns."""
         return bool(self._away)
 
     # -- life of the loop -----------------------------------------------------------------------------
 
     async def start(self, nodes: Sequence[Node], quotas: Sequence[Quota] = ()) -> tuple[Session, ...]:
-        """Take up the nodes, the quotas and what the last run left, begin to schedule, and return the live sessions.
-
-        Raises:
-            StoreUnavailable: and nothing has begun; try again.
-        """
         now_s = self._clock.now_s()
         await self._call(self.store.set_nodes, nodes, now_s=now_s)
         await self._call(self.store.set_quotas, quotas, now_s=now_s)
@@ -201,12 +166,6 @@ class Scheduler:
         return live
 
     async def change_node(self, node: Node) -> None:
-        """Put in what a configured node has now. Whether it takes sessions is found out by looking.
-
-        Raises:
-            BadSettings: it has a device that another node has.
-            StoreUnavailable: and nothing has changed.
-        """
         now_s = self._clock.now_s()
         nodes = (await self._call(self.store.snapshot, now_s)).nodes
         changed = [replace(node, state=n.state) if n.id == node.id else n for n in nodes]
@@ -214,7 +173,6 @@ class Scheduler:
         self.look()
 
     async def stop(self) -> None:
-        """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
         tasks = [*self._tasks, *self._sweepers, *self._stopping.values()]
         for task in tasks:
             task.cancel()
@@ -224,13 +182,10 @@ class Scheduler:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    async def submit(self, requests: Sequence[Request]) -> tuple[Session, ...]:
-        """Queue these, all or none, in this order. They may be placed before anybody waits for them.
-
-        Raises:
-            SessionExists: one of the servers has a live session.
-            TooManyPending: over the user's limit of waiting requests.
-        """
+    async def submit(
+        self, requests: Sequence[Request], *, replacing: int | None = None
+    ) -> tuple[Session, ...]:
+        old = None if replacing is None else await self.patiently(lambda: self._get(replacing))
         tried = False
 
         async def step() -> tuple[Session, ...]:
@@ -243,9 +198,14 @@ class Scheduler:
                 requests,
                 now_s=self._clock.now_s(),
                 max_pending_per_user=self.caps.max_pending_per_user,
+                replacing=replacing,
             )
 
         sessions = await self.patiently(step)
+        if old is not None:
+            ended = await self.patiently(lambda: self._get(old.id))
+            if ended.state is not old.state:
+                self._done(old, ended)
         for session in sessions:
             self._since[session.id] = asyncio.get_running_loop().time()
             self._say(session, None, "submitted")
@@ -254,17 +214,9 @@ class Scheduler:
         return sessions
 
     async def hold(self, session_id: int) -> None:
-        """Keep a request's place, and do not place it until somebody waits for it."""
         await self._call(self.store.set_held, session_id, True, now_s=self._clock.now_s())
 
     async def placed(self, session_id: int) -> Session:
-        """Wait until the session has its shares and return it, SCHEDULED or already launching.
-
-        Cancelling this releases nothing: the request keeps its place.
-
-        Raises:
-            SessionEnded: it was cancelled, or its time in the queue ran out.
-        """
         future = self._waiting.get(session_id)
         if future is None or future.done():
             future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
@@ -282,12 +234,6 @@ class Scheduler:
         return await asyncio.shield(future)
 
     async def prepare(self, session_id: int) -> Session:
-        """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one.
-
-        Raises:
-            Requeued: it has lost its place since it was placed; wait in `placed` again.
-            SessionEnded: it was ended since.
-        """
         return await self.patiently(lambda: self._prepare(session_id))
 
     async def _prepare(self, session_id: int) -> Session:
@@ -315,11 +261,9 @@ class Scheduler:
         return _marked(self._launching, session_id)
 
     def ending(self, session_id: int) -> contextlib.AbstractContextManager[None]:
-        """Mark that somebody takes this session down, from `end` to `gone`: `reconcile` need not."""
         return _marked(self._ending, session_id)
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
-        """Commit that the engine fetches the image."""
         return await self.patiently(lambda: self._pulling(session_id, attempt))
 
     async def _pulling(self, session_id: int, attempt: int) -> Session:
@@ -329,7 +273,6 @@ class Scheduler:
         return await self._move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
-        """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
         return await self.patiently(lambda: self._running(session_id, attempt, launched))
 
     async def _running(self, session_id: int, attempt: int, launched: str) -> Session:
@@ -342,10 +285,6 @@ class Scheduler:
         return await self._move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
-        """Commit that the session is to end: CANCELLED before any effect, else TERMINATING. Idempotent.
-
-        A TERMINATING session keeps its shares until `gone`.
-        """
         while True:
             session = await self._get(session_id)
             if session.state in ENDED or session.state is S.TERMINATING:
@@ -358,10 +297,6 @@ class Scheduler:
                 continue
 
     async def warn(self, session_id: int, message: str | None) -> Session:
-        """Commit what the owner of a running session is warned of; None: of nothing any more.
-
-        One that is not RUNNING any more is left as it is.
-        """
         try:
             session = await self._call(self.store.warn, session_id, message, now_s=self._clock.now_s())
         except InvalidTransition:
@@ -370,7 +305,6 @@ class Scheduler:
         return session
 
     async def gone(self, session_id: int) -> Session:
-        """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
         session = await self._get(session_id)
         if session.state in ENDED:
             return session
@@ -384,71 +318,46 @@ class Scheduler:
             raise
 
     async def session(self, session_id: int) -> Session:
-        """Return the session, live or ended.
-
-        Raises:
-            UnknownSession: there is none with this id.
-        """
         return await self._get(session_id)
 
     async def live(self) -> tuple[Session, ...]:
-        """Return every live session, in order of their ids."""
         return (await self.patiently(self.snapshot)).sessions
 
     async def snapshot(self) -> Snapshot:
-        """Return the live sessions, and the nodes.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
-        """
         return await self._call(self.store.snapshot, self._clock.now_s())
 
     async def serving(self, user: str, server_name: str) -> Session | None:
-        """Return this server's current session, or None."""
         return await self._call(self.store.serving, user, server_name)
 
     # -- what is to be told ---------------------------------------------------------------------------
 
-    async def banner(self) -> Notice | None:
-        """Return the administrators' announcement, if there is one now.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
-        """
-        return await self._call(Banner(self.store).at, self._clock.now_s())
-
-    async def forecasts(self) -> dict[int, Forecast]:
+    async def forecasts(self) -> Mapping[int, Forecast]:
         """Return the forecast of every waiting session: one computation for all who ask at a time.
 
         It is not older than the question, in versions of the store; in seconds at most `FORECAST_FOR_S`.
         """
         version = await self._call(self.store.version)
-        while self._forecast is None or self._forecast.is_older(version, self._clock.now_s()):
-            task = self._forecasting
+        while self._outlook is None or self._is_older(self._outlook.snapshot, version):
+            task = self._looking_ahead
             if task is None:
-                task = self._forecasting = asyncio.ensure_future(self._call(self._forecast_now))
-                task.add_done_callback(self._forecast_is_made)
-            self._forecast = await asyncio.shield(task)
-        return self._forecast.found
+                task = self._looking_ahead = asyncio.ensure_future(self._call(self._look_ahead))
+                task.add_done_callback(self._looked_ahead)
+            self._outlook = await asyncio.shield(task)
+        return self._outlook.forecasts
 
-    def _forecast_is_made(self, task: asyncio.Future[_Forecasts]) -> None:
+    def _is_older(self, snapshot: Snapshot, version: int) -> bool:
+        return snapshot.version < version or not 0 <= self._clock.now_s() - snapshot.now_s < FORECAST_FOR_S
+
+    def _look_ahead(self) -> Outlook:
+        return outlook(self.store.snapshot(self._clock.now_s()), self.policy, self.store.typical_length_s)
+
+    def _looked_ahead(self, task: asyncio.Future[Outlook]) -> None:
         # Whoever waited may have left: one that failed then is nothing to those who ask next.
-        self._forecasting = None
+        self._looking_ahead = None
         if not task.cancelled():
             task.exception()
 
-    def _forecast_now(self) -> _Forecasts:
-        snapshot = self.store.snapshot(self._clock.now_s())
-        found: dict[int, Forecast] = {}
-        for group in sorted({n.resource_group for n in snapshot.nodes}):
-            typical = self.store.typical_length_s(group)
-            own = of_group(snapshot, group)
-            for f in forecast(own, self.policy, typical_length_s=typical):
-                found[f.session_id] = f
-        return _Forecasts(snapshot.version, snapshot.now_s, found)
-
     async def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
-        """Yield at once, and then whenever anything changed, or that much time has passed."""
         while True:
             changed = self._changed
             yield
@@ -458,7 +367,6 @@ class Scheduler:
                     await changed.wait()
 
     def nudge(self) -> None:
-        """Have those who follow `changes` look again: something beside the store has changed for them."""
         self._announce()
 
     def wake(self) -> None:
@@ -470,7 +378,6 @@ class Scheduler:
         self._look.set()
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Await a step until the database has answered it. It is begun again each time: it must bear that."""
         who = object()
         try:
             while True:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, func, insert, or_, select
 
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import audit
-
-if TYPE_CHECKING:
-    from fgpu_scheduler.store.store import Store
 
 MOST_ACTOR = 255
 MOST_TARGET = 500
@@ -33,7 +30,7 @@ class Line:
 class Audit:
     """The audit log of the installation whose store this is. Thread-safe, as its store is."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def add(self, *, actor: str, action: str, target: str, details: str = "", now_s: int) -> None:

@@ -13,8 +13,8 @@ from sqlalchemy import delete, select
 
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import record
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import banner
-from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.store.upsert import put
 
 MOST_TEXT = 500
@@ -45,7 +45,7 @@ class Notice:
 class Banner:
     """The banner of the installation whose store this is. Thread-safe, as its store is."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def at(self, now_s: int) -> Notice | None:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, exists, select
 
 from fgpu_scheduler.core.model import Session
-from fgpu_scheduler.store.meters import Measured, measured_of
+from fgpu_scheduler.core.records import Past
+from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.meters import measured_of
 from fgpu_scheduler.store.schema import meters, sessions
 from fgpu_scheduler.store.statements import ONE_SESSION, Sessions
-from fgpu_scheduler.store.store import Store
 
 NEWEST = 2**62
 """A bound above every id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A session with what was measured of it; None where nothing was."""
-
-    session: Session
-    measured: Measured | None
-
-
 class History:
     """What has ended in one store. Safe to use from several threads; every method raises `StoreUnavailable`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def page(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:

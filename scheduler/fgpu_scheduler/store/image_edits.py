@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from sqlalchemy import Row, delete, insert, select, update
 
 from fgpu_scheduler.store.audit import record
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import image_edits
-from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.store.transaction import Write
+from fgpu_scheduler.store.transaction import SqlWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ImageEdit:
 class ImageEdits:
     """The edits of one installation. Thread-safe, as its store is."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def all(self) -> tuple[ImageEdit, ...]:
@@ -48,7 +48,7 @@ class ImageEdits:
         return tuple(_edit(row) for row in rows)
 
     def put(self, edits: Sequence[ImageEdit], *, drop: Collection[str] = (), by: str, now_s: int) -> None:
-        """Write these edits in place of what was edited of their images, and forget those of ``drop``.
+        """SqlWrite these edits in place of what was edited of their images, and forget those of ``drop``.
 
         Raises:
             StoreUnavailable: the store cannot be written.
@@ -65,7 +65,7 @@ class ImageEdits:
                 _put(edit, write, by, now_s)
 
 
-def _put(edit: ImageEdit, write: Write, by: str, now_s: int) -> None:
+def _put(edit: ImageEdit, write: SqlWrite, by: str, now_s: int) -> None:
     at = image_edits.c.slug == edit.slug
     old = write.connection.execute(select(image_edits).where(at)).one_or_none()
     known = _edit(old) if old is not None else ImageEdit(edit.slug)

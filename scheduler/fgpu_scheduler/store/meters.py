@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Row, select
 
+from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import meters as table
-from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.store.upsert import put
 
 COLUMNS = [c.name for c in table.columns if c.name != "session_id"]
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured of a session until ``at_s``. What could not be is None.
-
-    ``gpu_millionths`` are millionths of a GPU that it held; ``samples`` are those with a known amount of memory, and
-    ``covered_s`` for how long they speak. ``counts`` are those from which the percentiles were made, as JSON.
-    """
-
-    session_id: int
-    at_s: int
-    gpu_millionths: int
-    limit_mib: int
-    samples: int = 0
-    covered_s: int = 0
-    peak_mib: int | None = None
-    p95_mib: int | None = None
-    sm_p95_percent: int | None = None
-    energy_mj: int | None = None
-    energy_estimated: bool = False
-    counts: str = "{}"
-
-
 class Meters:
     """What was measured of the sessions of one store. Safe to use from several threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def save(self, measured: Sequence[Measured]) -> None:

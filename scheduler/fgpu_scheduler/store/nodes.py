@@ -12,13 +12,13 @@ from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.rows import device_values, node_values
 from fgpu_scheduler.store.schema import devices, nodes
 from fgpu_scheduler.store.statements import HELD_DEVICES
-from fgpu_scheduler.store.transaction import Write
+from fgpu_scheduler.store.transaction import SqlWrite
 
 Rows = dict[str, dict[str, Any]]
 """Rows of a table by its key."""
 
 
-def become(configured: Sequence[Node], write: Write) -> None:
+def become(configured: Sequence[Node], write: SqlWrite) -> None:
     """Make the stored nodes and devices the configured ones, with an event for each node that changes.
 
     Raises:
@@ -80,7 +80,7 @@ def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Row
     return new
 
 
-def _rows(write: Write, table: Table, key: str) -> Rows:
+def _rows(write: SqlWrite, table: Table, key: str) -> Rows:
     return {row[key]: dict(row) for row in write.connection.execute(select(table)).mappings()}
 
 
@@ -91,7 +91,7 @@ def _differing(old: Rows, new: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _put(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
+def _put(write: SqlWrite, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
     for name, row in new.items():
         if name not in old:
             write.connection.execute(insert(table).values(row))
@@ -99,7 +99,7 @@ def _put(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Ro
             write.connection.execute(update(table).where(key == name).values(row))
 
 
-def _delete(write: Write, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
+def _delete(write: SqlWrite, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
     for name in old:
         if name not in new:
             write.connection.execute(delete(table).where(key == name))

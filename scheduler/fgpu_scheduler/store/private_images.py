@@ -14,6 +14,7 @@ from sqlalchemy import Row, delete, insert, select, update
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.image_names import checked_name, checked_tag, reference_of
 from fgpu_scheduler.store.private_image import (
     ImageInUse,
@@ -24,8 +25,7 @@ from fgpu_scheduler.store.private_image import (
     check_size,
 )
 from fgpu_scheduler.store.schema import private_images as table
-from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.store.transaction import Write
+from fgpu_scheduler.store.transaction import SqlWrite
 
 MOST_SHARED = 100
 MOST_NAME = 255
@@ -36,7 +36,7 @@ MOST_FAILED = 10
 class PrivateImages:
     """The private images of the installation whose store this is. Safe to use from several threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     # -- reading --------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class PrivateImages:
         return reference_of(self._store.installation_id, image.name)
 
     def _free(
-        self, write: Write, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
+        self, write: SqlWrite, known: Sequence[PrivateImage], full: str, *, instead_of_failed: bool = False
     ) -> str:
         """Return the reference of a name that is free.
 
@@ -315,27 +315,27 @@ def _image(row: Row[*tuple[Any, ...]]) -> PrivateImage:
     return PrivateImage(**values)
 
 
-def _all(write: Write) -> tuple[PrivateImage, ...]:
+def _all(write: SqlWrite) -> tuple[PrivateImage, ...]:
     return tuple(_image(row) for row in write.connection.execute(_ROWS.order_by(table.c.id)))
 
 
-def _find(write: Write, image_id: int) -> PrivateImage | None:
+def _find(write: SqlWrite, image_id: int) -> PrivateImage | None:
     row = write.connection.execute(_ROWS.where(table.c.id == image_id)).one_or_none()
     return None if row is None else _image(row)
 
 
-def _one(write: Write, image_id: int) -> PrivateImage:
+def _one(write: SqlWrite, image_id: int) -> PrivateImage:
     found = _find(write, image_id)
     if found is None:
         raise UnknownImage(f"there is no private image {image_id}")
     return found
 
 
-def _change(write: Write, row_id: int, **values: Any) -> None:
+def _change(write: SqlWrite, row_id: int, **values: Any) -> None:
     write.connection.execute(update(table).where(table.c.id == row_id).values(values))
 
 
-def _forget(write: Write, image: PrivateImage) -> None:
+def _forget(write: SqlWrite, image: PrivateImage) -> None:
     write.connection.execute(delete(table).where(table.c.id == image.id))
     write.event("images", reason=f"{image.name}: {image.state}, and gone")
 
@@ -345,7 +345,7 @@ def _next_tag(known: Sequence[PrivateImage], path: str) -> str:
     return str(1 + max((int(t) for t in tags if t.isascii() and t.isdigit() and len(t) < 10), default=0))
 
 
-def _refuse_in_use(write: Write, image: PrivateImage) -> None:
+def _refuse_in_use(write: SqlWrite, image: PrivateImage) -> None:
     found = [s for s in write.world.sessions.values() if s.request.image == image.name]
     if found:
         raise ImageInUse(image.name, found)

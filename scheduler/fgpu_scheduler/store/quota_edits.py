@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select
 
@@ -18,11 +17,9 @@ from fgpu_scheduler.core.quota import shown
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quota_edits as table
-
-if TYPE_CHECKING:
-    from fgpu_scheduler.store.store import Store
 
 MOST_EDITS = 10_000
 MOST_NAME = 255
@@ -89,7 +86,7 @@ def read_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
 class QuotaEdits:
     """The edits of one installation. Thread-safe, as its store is. ``file`` is always what the settings say."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def all(self) -> tuple[QuotaEdit, ...]:

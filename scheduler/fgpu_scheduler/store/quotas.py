@@ -9,15 +9,13 @@ from sqlalchemy import delete, insert
 
 from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.lifecycle import WAITING
-from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, Snapshot
+from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Snapshot
 from fgpu_scheduler.core.quota import ANY, over_pending, shown
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, format_milli
-from fgpu_scheduler.core.usage import HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
-from fgpu_scheduler.store.statements import SPEND
-from fgpu_scheduler.store.transaction import Write
+from fgpu_scheduler.store.transaction import SqlWrite
 
 LARGEST = {
     "max_fgpu_milli": LARGEST_MILLI,
@@ -54,7 +52,7 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     return found
 
 
-def become(wanted: Iterable[Quota], write: Write) -> bool:
+def become(wanted: Iterable[Quota], write: SqlWrite) -> bool:
     """Make the stored quotas these, with an event for each that changes; return whether any does.
 
     Raises:
@@ -113,16 +111,3 @@ def refuse_over_quota(world: Snapshot, asked: Sequence[Request]) -> None:
         never = quota_refusals(one, 0, world.nodes, Caps(fgpu_step_milli=MILLI), world.quotas)
         if never:
             raise OverQuota(never[0].message)
-
-
-def spend(session: Session, write: Write, half_life_s: HalfLife) -> None:
-    """Add what a session that ends now has used to what its user has."""
-    amount = float(fgpu_seconds(session, write.now_s))
-    if not amount:
-        return
-    user, group = session.request.user, session.request.resource_group
-    before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
-    amount += decayed(before, age_s=write.now_s - at_s, half_life_s=half_life_s(group))
-    write.used[user, group] = amount, write.now_s
-    row = {"user_name": user, "resource_group": group, "fgpu_milli_s": amount, "at_s": write.now_s}
-    write.connection.execute(SPEND[write.connection.dialect.name], row)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_, select
 
 from fgpu_scheduler.core.asked import counted_ids
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import end_messages, events, is_live, meters, sessions, shares
-from fgpu_scheduler.store.store import Store
 
 STEP = 200
 """So many rows are forgotten in one transaction."""
@@ -24,7 +24,7 @@ KEPT_EVENTS = 2000
 class Retention:
     """Forgets what ended long ago. Safe to use from several threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Durable) -> None:
         self._store = store
 
     def forget_sessions(self, before_s: int, *, now_s: int, limit: int = STEP) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fgpu_scheduler.core.model import (
@@ -22,42 +21,12 @@ from fgpu_scheduler.core.model import (
     ShareMode,
     WaitReason,
 )
+from fgpu_scheduler.core.records import Event
 
 NO_GROUPS = "[]"
 
 Used = Mapping[tuple[str, str], tuple[float, int]]
 """Of each user and resource group what ended sessions have used, in fGPU x 1000 x seconds, decayed to an instant."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of the append-only log.
-
-    ``reason`` is, by ``kind``:
-
-    - "submitted": None, or which session this one replaces in the queue;
-    - "moved" and "attempt", changes of state: the end cause or None;
-    - "held": HELD, or None once it is let go;
-    - "waits": the wait reason;
-    - "promised": RESERVED, when a start was first promised;
-    - "warned": the cause for which the session may be ended at once, or None (not any more);
-    - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
-    - "idle": IDLE since it is, or None (not any more);
-    - "kept": IDLE, when the owner asked to keep it all the same;
-    - "priority": the priority that it had and the one that an administrator gave it;
-    - "nodes" and "quotas", of no session: what became of which node or quota;
-    - "history", of no session: how much of what ended long ago was forgotten;
-    - "images", of no session: what became of which image.
-    """
-
-    id: int
-    at_s: int
-    session_id: int | None
-    kind: str
-    from_state: SessionState | None
-    to_state: SessionState | None
-    reason: str | None
-    user: str | None
 
 
 def event_of(row: Sequence[Any]) -> Event:

@@ -6,7 +6,7 @@ this process itself writes is carried on to the next version, and anything else 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
@@ -24,6 +24,8 @@ from fgpu_scheduler.store.statements import (
     read_quotas,
     read_used,
 )
+
+CountAsked = Callable[[int], tuple[Asked, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,11 @@ class Seen:
         )
         return tuple(one for one in found if one.fgpu_milli_s)
 
-    def then(self, changed: Mapping[int, Session], used: Used, connection: Connection) -> Seen:
-        """Return what is there one version later, when these sessions and this usage were written."""
+    def then(self, changed: Mapping[int, Session], used: Used, count_asked: CountAsked) -> Seen:
+        """Return what is there one version later, when these sessions and this usage were written.
+
+        ``count_asked`` counts anew what was asked for, when the newest session has that id.
+        """
         sessions = {**self.sessions, **changed}
         for session in changed.values():
             if session.state in ENDED:
@@ -81,6 +86,6 @@ class Seen:
             version=self.version + 1,
             sessions=sessions,
             used={**self.used, **used} if used else self.used,
-            asked=read_asked(connection, newest_id) if again else self.asked,
+            asked=count_asked(newest_id) if again else self.asked,
             newest_id=newest_id,
         )

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import or_, select
 
+from fgpu_scheduler.core.records import Spent
+from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.rows import groups_of
 from fgpu_scheduler.store.schema import devices, meters, sessions, shares
-from fgpu_scheduler.store.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """A session that held shares: of what it was, when, and how much, in thousandths of a GPU and of an fGPU.
-
-    It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still.
-    """
-
-    session_id: int
-    user: str
-    resource_group: str
-    hub_groups: tuple[str, ...]
-    image: str
-    waits_since_s: int
-    scheduled_at_s: int
-    started_at_s: int | None
-    ended_at_s: int | None
-    gpu_millionths: int
-    fgpu_milli: int
-
 
 AT_ONCE = 1000
 """So many rows are in memory at a time: a year may have hundreds of thousands."""
 
 
-def spent_between(store: Store, from_s: int, to_s: int) -> Iterator[Spent]:
+def spent_between(store: Durable, from_s: int, to_s: int) -> Iterator[Spent]:
     """Yield every session that held shares at any time from one instant until before another, by id.
 
     All are of one instant: the store is being read until the last one.

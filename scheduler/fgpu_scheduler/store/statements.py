@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import counted_ids, in_order
@@ -119,14 +118,6 @@ HOLD = insert(shares)
 RELEASE = delete(shares).where(shares.c.session_id == bindparam("session_id"))
 
 
-def _spend(new: postgresql.Insert | sqlite.Insert) -> Any:
-    return new.on_conflict_do_update(
-        index_elements=[usage.c.user_name, usage.c.resource_group],
-        set_={"fgpu_milli_s": new.excluded.fgpu_milli_s, "at_s": new.excluded.at_s},
-    )
-
-
-SPEND = {"sqlite": _spend(sqlite.insert(usage)), "postgresql": _spend(postgresql.insert(usage))}
 SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
 
 

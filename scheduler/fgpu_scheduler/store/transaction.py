@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, select
 
 from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.errors import UnknownSession
 from fgpu_scheduler.store.database import Database
-from fgpu_scheduler.store.rows import Used, life_values
+from fgpu_scheduler.store.rows import Used, life_values, request_values, share_values
+from fgpu_scheduler.store.schema import end_messages, usage
 from fgpu_scheduler.store.snapshot_cache import Seen
-from fgpu_scheduler.store.statements import LOG, NEXT_VERSION, ONE_SESSION, SAVE_SESSION
+from fgpu_scheduler.store.statements import (
+    HOLD,
+    LOG,
+    NEXT_VERSION,
+    ONE_SESSION,
+    RELEASE,
+    SAVE_SESSION,
+    SUBMIT,
+    read_asked,
+)
+from fgpu_scheduler.store.upsert import put
+
+HEEDED_S = 180
+"""So long the Hub may take to end a server. Words that were left behind say nothing of a later end."""
 
 
 class Kept:
@@ -47,10 +63,10 @@ class Kept:
 
 
 @contextmanager
-def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[Write]:
+def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[SqlWrite]:
     """Run a write transaction; one that changed nothing is rolled back, its version too."""
     with database.writing() as connection:
-        write = Write(connection, kept, now_s)
+        write = SqlWrite(connection, kept, now_s)
         yield write
         if write.log:
             connection.execute(LOG, write.log)
@@ -62,15 +78,15 @@ def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[Write]:
         kept.put(then)
 
 
-class Write:
-    """A write transaction: what the store held before, what has changed since, and what is to be logged."""
+class SqlWrite:
+    """A write transaction. What `fgpu_scheduler.store.sessions.Write` promises, and its ``connection`` for more."""
 
     def __init__(self, connection: Connection, kept: Kept, now_s: int) -> None:
         self.connection = connection
         self.now_s = now_s
-        self.version_before = connection.execute(NEXT_VERSION).scalar_one() - 1
+        before = connection.execute(NEXT_VERSION).scalar_one() - 1
         # Before anything else is written.
-        self.world = kept.at(connection, self.version_before)
+        self.world = kept.at(connection, before)
         self.log: list[dict[str, Any]] = []
         self.changed: dict[int, Session] = {}
         self.used: dict[tuple[str, str], tuple[float, int]] = {}
@@ -78,14 +94,11 @@ class Write:
 
     def then(self) -> Seen | None:
         """Return what the store holds once this is committed, or None where it has to be read."""
-        return self.world.then(self.changed, self.used, self.connection) if self._only_sessions else None
+        if not self._only_sessions:
+            return None
+        return self.world.then(self.changed, self.used, partial(read_asked, self.connection))
 
     def one(self, session_id: int) -> Session:
-        """Return the session with this id.
-
-        Raises:
-            UnknownSession: there is none.
-        """
         live = self.world.sessions.get(session_id)
         if live is not None:
             return live
@@ -102,7 +115,6 @@ class Write:
         was: SessionState | None = None,
         reason: str | None = None,
     ) -> None:
-        """Log a change; with ``was`` it is one of the session's state, to the one it has now."""
         if session is None:
             # Nodes, or quotas.
             self._only_sessions = False
@@ -113,14 +125,41 @@ class Write:
                 "kind": kind,
                 "from_state": was.value if was else None,
                 "to_state": session.state.value if session and (was or kind == "submitted") else None,
-                "reason": reason,
+                "reason": None if reason is None else str(reason),
                 "user_name": session.request.user if session else None,
             }
         )
 
+    def add(self, new: Session) -> Session:
+        row = {**request_values(new.request), **life_values(new)}
+        new = replace(new, id=self.connection.execute(SUBMIT, row).scalar_one())
+        self.changed[new.id] = new
+        return new
+
     def save(self, changed: Sequence[Session]) -> None:
-        """Write the columns that change in the life of a session. The shares are the caller's."""
         rows = [{"session_id": session.id, **life_values(session)} for session in changed]
         if rows:
             self.connection.execute(SAVE_SESSION, rows)
         self.changed.update((session.id, session) for session in changed)
+
+    def give_shares(self, placed: Sequence[Session]) -> None:
+        rows = [row for session in placed for row in share_values(session)]
+        if rows:
+            self.connection.execute(HOLD, rows)
+
+    def take_shares(self, session_id: int) -> None:
+        self.connection.execute(RELEASE, {"session_id": session_id})
+
+    def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
+        self.used[user, resource_group] = fgpu_milli_s, self.now_s
+        row = {"user_name": user, "resource_group": resource_group, "fgpu_milli_s": fgpu_milli_s}
+        put(self.connection, usage, [{**row, "at_s": self.now_s}])
+
+    def take_message(self, session_id: int) -> str | None:
+        own = end_messages.c.session_id == session_id
+        said = select(end_messages.c.message, end_messages.c.said_at_s).where(own)
+        found = self.connection.execute(said).one_or_none()
+        if found is None:
+            return None
+        self.connection.execute(delete(end_messages).where(own))
+        return str(found.message) if self.now_s - found.said_at_s <= HEEDED_S else None

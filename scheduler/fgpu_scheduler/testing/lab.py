@@ -12,9 +12,10 @@ from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.errors import InvalidTransition
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.testing import drawn
 from fgpu_scheduler.testing.checks import Checks, Standing, Violation
-from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
+from fgpu_scheduler.testing.memory import MemoryStore
 
 EPOCH_S = 1_800_000_000
 

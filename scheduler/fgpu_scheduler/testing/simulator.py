@@ -13,9 +13,10 @@ from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.testing.checks import Violation
 from fgpu_scheduler.testing.lab import CALM, Faults
-from fgpu_scheduler.testing.memory import MemoryStore, SessionStore
+from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.outages import Outages
 
 S = SessionState

@@ -1,0 +1,70 @@
+"""A database with the scheduler's tables: connecting to it, and its transactions."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection
+
+from fgpu_scheduler.store.database import Database
+from fgpu_scheduler.store.transaction import Kept, SqlWrite, writing
+
+
+class Durable:
+    """The database of one installation. Thread-safe; other processes may use the same one."""
+
+    def __init__(self, url: str) -> None:
+        """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
+
+        Raises:
+            BadSettings: the URL cannot be read, or names another kind of database. No I/O happens here.
+        """
+        self._database = Database(url)
+        self._kept = Kept()
+        self._installation_id = ""
+
+    def open(self) -> None:
+        """Connect and bring the schema up to date.
+
+        Raises:
+            StoreUnavailable: unreachable, or of a newer version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=True)
+
+    def connect_readonly(self) -> None:
+        """Connect for reading, without migrating. What writes then raises `StoreUnavailable`.
+
+        Raises:
+            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=False)
+
+    def connect(self) -> None:
+        """Connect for reading and writing, without migrating: for others than the process that schedules.
+
+        Raises:
+            StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
+        """
+        self._installation_id = self._database.open(migrate=False, write=True)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._database.close()
+        self._kept = Kept()
+
+    @property
+    def installation_id(self) -> str:
+        """Twelve random hex digits, made with the database: they mark what this installation launches."""
+        return self._installation_id
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction that sees one instant. What goes wrong is raised as `StoreUnavailable`."""
+        return self._database.reading()
+
+    def writing(self, *, now_s: int) -> AbstractContextManager[SqlWrite]:
+        """Begin a write transaction: another version, with an event for each change. One without any is undone."""
+        return writing(self._database, self._kept, now_s=now_s)
+
+    def writing_beside(self) -> AbstractContextManager[Connection]:
+        """Begin a write transaction on what no plan is made of: the store's version stays, and nothing is logged."""
+        return self._database.writing()
