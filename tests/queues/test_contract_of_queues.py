@@ -1,0 +1,281 @@
+"""What every queue does for the Hub. The one of these tests shows that `Queue` is all that one has to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from queue_lab import MOST_WAITING, NODE, Lab
+
+from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, WaitReason
+from fgpu_scheduler.errors import SessionExists, TooManyPending, UnknownSession
+from fgpu_scheduler.queue import SessionEnded
+
+S = SessionState
+pytestmark = pytest.mark.timeout(60)
+
+
+def ask(user: str, server_name: str = "", *, fgpu_milli: int = 1000) -> Request:
+    """Ask for all of the GPU."""
+    return Request(user, server_name, "image", "default", fgpu_milli, 1000, 1024)
+
+
+async def submit(lab: Lab, user: str, **more: str) -> Session:
+    (session,) = await lab.queue.submit([ask(user, **more)])
+    return session
+
+
+async def waits(lab: Lab, session_id: int) -> Session:
+    """Return a session once it is known why it waits."""
+    async for _ in lab.queue.changes(at_least_every_s=1):
+        session = await lab.queue.session(session_id)
+        assert session.state is S.PENDING
+        if session.wait_reason is not None:
+            return session
+    raise AssertionError("the queue tells of nothing any more")
+
+
+async def places(lab: Lab) -> dict[int, int]:
+    return {session_id: told.position for session_id, told in (await lab.queue.forecasts()).items()}
+
+
+@asynccontextmanager
+async def waiting_for(lab: Lab, session_id: int) -> AsyncIterator[asyncio.Task[Session]]:
+    """Wait for a session as a spawn does; a spawn that is cancelled releases nothing."""
+    task = asyncio.create_task(lab.queue.placed(session_id))
+    async for _ in lab.queue.changes(at_least_every_s=0.05):
+        if task.done() or not (await lab.queue.session(session_id)).held:
+            break
+    yield task
+    task.cancel()
+    with suppress(asyncio.CancelledError, SessionEnded):
+        await task
+
+
+async def test_a_session_starts_when_there_is_room_and_knows_where(lab: Lab) -> None:
+    new = await submit(lab, "alice")
+    assert new.state in (S.PENDING, S.SCHEDULED)
+    placed = await lab.queue.placed(new.id)
+    assert placed.placement is not None
+    assert (placed.state, placed.placement.node_id) == (S.SCHEDULED, NODE.id)
+    runs = await lab.run(new.id)
+    assert (runs.state, runs.attempt, runs.launched) == (S.RUNNING, 1, f"c{new.id}")
+    assert await lab.queue.serving("alice", "") == runs == await lab.queue.session(new.id)
+    assert await lab.queue.live() == (runs,)
+
+
+async def test_who_waits_has_a_position_a_reason_and_a_forecast_in_the_order_of_asking(lab: Lab) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    bob, carol = [await submit(lab, user) for user in ("bob", "carol")]
+    assert (await waits(lab, bob.id)).wait_reason is not None
+    await waits(lab, carol.id)
+    assert await places(lab) == {bob.id: 1, carol.id: 2}
+    told = (await lab.queue.forecasts())[carol.id]
+    assert told.text
+    assert told.basis
+    assert isinstance(told.reason, WaitReason)
+
+
+async def test_several_are_queued_together_or_none_of_them(lab: Lab) -> None:
+    first, second = await lab.queue.submit([ask("alice", "a"), ask("alice", "b")])
+    assert first.id < second.id
+    before = await lab.queue.live()
+    with pytest.raises(SessionExists):
+        await lab.queue.submit([ask("bob"), ask("alice", "a")])
+    with pytest.raises(TooManyPending):
+        await lab.queue.submit([ask("carol", str(n)) for n in range(MOST_WAITING + 1)])
+    assert [s.id for s in await lab.queue.live()] == [s.id for s in before]
+    assert await lab.queue.serving("bob", "") is None
+
+
+async def test_an_end_with_its_cause_frees_the_share_once_the_session_is_gone(lab: Lab) -> None:
+    told: list[int] = []
+    lab.queue.on_end = lambda session: told.append(session.id)
+    alice = (await lab.run((await submit(lab, "alice")).id)).id
+    bob = (await submit(lab, "bob")).id
+    async with waiting_for(lab, bob) as spawn:
+        with lab.queue.ending(alice):
+            ends = await lab.queue.end(alice, EndCause.OOM, "out of memory")
+            assert (ends.state, ends.end_cause, ends.message) == (
+                S.TERMINATING,
+                EndCause.OOM,
+                "out of memory",
+            )
+            assert told == [alice]
+            assert (await lab.queue.end(alice, EndCause.USER)).end_cause is EndCause.OOM
+            await waits(lab, bob)
+            assert not spawn.done()
+            ended = await lab.clear(alice)
+        assert (await spawn).state is S.SCHEDULED
+    assert ended.state is S.ERROR
+    assert (await lab.queue.gone(alice)).state is S.ERROR
+    assert await lab.queue.serving("alice", "") is None
+
+
+async def test_who_is_cancelled_while_waiting_is_told_and_leaves_the_queue(lab: Lab) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
+    async with waiting_for(lab, bob) as spawn:
+        await waits(lab, bob)
+        assert (await lab.queue.end(bob, EndCause.USER)).state is S.CANCELLED
+        with pytest.raises(SessionEnded) as ended:
+            await spawn
+    assert ended.value.session.end_cause is EndCause.USER
+    assert await places(lab) == {carol: 1}
+    with pytest.raises(SessionEnded):
+        await lab.queue.prepare(bob)
+
+
+async def test_a_spawn_that_is_cancelled_gives_up_nothing(lab: Lab) -> None:
+    alice = (await lab.run((await submit(lab, "alice")).id)).id
+    bob = (await submit(lab, "bob")).id
+    async with waiting_for(lab, bob):
+        await waits(lab, bob)
+    assert await places(lab) == {bob: 1}
+    await lab.queue.end(alice, EndCause.USER)
+    await lab.clear(alice)
+    assert (await lab.queue.placed(bob)).state is S.SCHEDULED
+
+
+async def test_what_is_held_keeps_its_place_and_is_not_placed_before_somebody_waits(lab: Lab) -> None:
+    alice = (await lab.run((await submit(lab, "alice")).id)).id
+    bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
+    await lab.queue.hold(bob)
+    await lab.queue.end(alice, EndCause.USER)
+    await lab.clear(alice)
+    assert (await lab.queue.placed(carol)).id == carol
+    assert (await lab.queue.session(bob)).state is S.PENDING
+    await lab.queue.end(carol, EndCause.USER)
+    assert (await lab.queue.placed(bob)).state is S.SCHEDULED
+
+
+async def test_a_request_that_replaces_another_ends_it_in_the_same_step(lab: Lab) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    old = await submit(lab, "bob")
+    async with waiting_for(lab, old.id) as spawn:
+        await waits(lab, old.id)
+        (new,) = await lab.queue.submit([ask("bob", fgpu_milli=500)], replacing=old.id)
+        with pytest.raises(SessionEnded):
+            await spawn
+    ended = await lab.queue.session(old.id)
+    assert (ended.state, ended.end_cause) == (S.CANCELLED, EndCause.USER)
+    serving = await lab.queue.serving("bob", "")
+    assert serving is not None
+    assert (serving.id, serving.request.fgpu_milli) == (new.id, 500)
+
+
+async def test_what_would_have_been_replaced_keeps_its_place_where_the_new_request_is_refused(
+    lab: Lab,
+) -> None:
+    await lab.run((await submit(lab, "alice")).id)
+    bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
+    await waits(lab, carol)
+    too_many = [ask("bob", str(n)) for n in range(MOST_WAITING + 1)]
+    with pytest.raises(TooManyPending):
+        await lab.queue.submit(too_many, replacing=bob)
+    with pytest.raises(SessionExists):
+        await lab.queue.submit([ask("bob"), ask("carol")], replacing=bob)
+    assert (await lab.queue.session(bob)).state is S.PENDING
+    assert await places(lab) == {bob: 1, carol: 2}
+
+
+async def test_what_is_replaced_while_it_runs_keeps_its_share_until_it_is_gone(lab: Lab) -> None:
+    told: list[int] = []
+    lab.queue.on_end = lambda session: told.append(session.id)
+    old = await lab.run((await submit(lab, "alice")).id)
+    with lab.queue.ending(old.id):
+        (new,) = await lab.queue.submit([ask("alice")], replacing=old.id)
+        left = await lab.queue.session(old.id)
+        assert (left.state, left.placement, told) == (S.TERMINATING, old.placement, [old.id])
+        await waits(lab, new.id)
+        await lab.clear(old.id)
+    assert (await lab.queue.placed(new.id)).state is S.SCHEDULED
+
+
+async def test_whoever_follows_the_changes_sees_each_step(lab: Lab) -> None:
+    seen: list[SessionState] = []
+    runs = asyncio.Event()
+    new = await submit(lab, "alice")
+
+    async def follow() -> None:
+        async for _ in lab.queue.changes(at_least_every_s=60):
+            state = (await lab.queue.session(new.id)).state
+            if state not in seen:
+                seen.append(state)
+            if state is S.RUNNING:
+                runs.set()
+            if state is S.TERMINATED:
+                return
+
+    following = asyncio.create_task(follow())
+    await lab.run(new.id)
+    await runs.wait()
+    with lab.queue.ending(new.id):
+        await lab.queue.end(new.id, EndCause.USER)
+        await lab.clear(new.id)
+    await asyncio.wait_for(following, 30)
+
+
+async def test_a_nudge_reaches_those_who_follow(lab: Lab) -> None:
+    changes = lab.queue.changes(at_least_every_s=60)
+    await anext(changes)
+    following = asyncio.ensure_future(anext(changes))
+    lab.queue.nudge()
+    await asyncio.wait_for(following, 30)
+
+
+async def test_a_restart_keeps_what_ran_and_what_waited_in_its_order(lab: Lab) -> None:
+    runs = await lab.run((await submit(lab, "alice")).id)
+    bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
+    await waits(lab, carol)
+    await lab.restart()
+    assert [s.id for s in await lab.queue.live()] == [runs.id, bob, carol]
+    assert await lab.queue.serving("alice", "") == runs
+    assert [(await lab.queue.session(i)).held for i in (bob, carol)] == [True, True]
+    assert await places(lab) == {bob: 1, carol: 2}
+    # Whoever is resumed last is behind all the same.
+    async with waiting_for(lab, carol) as spawn, waiting_for(lab, bob) as first:
+        await waits(lab, bob)
+        with lab.queue.ending(runs.id):
+            await lab.queue.end(runs.id, EndCause.USER)
+            await lab.clear(runs.id)
+        assert (await first).id == bob
+        assert not spawn.done()
+
+
+async def test_a_launch_that_a_restart_interrupted_begins_anew_in_its_share(lab: Lab) -> None:
+    new = await submit(lab, "alice")
+    await lab.queue.placed(new.id)
+    first = await lab.queue.prepare(new.id)
+    await lab.queue.pulling(new.id, first.attempt)
+    await lab.restart()
+    again = await lab.run(new.id)
+    assert (again.state, again.attempt, again.placement) == (S.RUNNING, first.attempt + 1, first.placement)
+
+
+async def test_a_warning_is_kept_for_one_that_runs_and_is_nothing_to_others(lab: Lab) -> None:
+    runs = await lab.run((await submit(lab, "alice")).id)
+    waiting = await submit(lab, "bob")
+    assert (await lab.queue.warn(runs.id, "too much memory")).message == "too much memory"
+    assert (await lab.queue.warn(runs.id, None)).message is None
+    assert (await lab.queue.warn(waiting.id, "too much memory")).message is None
+
+
+async def test_of_a_session_that_never_was_nothing_is_told(lab: Lab) -> None:
+    assert await lab.queue.serving("nobody", "") is None
+    with pytest.raises(UnknownSession):
+        await lab.queue.session(99)
+    with pytest.raises(UnknownSession):
+        await lab.queue.submit([ask("alice")], replacing=99)
+    assert await lab.queue.live() == ()
+
+
+async def test_the_nodes_are_those_that_are_configured(lab: Lab) -> None:
+    assert (await lab.queue.snapshot()).nodes == (NODE,)
+    larger = replace(NODE, memory_mib=2 * NODE.memory_mib)
+    await lab.queue.change_node(larger)
+    assert (await lab.queue.snapshot()).nodes == (larger,)
+    assert not lab.queue.database_is_away
