@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from enum import StrEnum
+from operator import itemgetter
 from typing import Any
 
 from fgpu_scheduler.core.model import (
@@ -22,6 +25,7 @@ from fgpu_scheduler.core.model import (
     WaitReason,
 )
 from fgpu_scheduler.core.records import Event
+from fgpu_scheduler.store.schema import sessions
 
 NO_GROUPS = "[]"
 
@@ -55,83 +59,37 @@ def sessions_of(
     return tuple(_session(row, held) for row in session_rows)
 
 
+_REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(Request)}
+"""Of each field of a request its column."""
+_LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
+"""The fields of a session that are columns of the same names, and change in its life."""
+_WORDS: dict[str, type[StrEnum]] = {
+    "state": SessionState,
+    "wait_reason": WaitReason,
+    "end_cause": EndCause,
+    "ends_cause": EndCause,
+}
+
+
+def _columns(names: Iterable[str]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what takes these columns out of a row of `sessions`."""
+    places = {column.name: place for place, column in enumerate(sessions.columns)}
+    return itemgetter(*(places[name] for name in names))
+
+
+_key_of, _request_of, _life_of = _columns(("id", "node_id")), _columns(_REQUEST.values()), _columns(_LIFE)
+
+
 def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
-    (
-        id_,
-        user,
-        server_name,
-        image,
-        resource_group,
-        fgpu_milli,
-        cpu_milli,
-        memory_mib,
-        state,
-        submitted_at_s,
-        is_held,
-        attempt,
-        node_id,
-        wait_reason,
-        scheduled_at_s,
-        started_at_s,
-        ended_at_s,
-        end_cause,
-        message,
-        launched,
-        replaces,
-        gpu_memory_mib,
-        compute_percent,
-        gpu_model,
-        time_limit_s,
-        priority,
-        groups,
-        promised_at_s,
-        ends_at_s,
-        ends_cause,
-        idle_since_s,
-        kept_until_s,
-        place_of,
-        asked_priority,
-        queued_at_s,
-    ) = row
-    return Session(
-        id_,
-        Request(
-            user,
-            server_name,
-            image,
-            resource_group,
-            fgpu_milli,
-            cpu_milli,
-            memory_mib,
-            gpu_memory_mib,
-            compute_percent,
-            gpu_model,
-            time_limit_s,
-            priority,
-            groups_of(groups),
-        ),
-        SessionState(state),
-        submitted_at_s,
-        is_held,
-        attempt,
-        None if node_id is None else Placement(node_id, tuple(held[id_])),
-        WaitReason(wait_reason) if wait_reason else None,
-        scheduled_at_s,
-        started_at_s,
-        ended_at_s,
-        EndCause(end_cause) if end_cause else None,
-        message,
-        launched,
-        replaces,
-        promised_at_s,
-        ends_at_s,
-        EndCause(ends_cause) if ends_cause else None,
-        idle_since_s,
-        kept_until_s,
-        place_of,
-        asked_priority,
-        queued_at_s,
-    )
+    id_, node_id = _key_of(row)
+    asked = dict(zip(_REQUEST, _request_of(row), strict=True))
+    asked["groups"] = groups_of(asked["groups"])
+    life = dict(zip(_LIFE, _life_of(row), strict=True))
+    for name, word in _WORDS.items():
+        if life[name] is not None:
+            life[name] = word(life[name])
+    placement = None if node_id is None else Placement(node_id, tuple(held[id_]))
+    return Session(id=id_, request=Request(**asked), placement=placement, **life)
 
 
 def groups_of(column: str) -> tuple[str, ...]:
@@ -141,63 +99,25 @@ def groups_of(column: str) -> tuple[str, ...]:
 
 def request_values(request: Request) -> dict[str, Any]:
     """Return the columns that a session has from its request and never changes."""
-    return {
-        "user_name": request.user,
-        "server_name": request.server_name,
-        "image": request.image,
-        "resource_group": request.resource_group,
-        "fgpu_milli": request.fgpu_milli,
-        "cpu_milli": request.cpu_milli,
-        "memory_mib": request.memory_mib,
-        "gpu_memory_mib": request.gpu_memory_mib,
-        "compute_percent": request.compute_percent,
-        "gpu_model": request.gpu_model,
-        "time_limit_s": request.time_limit_s,
-        "priority": request.priority,
-        "groups": json.dumps(request.groups),
-    }
+    values = {column: getattr(request, name) for name, column in _REQUEST.items()}
+    return {**values, "groups": json.dumps(request.groups)}
 
 
 def life_values(session: Session) -> dict[str, Any]:
     """Return the columns that change in the life of a session."""
-    return {
-        "state": session.state.value,
-        "submitted_at_s": session.submitted_at_s,
-        "held": session.held,
-        "attempt": session.attempt,
-        "node_id": session.placement.node_id if session.placement else None,
-        "wait_reason": session.wait_reason.value if session.wait_reason else None,
-        "scheduled_at_s": session.scheduled_at_s,
-        "started_at_s": session.started_at_s,
-        "ended_at_s": session.ended_at_s,
-        "end_cause": session.end_cause.value if session.end_cause else None,
-        "message": session.message,
-        "launched": session.launched,
-        "replaces": session.replaces,
-        "promised_at_s": session.promised_at_s,
-        "ends_at_s": session.ends_at_s,
-        "ends_cause": session.ends_cause.value if session.ends_cause else None,
-        "idle_since_s": session.idle_since_s,
-        "kept_until_s": session.kept_until_s,
-        "place_of": session.place_of,
-        "asked_priority": session.asked_priority,
-        "queued_at_s": session.queued_at_s,
-    }
+    values = {name: getattr(session, name) for name in _LIFE}
+    for name in _WORDS:
+        if values[name] is not None:
+            values[name] = values[name].value
+    values["node_id"] = session.placement.node_id if session.placement else None
+    return values
 
 
 def share_values(session: Session) -> list[dict[str, Any]]:
     """Return the rows of `shares` that the session's placement is."""
     found = session.placement.shares if session.placement else ()
     return [
-        {
-            "session_id": session.id,
-            "position": position,
-            "device_uuid": share.device_uuid,
-            "fgpu_milli": share.fgpu_milli,
-            "memory_mib": share.memory_mib,
-            "compute_percent": share.compute_percent,
-            "mode": share.mode.value,
-        }
+        {**asdict(share), "mode": share.mode.value, "session_id": session.id, "position": position}
         for position, share in enumerate(found)
     ]
 
