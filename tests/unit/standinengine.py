@@ -57,9 +57,7 @@ class StandIn:
         self._server.server_close()
         self._thread.join()
 
-    def answer(
-        self, request: BaseHTTPRequestHandler, give: Callable[[BaseHTTPRequestHandler], None]
-    ) -> None:
+    def answer(self, request: BaseHTTPRequestHandler, give: Callable[[BaseHTTPRequestHandler], None]) -> None:
         """Give an answer, or notice that nobody is at the other end any more."""
         try:
             give(request)

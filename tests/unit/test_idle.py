@@ -14,8 +14,8 @@ from urllib.parse import urlparse
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.idle import SessionActivity, ask_kernels, instant_s
 from fgpuspawner.hub.gpu_use import idle_now
+from fgpuspawner.hub.idle import SessionActivity, ask_kernels, instant_s
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 
 

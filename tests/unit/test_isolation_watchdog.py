@@ -16,10 +16,6 @@ import pytest
 from fgpu_scheduler import Device, EndCause, Node, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub import watchdog as watchdog_module
-from fgpuspawner.isolation import accounting, nvml_reader
-from fgpuspawner.isolation.drivers import Drivers
-from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
 from fgpuspawner.hub.watchdog import (
     Above,
     Allowance,
@@ -29,6 +25,10 @@ from fgpuspawner.hub.watchdog import (
     judge,
     warning_words,
 )
+from fgpuspawner.isolation import accounting, nvml_reader
+from fgpuspawner.isolation.drivers import Drivers
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import Held, NvmlReader, NvmlUnknown
 from fgpuspawner.settings import FGPU
 
 MIB = 2**20

@@ -133,9 +133,7 @@ def pool_of(
     """Return the pool of an engine that has ``client``, for two containers of image torch unless told otherwise."""
     containers: Any = SimpleNamespace(installation="abc", client=client)
     hub: Any = SimpleNamespace(background=background, isolation=None)
-    return WarmPool(
-        containers, hub, **{"sizes": {"torch": 2}, "node_ids": ["lab"], "data": folder, **more}
-    )
+    return WarmPool(containers, hub, **{"sizes": {"torch": 2}, "node_ids": ["lab"], "data": folder, **more})
 
 
 async def test_no_container_is_kept_ready_of_an_image_that_nobody_may_start(tmp_path: Path) -> None:
