@@ -9,7 +9,7 @@ from typing import Any
 
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.cli.command import add_command, add_config, settings_of, who
-from fgpuspawner.hub.node_actions import NodeAction, act
+from fgpuspawner.node_actions import NodeAction, act
 
 
 def add_to(commands: Any) -> None:

@@ -22,7 +22,8 @@ from fgpu_scheduler.core.outlook import outlook, resource_groups
 from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of
-from fgpuspawner.text.tables import instant, printable, table
+from fgpuspawner.text.tables import printable, table
+from fgpuspawner.text.times import instant
 
 Json = dict[str, Any]
 

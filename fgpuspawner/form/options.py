@@ -14,7 +14,7 @@ from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
 from fgpuspawner.text.fields import FIELDS, Given, short
-from fgpuspawner.text.sessions import hours_minutes
+from fgpuspawner.text.times import hours_minutes
 
 GPU_BY = "gpu_by"
 """Of the form only: which of its two ways to ask for a GPU is meant, "fgpu" or "memory"."""

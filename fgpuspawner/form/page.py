@@ -18,7 +18,7 @@ from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import GPU_BY, IMAGE_NAME
 from fgpuspawner.form.presets import fields_of, one_click
 from fgpuspawner.text.fields import FIELDS
-from fgpuspawner.text.sessions import hours_minutes
+from fgpuspawner.text.times import hours_minutes
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FIELD_MAX_LENGTH = 400

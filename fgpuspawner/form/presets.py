@@ -13,7 +13,8 @@ from fgpu_scheduler import Request, Session, format_milli
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import GPU_BY, parse
 from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS
-from fgpuspawner.text.sessions import amount_words, hours_minutes
+from fgpuspawner.text.sessions import amount_words
+from fgpuspawner.text.times import hours_minutes
 
 LAUNCHES_SHOWN = 5
 

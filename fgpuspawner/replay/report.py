@@ -7,7 +7,8 @@ from typing import Any
 
 from fgpu_scheduler import format_milli
 from fgpu_scheduler.core.replay import Outcome, Summary, summary
-from fgpuspawner.text.tables import instant, table
+from fgpuspawner.text.tables import table
+from fgpuspawner.text.times import instant
 
 HAPPENED = "what happened"
 HEADING = [

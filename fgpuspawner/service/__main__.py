@@ -2,6 +2,6 @@
 
 import sys
 
-from fgpuspawner.service.app import main
+from fgpuspawner.service.process import main
 
 sys.exit(main())

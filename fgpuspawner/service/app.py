@@ -1,61 +1,92 @@
-"""The process: settings from the Hub, the tornado application, start and end."""
+"""The tornado application: every address of the service, what the log says of a request, and files of the pages."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
-import os
 import secrets
-import signal
-import socket
-import sys
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
 
-from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
+from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.template import Loader
-from tornado.web import Application, RequestHandler, StaticFileHandler, url
-from traitlets import TraitError
+from tornado.web import Application, RequestHandler, StaticFileHandler
 
-from fgpu_scheduler import BadSettings, FGPUError, SystemClock
-from fgpu_scheduler.store.store import Store
-from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.images.live import Images, keep_current
-from fgpuspawner.service import (
-    description,
-    handlers,
-    history,
-    history_page,
-    images_page,
-    map_page,
-    meters,
-    pages,
-    private_images,
-    private_pages,
-    sessions_page,
-)
-from fgpuspawner.service.admin.routes import routes as admin_routes
-from fgpuspawner.service.base import CONTENT_SECURITY_POLICY, Service
-from fgpuspawner.service.hub import Hub
-from fgpuspawner.service.reader import Reader
-from fgpuspawner.service.resume import Resumer
-from fgpuspawner.service.stream import Watcher
-from fgpuspawner.service.view import Site
-from fgpuspawner.settings import FGPU
+from fgpuspawner.service.admin import audit, banner, images, nodes, queue, quotas, usage
+from fgpuspawner.service.api import capacity, cluster, description, events, forecast, meters
+from fgpuspawner.service.api import history as past_api
+from fgpuspawner.service.api import images as images_api
+from fgpuspawner.service.api import private_images as private_api
+from fgpuspawner.service.api import sessions as sessions_api
+from fgpuspawner.service.api.base import NotThere
+from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
+from fgpuspawner.service.pages import history, map, private_images, sessions, sessions_end
+from fgpuspawner.service.pages.base import NoPage
 
 log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
-AUTH_CACHE_S = 30
-"""So long a token, a scope or a group that the Hub took away may still count here."""
-MAX_BODY = 2**20
-"""So many bytes of a request are taken in; nothing that is asked here is larger."""
-BIND_FOR_S = 15.0
-"""So long the port may still be taken, by the service of a Hub that has just died."""
+ID = "([0-9]{1,15})"
+
+PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
+    ("", sessions.SessionsPage),
+    (r"sessions\.csv", sessions.SessionsFile),
+    (f"end/{ID}", sessions_end.EndPage),
+    (f"keep/{ID}", sessions_end.KeepPage),
+    ("map", map.MapPage),
+    ("history", history.HistoryPage),
+    (r"history\.csv", history.HistoryFile),
+    (f"save/{ID}", private_images.SavePage),
+    ("private-images", private_images.PrivateImagesPage),
+    (f"private-images/{ID}/rename", private_images.RenamePage),
+    (f"private-images/{ID}/share", private_images.SharePage),
+    (f"private-images/{ID}/delete", private_images.DeletePage),
+    ("admin/queue", queue.QueuePage),
+    ("admin/nodes", nodes.NodesPage),
+    ("admin/nodes/(drain|gone)", nodes.ConfirmPage),
+    ("admin/images", images.ImagesPage),
+    ("admin/images/([a-z0-9-]{1,40})", images.EditPage),
+    ("admin/quotas", quotas.QuotasPage),
+    ("admin/usage", usage.UsagePage),
+    ("admin/banner", banner.BannerPage),
+    ("admin/audit", audit.AuditPage),
+    ("health", cluster.Health),
+)
+"""Below the service's prefix."""
+
+API: tuple[tuple[str, type[RequestHandler]], ...] = (
+    ("openapi[.]json", description.OpenApi),
+    ("me", cluster.Me),
+    ("sessions", sessions_api.Sessions),
+    (f"sessions/{ID}", sessions_api.OneSession),
+    (f"sessions/{ID}/keep", sessions_api.Keep),
+    (f"sessions/{ID}/image", private_api.SaveSession),
+    (f"sessions/{ID}/meter", meters.SessionMeter),
+    (f"sessions/{ID}/receipt", past_api.OneReceipt),
+    ("meters", meters.Meters),
+    ("history", past_api.History),
+    ("history[.]csv", past_api.HistoryFile),
+    ("advice", past_api.Advice),
+    ("private-images", private_api.PrivateImages),
+    (f"private-images/{ID}", private_api.OnePrivateImage),
+    (f"private-images/{ID}/name", private_api.ImageName),
+    (f"private-images/{ID}/shares", private_api.ImageShares),
+    (f"private-images/{ID}/recipe", private_api.Recipe),
+    ("queue", cluster.Queue),
+    ("capacity", capacity.Capacity),
+    ("forecast", forecast.Forecast),
+    ("images", images_api.Images),
+    ("events", events.Events),
+    ("admin/queue", queue.QueueApi),
+    (f"admin/sessions/{ID}/priority", queue.PriorityApi),
+    ("admin/nodes", nodes.NodesApi),
+    ("admin/nodes/([^/]{1,255})", nodes.OneNodeApi),
+    ("admin/quotas", quotas.QuotasApi),
+    ("admin/banner", banner.BannerApi),
+    ("admin/usage", usage.UsageApi),
+    ("admin/usage[.]csv", usage.UsageFile),
+    ("admin/audit", audit.AuditApi),
+    ("admin/audit[.]csv", audit.AuditFile),
+)
+"""Below ``api/v1/``."""
 
 
 class Static(StaticFileHandler):
@@ -69,52 +100,15 @@ class Static(StaticFileHandler):
 
 def make_app(service: Service) -> Application:
     """Return the application, below the service's prefix."""
-    prefix, api = service.prefix, f"{service.prefix}api/v1/"
-    own = {"service": service}
+    prefix, own = service.prefix, {"service": service}
     return Application(
         [
-            url(f"{prefix}", sessions_page.Front, own),
-            url(f"{prefix}map", map_page.MapPage, own),
-            url(f"{prefix}history", history_page.HistoryPage, own),
-            url(f"{prefix}history\\.csv", history_page.HistoryTable, own),
-            url(f"{prefix}sessions\\.csv", sessions_page.SessionsFile, own),
-            url(f"{prefix}end/([0-9]{{1,15}})", pages.End, own),
-            url(f"{prefix}keep/([0-9]{{1,15}})", pages.Keep, own),
-            url(f"{prefix}{images_page.ADDRESS}", images_page.CataloguePage, own),
-            url(f"{prefix}{images_page.ADDRESS}/([a-z0-9-]{{1,40}})", images_page.EditPage, own),
-            url(f"{prefix}save/([0-9]{{1,15}})", private_pages.Save, own),
-            url(f"{prefix}private-images", private_pages.MyImages, own),
-            url(f"{prefix}private-images/([0-9]{{1,15}})/rename", private_pages.Rename, own),
-            url(f"{prefix}private-images/([0-9]{{1,15}})/share", private_pages.Share, own),
-            url(f"{prefix}private-images/([0-9]{{1,15}})/delete", private_pages.Delete, own),
-            *admin_routes(prefix, own),
-            url(f"{prefix}health", handlers.Health, own),
-            url(f"{prefix}oauth_callback", HubOAuthCallbackHandler),
-            url(f"{api}openapi[.]json", description.OpenApi, own),
-            url(f"{api}me", handlers.Me, own),
-            url(f"{api}sessions", handlers.Sessions, own),
-            url(f"{api}sessions/([0-9]{{1,15}})", handlers.OneSession, own),
-            url(f"{api}sessions/([0-9]{{1,15}})/keep", handlers.Keep, own),
-            url(f"{api}sessions/([0-9]{{1,15}})/image", private_images.SaveSession, own),
-            url(f"{api}sessions/([0-9]{{1,15}})/meter", meters.SessionMeter, own),
-            url(f"{api}sessions/([0-9]{{1,15}})/receipt", history.Receipt, own),
-            url(f"{api}meters", meters.Meters, own),
-            url(f"{api}history", history.History, own),
-            url(f"{api}history[.]csv", history.HistoryFile, own),
-            url(f"{api}advice", history.AdviceApi, own),
-            url(f"{api}private-images", private_images.PrivateImagesApi, own),
-            url(f"{api}private-images/([0-9]{{1,15}})", private_images.OnePrivateImage, own),
-            url(f"{api}private-images/([0-9]{{1,15}})/name", private_images.ImageName, own),
-            url(f"{api}private-images/([0-9]{{1,15}})/shares", private_images.ImageShares, own),
-            url(f"{api}private-images/([0-9]{{1,15}})/recipe", private_images.Recipe, own),
-            url(f"{api}queue", handlers.Queue, own),
-            url(f"{api}capacity", handlers.Capacity, own),
-            url(f"{api}forecast", handlers.Forecast, own),
-            url(f"{api}images", handlers.Images, own),
-            url(f"{api}events", handlers.Events, own),
-            url(f"{prefix}api/.*", handlers.NotThere, own),
+            *((f"{prefix}{address}", handler, own) for address, handler in PAGES),
+            (f"{prefix}oauth_callback", HubOAuthCallbackHandler),
+            *((f"{prefix}api/v1/{address}", handler, own) for address, handler in API),
+            (f"{prefix}api/.*", NotThere, own),
         ],
-        default_handler_class=pages.NoPage,
+        default_handler_class=NoPage,
         default_handler_args=own,
         # The cookie only carries a token of the Hub; after a restart the Hub gives another, unasked.
         cookie_secret=secrets.token_bytes(32),
@@ -138,165 +132,3 @@ def log_request(handler: RequestHandler) -> None:
     log.log(
         level, "%d %s %s (%s) %.0f ms", status, request.method, request.path, user.get("name", "-"), took_ms
     )
-
-
-def settings_from(environment: dict[str, str]) -> FGPU:
-    """Return the settings that the Hub passed on.
-
-    Raises:
-        BadSettings: there are none, or they cannot work. The text never repeats them: they hold a password.
-    """
-    text = environment.get("FGPU_SETTINGS")
-    if text is None:
-        raise BadSettings("FGPU_SETTINGS is not set; JupyterHub starts this service, with fgpuspawner.config")
-    try:
-        return FGPU.from_json(text).checked()
-    except json.JSONDecodeError:
-        raise BadSettings("FGPU_SETTINGS is not JSON; it must be what FGPU.to_json wrote") from None
-    except (TraitError, TypeError, AttributeError):
-        raise BadSettings(
-            "FGPU_SETTINGS does not fit; the Hub and this service must be of one version"
-        ) from None
-
-
-def engine_from(environment: dict[str, str]) -> Capabilities:
-    """Return what the engine of this Hub can do.
-
-    Raises:
-        BadSettings: the Hub does not say.
-    """
-    try:
-        return Capabilities.from_json(environment["FGPU_ENGINE"])
-    except (KeyError, ValueError, TypeError):
-        raise BadSettings(
-            "FGPU_ENGINE does not fit; the Hub and this service must be of one version"
-        ) from None
-
-
-def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]:
-    """Return where to listen: where the Hub looks for the service, else as set."""
-    parsed = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", ""))
-    return parsed.hostname or settings.service_ip, parsed.port or settings.service_port
-
-
-def hosts_from(environment: dict[str, str]) -> tuple[str, str]:
-    """Return the hosts of Hub and service if they are different ones, as with ``subdomain_host``; else two empty."""
-    hub, own = environment.get("JUPYTERHUB_HOST", ""), urlparse(environment.get("JUPYTERHUB_PUBLIC_URL", ""))
-    own_host = f"{own.scheme}://{own.netloc}" if own.netloc else ""
-    return (hub, own_host) if hub and own_host and hub != own_host else ("", "")
-
-
-async def bind(ip: str, port: int) -> list[socket.socket]:
-    """Return the sockets to listen on, waiting for a predecessor that still ends.
-
-    Raises:
-        BadSettings: the address cannot be had.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + BIND_FOR_S
-    while True:
-        try:
-            return bind_sockets(port, ip)
-        except OSError as e:
-            if loop.time() >= deadline:
-                raise BadSettings(
-                    f"cannot listen on {ip}:{port}: {e.strerror}; see c.FGPU.service_port"
-                ) from None
-        await asyncio.sleep(0.5)
-
-
-async def until_told_to_end(parent: int) -> None:
-    """Return at SIGTERM or SIGINT, or once the Hub that started this process is gone.
-
-    A Hub that was killed starts another service when it is back, on the same port.
-    """
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    while os.getppid() == parent:
-        try:
-            async with asyncio.timeout(1.0):
-                await ended.wait()
-        except TimeoutError:
-            continue
-        return
-    log.warning("The Hub that started this service is gone")
-
-
-async def serve(environment: dict[str, str], settings: FGPU, images: Images, store: Store) -> None:
-    """Serve until told to end."""
-    # Not whose child it is by now: the Hub may have died already.
-    parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
-    auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
-    base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
-    site = Site(
-        base_url,
-        images.names,
-        *hosts_from(environment),
-        is_offered=lambda request: images.catalogue.of(request) is not None,
-    )
-    reader = Reader(store, settings, images, SystemClock(), engine_from(environment))
-    watcher, hub = Watcher(reader), Hub(auth.api_url)
-    resumer = Resumer(reader, hub, auth.api_token)
-    ip, port = address_from(environment, settings)
-    server = HTTPServer(
-        make_app(
-            Service(
-                settings, reader, watcher, hub, site, auth.base_url, environment.get("FGPU_FORECAST_KEY", "")
-            )
-        ),
-        xheaders=True,
-        max_body_size=MAX_BODY,
-    )
-    server.add_sockets(await bind(ip, port))
-    log.info("Serving %s on %s:%d", auth.base_url, ip, port)
-    tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]
-    tasks.append(asyncio.create_task(keep_current(images)))
-    try:
-        stop = asyncio.create_task(until_told_to_end(parent))
-        await first_of(stop, tasks)
-    finally:
-        server.stop()
-        await watcher.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await resumer.close()
-        hub.close()
-        await server.close_all_connections()
-        await reader.close()
-        log.info("Ended")
-
-
-async def first_of(stop: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for ``stop``; an error in one of the tasks ends the process instead of leaving it half alive."""
-    waiting = {stop, *tasks}
-    while not stop.done():
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-
-
-def main() -> int:
-    """Run the service; return the process's exit status."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format="[%(levelname)1.1s %(asctime)s %(name)s] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
-    # At lower levels JupyterHub's authentication logs cookies' contents.
-    logging.getLogger("tornado.application").setLevel(logging.WARNING)
-    environment: dict[str, Any] = dict(os.environ)
-    try:
-        settings = settings_from(environment)
-        if not environment.get("JUPYTERHUB_API_TOKEN"):
-            raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
-        store = Store(settings.database_url(), half_life_s=settings.half_life_s)
-        # Sessions are shown and ended whatever becomes of the catalogue; the Hub stops at a bad one when it starts.
-        images = Images(settings.catalogue_path(), store, must_be_good=False)
-        asyncio.run(serve(environment, settings, images, store))
-    except FGPUError as e:
-        print(f"fgpuspawner.service: {' '.join(str(e).split())}", file=sys.stderr)
-        return 1
-    return 0

@@ -39,7 +39,7 @@ from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.meter.model import MeterFile
-from fgpuspawner.service.view import Savers, World
+from fgpuspawner.service.model import Savers, World
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Amounts and durations in words, the same on every page and in every message. Pure."""
+"""Sessions and amounts in words, the same on every page and in every message. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def isolated(text: str) -> str:
     if all(unicodedata.bidirectional(letter) not in TURNING for letter in text):
         return text
     return f"\u2068{text.translate(ISOLATES)}\u2069"
+
+
+def server_words(session: Session) -> str:
+    """Return what people call a session: its server's name."""
+    return session.request.server_name or "default server"
 
 
 def amount_words(asked: Request) -> str:
@@ -67,12 +72,6 @@ def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
     return f"{who} to end first" + (f" ({told})" if told else "")
 
 
-def hours_minutes(duration_s: int) -> str:
-    """Return a duration as hours:minutes, such as "2:30"; part of a minute counts as one."""
-    minutes = -(-duration_s // 60)
-    return f"{minutes // 60}:{minutes % 60:02}"
-
-
 def fgpu_of(session: Session) -> str | None:
     """Return what was asked for in fGPU, or what an exact amount came to; None while that is not known."""
     if session.request.gpu_memory_mib is None:
@@ -80,3 +79,27 @@ def fgpu_of(session: Session) -> str | None:
     if session.placement is None:
         return None
     return format_milli(sum(share.fgpu_milli for share in session.placement.shares))
+
+
+def mib(amount: int) -> str:
+    """Return memory exactly: in GiB where three decimals hold it, else in MiB."""
+    return f"{gib(amount)} GiB" if is_gib(amount) else f"{amount} MiB"
+
+
+def is_gib(amount: int) -> bool:
+    """Return whether three decimals of a GiB hold this many MiB."""
+    # 1/8 GiB is 128 MiB: the finest that three decimals hold.
+    return amount % 128 == 0 and amount >= 512
+
+
+def gib(amount: int) -> str:
+    """Return MiB as GiB."""
+    return format_milli(amount * 1000 // 1024)
+
+
+def ordinal(number: int) -> str:
+    """Return "1st", "2nd", "3rd", "4th", "11th", "21st"."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

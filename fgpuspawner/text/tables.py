@@ -1,9 +1,8 @@
-"""Rows and instants as the command line shows them. Pure."""
+"""Tables as the command line shows them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right_from: int = 99) -> list[str]:
@@ -14,14 +13,6 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right_fro
         width = max(map(len, texts))
         columns[n] = tuple(text.ljust(width) if n < right_from else text.rjust(width) for text in texts)
     return ["  ".join(map(str, row)).rstrip() for row in zip(*columns, strict=True)]
-
-
-def instant(at_s: int, *, seconds: bool = True) -> str:
-    """Return an instant in UTC: "2026-07-01 08:30:00Z"; one that no calendar has as seconds."""
-    try:
-        return datetime.fromtimestamp(at_s, UTC).strftime(f"%Y-%m-%d %H:%M{':%S' if seconds else ''}Z")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_s} s"
 
 
 def printable(text: str) -> str:

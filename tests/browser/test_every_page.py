@@ -18,7 +18,7 @@ from tornado.routing import PathMatches, Rule
 from tornado.web import RequestHandler
 
 from fgpuspawner.service import app, navigation
-from fgpuspawner.service.pages import NoPage, PageHandler
+from fgpuspawner.service.pages.base import NoPage, PageHandler
 from hubprocess import HubProcess, until
 from steps import Person, scrolls_sideways
 from watching import Faults

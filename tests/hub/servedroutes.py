@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tornado.web import RequestHandler, StaticFileHandler
 
 from fgpuspawner.service.app import make_app
-from fgpuspawner.service.base import Service
+from fgpuspawner.service.handler import Service
 
 METHODS = ("get", "post", "put", "patch", "delete")
 PREFIX = "/services/fgpu/"

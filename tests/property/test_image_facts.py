@@ -12,7 +12,7 @@ from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.icons import ICONS
 from fgpuspawner.images.labels import entry_from, labels_of
 from fgpuspawner.images.model import Catalogue, Image
-from fgpuspawner.service.images_page import entry_from_form, form_values
+from fgpuspawner.service.admin.images import entry_from_form, form_values
 
 exact = settings(
     derandomize=True,

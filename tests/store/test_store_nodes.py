@@ -12,7 +12,7 @@ from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpuspawner.hub.node_actions import NodeAction, act
+from fgpuspawner.node_actions import NodeAction, act
 
 
 def notes(store: Store) -> list[str | None]:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from tornado.web import create_signed_value
 
 from fgpuspawner.form import ticket
 
@@ -18,7 +21,10 @@ def test_a_ticket_ends() -> None:
         ticket.read(KEY, text, now_s=1001 + ticket.VALID_FOR_S)
 
 
-@pytest.mark.parametrize("forged", ["", ".", "x", "é.é", "e30=.00", "!!!.???", "W10=." + "0" * 64])
+@pytest.mark.parametrize(
+    "forged",
+    ["", ".", "x", "é.é", "e30=.00", "!!!.???", "W10=." + "0" * 64, "2|1:0|9:999999999|1:x|0:|00", "1|x|y"],
+)
 def test_what_was_not_made_here_is_refused(forged: str) -> None:
     with pytest.raises(ticket.BadTicket, match="this is no ticket"):
         ticket.read(KEY, forged, now_s=0)
@@ -28,7 +34,18 @@ def test_a_ticket_of_another_key_or_with_another_name_is_refused() -> None:
     text = ticket.make(OTHER, "alice", [], now_s=1000)
     with pytest.raises(ticket.BadTicket):
         ticket.read(KEY, text, now_s=1000)
-    body = ticket.make(KEY, "mallory", [], now_s=1000).split(".")[0]
-    signature = ticket.make(KEY, "alice", [], now_s=1000).split(".")[1]
+    body = ticket.make(KEY, "mallory", [], now_s=1000).rpartition("|")[0]
+    signature = ticket.make(KEY, "alice", [], now_s=1000).rpartition("|")[2]
     with pytest.raises(ticket.BadTicket):
-        ticket.read(KEY, f"{body}.{signature}", now_s=1000)
+        ticket.read(KEY, f"{body}|{signature}", now_s=1000)
+
+
+def test_what_was_signed_for_something_else_is_no_ticket() -> None:
+    other = create_signed_value(KEY, "oauth", json.dumps(["alice", []]), clock=lambda: 1000).decode()
+    with pytest.raises(ticket.BadTicket):
+        ticket.read(KEY, other, now_s=1000)
+
+
+def test_without_a_key_there_are_no_tickets() -> None:
+    with pytest.raises(ticket.BadTicket):
+        ticket.read("", ticket.make("", "alice", [], now_s=1000), now_s=1000)

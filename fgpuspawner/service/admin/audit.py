@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fgpu_scheduler.store.audit import Audit, Line
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.table_file import csv_text, utc
-from fgpuspawner.service.view import Json
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.text.times import cell
 
-ADDRESS = "admin/audit"
 FILTERS = ("actor", "action", "text")
 SHOWN = 50
 MOST_SHOWN = 500
@@ -21,7 +20,7 @@ COLUMNS = ("id", "at", "actor", "action", "target", "details")
 
 
 async def lines(
-    handler: PageHandler | AdminApi, asked: dict[str, str], *, limit: int
+    handler: Handler, asked: dict[str, str], *, limit: int
 ) -> tuple[tuple[Line, ...], int | None]:
     """Return the lines of one page, and before which id the next page begins; None after the last."""
     before = asked.get("before")
@@ -32,22 +31,10 @@ async def lines(
     return found[:limit], found[limit - 1].id if len(found) > limit else None
 
 
-def line_object(line: Line) -> Json:
-    """Return a line as the API has it."""
-    return {
-        "id": line.id,
-        "at_s": line.at_s,
-        "actor": line.actor,
-        "action": line.action,
-        "target": line.target,
-        "details": line.details,
-    }
-
-
 class AuditPage(AdminPage):
     """One page of the log, with a filter."""
 
-    address = ADDRESS
+    address = "admin/audit"
 
     async def get(self) -> None:
         asked = {name: self.get_query_argument(name, "") for name in (*FILTERS, "before")}
@@ -60,7 +47,7 @@ class AuditApi(AdminApi):
         asked = self.query((*FILTERS, "before", "limit"))
         limit = whole("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
         found, following = await lines(self, asked, limit=limit)
-        self.answer({"lines": [line_object(line) for line in found], "next": following, "simulated": False})
+        self.answer({"lines": [asdict(line) for line in found], "next": following, "simulated": False})
 
 
 class AuditFile(AdminApi):
@@ -70,11 +57,5 @@ class AuditFile(AdminApi):
         asked = self.query((*FILTERS, "before"))
         found, following = await lines(self, asked, limit=MOST_FILE)
         self.link_to_rest(following)
-        self.set_header("Content-Type", "text/csv; charset=utf-8")
-        self.set_header("Content-Disposition", 'attachment; filename="fgpu-audit.csv"')
-        self.finish(
-            csv_text(
-                COLUMNS,
-                ((one.id, utc(one.at_s), one.actor, one.action, one.target, one.details) for one in found),
-            )
-        )
+        rows = ((one.id, cell(one.at_s), one.actor, one.action, one.target, one.details) for one in found)
+        self.send_csv("fgpu-audit.csv", COLUMNS, rows)

@@ -6,42 +6,41 @@ from datetime import UTC, datetime
 
 from fgpu_scheduler import BadSettings, SystemClock
 from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, change, problem_of, whole
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.view import Json
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem, bad_argument
 
-ADDRESS = "admin/banner"
 FIELDS = ("text", "level", "until")
 LEVELS = {Level.INFO: "For information", Level.WARNING: "Warning"}
 LATEST_S = 253_402_300_799
 """The end of the year 9999: the last that a calendar here can show."""
 
 
-async def shown_now(handler: PageHandler | AdminApi) -> Notice | None:
+async def shown_now(handler: Handler) -> Notice | None:
     """Return the banner as it is now."""
     now_s = SystemClock().now_s()
     return await handler.service.reader.read(lambda store: Banner(store).at(now_s))
 
 
-async def put(handler: PageHandler | AdminApi, text: str, level: str, until_at_s: int | None) -> None:
+async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -> None:
     """Show this on every page.
 
     Raises:
         Problem: it says nothing or too much, its time is over, or there is no such level.
     """
     if level not in set(Level):
-        raise Problem(400, "bad_argument", f"level: use one of {', '.join(Level)}", field="level")
+        raise bad_argument("level", f"use one of {', '.join(Level)}")
     notice = Notice(text, Level(level), until_at_s)
     try:
-        await change(handler, lambda store, by, now_s: Banner(store).put(notice, by=by, now_s=now_s))
+        await handler.change(lambda store, by, now_s: Banner(store).put(notice, by=by, now_s=now_s))
     except BadSettings as e:
         raise problem_of(e, FIELDS) from None
 
 
-async def take_down(handler: PageHandler | AdminApi) -> None:
+async def take_down(handler: Handler) -> None:
     """Show nothing any more."""
-    await change(handler, lambda store, by, now_s: Banner(store).take_down(by=by, now_s=now_s))
+    await handler.change(lambda store, by, now_s: Banner(store).take_down(by=by, now_s=now_s))
 
 
 def read_until(text: str) -> int | None:
@@ -56,40 +55,31 @@ def read_until(text: str) -> int | None:
         at = datetime.fromisoformat(text.strip())
         return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
-        message = "until: must be a day and a time in UTC such as 2026-05-01T18:00, or empty"
-        raise Problem(400, "bad_argument", message, field="until") from None
+        message = "must be a day and a time in UTC such as 2026-05-01T18:00, or empty"
+        raise bad_argument("until", message) from None
 
 
-class BannerPage(AdminPage):
+class BannerPage(AdminFormPage):
     """The banner, and a form for the next one."""
 
-    address = ADDRESS
+    address = "admin/banner"
 
-    async def get(self) -> None:
-        await self._show(None, {})
-
-    async def post(self) -> None:
-        given = {name: self.field(name) for name in FIELDS}
-        try:
-            if self.field("action") == "clear":
-                await take_down(self)
-            else:
-                await put(self, given["text"], given["level"], read_until(given["until"]))
-        except Problem as e:
-            self.set_status(e.status)
-            await self._show(e, given)
-            return
-        self.back()
-
-    async def _show(self, trouble: Problem | None, values: dict[str, str]) -> None:
+    async def show(self, trouble: Problem | None = None) -> None:
         self.render(
             "admin_banner.html",
             notice=await shown_now(self),
             trouble=trouble,
-            values=values,
+            values={name: self.field(name) for name in FIELDS} if trouble else {},
             levels=LEVELS,
             longest=MOST_TEXT,
         )
+
+    async def submit(self) -> None:
+        if self.field("action") == "clear":
+            await take_down(self)
+        else:
+            await put(self, self.field("text"), self.field("level"), read_until(self.field("until")))
+        self.back()
 
 
 class BannerApi(AdminApi):
@@ -100,7 +90,7 @@ class BannerApi(AdminApi):
         given = self.body(("text", "level", "until_at_s"))
         text, level, until_at_s = given.get("text"), given.get("level", Level.INFO), given.get("until_at_s")
         if not isinstance(text, str):
-            raise Problem(400, "bad_argument", "text: must be a text", field="text")
+            raise bad_argument("text", "must be a text")
         if until_at_s is not None:
             until_at_s = whole("until_at_s", until_at_s, least=0, most=LATEST_S)
         await put(self, text, level if isinstance(level, str) else "", until_at_s)

@@ -8,18 +8,17 @@ import logging
 from fgpu_scheduler import BadSettings, FGPUError, NodeState, Session
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.end_messages import MOST_TEXT
-from fgpuspawner.hub.node_actions import NodeAction, act
 from fgpuspawner.isolation.verified import read_verdicts
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
+from fgpuspawner.node_actions import NodeAction, act
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
-from fgpuspawner.service.handlers import end_session
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.view import Json
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem, bad_argument
+from fgpuspawner.service.session_actions import end_session
 
 log = logging.getLogger(__name__)
 
-ADDRESS = "admin/nodes"
 DRAIN = "drain"
 AT_A_TIME = 8
 """So many sessions of a drained node are ended at a time."""
@@ -30,14 +29,14 @@ _going_on: set[asyncio.Task[None]] = set()
 """Nobody else holds the drains that have been answered already."""
 
 
-async def nodes(handler: PageHandler | AdminApi) -> Json:
+async def nodes(handler: Handler) -> Json:
     """Return every node as it is now."""
     service = handler.service
     verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
     return nodes_object(await service.reader.world(), verdicts)
 
 
-async def do(handler: PageHandler | AdminApi, node_id: str, action: str, message: str = "") -> Json:
+async def do(handler: Handler, node_id: str, action: str, message: str = "") -> Json:
     """Do something with a node, and return in words what follows and which sessions could not be ended.
 
     Raises:
@@ -46,11 +45,10 @@ async def do(handler: PageHandler | AdminApi, node_id: str, action: str, message
     if action == DRAIN:
         return await drain(handler, node_id, message)
     if action not in set(NodeAction):
-        known = ", ".join((*NodeAction, DRAIN))
-        raise Problem(400, "bad_argument", f"action: use one of {known}", field="action")
+        raise bad_argument("action", f"use one of {', '.join((*NodeAction, DRAIN))}")
     try:
-        follows = await change(
-            handler, lambda store, by, now_s: act(store, node_id, NodeAction(action), by=by, now_s=now_s)
+        follows = await handler.change(
+            lambda store, by, now_s: act(store, node_id, NodeAction(action), by=by, now_s=now_s)
         )
     except BadSettings as e:
         there = node_of(await handler.service.reader.world(), node_id) is not None
@@ -59,7 +57,7 @@ async def do(handler: PageHandler | AdminApi, node_id: str, action: str, message
     return {"node": node_id, "text": follows, "failed": []}
 
 
-async def drain(handler: PageHandler | AdminApi, node_id: str, message: str) -> Json:
+async def drain(handler: Handler, node_id: str, message: str) -> Json:
     """Let a node take no more sessions, and end those that it has, each owner being told why.
 
     What is not asked for after `ANSWER_AFTER_S` is still done, and what then fails is in the log.
@@ -73,15 +71,11 @@ async def drain(handler: PageHandler | AdminApi, node_id: str, message: str) -> 
         message = f"node {node_id!r} is {node.state}; drain is for a node that answers"
         raise Problem(409, "node_refused", message, field="node")
     sessions = on_node(await handler.service.reader.world(), node_id)
-    await change(
-        handler,
+    details = f"{len(sessions)} sessions" + (f": {message}" if message else "")
+    await handler.change(
         lambda store, by, now_s: Audit(store).add(
-            actor=by,
-            action="node.drain",
-            target=f"node {node_id}",
-            details=f"{len(sessions)} sessions" + (f": {message}" if message else ""),
-            now_s=now_s,
-        ),
+            actor=by, action="node.drain", target=f"node {node_id}", details=details, now_s=now_s
+        )
     )
     gate = asyncio.Semaphore(AT_A_TIME)
     failed: list[Json] = []
@@ -109,36 +103,27 @@ async def drain(handler: PageHandler | AdminApi, node_id: str, message: str) -> 
     return {"node": node_id, "text": text, "failed": sorted(failed, key=lambda one: int(one["session_id"]))}
 
 
-class NodesPage(AdminPage):
+class NodesPage(AdminFormPage):
     """Every node, with a button for each thing that can be done with it."""
 
-    address = ADDRESS
+    address = "admin/nodes"
 
-    async def get(self) -> None:
-        await self._show(None)
+    async def show(self, trouble: Problem | None = None) -> None:
+        self.render("admin_nodes.html", found=await nodes(self), trouble=trouble)
 
-    async def post(self) -> None:
-        node_id, action = self.field("node"), self.field("action")
-        try:
-            found = await do(self, node_id, action, self.field("message")[:MOST_TEXT])
-        except Problem as e:
-            self.set_status(e.status)
-            await self._show(e)
-            return
+    async def submit(self) -> None:
+        found = await do(self, self.field("node"), self.field("action"), self.field("message")[:MOST_TEXT])
         if found["failed"]:
             said = "; ".join(f"session {one['session_id']}: {one['message']}" for one in found["failed"])
-            await self._show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
+            await self.show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
             return
         self.back()
-
-    async def _show(self, trouble: Problem | None) -> None:
-        self.render("admin_nodes.html", found=await nodes(self), trouble=trouble)
 
 
 class ConfirmPage(AdminPage):
     """Asks before a node is drained, or said to be gone: both end sessions."""
 
-    address = ADDRESS
+    address = "admin/nodes"
 
     async def get(self, action: str) -> None:
         node_id = self.get_query_argument("node", "")
@@ -146,30 +131,20 @@ class ConfirmPage(AdminPage):
         node = node_of(world, node_id)
         if node is None:
             raise Problem(404, "no_such_node", f"there is no node {node_id!r}")
-        self.render(
-            "admin_node.html",
-            node=node,
-            action=action,
-            sessions=on_node(world, node_id),
-            longest=MOST_TEXT,
-        )
+        sessions = on_node(world, node_id)
+        self.render("admin_node.html", node=node, action=action, sessions=sessions, longest=MOST_TEXT)
 
 
-class Nodes(AdminApi):
+class NodesApi(AdminApi):
     async def get(self) -> None:
         self.answer(await nodes(self))
 
 
-class OneNode(AdminApi):
+class OneNodeApi(AdminApi):
     async def post(self, node_id: str) -> None:
         given = self.body(("action", "message"))
         action, message = given.get("action"), given.get("message") or ""
         if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_TEXT:
-            raise Problem(
-                400,
-                "bad_argument",
-                f"action: a word; message: a text of at most {MOST_TEXT} characters",
-                field="action",
-            )
+            raise bad_argument("action", f"a word; message: a text of at most {MOST_TEXT} characters")
         found = await do(self, node_id, action, message)
         self.answer({**found, "simulated": (await self.service.reader.world()).simulated()})

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 from fgpu_scheduler import HOLDING, Node, NodeState, Session, SessionState, format_milli, free
 from fgpu_scheduler.core.placement import DeviceFree
-from fgpuspawner.hub.node_actions import actions_of
 from fgpuspawner.isolation.verified import Verdict
-from fgpuspawner.service.view import Json, World
+from fgpuspawner.node_actions import actions_of
+from fgpuspawner.service.api.capacity import device_object
+from fgpuspawner.service.model import Json, World
+from fgpuspawner.text.sessions import server_words
 
 STATE_WORDS = {
     NodeState.READY: "takes sessions",
@@ -43,7 +45,7 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
                 "memory_mib_total": node.memory_mib,
                 "memory_mib_used": max(0, node.memory_mib - room.memory_mib),
                 "sessions": len(sessions),
-                "devices": [_device(device, sessions) for device in room.devices],
+                "devices": [_device(device, world) for device in room.devices],
                 "warnings": [
                     {"id": s.id, "user": s.request.user, "message": s.message}
                     for s in sessions
@@ -71,39 +73,26 @@ def node_of(world: World, node_id: str) -> Node | None:
 def _verdict(verdict: Verdict | None) -> Json | None:
     if verdict is None:
         return None
-    return {
-        "session_id": verdict.session_id,
-        "backend": verdict.backend,
-        "at_s": verdict.at_s,
-        "in_force": not verdict.problems,
-        "problems": list(verdict.problems),
-    }
+    said = {key: getattr(verdict, key) for key in ("session_id", "backend", "at_s")}
+    return {**said, "in_force": not verdict.problems, "problems": list(verdict.problems)}
 
 
-def _device(left: DeviceFree, sessions: Iterable[Session]) -> Json:
-    device = left.device
+def _device(left: DeviceFree, world: World) -> Json:
     return {
-        "uuid": device.uuid,
-        "index": device.index,
-        "model": device.model,
-        "memory_mib": device.memory_mib,
-        "fgpu_total": format_milli(device.capacity_milli),
-        "fgpu_used": format_milli(max(0, device.capacity_milli - left.fgpu_milli)),
-        "simulated": device.simulated,
+        **device_object(left),
+        # An administrator may have made the unit smaller since.
+        "fgpu_used": format_milli(max(0, left.device.capacity_milli - left.fgpu_milli)),
         "sessions": [
             {
                 "id": session.id,
                 "user": session.request.user,
                 "server_name": session.request.server_name,
-                "display_name": session.request.server_name or "default server",
+                "display_name": server_words(session),
                 "state": session.state.value,
                 "fgpu": format_milli(share.fgpu_milli),
                 "memory_mib": share.memory_mib,
                 "compute_percent": share.compute_percent,
             }
-            for session in sessions
-            if session.placement is not None
-            for share in session.placement.shares
-            if share.device_uuid == device.uuid
+            for session, share in world.held.get(left.device.uuid, ())
         ],
     }

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, change, whole
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole
 from fgpuspawner.service.admin.queue_view import queues_object
-from fgpuspawner.service.handlers import no_such_session
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.view import Json
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem, no_such_session
 from fgpuspawner.settings.queue import HIGHEST_PRIORITY
-
-ADDRESS = "admin/queue"
-
 
 SHOWN = 100
 """So many of each queue the page has, unless all are asked for."""
 
 
-async def queues(handler: PageHandler | AdminApi, *, most: int | None = None) -> Json:
+async def queues(handler: Handler, *, most: int | None = None) -> Json:
     """Return every queue as it is now, with at most so many of each."""
     service = handler.service
     return queues_object(
@@ -26,16 +22,15 @@ async def queues(handler: PageHandler | AdminApi, *, most: int | None = None) ->
     )
 
 
-async def set_priority(handler: PageHandler | AdminApi, session_id: str, priority: int) -> None:
+async def set_priority(handler: Handler, session_id: str, priority: int) -> None:
     """Give a waiting session another priority; the next plan goes by it.
 
     Raises:
         Problem: there is no such session, or it does not wait any more.
     """
     try:
-        await change(
-            handler,
-            lambda store, by, now_s: store.set_priority(int(session_id), priority, by=by, now_s=now_s),
+        await handler.change(
+            lambda store, by, now_s: store.set_priority(int(session_id), priority, by=by, now_s=now_s)
         )
     except UnknownSession:
         raise no_such_session(session_id) from None
@@ -43,26 +38,12 @@ async def set_priority(handler: PageHandler | AdminApi, session_id: str, priorit
         raise Problem(409, "not_waiting", f"session {session_id} does not wait any more") from None
 
 
-class QueuePage(AdminPage):
+class QueuePage(AdminFormPage):
     """Every queue, with a form for each priority."""
 
-    address = ADDRESS
+    address = "admin/queue"
 
-    async def get(self) -> None:
-        await self._show(None)
-
-    async def post(self) -> None:
-        session_id = whole("session", self.field("session"), least=0, most=10**15)
-        try:
-            priority = whole("priority", self.field("priority"), least=0, most=HIGHEST_PRIORITY)
-            await set_priority(self, str(session_id), priority)
-        except Problem as e:
-            self.set_status(e.status)
-            await self._show(e)
-            return
-        self.back(f"session-{session_id}", all="1" if self._all else "")
-
-    async def _show(self, trouble: Problem | None) -> None:
+    async def show(self, trouble: Problem | None = None) -> None:
         self.render(
             "admin_queue.html",
             found=await queues(self, most=None if self._all else SHOWN),
@@ -71,17 +52,23 @@ class QueuePage(AdminPage):
             everybody=self._all,
         )
 
+    async def submit(self) -> None:
+        session_id = whole("session", self.field("session"), least=0, most=10**15)
+        priority = whole("priority", self.field("priority"), least=0, most=HIGHEST_PRIORITY)
+        await set_priority(self, str(session_id), priority)
+        self.back(f"session-{session_id}", all="1" if self._all else "")
+
     @property
     def _all(self) -> bool:
         return self.get_argument("all", "") == "1"
 
 
-class Queues(AdminApi):
+class QueueApi(AdminApi):
     async def get(self) -> None:
         self.answer(await queues(self))
 
 
-class Priority(AdminApi):
+class PriorityApi(AdminApi):
     async def put(self, session_id: str) -> None:
         given = self.body(("priority",))
         await set_priority(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from fgpu_scheduler import Forecast, NodeState, Session, format_milli
-from fgpuspawner.service.view import Json, Site, Viewer, World, allocatable_in, session_object, used_of
-from fgpuspawner.text.sessions import amount_words
+from fgpuspawner.service.api.objects import session_object
+from fgpuspawner.service.capacity import allocatable_in, used_of
+from fgpuspawner.service.model import Json, Site, Viewer, World
 
 LONG_WAIT_S = 3600
 """Who has waited for longer is marked."""
 STUCK_AFTER_S = 600
 """So long somebody may wait for whom no start is foreseen before that is marked."""
 
-KEPT = (
+KEPT = [
     "id",
     "user",
     "server_name",
@@ -30,7 +31,7 @@ KEPT = (
     "submitted_at_s",
     "message",
     "simulated",
-)
+]
 """What an entry has of the session's own object."""
 
 
@@ -40,23 +41,16 @@ def queues_object(world: World, viewer: Viewer, site: Site, *, now_s: int, most:
     Who is marked is counted among all who wait.
     """
     return {
-        "queues": [_queue(group, world, viewer, site, now_s, most) for group in _groups(world)],
+        "queues": [
+            _queue(group, world, viewer, site, now_s, most)
+            for group in sorted({*world.groups, *world.queues})
+        ],
         "simulated": world.simulated(),
     }
 
 
-def _groups(world: World) -> list[str]:
-    waiting = {s.request.resource_group for _, s in _waiting(world)}
-    return sorted({*world.groups, *waiting})
-
-
-def _waiting(world: World) -> list[tuple[Forecast, Session]]:
-    found = ((f, world.snapshot.session(f.session_id)) for f in world.forecasts.values())
-    return [(forecast, session) for forecast, session in found if session is not None]
-
-
 def _queue(group: str, world: World, viewer: Viewer, site: Site, now_s: int, most: int | None) -> Json:
-    own = [(f, s) for f, s in _waiting(world) if s.request.resource_group == group]
+    own = world.queues.get(group, ())
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
     ready = [n for n in nodes if n.state is NodeState.READY]
     waits_s = [max(0, now_s - session.waits_since_s) for _, session in own]
@@ -88,7 +82,6 @@ def _entry(
     waited_s = max(0, now_s - session.waits_since_s)
     return {
         **{key: shown[key] for key in KEPT},
-        "amount": amount_words(session.request),
         "asked_priority": session.own_request.priority,
         "promised_at_s": session.promised_at_s,
         "held": session.held,

@@ -10,14 +10,13 @@ from typing import Any
 from fgpu_scheduler import BadSettings, Quota, format_milli
 from fgpu_scheduler.core.units import LARGEST_MILLI
 from fgpu_scheduler.store.quota_edits import QuotaEdits
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, change
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.view import Json
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
 
-ADDRESS = "admin/quotas"
 SHOWN = 200
 """So many quotas are on one page: there may be one for each user."""
 FOR = ("user", "hub_group", "resource_group")
@@ -31,7 +30,7 @@ WORDS = {
 ACTIONS = ("set", "remove", "back")
 
 
-async def quotas(handler: PageHandler | AdminApi) -> Json:
+async def quotas(handler: Handler) -> Json:
     """Return every quota as it is now."""
     reader = handler.service.reader
     edits = await reader.read(lambda store: QuotaEdits(store).all())
@@ -40,7 +39,7 @@ async def quotas(handler: PageHandler | AdminApi) -> Json:
     return await asyncio.to_thread(quotas_object, handler.service.settings.quotas_given(), edits, world)
 
 
-def read_quota(handler: PageHandler | AdminApi, given: Mapping[str, Any]) -> Quota:
+def read_quota(handler: Handler, given: Mapping[str, Any]) -> Quota:
     """Return the quota that is asked for.
 
     Raises:
@@ -53,12 +52,11 @@ def read_quota(handler: PageHandler | AdminApi, given: Mapping[str, Any]) -> Quo
         named = (key for key in QUOTA_AMOUNTS if re.search(rf"\b{key}\b( must|:)", str(e)))
         raise Problem(400, "bad_argument", str(e), field=next(named, "user")) from None
     if quota.max_fgpu_milli is not None and quota.max_fgpu_milli > LARGEST_MILLI:
-        message = f"max_fgpu: must be from 0 to {format_milli(LARGEST_MILLI)}"
-        raise Problem(400, "bad_argument", message, field="max_fgpu")
+        raise bad_argument("max_fgpu", f"must be from 0 to {format_milli(LARGEST_MILLI)}")
     known = handler.service.settings.resource_groups()
     if quota.resource_group is not None and quota.resource_group not in known:
-        message = f"resource_group: there is no {quota.resource_group!r}; there are {', '.join(known)}"
-        raise Problem(400, "bad_argument", message, field="resource_group")
+        message = f"there is no {quota.resource_group!r}; there are {', '.join(known)}"
+        raise bad_argument("resource_group", message)
     return quota
 
 
@@ -71,7 +69,7 @@ def read_key(given: Mapping[str, str]) -> Quota:
         raise Problem(400, "bad_argument", str(e), field="user") from None
 
 
-async def write(handler: PageHandler | AdminApi, action: str, quota: Quota) -> None:
+async def write(handler: Handler, action: str, quota: Quota) -> None:
     """Set a quota, take it out of force, or go back to what the file says.
 
     Raises:
@@ -84,37 +82,17 @@ async def write(handler: PageHandler | AdminApi, action: str, quota: Quota) -> N
         own(quota, file=file, by=by, now_s=now_s)
 
     try:
-        await change(handler, lambda store, by, now_s: done(QuotaEdits(store), by, now_s))
+        await handler.change(lambda store, by, now_s: done(QuotaEdits(store), by, now_s))
     except BadSettings as e:
         raise Problem(409, "quota_refused", str(e)) from None
 
 
-class QuotasPage(AdminPage):
+class QuotasPage(AdminFormPage):
     """Every quota with what is had of it, and a form for one."""
 
-    address = ADDRESS
+    address = "admin/quotas"
 
-    async def get(self) -> None:
-        await self._show(None, {key: self.get_query_argument(key, "") for key in QUOTA_KEYS})
-
-    async def post(self) -> None:
-        given = {key: self.field(key) for key in QUOTA_KEYS}
-        who = self.field("who")
-        if who in ("user", "hub_group"):
-            given |= {"user": "", "hub_group": "", who: self.field("name")}
-        action = self.field("action")
-        try:
-            if action not in ACTIONS:
-                raise Problem(400, "bad_argument", f"action: use one of {', '.join(ACTIONS)}", field="action")
-            quota = read_quota(self, _numbers(given)) if action == "set" else read_key(given)
-            await write(self, action, quota)
-        except Problem as e:
-            self.set_status(e.status)
-            await self._show(e, given)
-            return
-        self.back()
-
-    async def _show(self, trouble: Problem | None, values: Mapping[str, str]) -> None:
+    async def show(self, trouble: Problem | None = None) -> None:
         start = self.number("start", default=0, least=0, most=10**6)
         found = (await quotas(self))["quotas"]
         self.render(
@@ -124,10 +102,28 @@ class QuotasPage(AdminPage):
             count=len(found),
             following=start + SHOWN if len(found) > start + SHOWN else None,
             trouble=trouble,
-            values=values,
+            values=self._given()
+            if trouble
+            else {key: self.get_query_argument(key, "") for key in QUOTA_KEYS},
             words=WORDS,
             all_groups=self.service.settings.resource_groups(),
         )
+
+    async def submit(self) -> None:
+        given, action = self._given(), self.field("action")
+        if action not in ACTIONS:
+            raise bad_argument("action", f"use one of {', '.join(ACTIONS)}")
+        quota = read_quota(self, _numbers(given)) if action == "set" else read_key(given)
+        await write(self, action, quota)
+        self.back()
+
+    def _given(self) -> dict[str, str]:
+        """Return what the form says of a quota."""
+        given = {key: self.field(key) for key in QUOTA_KEYS}
+        who = self.field("who")
+        if who in ("user", "hub_group"):
+            given |= {"user": "", "hub_group": "", who: self.field("name")}
+        return given
 
 
 def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
@@ -140,7 +136,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-class Quotas(AdminApi):
+class QuotasApi(AdminApi):
     async def get(self) -> None:
         self.answer(await quotas(self))
 

@@ -9,7 +9,7 @@ from fgpu_scheduler import Quota, QuotaScope, format_milli
 from fgpu_scheduler.core.quota import Held, held_of_each, shown
 from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaSource, listed
 from fgpu_scheduler.store.quotas import limits_words
-from fgpuspawner.service.view import Json, World
+from fgpuspawner.service.model import Json, World
 
 MOST_HELD = 100
 """So many of those whom a quota counts are told, who holds most first."""

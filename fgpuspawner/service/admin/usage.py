@@ -10,13 +10,11 @@ from fgpu_scheduler.queue import QueueReader
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot
-from fgpuspawner.service.pages import PageHandler
-from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem, bad_argument
 from fgpuspawner.service.reader import REPORT_WITHIN_S
-from fgpuspawner.service.table_file import csv_text
-from fgpuspawner.service.view import Json
 
-ADDRESS = "admin/usage"
 USUAL_DAYS = 30
 MOST_LINES = 500
 """So many lines of a page; the files have them all."""
@@ -40,7 +38,7 @@ class Asked:
     by: By
 
 
-def read(handler: PageHandler | AdminApi) -> Asked:
+def read(handler: Handler) -> Asked:
     """Return what is asked for; the last thirty days by day where nothing is.
 
     Raises:
@@ -49,25 +47,24 @@ def read(handler: PageHandler | AdminApi) -> Asked:
     today = day_of(SystemClock().now_s())
     by = handler.get_query_argument("by", "") or By.DAY.value
     if by not in set(By):
-        raise Problem(400, "bad_argument", f"by: use one of {', '.join(By)}", field="by")
+        raise bad_argument("by", f"use one of {', '.join(By)}")
     last = _day(handler, "to") or today
     first = _day(handler, "from") or last - timedelta(days=USUAL_DAYS - 1)
     if not first <= last <= first + timedelta(days=MOST_DAYS - 1):
-        message = f"from: must be a day up to {MOST_DAYS - 1} days before {last.isoformat()}"
-        raise Problem(400, "bad_argument", message, field="from")
+        raise bad_argument("from", f"must be a day up to {MOST_DAYS - 1} days before {last.isoformat()}")
     return Asked(first, last, By(by))
 
 
-def _day(handler: PageHandler | AdminApi, name: str) -> date | None:
+def _day(handler: Handler, name: str) -> date | None:
     text = handler.get_query_argument(name, "").strip()
     if not text:
         return None
     try:
         found = date.fromisoformat(text)
     except ValueError:
-        raise Problem(400, "bad_argument", f"{name}: must be a day such as 2026-05-01", field=name) from None
+        raise bad_argument(name, "must be a day such as 2026-05-01") from None
     if not 1970 < found.year < 9000:
-        raise Problem(400, "bad_argument", f"{name}: must be a day from 1971 on", field=name)
+        raise bad_argument(name, "must be a day from 1971 on")
     return found
 
 
@@ -76,7 +73,7 @@ def complete_from(history_days: int, now_s: int) -> date | None:
     return day_of(now_s - history_days * DAY_S) + timedelta(days=1) if history_days else None
 
 
-async def found_for(handler: PageHandler | AdminApi, asked: Asked) -> Report:
+async def found_for(handler: Handler, asked: Asked) -> Report:
     """Return the report. It is made beside the event loop: a year has many sessions."""
     now_s = SystemClock().now_s()
     names = handler.service.site.image_names
@@ -105,7 +102,7 @@ def named(found: Report, names: dict[str, str]) -> Report:
     return Report(tuple(replace(line, name=words(line.name)) for line in found.lines), found.total)
 
 
-def _forgotten_before(handler: PageHandler | AdminApi, asked: Asked) -> date | None:
+def _forgotten_before(handler: Handler, asked: Asked) -> date | None:
     """Return the day before which something may be missing, where that is in the span."""
     day = complete_from(handler.service.settings.history_days, SystemClock().now_s())
     return day if day is not None and asked.first < day else None
@@ -114,7 +111,7 @@ def _forgotten_before(handler: PageHandler | AdminApi, asked: Asked) -> date | N
 class UsagePage(AdminPage):
     """The report with its plot."""
 
-    address = ADDRESS
+    address = "admin/usage"
 
     async def get(self) -> None:
         try:
@@ -164,7 +161,5 @@ class UsageFile(AdminApi):
         asked = read(self)
         found = await found_for(self, asked)
         name = f"fgpu-usage-by-{asked.by}-{asked.first}-{asked.last}.csv"
-        self.set_header("Content-Type", "text/csv; charset=utf-8")
-        self.set_header("Content-Disposition", f'attachment; filename="{name}"')
         rows = ((line.name, *(getattr(line, column) for column in COLUMNS)) for line in found.lines)
-        self.finish(csv_text((asked.by.value, *COLUMNS), rows))
+        self.send_csv(name, (asked.by.value, *COLUMNS), rows)

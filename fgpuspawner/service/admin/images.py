@@ -1,0 +1,198 @@
+"""The administrators' page of the image catalogue: what is in force, where file and database differ, and changes of it.
+
+It works without scripts: every button is a form. What is shown is escaped by tornado, but for our own icons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.images.catalogue import CatalogueError
+from fgpuspawner.images.edits import Action, Editor, Source
+from fgpuspawner.images.entry import AMOUNTS, KEYS, Entry, entry_of
+from fgpuspawner.images.icons import ICONS, icon_name, icon_svg
+from fgpuspawner.images.model import Image, state_words
+from fgpuspawner.images.needs import never_held
+from fgpuspawner.service.admin.base import AdminFormPage
+from fgpuspawner.service.problems import Problem, bad_argument
+
+LISTS = ("kernels", "gpu_architectures", "groups", "users")
+FLAGS = ("default", "enabled", "hidden", "sudo")
+TABLES = ("minimum", "recommended")
+WHOLE = ("gpu_memory_mib", "memory_mib")
+
+SOURCES = {
+    Source.FILE: "from the file",
+    Source.EDITED: "from the file, changed",
+    Source.ADDED: "not in the file",
+}
+
+FIELD_LABELS = {
+    "name": "Name",
+    "framework": "Framework",
+    "version": "Its version",
+    "python": "Python",
+    "description": "Description",
+    "reference": "Image reference",
+    "digest": "Expected digest or id",
+    "environment": "Folder of its Python environment",
+    "cuda": "CUDA",
+    "deprecated": "Notice that it is deprecated",
+    "kernels": "Kernels",
+    "gpu_architectures": "GPU architectures",
+    "groups": "Only for these groups",
+    "users": "Only for these users",
+    "fgpu": "fGPU",
+    "gpu_memory_mib": "GPU memory (MiB)",
+    "cpu": "CPU",
+    "memory_mib": "Memory (MiB)",
+    "default": "The default",
+    "enabled": "Enabled",
+    "hidden": "Hidden: only who knows the slug may start it",
+    "sudo": "Its users may become root inside it",
+}
+TEXTS = tuple(key for key in KEYS if key in FIELD_LABELS and key not in (*LISTS, *FLAGS))
+
+
+def actions_of(image: Image, source: Source) -> tuple[tuple[str, str], ...]:
+    """Return what can be done with an image, and what its button says."""
+    found = [
+        (Action.DISABLE, "Disable") if image.enabled else (Action.ENABLE, "Enable"),
+        (Action.SHOW, "Show") if image.hidden else (Action.HIDE, "Hide"),
+        (Action.UP, "Up"),
+        (Action.DOWN, "Down"),
+    ]
+    if not image.default:
+        found.insert(2, (Action.DEFAULT, "Make default"))
+    if source is Source.EDITED:
+        found.append((Action.BACK, "Back to the file"))
+    if source is Source.ADDED:
+        found.append((Action.BACK, "Remove"))
+    return tuple((action.value, words) for action, words in found)
+
+
+class CataloguePage(AdminFormPage):
+    """What the pages of the catalogue share: a change of it, on top of the last good file."""
+
+    address = "admin/images"
+
+    async def change_images(self, change: Callable[[Editor, str], None], slug: str) -> None:
+        """Change the catalogue, and show the image in the table."""
+        by = self.actor
+        try:
+            await self.service.reader.change_images(lambda editor: change(editor, by))
+        except CatalogueError as e:
+            raise Problem(400, "bad_argument", str(e)) from None
+        self.back(f"image-{quote(slug)}")
+
+
+class ImagesPage(CataloguePage):
+    """The table, and one action with one image."""
+
+    async def show(self, trouble: Problem | None = None) -> None:
+        reader = self.service.reader
+        images, world, caps = reader.images, await reader.world(), self.service.settings.caps()
+        self.render(
+            "images.html",
+            listed=images.listed.listed,
+            unfit=lambda image: never_held(image, world.snapshot.nodes, caps),
+            icon=lambda image: icon_svg(icon_name(image)),
+            sources=SOURCES,
+            states=state_words,
+            actions=actions_of,
+            problem=images.problem,
+            trouble=trouble.message if trouble else images.trouble,
+            lost=images.listed.lost,
+            reordered=images.listed.reordered,
+            path=images.path.name,
+        )
+
+    async def submit(self) -> None:
+        slug, action = self.field("slug"), self.field("action")
+        if action == "file-order":
+            await self.change_images(lambda editor, by: editor.file_order(by=by), slug)
+        elif action in set(Action):
+            await self.change_images(lambda editor, by: editor.do(Action(action), slug, by=by), slug)
+        else:
+            raise bad_argument("action", "there is no such action")
+
+
+class EditPage(CataloguePage):
+    """One image's whole entry."""
+
+    async def show(self, trouble: Problem | None = None) -> None:
+        slug = self.path_args[0]
+        image = self._image(slug)
+        values = form_values(self._given(slug) if trouble else entry_of(image))
+        unused = unused_fields(self.service.reader.engine)
+        self.render(
+            "image.html",
+            slug=slug,
+            values=values,
+            trouble=trouble.message if trouble else None,
+            labels=FIELD_LABELS,
+            texts=[key for key in TEXTS if key not in unused or values[key]],
+            lists=LISTS,
+            tables={table: [(f"{table}.{key}", FIELD_LABELS[key]) for key in AMOUNTS] for table in TABLES},
+            flags=[key for key in FLAGS if key not in unused or values[key]],
+            icons=ICONS,
+        )
+
+    async def submit(self) -> None:
+        slug = self.path_args[0]
+        self._image(slug)
+        entry = self._given(slug)
+        await self.change_images(lambda editor, by: editor.edit(slug, entry, by=by), slug)
+
+    def _given(self, slug: str) -> Entry:
+        return entry_from_form(slug, {name: self.field(name) for name in self.request.body_arguments})
+
+    def _image(self, slug: str) -> Image:
+        image = self.service.reader.images.listed.catalogue.entry(slug)
+        if image is None:
+            raise Problem(404, "no_such_image", f"there is no image {slug!r}")
+        return image
+
+
+def unused_fields(engine: Capabilities) -> tuple[str, ...]:
+    """Return what an engine makes nothing of: the form has it only where it says something."""
+    return ("environment",) if engine.own_root else ("reference", "digest", "sudo")
+
+
+def form_values(entry: Entry) -> dict[str, str]:
+    """Return the text of every field of the form; of a flag "1" or ""."""
+    found = dict.fromkeys((*TEXTS, "icon"), "")
+    found |= {key: str(value) for key, value in entry.items() if isinstance(value, str)}
+    for key in LISTS:
+        value = entry.get(key, [])
+        found[key] = "\n".join(str(one) for one in value) if isinstance(value, list) else str(value)
+    for table in TABLES:
+        amounts = entry.get(table, {})
+        known = amounts if isinstance(amounts, Mapping) else {}
+        found |= {f"{table}.{key}": str(known.get(key, "")) for key in AMOUNTS}
+    found |= {key: "1" if entry.get(key, key == "enabled") else "" for key in FLAGS}
+    return found
+
+
+def entry_from_form(slug: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entry that a form means; it is checked by whoever takes it."""
+    entry: dict[str, Any] = {"slug": slug}
+    for key in (*TEXTS, "icon"):
+        if text := fields.get(key, "").strip():
+            entry[key] = text
+    for key in LISTS:
+        lines = [line.strip() for line in fields.get(key, "").splitlines() if line.strip()]
+        if lines:
+            entry[key] = lines
+    for table in TABLES:
+        amounts = {key: text for key in AMOUNTS if (text := fields.get(f"{table}.{key}", "").strip())}
+        if amounts:
+            entry[table] = {key: _amount(key, text) for key, text in amounts.items()}
+    return entry | {key: bool(fields.get(key)) for key in FLAGS}
+
+
+def _amount(key: str, text: str) -> object:
+    return int(text) if key in WHOLE and text.isascii() and text.isdigit() and len(text) < 12 else text

@@ -1,0 +1,112 @@
+"""The API's capacity: what there is of each resource group, what is used, and what the caller could still get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler import NodeState, format_milli, free
+from fgpu_scheduler.core.placement import DeviceFree
+from fgpuspawner.service.api.base import Api
+from fgpuspawner.service.capacity import (
+    Amounts,
+    allocatable_in,
+    inside_quotas,
+    mine_in,
+    total_of,
+    used_of,
+    waiting_in,
+)
+from fgpuspawner.service.model import Json, Viewer, World, groups_of, is_mine, is_visible
+
+
+class Capacity(Api):
+    async def get(self) -> None:
+        step = self.service.settings.caps().fgpu_step_milli
+        world = await self.service.reader.world()
+        self.answer(capacity_object(world, self.viewer, fgpu_step_milli=step))
+
+
+def capacity_object(world: World, viewer: Viewer, *, fgpu_step_milli: int) -> Json:
+    """Return totals, what is used, the viewer's own, and what they could still get.
+
+    Administrators are also told of each node its state, and what holds its sessions to their slices.
+    """
+    groups = groups_of(viewer, world)
+    mine, allocatable = Amounts(), Amounts()
+    for group in groups:
+        mine += mine_in(world, viewer, group)
+        allocatable += allocatable_in(world, viewer, group)
+    for group in groups[:1]:
+        most = inside_quotas(allocatable.fgpu_milli, world, viewer, group, in_all=True)
+        allocatable = replace(allocatable, fgpu_milli=most)
+    found = {
+        "groups": [_group_object(g, world, viewer, fgpu_step_milli) for g in groups],
+        "mine_overall": mine.as_json(),
+        "allocatable_overall": allocatable.as_json(),
+        "simulated": world.simulated(groups),
+    }
+    if viewer.admin:
+        chosen = {own.node_id: own for own in world.isolation}
+        found["nodes"] = [
+            {
+                "name": node.id,
+                "group": node.resource_group,
+                "state": node.state.value,
+                "isolation": chosen[node.id].backend if node.id in chosen else None,
+                "reason": chosen[node.id].reason if node.id in chosen else None,
+            }
+            for node in world.snapshot.nodes
+        ]
+    return found
+
+
+def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int) -> Json:
+    largest = world.largest_now.get(group)
+    nodes = [node for node in world.snapshot.nodes if node.resource_group == group]
+    return {
+        "name": group,
+        "nodes": len(nodes),
+        "nodes_lost": sum(node.state in (NodeState.LOST, NodeState.GONE) for node in nodes),
+        "total": total_of(world, group).as_json(),
+        "used": used_of(world, group).as_json(),
+        "mine": mine_in(world, viewer, group).as_json(),
+        "allocatable": allocatable_in(world, viewer, group).as_json(),
+        "largest_fgpu_now": None if largest is None else format_milli(largest),
+        "fgpu_step": format_milli(fgpu_step_milli),
+        "waiting": waiting_in(world, group),
+        "devices": _device_objects(group, world, viewer),
+    }
+
+
+def _device_objects(group: str, world: World, viewer: Viewer) -> list[Json]:
+    return [
+        {
+            **device_object(left),
+            "node": node.node.id,
+            "shares": [
+                {
+                    "fgpu": format_milli(share.fgpu_milli),
+                    "mine": is_mine(session, viewer),
+                    "session_id": session.id if is_visible(session, viewer) else None,
+                }
+                for session, share in world.held.get(left.device.uuid, ())
+            ],
+        }
+        for node in free(world.snapshot)
+        if node.node.resource_group == group
+        for left in node.devices
+    ]
+
+
+def device_object(left: DeviceFree) -> Json:
+    """Return what a GPU is, and how much of it is used."""
+    device = left.device
+    return {
+        "uuid": device.uuid,
+        "index": device.index,
+        "model": device.model,
+        "memory_mib": device.memory_mib,
+        "fgpu_total": format_milli(device.capacity_milli),
+        "fgpu_used": format_milli(device.capacity_milli - left.fgpu_milli),
+        "simulated": device.simulated,
+    }

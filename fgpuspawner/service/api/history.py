@@ -1,0 +1,117 @@
+"""The REST API of what has ended: receipts, the history in pages and as CSV, and advice from it."""
+
+from __future__ import annotations
+
+from fgpu_scheduler import format_milli
+from fgpuspawner.form import advice as form_advice
+from fgpuspawner.form.advice import LOOKED_THROUGH, advice_by_image
+from fgpuspawner.service.api.base import Api
+from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
+from fgpuspawner.service.handler import Handler, Service
+from fgpuspawner.service.model import Json, Site, Viewer, is_visible
+from fgpuspawner.service.problems import forbidden, no_such_session
+
+PAGE = 50
+LARGEST_PAGE = 200
+LARGEST_FILE = 10_000
+LARGEST_ID = 10**15
+
+
+async def receipts_of(
+    handler: Handler, user: str | None, *, before: int | None, limit: int
+) -> tuple[list[Json], int | None]:
+    """Return a user's newest receipts (everybody's, if None), and before which id the rest begins; None without one."""
+    reader, site = handler.service.reader, handler.service.site
+    world = await reader.world()
+    # One more than is shown: whether there is a next page.
+    found = await reader.history(user=user, before_id=before, limit=limit + 1)
+    shown = [receipt(past, world, handler.viewer, site) for past in found[:limit]]
+    return shown, found[limit - 1].session.id if len(found) > limit else None
+
+
+def send_receipts(handler: Handler, receipts: list[Json], following: int | None) -> None:
+    """Send receipts as a CSV file."""
+    handler.link_to_rest(following)
+    handler.send_csv("gpu-sessions.csv", COLUMNS, map(cells, receipts))
+
+
+class Past(Api):
+    """Answers with receipts of those whom the caller may see."""
+
+    async def receipts(self, *, default: int, most: int) -> tuple[list[Json], int | None]:
+        """Return the page that is asked for, and from where the next one goes on; None where there is none."""
+        limit = self.number("limit", default=default, least=1, most=most)
+        before = self.number("before", default=None, least=1, most=LARGEST_ID)
+        return await receipts_of(self, self._whose(), before=before, limit=limit)
+
+    def _whose(self) -> str | None:
+        """Return whose history is asked for; None: everybody's."""
+        everybody, user = self.flag("all"), self.get_query_argument("user", None)
+        if self.viewer.admin:
+            if user is not None or everybody:
+                return user
+        elif everybody:
+            raise forbidden("all: only administrators see everybody's history", field="all")
+        elif user is not None and user != self.viewer.user:
+            raise forbidden("user: only administrators see others' history", field="user")
+        if self.viewer.user is None:
+            raise forbidden("only users have a history; all=1 is everybody's, for administrators")
+        return self.viewer.user
+
+
+class History(Past):
+    async def get(self) -> None:
+        shown, following = await self.receipts(default=PAGE, most=LARGEST_PAGE)
+        self.answer({"receipts": shown, "next": following, "simulated": any(r["simulated"] for r in shown)})
+
+
+class HistoryFile(Past):
+    async def get(self) -> None:
+        send_receipts(self, *await self.receipts(default=LARGEST_FILE, most=LARGEST_FILE))
+
+
+class OneReceipt(Api):
+    async def get(self, session_id: str) -> None:
+        past = await self.service.reader.past(int(session_id))
+        if past is None or not is_visible(past.session, self.viewer):
+            raise no_such_session(session_id)
+        shown = receipt(past, await self.service.reader.world(), self.viewer, self.service.site)
+        self.answer({"receipt": shown, "simulated": shown["simulated"]})
+
+
+class Advice(Api):
+    """What would have been enough for the caller's last runs of each image, or of one."""
+
+    async def get(self) -> None:
+        wanted = self.get_query_argument("image", None)
+        world = await self.service.reader.world()
+        found = [one for one in await advice_for(self.service, self.viewer) if wanted in (None, one["image"])]
+        self.answer({"advice": found, "simulated": world.simulated(self.viewer.groups)})
+
+
+async def advice_for(service: Service, viewer: Viewer) -> list[Json]:
+    """Return what would have been enough for a user's last runs, image by image, where there is advice to give."""
+    if viewer.user is None:
+        return []
+    reader = service.reader
+    world = await reader.world()
+    nodes = [n for n in world.snapshot.nodes if n.resource_group in viewer.groups]
+    found = advice_by_image(
+        await reader.measured_runs(viewer.user, LOOKED_THROUGH),
+        step_milli=service.settings.caps().fgpu_step_milli,
+        images=reader.catalogue.images,
+        devices=[device for node in nodes for device in node.devices],
+    )
+    return [_advice_object(one, service.site) for one in found.values()]
+
+
+def _advice_object(advice: form_advice.Advice, site: Site) -> Json:
+    return {
+        "image": advice.image,
+        "image_name": site.image_names.get(advice.image, advice.image),
+        "runs": advice.runs,
+        "asked_fgpu": format_milli(advice.asked_milli),
+        "enough_fgpu": format_milli(advice.enough_milli),
+        "memory_peak_mib": advice.peak_mib,
+        "text": advice.text,
+    }

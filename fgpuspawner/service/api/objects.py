@@ -1,0 +1,231 @@
+"""The API's JSON objects (docs/rest-api.md), built from one consistent reading of the store. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from urllib.parse import quote
+
+from fgpu_scheduler import (
+    LAUNCHING,
+    EndCause,
+    Session,
+    SessionState,
+    Share,
+    format_milli,
+)
+from fgpu_scheduler.core.forecast import Ahead
+from fgpu_scheduler.core.reclaim import lifetime_s
+from fgpu_scheduler.store.private_image import ImageState
+from fgpuspawner.meter.model import Live
+from fgpuspawner.service.model import (
+    Json,
+    Site,
+    Viewer,
+    World,
+    groups_of,
+    is_mine,
+    is_simulated,
+    is_visible,
+    may_save,
+    meter_of,
+    share_is_simulated,
+    whose,
+)
+from fgpuspawner.text.sessions import (
+    WITHDRAWN,
+    ahead_words,
+    amount_words,
+    fgpu_of,
+    server_words,
+    warning_words,
+)
+
+
+def me_object(viewer: Viewer, world: World) -> Json:
+    """Return who asks, and which resource groups they may use."""
+    return {
+        "user": viewer.user,
+        "admin": viewer.admin,
+        "server_name": viewer.server_name,
+        "groups": list(viewer.groups),
+        "banner": world.banner.as_json() if world.banner else None,
+        "simulated": world.simulated(groups_of(viewer, world)),
+    }
+
+
+def asked_object(session: Session, world: World, viewer: Viewer, site: Site) -> Json:
+    """Return what a session and its receipt both say of what was asked for, and of its beginning and end."""
+    asked = session.request
+    shares = session.placement.shares if session.placement else ()
+    return {
+        "user": asked.user,
+        "server_name": asked.server_name,
+        "image": asked.image,
+        "image_name": site.image_names.get(asked.image, asked.image),
+        "resource_group": asked.resource_group,
+        "amount": amount_words(asked),
+        "fgpu": fgpu_of(session),
+        "gpu_memory_mib": sum(s.memory_mib for s in shares) if shares else None,
+        "submitted_at_s": session.submitted_at_s,
+        "started_at_s": session.started_at_s,
+        "ended_at_s": session.ended_at_s,
+        "end_cause": session.end_cause.value if session.end_cause else None,
+        "message": session.message,
+        "mine": is_mine(session, viewer),
+        "simulated": is_simulated(session, world),
+    }
+
+
+def session_object(session: Session, world: World, viewer: Viewer, site: Site) -> Json:
+    """Return one session with all that is known of it. The viewer must be allowed to see it."""
+    asked = session.request
+    shares = session.placement.shares if session.placement else ()
+    server = "/".join(quote(part, safe="@~") for part in (asked.user, asked.server_name) if part)
+    return {
+        "id": session.id,
+        **asked_object(session, world, viewer, site),
+        "display_name": server_words(session),
+        "state": session.state.value,
+        "gpu_model": asked.gpu_model,
+        "cpu": format_milli(asked.cpu_milli),
+        "memory_mib": asked.memory_mib,
+        "compute_percent": sum(s.compute_percent for s in shares) if shares else None,
+        "node": session.placement.node_id if session.placement else None,
+        "gpus": [_gpu_object(share, world) for share in shares],
+        **_wait_object(session, world, viewer),
+        "pull": _pull(session, world),
+        "time_limit_s": asked.time_limit_s,
+        "priority": asked.priority,
+        **_end_object(session, world),
+        "message": session.message or _withdrawn(session, site),
+        "url": f"{site.base_url}user/{server}/",
+        "pending_url": f"{site.base_url}hub/spawn-pending/{server}",
+        "saving": saving_object(session, world),
+        "can_save": may_save(session, world, viewer),
+        "meter": meter_object(meter_of(session, world)),
+    }
+
+
+def _wait_object(session: Session, world: World, viewer: Viewer) -> Json:
+    """Return why and for how long a session still waits; nothing of one that does not."""
+    waits = session.state is SessionState.PENDING
+    found = world.forecasts.get(session.id) if waits else None
+    reason = (found.reason if found else session.wait_reason) if waits else None
+    return {
+        "wait_reason": reason.value if reason else None,
+        "wait_text": found.text if found else None,
+        "position": found.position if found else None,
+        "ahead": max(0, found.position - 1) if found else None,
+        "expected_start_at_s": found.expected_start_at_s if found else None,
+        "forecast_basis": found.basis if found else None,
+        "waits_for": waits_for(found.ahead if found else None, world, viewer),
+    }
+
+
+def meter_object(live: Live | None) -> Json | None:
+    """Return the API's ``meter``."""
+    return None if live is None else asdict(live.now)
+
+
+def _withdrawn(session: Session, site: Site) -> str | None:
+    waits = session.state is SessionState.PENDING and not site.is_offered(session.request)
+    return WITHDRAWN if waits else None
+
+
+def saving_object(session: Session, world: World) -> Json | None:
+    """Return how far the image is that a session is being saved as; None where it is not."""
+    making = (ImageState.WISHED, ImageState.COMMITTING)
+    found = next((i for i in world.private if i.session_id == session.id and i.state in making), None)
+    if found is None:
+        return None
+    return {"id": found.id, "name": found.name, "state": found.state.value, "message": found.message}
+
+
+def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
+    """Return who holds what would have to end first. Only those that the viewer may know of are listed."""
+    found = [world.session(i) for i in ahead.ids] if ahead else []
+    known = [s for s in found if s is not None and is_visible(s, viewer)]
+    text = ahead_words(ahead, [whose(s, viewer) for s in known])
+    if ahead is None or text is None:
+        return None
+    listed = [
+        {"id": s.id, "user": s.request.user, "server_name": s.request.server_name, "mine": is_mine(s, viewer)}
+        for s in known
+    ]
+    return {
+        "count": ahead.sessions,
+        "fgpu": format_milli(ahead.fgpu_milli),
+        "sessions": listed,
+        "text": text,
+    }
+
+
+def _pull(session: Session, world: World) -> Json | None:
+    """Return how far the image is that a session waits for, in the queue or at its start."""
+    state = world.pulls.get(session.id)
+    if state is None or session.state not in (SessionState.PENDING, SessionState.SCHEDULED, *LAUNCHING):
+        return None
+    return state.as_json()
+
+
+def _end_object(session: Session, world: World) -> Json:
+    """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
+    if session.state is not SessionState.RUNNING:
+        return {"ends_at_s": None, "ends_cause": None, "warning": None, "can_keep": False}
+    at_s, cause = session.ends_at_s, session.ends_cause
+    limit_s = lifetime_s(session, world.rules.of(session.request.resource_group), world.ledger)
+    if at_s is None and limit_s is not None and session.started_at_s is not None:
+        at_s, cause = session.started_at_s + limit_s, EndCause.TIME_LIMIT
+    return {
+        "ends_at_s": at_s,
+        "ends_cause": cause.value if cause else None,
+        "warning": warning_words(session),
+        "can_keep": cause is EndCause.IDLE,
+    }
+
+
+def _gpu_object(share: Share, world: World) -> Json:
+    device = world.devices.get(share.device_uuid)
+    return {
+        "uuid": share.device_uuid,
+        "model": device.model if device else None,
+        "fgpu": format_milli(share.fgpu_milli),
+        "memory_mib": share.memory_mib,
+        "compute_percent": share.compute_percent,
+        "simulated": share_is_simulated(share, world),
+    }
+
+
+def sessions_object(sessions: Iterable[Session], world: World, viewer: Viewer, site: Site) -> Json:
+    """Return a list of sessions. The viewer must be allowed to see each."""
+    shown = [session_object(s, world, viewer, site) for s in sessions]
+    return {
+        "sessions": shown,
+        "simulated": world.simulated(groups_of(viewer, world)) or any(s["simulated"] for s in shown),
+    }
+
+
+def queue_object(group: str, world: World, viewer: Viewer) -> Json:
+    """Return a resource group's queue, next one first; others are anonymous to ordinary users."""
+    waiting = world.queues.get(group, ())
+    return {
+        "group": group,
+        "length": len(waiting),
+        "entries": [
+            {
+                "position": found.position,
+                "mine": is_mine(session, viewer),
+                "id": session.id if is_visible(session, viewer) else None,
+                "user": session.request.user if is_visible(session, viewer) else None,
+                "amount": amount_words(session.request),
+                "fgpu": fgpu_of(session),
+                "state": session.state.value,
+                "wait_reason": found.reason.value,
+                "expected_start_at_s": found.expected_start_at_s,
+                "submitted_at_s": session.submitted_at_s,
+            }
+            for found, session in waiting
+        ],
+        "simulated": world.simulated([group]),
+    }

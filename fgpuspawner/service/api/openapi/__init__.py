@@ -1,0 +1,41 @@
+"""The REST API as an OpenAPI 3.1 document: ``docs/openapi.json``, and ``api/v1/openapi.json`` of a running service.
+
+Every route of the API is in `paths` or `admin`, and every object that it answers with in `schemas` or `admin`; tests hold
+both to what the service does. A new endpoint adds its lines there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fgpuspawner
+from fgpuspawner.service.api.openapi import admin, paths, schemas
+
+BASE = "/services/fgpu/api/v1"
+
+
+def document(base: str = BASE) -> dict[str, Any]:
+    """Return the document, with the address below which the paths are."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "fgpu",
+            "version": fgpuspawner.__version__,
+            "description": "GPU sessions: the queue, what runs, and what has run. docs/rest-api.md says what is meant.",
+            "license": {"name": "BSD-3-Clause", "identifier": "BSD-3-Clause"},
+        },
+        "servers": [{"url": base.rstrip("/")}],
+        "security": [{"token": []}],
+        "paths": {**paths.PATHS, **admin.PATHS},
+        "components": {
+            "schemas": {**schemas.SCHEMAS, **admin.SCHEMAS},
+            "securitySchemes": {
+                "token": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "`token ...`, of a user, a server or a service of JupyterHub",
+                }
+            },
+        },
+    }

@@ -1,0 +1,135 @@
+"""The API's private images: the objects, saving sessions as such, and what becomes of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fgpu_scheduler.store.private_image import HELD, ImageQuota, PrivateImage, shown_mib
+from fgpuspawner import scopes
+from fgpuspawner.service.api.base import Api, sent_text
+from fgpuspawner.service.model import Json, Viewer
+from fgpuspawner.service.private_images import (
+    delete,
+    image_of,
+    is_mine,
+    is_shared_with,
+    is_visible,
+    may_manage,
+    rename,
+    save_session,
+    share,
+)
+from fgpuspawner.service.problems import Problem, bad_argument
+
+
+def image_object(image: PrivateImage, viewer: Viewer) -> Json:
+    """Return one that the viewer may know of. With whom it is shared is for who may manage it."""
+    managed = may_manage(image, viewer)
+    return {
+        "id": image.id,
+        "name": image.name,
+        "owner": image.owner,
+        "mine": is_mine(image, viewer),
+        "can_manage": managed,
+        "state": image.state.value,
+        "message": image.message,
+        "session_id": image.session_id,
+        "made_from": image.made_from,
+        "base": image.base,
+        "size_mib": None if image.size_bytes is None else shown_mib(image.size_bytes),
+        "shared_users": list(image.shared_users) if managed else None,
+        "shared_groups": list(image.shared_groups) if managed else None,
+        "asked_by": image.asked_by if managed else None,
+        "asked_at_s": image.asked_at_s,
+        "made_at_s": image.made_at_s,
+        "has_recipe": image.has_recipe,
+    }
+
+
+def images_object(
+    images: Sequence[PrivateImage], viewer: Viewer, quota: ImageQuota, *, everybody: bool
+) -> Json:
+    """Return those that the viewer has, or that are shared with them; ``everybody``'s, for administrators."""
+    own = [image for image in images if is_mine(image, viewer)]
+    shown = [
+        image
+        for image in images
+        if is_visible(image, viewer) and (everybody or image in own or is_shared_with(image, viewer))
+    ]
+    return {
+        "images": [image_object(image, viewer) for image in shown],
+        "quota": {
+            "images": quota.images,
+            "mib": quota.mib,
+            "images_used": sum(image.state in HELD for image in own),
+            "mib_used": shown_mib(sum(image.size_bytes or 0 for image in own)),
+        },
+    }
+
+
+class ImageApi(Api):
+    """Answers about private images; a session's own token does not reach them unless an administrator lets it."""
+
+    needs_scope = scopes.IMAGES
+
+    def named(self) -> tuple[str, str | None]:
+        """Return the name and the tag that were sent."""
+        given = self.body(("name", "tag"))
+        tag = given.get("tag")
+        return sent_text("name", given.get("name")), None if tag in (None, "") else sent_text("tag", tag)
+
+    def answer_image(self, image: PrivateImage | None, status: int = 200) -> None:
+        """Send an image; null where nothing of it is left."""
+        shown = None if image is None else image_object(image, self.viewer)
+        self.answer({"image": shown, "simulated": False}, status)
+
+
+class PrivateImages(ImageApi):
+    async def get(self) -> None:
+        everybody = self.everybody("images")
+        images = await self.service.reader.private_images()
+        found = images_object(images, self.viewer, self.service.settings.image_quota(), everybody=everybody)
+        self.answer({**found, "simulated": False})
+
+
+class SaveSession(ImageApi):
+    async def post(self, session_id: str) -> None:
+        self.answer_image(await save_session(self, session_id, *self.named()), 202)
+
+
+class OnePrivateImage(ImageApi):
+    async def get(self, image_id: str) -> None:
+        self.answer_image(await image_of(self, image_id, to_manage=False))
+
+    async def delete(self, image_id: str) -> None:
+        self.answer_image(await delete(self, image_id), 202)
+
+
+class ImageName(ImageApi):
+    async def put(self, image_id: str) -> None:
+        self.answer_image(await rename(self, image_id, *self.named()))
+
+
+class ImageShares(ImageApi):
+    async def put(self, image_id: str) -> None:
+        given = self.body(("users", "groups"))
+        users, groups = (_names(key, given.get(key)) for key in ("users", "groups"))
+        self.answer_image(await share(self, image_id, users, groups))
+
+
+class Recipe(ImageApi):
+    async def get(self, image_id: str) -> None:
+        found = await image_of(self, image_id, to_manage=False)
+        lines = await self.service.reader.recipe(found.id)
+        if lines is None:
+            raise Problem(404, "no_recipe", f"there is no recipe of {found.name}")
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("Content-Disposition", f'attachment; filename="Dockerfile.{found.id}"')
+        self.finish(lines)
+
+
+def _names(field: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise bad_argument(field, 'must be a list such as ["bob"], or []')
+    return value

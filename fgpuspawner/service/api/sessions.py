@@ -1,0 +1,52 @@
+"""The API's sessions: those that are there, one of them, ending and keeping it."""
+
+from __future__ import annotations
+
+from fgpuspawner import scopes
+from fgpuspawner.service.api.base import Api, sent_json
+from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.model import live_sessions
+from fgpuspawner.service.problems import bad_argument
+from fgpuspawner.service.session_actions import end_session, keep_session
+
+ENDED_SHOWN = 50
+
+
+class Sessions(Api):
+    async def get(self) -> None:
+        everybody, with_ended = self.everybody("sessions"), self.flag("ended")
+        world = await self.service.reader.world()
+        found = live_sessions(world, self.viewer, everybody=everybody)
+        if with_ended and (everybody or self.viewer.user is not None):
+            user = None if everybody else self.viewer.user
+            found = (*found, *await self.service.reader.ended(user, ENDED_SHOWN))
+        self.answer(sessions_object(found, world, self.viewer, self.service.site))
+
+
+class OneSession(Api):
+    async def get(self, session_id: str) -> None:
+        await self.answer_session(await self.visible_session(session_id))
+
+    async def delete(self, session_id: str) -> None:
+        await self.answer_session(await end_session(self, session_id, message=self._message()), status=202)
+
+    def _message(self) -> str:
+        """Return the message in the JSON object that was sent, if there is one."""
+        try:
+            found = sent_json(self.request.body)
+            message = found.get("message", "") if isinstance(found, dict) else None
+        except ValueError:
+            message = None
+        if not isinstance(message, str):
+            text = 'the body must be nothing, or a JSON object such as {"message": "repair at 15:00"}'
+            raise bad_argument("message", text)
+        return message
+
+
+class Keep(Api):
+    """Answers the warning to the owner of an idle session: keep it."""
+
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await self.answer_session(await keep_session(self, session_id))

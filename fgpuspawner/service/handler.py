@@ -1,0 +1,237 @@
+"""What all handlers share: who asks, what they may do, and errors as one object or one page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar, TypeVar, cast
+from urllib.parse import unquote, urlencode
+
+from jupyterhub.services.auth import HubOAuth, HubOAuthenticated
+from tornado.web import HTTPError, RequestHandler
+
+from fgpu_scheduler import FGPUError, Session, StoreUnavailable
+from fgpu_scheduler.store.store import Store
+from fgpuspawner import scopes
+from fgpuspawner.service.csv_file import Cell, csv_text
+from fgpuspawner.service.hub import Hub
+from fgpuspawner.service.model import Site, Viewer, is_visible
+from fgpuspawner.service.problems import (
+    Problem,
+    bad_argument,
+    forbidden,
+    hub_unavailable,
+    no_such_session,
+)
+from fgpuspawner.service.reader import Reader
+from fgpuspawner.service.stream import Watcher
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+STATUS_OF = {
+    "image_refused": 409,
+    "image_name_taken": 409,
+    "image_in_use": 409,
+    "over_image_quota": 409,
+    "no_such_image": 404,
+}
+"""Of errors that are no fault of what was sent."""
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What handlers work with; one per process."""
+
+    settings: FGPU
+    reader: Reader
+    watcher: Watcher
+    hub: Hub
+    site: Site
+    prefix: str
+    forecast_key: str
+
+
+class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
+    """Knows who asks before a method runs, or refuses.
+
+    The application's own ``xsrf_cookies`` is off: tornado checks it before it is known who asks, and a
+    token in a header needs no such check. `HubOAuth` makes it instead, whenever it is the cookie that
+    would identify the caller.
+    """
+
+    needs_scope: ClassVar[str | None] = scopes.QUEUE_READ
+    service: Service
+    viewer: Viewer
+
+    def initialize(self, service: Service) -> None:
+        self.service = service
+
+    def set_default_headers(self) -> None:
+        self.set_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header("Cache-Control", "no-store")
+        self.clear_header("Server")
+
+    @property
+    def actor(self) -> str:
+        """Who is written into the audit log: a user, or the service whose token it was."""
+        return self.viewer.user or f"service {self.current_user.get('name', '')}"
+
+    async def change(self, what: Callable[[Store, str, int], R]) -> R:
+        """Write to the store: ``what`` is given it, who asks for it, and the time.
+
+        Raises:
+            StoreUnavailable: it cannot be written.
+        """
+        by = self.actor
+        return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
+
+    async def visible_session(self, session_id: str) -> Session:
+        """Return a session that the caller may see; otherwise there is none."""
+        session = await self.service.reader.session(int(session_id))
+        if session is None or not is_visible(session, self.viewer):
+            raise no_such_session(session_id)
+        return session
+
+    def send_csv(self, name: str, columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> None:
+        """Send a table as a CSV file of this name."""
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        self.set_header("Content-Disposition", f'attachment; filename="{name}"')
+        self.finish(csv_text(columns, lines))
+
+    def link_to_rest(self, before: int | None) -> None:
+        """Say where the rest of what is sent is: this address, before an id; nothing where there is no more."""
+        if before is not None:
+            given = {name: self.get_query_argument(name) for name in self.request.query_arguments}
+            given.pop("_xsrf", None)
+            self.set_header("Link", f'<?{urlencode(given | {"before": str(before)})}>; rel="next"')
+
+    async def prepare(self) -> None:
+        model = await self.identify()
+        if model is None:
+            self.refuse_unknown()
+            return
+        if not self.hub_auth.check_scopes(self.hub_auth.access_scopes, model):
+            raise forbidden(f"this needs the scope {scopes.ACCESS}")
+        if self.needs_scope is not None and not self.hub_auth.check_scopes(self.needs_scope, model):
+            raise forbidden(f"this needs the scope {self.needs_scope}")
+        self.current_user = model
+        self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
+
+    async def identify(self) -> dict[str, Any] | None:
+        """Return the Hub's model of who asks; None for nobody that it knows."""
+        try:
+            model = await self.hub_auth.get_user(self, sync=False)
+        except HTTPError as e:
+            raise hub_unavailable() from e
+        return cast("dict[str, Any] | None", model)
+
+    def refuse_unknown(self) -> None:
+        """Refuse a caller whom the Hub does not know."""
+        if self.get_secure_cookie(self.hub_auth.cookie_name) is not None:
+            try:
+                self.check_xsrf_cookie()
+            except HTTPError:
+                message = (
+                    "with a cookie this needs the header X-XSRFToken, with the value of the cookie _xsrf"
+                )
+                raise Problem(403, "xsrf", message) from None
+        raise Problem(401, "unauthenticated", "log in, or send a token of JupyterHub that is still valid")
+
+    @property
+    def token(self) -> str:
+        """The caller's own token, for calls on their behalf."""
+        return str(self.hub_auth.get_token(self))
+
+    def flag(self, name: str) -> bool:
+        """Return a yes-or-no argument of the query."""
+        value = self.get_query_argument(name, "0")
+        if value not in ("0", "1"):
+            raise bad_argument(name, "must be 0 or 1")
+        return value == "1"
+
+    def number(self, name: str, *, default: int | None, least: int, most: int) -> Any:
+        """Return a whole number of the query, or the default where it is not there."""
+        value = self.get_query_argument(name, None)
+        if value is None:
+            return default
+        # No more digits than the largest has: the text may be of any length.
+        if not (value.isascii() and value.isdigit() and len(value) <= len(str(most))) or not (
+            least <= int(value) <= most
+        ):
+            raise bad_argument(name, f"must be {least} to {most}")
+        return int(value)
+
+    def problem_of(self, status: int, error: BaseException | None) -> Problem:
+        """Return what may be shown of an error."""
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, StoreUnavailable):
+            # Its text names the database; that is for the log.
+            return Problem(503, error.code, "the scheduler's database cannot be read; try again in a moment")
+        if isinstance(error, FGPUError):
+            return Problem(STATUS_OF.get(error.code, 400), error.code, str(error))
+        phrase = HTTPStatus(status).phrase if status in {s.value for s in HTTPStatus} else "error"
+        return Problem(status, phrase.lower().replace(" ", "_").replace("-", "_"), phrase)
+
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        super().send_error(self.problem_of(status_code, error).status, **kwargs)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(json.dumps(problem.as_json()))
+
+    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
+        if isinstance(value, Problem | FGPUError):
+            log.info("%s %s: %s", self.request.method, self.request.path, value)
+        else:
+            super().log_exception(typ, value, tb)
+
+
+def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> Viewer:
+    """Return who asks, from the Hub's model of them."""
+    admin = bool(hub_auth.check_scopes(scopes.ADMIN, model))
+    if model.get("kind", "user") != "user":
+        return Viewer(None, admin)
+    user, hub_groups = str(model["name"]), tuple(model.get("groups") or ())
+    return Viewer(
+        user,
+        admin,
+        settings.groups_of(user, hub_groups),
+        server_of(user, model.get("scopes", ())),
+        hub_groups,
+    )
+
+
+def server_of(user: str, scopes: Any) -> str | None:
+    """Return the name of the server whose token has these scopes; None for a person's.
+
+    A server's token opens exactly one server of its owner; a person's opens them all.
+    """
+    opens = [s for s in scopes if s.partition("!")[0] == "access:servers"]
+    own = f"access:servers!server={user}/"
+    if len(opens) != 1 or not opens[0].startswith(own):
+        return None
+    return unquote(opens[0].removeprefix(own))

@@ -1,0 +1,215 @@
+"""What the service knows, and who asks: one consistent reading of the store, and what a viewer may see of it. Pure.
+
+Of others' sessions an ordinary user gets the numbers, never a name or an id: that is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from fgpu_scheduler import (
+    HOLDING,
+    Device,
+    Forecast,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+)
+from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.store.banner import Notice
+from fgpu_scheduler.store.private_image import PrivateImage
+from fgpuspawner.images.pull_state import PullState
+from fgpuspawner.isolation.choice import Chosen
+from fgpuspawner.meter.model import Live, Told
+from fgpuspawner.text.sessions import isolated, server_words
+
+Json = dict[str, Any]
+
+
+SIMULATED_PREFIX = "GPU-simulated-"
+"""How UUIDs of simulated GPUs begin: all that is known of a GPU that is no longer configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who asks. ``user`` is None for another service, which has no sessions of its own.
+
+    ``groups`` are the resource groups that they may use; ``server_name`` is the server whose token asks.
+    """
+
+    user: str | None
+    admin: bool = False
+    groups: tuple[str, ...] = ()
+    server_name: str | None = None
+    hub_groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The Hub's base URL, and the names of the images by their slugs.
+
+    ``is_offered`` tells of a request whether whoever made it may still start its image. ``hub_host`` and ``own_host``
+    (``https://HOST``) are where the Hub and the service are when each has a domain of its own, else empty.
+    """
+
+    base_url: str = "/"
+    image_names: Mapping[str, str] = field(default_factory=dict)
+    hub_host: str = ""
+    own_host: str = ""
+    is_offered: Callable[[Request], bool] = lambda request: True
+
+    @property
+    def hub_base_url(self) -> str:
+        """Where links from the service's pages to the Hub and to servers begin."""
+        return self.hub_host + self.base_url
+
+
+class Savers(StrEnum):
+    """Who may save a running session as a private image."""
+
+    NOBODY = "nobody"
+    ADMINISTRATORS = "administrators"
+    OWNERS = "owners"
+    """And administrators."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One reading of the store and what follows from it.
+
+    ``largest_now`` is, by resource group, the largest amount that starts now; ``isolation`` what holds the sessions of
+    each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
+    private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
+    running sessions hold and use of their GPUs.
+    """
+
+    snapshot: Snapshot
+    forecasts: Mapping[int, Forecast] = field(default_factory=dict)
+    largest_now: Mapping[str, int | None] = field(default_factory=dict)
+    isolation: tuple[Chosen, ...] = ()
+    rules: AllRules = field(default_factory=AllRules)
+    pulls: Mapping[int, PullState] = field(default_factory=dict)
+    private: tuple[PrivateImage, ...] = ()
+    savers: Savers = Savers.NOBODY
+    banner: Notice | None = None
+    meters: Told = field(default_factory=Told)
+
+    @cached_property
+    def devices(self) -> Mapping[str, Device]:
+        """The configured devices by UUID."""
+        return {d.uuid: d for n in self.snapshot.nodes for d in n.devices}
+
+    @cached_property
+    def _by_id(self) -> Mapping[int, Session]:
+        return {s.id: s for s in self.snapshot.sessions}
+
+    @cached_property
+    def held(self) -> Mapping[str, Sequence[tuple[Session, Share]]]:
+        """The shares of each device that sessions hold, by its UUID, in order of the sessions' ids."""
+        found: dict[str, list[tuple[Session, Share]]] = {}
+        for session in sorted(self.snapshot.sessions, key=lambda s: s.id):
+            if session.state in HOLDING and session.placement is not None:
+                for share in session.placement.shares:
+                    found.setdefault(share.device_uuid, []).append((session, share))
+        return found
+
+    @cached_property
+    def queues(self) -> Mapping[str, Sequence[tuple[Forecast, Session]]]:
+        """Who waits in each resource group where somebody does, next one first."""
+        found: dict[str, list[tuple[Forecast, Session]]] = {}
+        for forecast in self.forecasts.values():
+            if (session := self.session(forecast.session_id)) is not None:
+                found.setdefault(session.request.resource_group, []).append((forecast, session))
+        return found
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the live session with this id, or None."""
+        return self._by_id.get(session_id)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What is held against every quota."""
+        return Ledger(self.snapshot)
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """The resource groups that have a node, by name."""
+        return tuple(sorted({n.resource_group for n in self.snapshot.nodes}))
+
+    def simulated(self, groups: Iterable[str] | None = None) -> bool:
+        """Return whether any GPU of these groups (of all, if None) is simulated."""
+        wanted = None if groups is None else tuple(groups)
+        return any(
+            d.simulated
+            for n in self.snapshot.nodes
+            if wanted is None or n.resource_group in wanted
+            for d in n.devices
+        )
+
+
+def is_mine(session: Session, viewer: Viewer) -> bool:
+    """Return whether the session is the viewer's own."""
+    return viewer.user is not None and session.request.user == viewer.user
+
+
+def is_visible(session: Session, viewer: Viewer) -> bool:
+    """Return whether the viewer may know whose session this is."""
+    return viewer.admin or is_mine(session, viewer)
+
+
+def whose(session: Session, viewer: Viewer) -> str:
+    """Return a session in the middle of a sentence: "your gpu-2"; of others' only what the viewer may know."""
+    if is_mine(session, viewer):
+        return f"your {server_words(session)}"
+    if is_visible(session, viewer):
+        return f"{server_words(session)} of {isolated(session.request.user)}"
+    return "somebody else's"
+
+
+def is_simulated(session: Session, world: World) -> bool:
+    """Return whether any GPU that the session holds, held, or waits for is simulated."""
+    if session.placement is None:
+        return world.simulated([session.request.resource_group])
+    return any(share_is_simulated(share, world) for share in session.placement.shares)
+
+
+def share_is_simulated(share: Share, world: World) -> bool:
+    """Return whether the GPU that a share is of is simulated."""
+    device = world.devices.get(share.device_uuid)
+    return share.device_uuid.startswith(SIMULATED_PREFIX) if device is None else device.simulated
+
+
+def meter_of(session: Session, world: World) -> Live | None:
+    """Return what the meter tells of a session; None where it does not run, or was not looked at yet."""
+    if session.state is not SessionState.RUNNING:
+        return None
+    return world.meters.of(session.id, world.snapshot.now_s)
+
+
+def may_save(session: Session, world: World, viewer: Viewer) -> bool:
+    """Return whether the viewer may have a session saved as a private image, as far as it runs."""
+    allowed = world.savers is Savers.OWNERS and is_mine(session, viewer)
+    return session.state is SessionState.RUNNING and (
+        allowed or (world.savers is not Savers.NOBODY and viewer.admin)
+    )
+
+
+def live_sessions(world: World, viewer: Viewer, *, everybody: bool) -> tuple[Session, ...]:
+    """Return the live sessions to list, in order of their ids. ``everybody`` is for administrators."""
+    return tuple(s for s in world.snapshot.sessions if is_mine(s, viewer) or (everybody and viewer.admin))
+
+
+def groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
+    """Return the groups shown: the viewer's, those where their sessions still are, all for administrators."""
+    own = {s.request.resource_group for s in world.snapshot.sessions if is_mine(s, viewer)}
+    there = set(world.groups) | own
+    first = [g for g in viewer.groups if g in there]
+    rest = sorted(there if viewer.admin else own)
+    return (*first, *(g for g in rest if g not in first))

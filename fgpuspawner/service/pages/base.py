@@ -1,0 +1,118 @@
+"""What all pages share. Everything that is shown is escaped by tornado."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from abc import abstractmethod
+from typing import Any
+from urllib.parse import urlparse
+
+from fgpu_scheduler import StoreUnavailable
+from fgpuspawner.service import navigation
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.text.times import moment
+
+
+class PageHandler(Handler):
+    """Answers with pages; who is not known is sent to log in."""
+
+    async def prepare(self) -> None:
+        site = self.service.site
+        if self.request.method == "GET" and self.request.host_name == urlparse(site.hub_host).hostname:
+            # Links lead to the Hub's host; who asks is known at the service's own.
+            self.redirect(site.own_host + (self.request.uri or ""))
+            return
+        await super().prepare()
+        # So that the banner is today's; a page that needs the store says itself that it cannot be read.
+        with contextlib.suppress(StoreUnavailable):
+            await self.service.reader.recent_world()
+
+    def refuse_unknown(self) -> None:
+        mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
+        if self.request.method == "GET" and mode == "navigate":
+            self.redirect(self.get_login_url())
+        else:
+            super().refuse_unknown()
+
+    def get_template_namespace(self) -> dict[str, Any]:
+        namespace: dict[str, Any] = super().get_template_namespace()
+        site = self.service.site
+        viewer = getattr(self, "viewer", None)
+        path = self.request.path.removeprefix(self.service.prefix)
+        return namespace | {
+            "prefix": self.service.prefix,
+            "hub_url": f"{site.hub_base_url}hub/",
+            # The Hub answers there too, and of its own host pages are allowed no picture.
+            "icon_url": f"{site.base_url}hub/static/favicon.ico",
+            "viewer": viewer,
+            "title": "GPU sessions",
+            "moment": moment,
+            "navigation": navigation.entries(admin=viewer is not None and viewer.admin),
+            "here": navigation.current(path),
+            "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
+        }
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
+        if self.wants_part:
+            super().write_error(status_code, **kwargs)
+            return
+        self.render("error.html", problem=problem)
+
+    @property
+    def xsrf(self) -> str:
+        """What a form sends back. Asked for while the page is made: it sets the cookie that this is compared with."""
+        token = self.xsrf_token
+        return token.decode("ascii") if isinstance(token, bytes) else token
+
+    def field(self, name: str) -> str:
+        """Return a field of the form, without the space around it."""
+        return self.get_body_argument(name, "")
+
+    def send_parts(self, found: Json) -> None:
+        """Answer the page's own script."""
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(json.dumps(found))
+
+    @property
+    def wants_part(self) -> bool:
+        """Whether the page's own script asks, for what has changed."""
+        return bool(self.get_query_argument("part", ""))
+
+
+class FormPage(PageHandler):
+    """A page with forms, which works without scripts: what is wrong with what was sent is said on it."""
+
+    async def get(self, *_: str) -> None:
+        await self.show()
+
+    async def post(self, *_: str) -> None:
+        try:
+            await self.submit()
+        except Problem as e:
+            self.set_status(e.status)
+            await self.show(e)
+
+    @abstractmethod
+    async def show(self, trouble: Problem | None = None) -> None:
+        """Send the page."""
+
+    @abstractmethod
+    async def submit(self) -> None:
+        """Do what the form asks for, and lead to where that is seen.
+
+        Raises:
+            Problem: it cannot be done.
+        """
+
+
+class NoPage(PageHandler):
+    """Whatever is not there."""
+
+    needs_scope = None
+
+    async def prepare(self) -> None:
+        raise Problem(404, "not_found", "There is no such page.")

@@ -1,0 +1,202 @@
+"""The process: settings from the Hub, what runs beside the application, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+from urllib.parse import urlparse
+
+from jupyterhub.services.auth import HubOAuth
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from traitlets import TraitError
+
+from fgpu_scheduler import BadSettings, FGPUError, SystemClock
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.images.live import Images, keep_current
+from fgpuspawner.service.app import make_app
+from fgpuspawner.service.handler import Service
+from fgpuspawner.service.hub import Hub
+from fgpuspawner.service.model import Site
+from fgpuspawner.service.reader import Reader
+from fgpuspawner.service.resume import Resumer
+from fgpuspawner.service.stream import Watcher
+from fgpuspawner.settings import FGPU
+
+log = logging.getLogger(__name__)
+
+AUTH_CACHE_S = 30
+"""So long a token, a scope or a group that the Hub took away may still count here."""
+MAX_BODY = 2**20
+"""So many bytes of a request are taken in; nothing that is asked here is larger."""
+BIND_FOR_S = 15.0
+"""So long the port may still be taken, by the service of a Hub that has just died."""
+
+
+def settings_from(environment: dict[str, str]) -> FGPU:
+    """Return the settings that the Hub passed on.
+
+    Raises:
+        BadSettings: there are none, or they cannot work. The text never repeats them: they hold a password.
+    """
+    text = environment.get("FGPU_SETTINGS")
+    if text is None:
+        raise BadSettings("FGPU_SETTINGS is not set; JupyterHub starts this service, with fgpuspawner.config")
+    try:
+        return FGPU.from_json(text).checked()
+    except json.JSONDecodeError:
+        raise BadSettings("FGPU_SETTINGS is not JSON; it must be what FGPU.to_json wrote") from None
+    except (TraitError, TypeError, AttributeError):
+        raise BadSettings(
+            "FGPU_SETTINGS does not fit; the Hub and this service must be of one version"
+        ) from None
+
+
+def engine_from(environment: dict[str, str]) -> Capabilities:
+    """Return what the engine of this Hub can do.
+
+    Raises:
+        BadSettings: the Hub does not say.
+    """
+    try:
+        return Capabilities.from_json(environment["FGPU_ENGINE"])
+    except (KeyError, ValueError, TypeError):
+        raise BadSettings(
+            "FGPU_ENGINE does not fit; the Hub and this service must be of one version"
+        ) from None
+
+
+def address_from(environment: dict[str, str], settings: FGPU) -> tuple[str, int]:
+    """Return where to listen: where the Hub looks for the service, else as set."""
+    parsed = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    return parsed.hostname or settings.service_ip, parsed.port or settings.service_port
+
+
+def hosts_from(environment: dict[str, str]) -> tuple[str, str]:
+    """Return the hosts of Hub and service if they are different ones, as with ``subdomain_host``; else two empty."""
+    hub, own = environment.get("JUPYTERHUB_HOST", ""), urlparse(environment.get("JUPYTERHUB_PUBLIC_URL", ""))
+    own_host = f"{own.scheme}://{own.netloc}" if own.netloc else ""
+    return (hub, own_host) if hub and own_host and hub != own_host else ("", "")
+
+
+async def bind(ip: str, port: int) -> list[socket.socket]:
+    """Return the sockets to listen on, waiting for a predecessor that still ends.
+
+    Raises:
+        BadSettings: the address cannot be had.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BIND_FOR_S
+    while True:
+        try:
+            return bind_sockets(port, ip)
+        except OSError as e:
+            if loop.time() >= deadline:
+                raise BadSettings(
+                    f"cannot listen on {ip}:{port}: {e.strerror}; see c.FGPU.service_port"
+                ) from None
+        await asyncio.sleep(0.5)
+
+
+async def until_told_to_end(parent: int) -> None:
+    """Return at SIGTERM or SIGINT, or once the Hub that started this process is gone.
+
+    A Hub that was killed starts another service when it is back, on the same port.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    while os.getppid() == parent:
+        try:
+            async with asyncio.timeout(1.0):
+                await ended.wait()
+        except TimeoutError:
+            continue
+        return
+    log.warning("The Hub that started this service is gone")
+
+
+async def serve(environment: dict[str, str], settings: FGPU, images: Images, store: Store) -> None:
+    """Serve until told to end."""
+    # Not whose child it is by now: the Hub may have died already.
+    parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
+    auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
+    base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
+    site = Site(
+        base_url,
+        images.names,
+        *hosts_from(environment),
+        is_offered=lambda request: images.catalogue.of(request) is not None,
+    )
+    reader = Reader(store, settings, images, SystemClock(), engine_from(environment))
+    watcher, hub = Watcher(reader), Hub(auth.api_url)
+    resumer = Resumer(reader, hub, auth.api_token)
+    ip, port = address_from(environment, settings)
+    server = HTTPServer(
+        make_app(
+            Service(
+                settings, reader, watcher, hub, site, auth.base_url, environment.get("FGPU_FORECAST_KEY", "")
+            )
+        ),
+        xheaders=True,
+        max_body_size=MAX_BODY,
+    )
+    server.add_sockets(await bind(ip, port))
+    log.info("Serving %s on %s:%d", auth.base_url, ip, port)
+    tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]
+    tasks.append(asyncio.create_task(keep_current(images)))
+    try:
+        stop = asyncio.create_task(until_told_to_end(parent))
+        await first_of(stop, tasks)
+    finally:
+        server.stop()
+        await watcher.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await resumer.close()
+        hub.close()
+        await server.close_all_connections()
+        await reader.close()
+        log.info("Ended")
+
+
+async def first_of(stop: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for ``stop``; an error in one of the tasks ends the process instead of leaving it half alive."""
+    waiting = {stop, *tasks}
+    while not stop.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def main() -> int:
+    """Run the service; return the process's exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="[%(levelname)1.1s %(asctime)s %(name)s] %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    # At lower levels JupyterHub's authentication logs cookies' contents.
+    logging.getLogger("tornado.application").setLevel(logging.WARNING)
+    environment: dict[str, Any] = dict(os.environ)
+    try:
+        settings = settings_from(environment)
+        if not environment.get("JUPYTERHUB_API_TOKEN"):
+            raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
+        store = Store(settings.database_url(), half_life_s=settings.half_life_s)
+        # Sessions are shown and ended whatever becomes of the catalogue; the Hub stops at a bad one when it starts.
+        images = Images(settings.catalogue_path(), store, must_be_good=False)
+        asyncio.run(serve(environment, settings, images, store))
+    except FGPUError as e:
+        print(f"fgpuspawner.service: {' '.join(str(e).split())}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,146 @@
+"""Ending and keeping a session, for the API, the pages and the administrators.
+
+Where an administrator does it with somebody else's, its owner is told by whom and why, and it is in the audit log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fgpu_scheduler import ENDED, EndCause, Session, SessionState, StoreUnavailable
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.end_messages import MOST_TEXT, EndMessages
+from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.hub import HubSilent, HubUnreachable
+from fgpuspawner.service.model import is_mine, is_visible
+from fgpuspawner.service.problems import (
+    Problem,
+    already_ended,
+    bad_argument,
+    forbidden,
+    hub_unavailable,
+    no_such_session,
+)
+from fgpuspawner.text.sessions import server_words
+
+log = logging.getLogger(__name__)
+
+NO_ANSWER = "JupyterHub had not answered"
+"""In the audit log, of an end that may have followed or not."""
+
+
+async def end_session(handler: Handler, session_id: str, *, message: str = "") -> Session:
+    """End or cancel a session through the Hub with the caller's own rights, and return it as it is then.
+
+    Whether they may is the Hub's to say, not this service's. ``message`` is what an administrator says to its owner.
+    """
+    reader = handler.service.reader
+    session = await reader.session(int(session_id))
+    if session is None:
+        raise no_such_session(session_id)
+    knows = is_visible(session, handler.viewer)
+    if session.state in ENDED:
+        # Of somebody else's nobody learns that there was one.
+        raise already_ended(session_id) if knows else no_such_session(session_id)
+    if session.held and knows:
+        # The Hub knows of no start that it could cancel, and would say that all is well.
+        raise Problem(409, "held", "JupyterHub restarted and takes this request up again; try in a moment")
+    if session.state is SessionState.TERMINATING and knows:
+        # Not asked for again: the server may have its next session by now.
+        return session
+    try:
+        async with last_words(handler, session, message):
+            await _stop(handler, session, knows=knows)
+    except HubUnreachable as e:
+        raise hub_unavailable() from e
+    return await reader.session(session.id) or session
+
+
+async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
+    # The Hub knows servers only. What was written since the first look may have waited for the database, and by now
+    # the server may have its next session.
+    newest = await handler.service.reader.session(session.id)
+    if newest is None or newest.state in ENDED:
+        raise already_ended(str(session.id)) if knows else no_such_session(str(session.id))
+    if newest.state is SessionState.TERMINATING and knows:
+        return
+    asked = session.request
+    found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
+    if found.status in (403, 404) and not knows:
+        raise no_such_session(str(session.id))
+    if found.status == 403:
+        raise forbidden("JupyterHub does not let you end this session")
+    if found.status == 404:
+        # The Hub does not tell the two apart. The session is there, and goes on.
+        message = "JupyterHub does not let you end this session, or no longer knows its server"
+        raise Problem(409, "hub_refused", message)
+    if found.status >= 500:
+        raise Problem(502, "hub_failed", f"JupyterHub could not end it: {found.message or found.status}")
+    if found.status >= 400:
+        raise Problem(409, "hub_refused", f"JupyterHub did not end it: {found.message or found.status}")
+
+
+async def keep_session(handler: Handler, session_id: str) -> Session:
+    """Put off the end of an idle session for as long as the administrator allows, and return it as it is then."""
+    session = await handler.visible_session(session_id)
+    if session.ends_cause is not EndCause.IDLE:
+        raise Problem(409, "nothing_to_keep", f"session {session_id} is not about to be ended for being idle")
+    keep_s = handler.service.settings.keep_s(session.request.resource_group)
+    kept = await handler.service.reader.keep(session.id, keep_s)
+    await audited(handler, session, "session.keep")
+    return kept
+
+
+@asynccontextmanager
+async def last_words(handler: Handler, session: Session, message: str) -> AsyncIterator[None]:
+    """Around asking the Hub to end a session: what is said to its owner, and the line in the audit log.
+
+    Only for administrators, and sessions that are not their own. What is said is forgotten if the Hub refuses, and
+    kept if it does not answer: it goes on with what it was asked.
+
+    Raises:
+        Problem: the message is too long, or the session ends and the audit log cannot be written.
+        StoreUnavailable: nothing can be written.
+    """
+    if not handler.viewer.admin or is_mine(session, handler.viewer):
+        yield
+        return
+    said = " ".join(message.replace("\0", " ").split())
+    if len(said) > MOST_TEXT:
+        raise bad_argument("message", f"{len(said)} characters; it may have {MOST_TEXT}")
+    by = handler.actor
+    words = f"ended by the administrator {by}" + (f": {said}" if said else "")
+    change = handler.service.reader.change
+    await change(lambda store, now_s: EndMessages(store).put(session.id, words, now_s=now_s))
+    try:
+        yield
+    except HubSilent:
+        await audited(handler, session, "session.end", "; ".join(filter(None, (said, NO_ANSWER))))
+        raise
+    except BaseException:
+        await change(lambda store, _: EndMessages(store).drop(session.id))
+        raise
+    await audited(handler, session, "session.end", said)
+
+
+async def audited(handler: Handler, session: Session, action: str, details: str = "") -> None:
+    """Write into the audit log what an administrator did with a session of somebody else.
+
+    Raises:
+        Problem: it cannot be written, which does not undo what was done.
+    """
+    if not handler.viewer.admin or is_mine(session, handler.viewer):
+        return
+    by, where = handler.actor, f"session {session.id} ({server_words(session)}) of {session.request.user}"
+    try:
+        await handler.change(
+            lambda store, actor, now_s: Audit(store).add(
+                actor=actor, action=action, target=where, details=details, now_s=now_s
+            )
+        )
+    except StoreUnavailable as e:
+        log.error("Not in the audit log: %s by %s of %s: %s", action, by, where, details or "nothing said")
+        message = "it was asked for and is under way, but could not be written into the audit log"
+        raise Problem(503, e.code, message) from e

@@ -1,0 +1,35 @@
+"""The API's capacity, from worlds built here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds import ADMIN, ALICE, Build, shown
+
+from fgpuspawner.isolation.choice import Chosen, read_choices
+from fgpuspawner.service.api.capacity import capacity_object
+
+
+def test_only_administrators_are_told_of_each_machine() -> None:
+    chosen = (Chosen("n1", "interposer", "libfgpu holds memory and compute"),)
+    world = replace(Build().world(), isolation=chosen)
+    (told,) = capacity_object(world, ADMIN, fgpu_step_milli=100)["nodes"]
+    assert told == {
+        "name": "n1",
+        "group": "default",
+        "state": "READY",
+        "isolation": "interposer",
+        "reason": "libfgpu holds memory and compute",
+    }
+    assert "nodes" not in capacity_object(world, ALICE, fgpu_step_milli=100)
+    assert shown(world, ADMIN).machines == ((told, "takes sessions"),)
+    assert shown(world, ALICE).machines == ()
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", '{"n1": {}}', '{"n1": "mig"}'])
+def test_where_the_hub_has_not_said_it_nothing_is_told(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "isolation.json").write_text(text)
+    assert read_choices(tmp_path) == ()

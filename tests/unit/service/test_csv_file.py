@@ -1,0 +1,40 @@
+"""CSV files: no cell of anybody's is computed by a spreadsheet that opens one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from fgpuspawner import service
+from fgpuspawner.service.csv_file import csv_text
+
+SERVICE = Path(service.__file__).parent
+
+
+@pytest.mark.parametrize("lead", ["", " ", "\t", "\r", "\n", "\u00a0", " \t"])
+@pytest.mark.parametrize("formula", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"])
+def test_what_a_spreadsheet_would_compute_is_text(lead: str, formula: str) -> None:
+    text = csv_text(["a", "b", "c"], [[lead + formula, 1.5, None]])
+    (_, line) = list(csv.reader(io.StringIO(text, newline="")))
+    assert line == [f"'{lead}{formula}", "1.5", ""]
+
+
+@pytest.mark.parametrize("plain", ["alice", "0.5 fGPU", "a=1", "", "'=1"])
+def test_what_it_would_not_compute_stays_as_it_is(plain: str) -> None:
+    assert list(csv.reader(io.StringIO(csv_text(["a", "b"], [[plain, "x"]]))))[1] == [plain, "x"]
+
+
+def test_every_csv_file_of_the_service_is_made_here() -> None:
+    sources = {path.relative_to(SERVICE).as_posix(): path.read_text() for path in SERVICE.rglob("*.py")}
+    assert [name for name, text in sources.items() if re.search(r"^(import|from) csv\b", text, re.M)] == [
+        "csv_file.py"
+    ]
+    sends = {name for name, text in sources.items() if '"Content-Type", "text/csv' in text}
+    assert sends == {"handler.py"}
+    # Of each address that ends so.
+    offered = re.findall(r'csv", (\w+)\.(\w+File)\)', sources["app.py"])
+    assert len(offered) == sources["app.py"].count('csv",') == 5

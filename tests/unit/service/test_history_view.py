@@ -1,0 +1,92 @@
+"""Receipts in words: nothing that is not known is shown as nothing."""
+
+from __future__ import annotations
+
+from fgpuspawner.service.model import Json
+from fgpuspawner.service.pages.history_view import hours, line, totals
+from fgpuspawner.text.times import duration
+
+RECEIPT: Json = {
+    "session_id": 7,
+    "user": "ann",
+    "server_name": "",
+    "image": "python",
+    "image_name": "Python 3.11",
+    "resource_group": "default",
+    "amount": "0.5 fGPU",
+    "fgpu": "0.5",
+    "submitted_at_s": 1000,
+    "started_at_s": 1060,
+    "ended_at_s": 8260,
+    "end_cause": "IDLE",
+    "message": None,
+    "wait_s": 60,
+    "run_s": 7200,
+    "gpu_hours": 0.5,
+    "gpu_memory_mib": 2048,
+    "memory_peak_mib": 512,
+    "memory_p95_mib": 400,
+    "sm_p95_percent": 12,
+    "energy_wh": 31.26,
+    "energy_estimated": False,
+    "samples": 9,
+    "mine": True,
+    "simulated": True,
+}
+
+
+def test_a_receipt_says_what_was_held_and_used() -> None:
+    found = line(RECEIPT)
+    assert (found.name, found.waited, found.ran, found.gpu_hours) == (
+        "default server",
+        "1 min",
+        "2 h 00 min",
+        "0.50",
+    )
+    assert found.memory is not None
+    assert (found.memory.text, found.memory.percent) == ("512 of 2048 MiB", "25.0")
+    assert (found.usual, found.energy) == ("p95 400 MiB, 12 % of the GPU", "31.3 Wh")
+    assert (found.state, found.why) == ("TERMINATED", "ended because it was idle")
+
+
+def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
+    unknown = dict.fromkeys(("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"))
+    found = line(RECEIPT | unknown)
+    assert (found.memory, found.usual, found.energy) == (None, "", "")
+    assert line(RECEIPT | {"memory_p95_mib": None}).usual == "p95 12 % of the GPU"
+    assert line(RECEIPT | {"sm_p95_percent": None}).usual == "p95 400 MiB"
+    assert line(RECEIPT | {"sm_p95_percent": 0}).usual == "p95 400 MiB, 0 % of the GPU"
+
+
+def test_an_energy_that_is_estimated_says_so() -> None:
+    assert line(RECEIPT | {"energy_wh": 1234.0, "energy_estimated": True}).energy == "about 1.23 kWh"
+
+
+def test_one_that_never_ran_was_cancelled_and_one_that_failed_says_why() -> None:
+    never = line(RECEIPT | {"started_at_s": None, "end_cause": "USER", "run_s": 0, "gpu_memory_mib": None})
+    assert (never.state, never.ran, never.gpu_memory) == ("CANCELLED", "never ran", "")
+    failed = line(RECEIPT | {"end_cause": "OOM", "message": "killed"})
+    assert (failed.state, failed.why) == ("ERROR", "it ran out of memory: killed")
+
+
+def test_totals_are_of_what_is_known() -> None:
+    others = [RECEIPT, RECEIPT | {"energy_wh": None, "gpu_hours": 1.25, "wait_s": 180}]
+    waits = RECEIPT | {"started_at_s": None, "wait_s": 9999, "gpu_hours": 0.0, "energy_wh": None}
+    found = totals([*others, waits], more=True)
+    assert (found.sessions, found.gpu_hours, found.waited, found.energy, found.more) == (
+        3,
+        "1.75",
+        "2 min",
+        "31.3 Wh",
+        True,
+    )
+    assert (totals([waits], more=False).waited, totals([waits], more=False).energy) == ("", "")
+
+
+def test_little_is_not_shown_as_nothing() -> None:
+    assert [hours(amount) for amount in (0, 0.001, 0.005, 12.345)] == ["0.00", "below 0.01", "0.01", "12.35"]
+
+
+def test_lengths_of_time_are_in_the_units_that_people_use() -> None:
+    told = [duration(s) for s in (0, 59, 60, 3599, 3600, 47 * 3600 + 300, 48 * 3600, 100 * 3600)]
+    assert told == ["0 s", "59 s", "1 min", "59 min", "1 h 00 min", "47 h 05 min", "2 d 0 h", "4 d 4 h"]

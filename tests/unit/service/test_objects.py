@@ -1,0 +1,207 @@
+"""The API's objects of sessions and queues, from worlds built here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from worlds import ADMIN, ALICE, SITE, Build, S, asked, gpu, node, shown
+
+from fgpu_scheduler import (
+    Placement,
+    Policy,
+    Quota,
+    QuotaScope,
+    Session,
+    Share,
+    WaitReason,
+    forecast,
+)
+from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpuspawner.images.pull_state import Phase, Progress, PullState
+from fgpuspawner.service.api.capacity import capacity_object
+from fgpuspawner.service.api.objects import me_object, queue_object, session_object, sessions_object
+from fgpuspawner.service.model import Site, Viewer
+
+
+def test_a_session_object_has_exactly_the_documented_fields() -> None:
+    world = Build().running("alice", 500, server="gpu-1").world()
+    found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
+    assert found == {
+        "id": 1,
+        "user": "alice",
+        "server_name": "gpu-1",
+        "display_name": "gpu-1",
+        "state": "RUNNING",
+        "image": "python",
+        "image_name": "Python 3.11",
+        "resource_group": "default",
+        "amount": "0.5 fGPU",
+        "fgpu": "0.5",
+        "gpu_model": None,
+        "cpu": "1.5",
+        "memory_mib": 1024,
+        "gpu_memory_mib": 2048,
+        "compute_percent": 25,
+        "node": "n1",
+        "gpus": [
+            {
+                "uuid": "GPU-n1-0",
+                "model": "Model",
+                "fgpu": "0.5",
+                "memory_mib": 2048,
+                "compute_percent": 25,
+                "simulated": True,
+            }
+        ],
+        "wait_reason": None,
+        "wait_text": None,
+        "position": None,
+        "ahead": None,
+        "expected_start_at_s": None,
+        "forecast_basis": None,
+        "waits_for": None,
+        "pull": None,
+        "submitted_at_s": 100,
+        "started_at_s": 110,
+        "time_limit_s": None,
+        "priority": 0,
+        "ends_at_s": None,
+        "ends_cause": None,
+        "warning": None,
+        "can_keep": False,
+        "saving": None,
+        "can_save": False,
+        "ended_at_s": None,
+        "end_cause": None,
+        "message": None,
+        "url": "/user/alice/gpu-1/",
+        "pending_url": "/hub/spawn-pending/alice/gpu-1",
+        "meter": None,
+        "mine": True,
+        "simulated": True,
+    }
+
+
+def test_positions_count_from_one_in_each_group() -> None:
+    world = (
+        Build(node(), node("n2", "class"))
+        .running("bob", 2000)
+        .running("bob", 2000, server="c", at="n2")
+        .pending("alice", 500)
+        .pending("bob", 500, server="d", group="class")
+        .pending("alice", 500, server="e")
+        .world(typical_length_s=600)
+    )
+    found = {s.id: session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions}
+    assert [(found[i]["position"], found[i]["ahead"]) for i in (3, 4, 5)] == [(1, 0), (1, 0), (2, 1)]
+    assert found[3]["expected_start_at_s"] is not None
+    assert found[3]["forecast_basis"] == "typical length of your group's sessions"
+    assert queue_object("class", world, ADMIN)["length"] == 1
+
+
+def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
+    world = (
+        Build(node(), node("n2"))
+        .running("bob", 1500)
+        .running("alice", 500, server="mine")
+        .running("carol", 2000, at="n2")
+        .pending("alice", 1500, server="next")
+        .world(typical_length_s=600)
+    )
+
+    def told(viewer: Viewer) -> tuple[object, ...]:
+        found = session_object(world.snapshot.sessions[3], world, viewer, SITE)["waits_for"]
+        return found["text"], found["count"], found["fgpu"], [s["user"] for s in found["sessions"]]
+
+    first = "2 sessions that hold 2 fGPU have to end first"
+    assert told(ALICE) == (f"{first} (among them your mine)", 2, "2", ["alice"])
+    assert told(ADMIN) == (f"{first} (default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+
+
+@pytest.mark.parametrize(
+    ("time_limit_s", "lifetime_s", "quota_s", "ends_at_s"),
+    [
+        (None, None, None, None),
+        (3600, None, None, 110 + 3600),
+        (3600, 1800, None, 110 + 1800),
+        (3600, 1800, 600, 110 + 600),
+        (None, None, 600, 110 + 600),
+    ],
+)
+def test_a_running_session_ends_at_the_shortest_of_its_limits(
+    time_limit_s: int | None, lifetime_s: int | None, quota_s: int | None, ends_at_s: int | None
+) -> None:
+    world = Build().running("alice", 500).world()
+    (session,) = world.snapshot.sessions
+    session = replace(session, request=replace(session.request, time_limit_s=time_limit_s))
+    quotas = (Quota(QuotaScope.USER, "*", max_lifetime_s=quota_s),)
+    world = replace(
+        world,
+        snapshot=replace(world.snapshot, quotas=quotas),
+        rules=AllRules(Rules(max_lifetime_s=lifetime_s)),
+    )
+    told = session_object(session, world, ALICE, SITE)
+    assert (told["ends_at_s"], told["ends_cause"]) == (ends_at_s, "TIME_LIMIT" if ends_at_s else None)
+
+
+def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
+    build = (
+        Build(node(), node("n2")).running("bob", 2000).running("alice", 500, at="n2").pending("alice", 2000)
+    )
+    quotas = (Quota(QuotaScope.USER, "*", max_fgpu_milli=2000),)
+    snapshot = replace(build.world().snapshot, quotas=quotas)
+    (found,) = forecast(snapshot, Policy(), typical_length_s=600)
+    assert (found.reason, found.ahead) == (WaitReason.QUOTA, None)
+    assert found.expected_start_at_s is not None
+
+
+def test_a_held_request_says_that_the_hub_restarted() -> None:
+    world = Build().pending("alice", 500, held=True).world()
+    found = session_object(world.snapshot.sessions[0], world, ALICE, SITE)
+    assert (found["wait_reason"], "restarted" in found["wait_text"]) == (WaitReason.HELD, True)
+
+
+def test_addresses_are_escaped_as_the_hub_does_and_below_its_base_url() -> None:
+    world = Build().pending("a b/c@x", 500, server="ü?").world()
+    found = session_object(world.snapshot.sessions[0], world, ALICE, Site("/hub-one/"))
+    assert found["url"] == "/hub-one/user/a%20b%2Fc@x/%C3%BC%3F/"
+    assert found["pending_url"] == "/hub-one/hub/spawn-pending/a%20b%2Fc@x/%C3%BC%3F"
+
+
+def test_simulated_is_told_of_the_gpus_that_a_session_speaks_of() -> None:
+    real, fake = node("n1", "default", gpu("n1", simulated=False)), node("n2", "class")
+    world = Build(real, fake).running("alice", 500).running("bob", 500, at="n2").world()
+    first, second = (session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions)
+    assert (first["simulated"], second["simulated"]) == (False, True)
+    assert me_object(ALICE, world)["simulated"] is False
+    assert capacity_object(world, ADMIN, fgpu_step_milli=100)["simulated"] is True
+    gone = Build(real)
+    share = Share("GPU-simulated-old-0", 500, 2048, 25)
+    gone.sessions = [
+        Session(1, asked("alice", "", 500), S.TERMINATED, 1, placement=Placement("old", (share,)))
+    ]
+    shown_gone = session_object(gone.sessions[0], gone.world(), ALICE, SITE)
+    assert (shown_gone["simulated"], shown_gone["gpus"][0]["model"]) == (True, None)
+
+
+def test_how_far_its_image_is_is_told_until_a_session_runs() -> None:
+    build = Build(node("n1", "default", gpu("n1", milli=500)))
+    world = build.running("alice", 500, server="up").pending("alice", 500, server="waits").world()
+    state = PullState(Phase.FETCHING, Progress(1, 2, 45 << 20, 200 << 20, 12))
+    world = replace(world, pulls={1: state, 2: state})
+    text = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
+    up, waits = sessions_object(world.snapshot.sessions, world, ALICE, SITE)["sessions"]
+    assert up["pull"] is None
+    assert waits["pull"] == {
+        "phase": "FETCHING",
+        "text": text,
+        "layers_done": 1,
+        "layers": 2,
+        "bytes_done": 45 << 20,
+        "bytes_total": 200 << 20,
+        "seconds_left": 12,
+        "attempt": 1,
+        "trouble": None,
+    }
+    assert [row.pull for row in shown(world, ALICE).rows] == ["", text]

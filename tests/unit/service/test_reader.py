@@ -1,0 +1,162 @@
+"""What the service reads of the store, and when it says that it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from traitlets.config import Config
+
+from fgpu_scheduler import StoreUnavailable, SystemClock
+from fgpu_scheduler.store.banner import Banner, Notice
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.images.live import Images
+from fgpuspawner.service.model import World
+from fgpuspawner.service.reader import THREADS, Reader
+from fgpuspawner.settings import FGPU
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> FGPU:
+    return FGPU.from_config(Config({"FGPU": {"data_dir": str(tmp_path), "groups": {"default": {}}}}))
+
+
+@pytest.fixture
+def store(settings: FGPU) -> Iterator[Store]:
+    found = Store(settings.database_url())
+    found.open()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def reader_of(settings: FGPU, tmp_path: Path) -> Callable[[Store], Reader]:
+    """Makes a reader of a store, without a catalogue. One is made where it is used: its locks are of one event loop."""
+
+    def make(store: Store) -> Reader:
+        images = Images(tmp_path / "images.toml", store, must_be_good=False)
+        return Reader(store, settings, images, SystemClock(), Capabilities("local processes"))
+
+    return make
+
+
+def test_whoever_asks_before_the_database_is_there_is_answered_as_soon_as_it_is(
+    settings: FGPU, reader_of: Callable[[Store], Reader]
+) -> None:
+    async def ask() -> None:
+        reader = reader_of(Store(settings.database_url()))
+        connecting = asyncio.create_task(reader.connect())
+        try:
+            with pytest.raises(StoreUnavailable, match="not connected yet"):
+                await reader.world()
+            hubs = Store(settings.database_url())
+            hubs.open()
+            hubs.close()
+            await asyncio.wait_for(connecting, 60)
+            assert (await reader.world()).snapshot.sessions == ()
+        finally:
+            connecting.cancel()
+            await reader.close()
+
+    asyncio.run(ask())
+
+
+def test_what_was_written_during_a_reading_is_read_again(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        reader = reader_of(store)
+        begun, go_on = threading.Event(), threading.Event()
+        read = reader._read_world
+
+        def slow() -> World:
+            found = read()
+            begun.set()
+            assert go_on.wait(30)
+            return found
+
+        monkeypatch.setattr(reader, "_read_world", slow)
+        try:
+            reader._connected = True
+            reading = asyncio.create_task(reader.world())
+            assert await asyncio.to_thread(begun.wait, 30)
+            await reader.change(
+                lambda store, now_s: Banner(store).put(Notice("repair"), by="root", now_s=now_s)
+            )
+            go_on.set()
+            assert (await reading).banner is None
+            # No version of the store tells of it.
+            shown = await reader.world()
+            assert shown.banner is not None
+        finally:
+            go_on.set()
+            await reader.close()
+
+    asyncio.run(ask())
+
+
+def test_all_who_wait_for_a_reading_share_the_next_one(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> int:
+        reader = reader_of(store)
+        readings = 0
+        read = reader._read_world
+        # Others write all the time: no reading is of the newest version once it is made.
+        versions = itertools.count(1)
+
+        def counted() -> World:
+            nonlocal readings
+            readings += 1
+            return read()
+
+        monkeypatch.setattr(store, "version", lambda: next(versions))
+        monkeypatch.setattr(reader, "_read_world", counted)
+        try:
+            reader._connected = True
+            await asyncio.gather(*(reader.world() for _ in range(40)))
+            together = readings
+            await reader.world()
+            assert readings == together + 1, "who asks later is told what is then"
+            return together
+        finally:
+            await reader.close()
+
+    # The first had begun when most of them asked.
+    assert asyncio.run(ask()) <= 2
+
+
+def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        reader = reader_of(store)
+        reader._connected = True
+        go_on = threading.Event()
+        begun = []
+
+        def long(_: Store) -> str:
+            begun.append(threading.current_thread())
+            assert go_on.wait(60)
+            return "made"
+
+        try:
+            reports = [asyncio.create_task(reader.report(long)) for _ in range(2 * THREADS)]
+            assert (await asyncio.wait_for(reader.world(), 30)).snapshot.sessions == ()
+            assert len(begun) <= 1, "one at a time"
+            go_on.set()
+            assert set(await asyncio.wait_for(asyncio.gather(*reports), 30)) == {"made"}
+            go_on.clear()
+            monkeypatch.setattr("fgpuspawner.service.reader.REPORT_WITHIN_S", 0.2)
+            with pytest.raises(TimeoutError):
+                await reader.report(long)
+        finally:
+            go_on.set()
+            await reader.close()
+
+    asyncio.run(ask())

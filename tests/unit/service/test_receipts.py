@@ -1,0 +1,168 @@
+"""Receipts, from worlds built here: what is counted, for how long, and what a spreadsheet is not to compute."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler import (
+    Device,
+    EndCause,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+)
+from fgpu_scheduler.core.records import Measured, Past
+from fgpuspawner.meter.model import Live, Meter, Told
+from fgpuspawner.service.api.objects import session_object
+from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
+from fgpuspawner.service.csv_file import csv_text
+from fgpuspawner.service.model import Site, Viewer, World
+
+ALICE = Viewer("alice", groups=("default",))
+SITE = Site("/", {"python": "Python 3.11"})
+GPU = Device("GPU-1", "n1", 0, "Model", 8192, 2000, False)
+QUARTER = Share("GPU-1", 500, 2048, 25)
+
+
+def world(*devices: Device, now_s: int = 100_000, **more: object) -> World:
+    nodes = (Node("n1", "default", 8000, 16384, devices),)
+    return World(Snapshot(now_s, 1, nodes, ()), **more)  # type: ignore[arg-type]
+
+
+ENDED = Session(
+    7,
+    Request("alice", "work", "python", "default", 500, 1000, 1024),
+    SessionState.TERMINATED,
+    1000,
+    placement=Placement("n1", (QUARTER,)),
+    scheduled_at_s=1060,
+    started_at_s=1100,
+    ended_at_s=1060 + 7200,
+    end_cause=EndCause.USER,
+    message="said",
+)
+MEASURED = Measured(7, 8000, 250_000, 2048, 360, 3600, 1331, 1290, 21, 65_520_000, True)
+
+
+def test_a_receipt_has_exactly_the_documented_fields() -> None:
+    assert receipt(Past(ENDED, MEASURED), world(GPU), ALICE, SITE) == {
+        "session_id": 7,
+        "user": "alice",
+        "server_name": "work",
+        "image": "python",
+        "image_name": "Python 3.11",
+        "resource_group": "default",
+        "amount": "0.5 fGPU",
+        "fgpu": "0.5",
+        "submitted_at_s": 1000,
+        "started_at_s": 1100,
+        "ended_at_s": 8260,
+        "end_cause": "USER",
+        "message": "said",
+        "wait_s": 100,
+        "run_s": 7160,
+        # A quarter of a GPU, for the two hours that it was held.
+        "gpu_hours": 0.5,
+        "gpu_memory_mib": 2048,
+        "memory_peak_mib": 1331,
+        "memory_p95_mib": 1290,
+        "sm_p95_percent": 21,
+        "energy_wh": 18.2,
+        "energy_estimated": True,
+        "samples": 360,
+        "mine": True,
+        "simulated": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("measured", "devices", "hours"),
+    [
+        # What its GPUs were worth while it ran, whatever they are worth now.
+        (MEASURED, (replace(GPU, capacity_milli=5000),), 0.5),
+        # Not measured: what they are worth now, or else by its compute.
+        (None, (replace(GPU, capacity_milli=5000),), 0.2),
+        (None, (), 0.5),
+    ],
+)
+def test_gpu_hours_are_those_of_its_shares(
+    measured: Measured | None, devices: tuple[Device, ...], hours: float
+) -> None:
+    assert receipt(Past(ENDED, measured), world(*devices), ALICE, SITE)["gpu_hours"] == hours
+
+
+def test_what_was_not_measured_is_null_and_not_nothing() -> None:
+    for measured in (None, Measured(7, 8000, 250_000, 2048)):
+        found = receipt(Past(ENDED, measured), world(GPU), ALICE, SITE)
+        for name in ("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"):
+            assert found[name] is None
+        assert (found["samples"], found["energy_estimated"]) == (0, False)
+
+
+def test_what_never_started_has_waited_and_cost_nothing() -> None:
+    cancelled = replace(
+        ENDED, state=SessionState.CANCELLED, placement=None, scheduled_at_s=None, started_at_s=None
+    )
+    found = receipt(Past(cancelled, None), world(GPU), ALICE, SITE)
+    assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (7260, 0, 0)
+    assert found["gpu_memory_mib"] is None
+
+
+def test_of_a_session_that_runs_it_is_as_far_as_it_has_come() -> None:
+    runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, end_cause=None)
+    found = receipt(Past(runs, MEASURED), world(GPU, now_s=1060 + 3600), ALICE, SITE)
+    assert (found["ended_at_s"], found["run_s"], found["gpu_hours"]) == (None, 3560, 0.25)
+
+
+def test_a_clock_that_was_set_back_makes_no_amount_negative() -> None:
+    back = replace(ENDED, started_at_s=900, ended_at_s=500)
+    found = receipt(Past(back, None), world(GPU), ALICE, SITE)
+    assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None:
+    hostile = replace(ENDED, request=replace(ENDED.request, server_name=name), message=f'{name}","x')
+    text = csv_text(COLUMNS, [cells(receipt(Past(hostile, MEASURED), world(GPU), ALICE, SITE))])
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    assert lines[0] == list(COLUMNS)
+    row = dict(zip(*lines, strict=True))
+    assert (row["server_name"], row["message"]) == (f"'{name}", f'\'{name}","x')
+    assert (row["gpu_hours"], row["energy_wh"], row["session_id"]) == ("0.5", "18.2", "7")
+
+
+def test_the_file_has_what_a_receipt_has() -> None:
+    found = receipt(Past(ENDED, None), world(GPU), ALICE, SITE)
+    assert set(COLUMNS) == set(found) - {"mine"}
+    (line,) = list(csv.reader(io.StringIO(csv_text(COLUMNS, [cells(found)]))))[1:]
+    assert dict(zip(COLUMNS, line, strict=True))["memory_peak_mib"] == ""
+
+
+# --- The meter in the session object ---
+
+
+def test_only_a_session_that_runs_has_a_meter() -> None:
+    meter = Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None)
+    found = world(GPU, meters=Told(99_995, 10, {7: Live(meter)}))
+    runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None)
+    shown = session_object(runs, found, ALICE, SITE)
+    assert shown["meter"] == {
+        "at_s": 99_990,
+        "memory_used_mib": 1331,
+        "memory_limit_mib": 2048,
+        "sm_percent": 12.5,
+        "compute_entitled_percent": 25,
+        "compute_received_percent": 14.1,
+        "trouble": None,
+    }
+    for state in (SessionState.TERMINATING, SessionState.TERMINATED, SessionState.PREPARING):
+        assert session_object(replace(runs, state=state), found, ALICE, SITE)["meter"] is None
+    assert session_object(replace(runs, id=8), found, ALICE, SITE)["meter"] is None

@@ -1,0 +1,251 @@
+"""An administrator ends sessions of others: what is kept, written and told where the Hub or the database fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import select
+from worlds import Build, node
+
+from fgpu_scheduler import NodeState, Session, SessionState, StoreUnavailable
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.schema import end_messages
+from fgpu_scheduler.store.store import Store
+from fgpuspawner.service.admin import nodes
+from fgpuspawner.service.handler import Handler, Service
+from fgpuspawner.service.hub import Answer, Hub, HubSilent, HubUnreachable
+from fgpuspawner.service.model import Viewer, World
+from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.session_actions import end_session, last_words
+
+WORLD = Build(node(state=NodeState.CORDONED)).running("bob", 500).running("carol", 500).running("dave", 500)
+(BOBS, *_) = WORLD.world().snapshot.sessions
+PAST = replace(BOBS, id=99, state=SessionState.TERMINATED, ended_at_s=120)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
+    found.open()
+    yield found
+    found.close()
+
+
+class Asking(Handler):
+    token = "token"
+
+
+def asking(store: Store, viewer: Viewer | None = None, **hub: Any) -> Handler:
+    """Return what asks, for an administrator, with a store that is written."""
+
+    async def change(write: Callable[[Store, int], Any]) -> Any:
+        return write(store, 100)
+
+    async def session(session_id: int) -> Session | None:
+        return PAST if session_id == PAST.id else WORLD.world().session(session_id)
+
+    async def world() -> World:
+        return WORLD.world()
+
+    found = Asking.__new__(Asking)
+    found.viewer = viewer or Viewer("root", admin=True)
+    found.current_user = {"name": "root"}
+    found.service = cast(
+        Service,
+        SimpleNamespace(
+            reader=SimpleNamespace(change=change, session=session, world=world), hub=SimpleNamespace(**hub)
+        ),
+    )
+    return found
+
+
+def written(store: Store) -> tuple[list[str], list[str]]:
+    """Return what waits to be told to owners, and the details of the audit log."""
+    with store.reading() as connection:
+        words = [str(row.message) for row in connection.execute(select(end_messages))]
+    return words, [line.details for line in Audit(store).lines(before_id=None, limit=9)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kept", "details"),
+    [
+        (HubSilent("no answer"), 1, ["repair; JupyterHub had not answered"]),
+        (HubUnreachable("it is not there"), 0, []),
+        (Problem(403, "forbidden", "not you"), 0, []),
+    ],
+)
+def test_words_are_kept_where_the_hub_may_yet_end_the_session(
+    store: Store, failure: Exception, kept: int, details: list[str]
+) -> None:
+    async def end() -> None:
+        async with last_words(asking(store), BOBS, "repair"):
+            raise failure
+
+    with pytest.raises(type(failure)):
+        asyncio.run(end())
+    words, lines = written(store)
+    assert (len(words), lines) == (kept, details)
+
+
+def test_a_hub_that_was_asked_and_is_silent_is_told_from_one_that_is_not_there() -> None:
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async def ask() -> None:
+        server = await asyncio.start_server(deaf, "127.0.0.1", 0)
+        hub = Hub(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            with pytest.raises(HubSilent):
+                await hub.stop_server("bob", "", token="token")
+            server.close()
+            await server.wait_closed()
+            with pytest.raises(HubUnreachable) as there_is_none:
+                await hub.stop_server("bob", "", token="token")
+            assert not isinstance(there_is_none.value, HubSilent)
+        finally:
+            hub.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize(
+    ("viewer", "codes"),
+    [
+        (Viewer("root", admin=True), {403: "forbidden", 404: "hub_refused"}),
+        (Viewer("bob"), {403: "forbidden", 404: "hub_refused"}),
+        (Viewer("carol"), {403: "no_such_session", 404: "no_such_session"}),
+    ],
+)
+def test_an_end_that_the_hub_refused_is_told_so_to_whoever_may_see_the_session(
+    store: Store, viewer: Viewer, codes: dict[int, str], status: int
+) -> None:
+    async def refuse(*_: Any, token: str) -> Answer:
+        return Answer(status, "no")
+
+    with pytest.raises(Problem) as refused:
+        asyncio.run(end_session(asking(store, viewer, stop_server=refuse), str(BOBS.id)))
+    assert refused.value.code == codes[status]
+    assert written(store) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("viewer", "code"),
+    [
+        (Viewer("bob"), "already_ended"),
+        (Viewer("root", admin=True), "already_ended"),
+        (Viewer("carol"), "no_such_session"),
+    ],
+)
+def test_nobody_learns_that_the_session_of_another_has_ended(store: Store, viewer: Viewer, code: str) -> None:
+    with pytest.raises(Problem) as refused:
+        asyncio.run(end_session(asking(store, viewer), str(PAST.id)))
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("viewer", "code"),
+    [
+        (Viewer("bob"), "already_ended"),
+        (Viewer("root", admin=True), "already_ended"),
+        (Viewer("carol"), "no_such_session"),
+    ],
+)
+def test_the_next_session_of_a_server_is_not_ended_in_place_of_one_that_has_just_ended(
+    store: Store, viewer: Viewer, code: str
+) -> None:
+    asked = []
+
+    async def stop(*server: str, token: str) -> Answer:
+        asked.append(server)
+        return Answer(204, "")
+
+    looks = iter([BOBS, replace(BOBS, state=SessionState.TERMINATED, ended_at_s=120)])
+
+    async def session(_: int) -> Session:
+        return next(looks)
+
+    handler: Any = asking(store, viewer, stop_server=stop)
+    handler.service.reader.session = session
+    with pytest.raises(Problem) as refused:
+        asyncio.run(end_session(handler, str(BOBS.id), message="repair"))
+    assert refused.value.code == code
+    assert asked == []
+    assert written(store) == ([], [])
+
+
+def test_a_drain_goes_on_after_one_end_failed_and_tells_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def end(handler: Handler, session_id: str, *, message: str = "") -> None:
+        asked.append(int(session_id))
+        if session_id == str(BOBS.id):
+            raise StoreUnavailable("sqlite:////secret/path is locked")
+
+    monkeypatch.setattr(nodes, "end_session", end)
+    found = asyncio.run(nodes.drain(asking(store), "n1", "repair"))
+    assert sorted(asked) == [s.id for s in WORLD.world().snapshot.sessions]
+    assert found["text"] == "takes no more sessions; 2 of 3 sessions are being ended"
+    (failed,) = found["failed"]
+    assert failed["session_id"] == BOBS.id
+    assert "secret" not in failed["message"]
+
+
+def test_a_drain_that_takes_long_is_answered_and_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drain() -> None:
+        ended, go_on, all_ended = [], asyncio.Event(), asyncio.Event()
+
+        async def end(handler: Handler, session_id: str, *, message: str = "") -> None:
+            if session_id == str(BOBS.id):
+                await go_on.wait()
+            ended.append(int(session_id))
+            if len(ended) == 3:
+                all_ended.set()
+
+        monkeypatch.setattr(nodes, "end_session", end)
+        monkeypatch.setattr(nodes, "ANSWER_AFTER_S", 0.5)
+        found = await nodes.drain(asking(store), "n1", "repair")
+        assert found["text"] == "takes no more sessions; 2 of 3 sessions are being ended, and 1 follow"
+        assert BOBS.id not in ended
+        go_on.set()
+        await asyncio.wait_for(all_ended.wait(), 30)
+
+    asyncio.run(drain())
+    assert written(store)[1] == ["3 sessions: repair"]
+
+
+def test_what_could_not_be_written_into_the_audit_log_is_said_and_logged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("locked")
+
+    async def end() -> None:
+        async with last_words(asking(store), BOBS, "repair"):
+            monkeypatch.setattr(Audit, "add", lost)
+
+    with pytest.raises(Problem, match="is under way"):
+        asyncio.run(end())
+    # It is being ended: its owner is told why.
+    assert len(written(store)[0]) == 1
+    assert f"session.end by root of session {BOBS.id}" in caplog.text
+
+
+def test_the_service_has_one_word_for_an_end_that_cannot_be_asked_for(store: Store) -> None:
+    async def away(*_: Any, token: str) -> Answer:
+        raise HubUnreachable("it is not there")
+
+    with pytest.raises(Problem) as refused:
+        asyncio.run(end_session(asking(store, stop_server=away), str(BOBS.id)))
+    assert (refused.value.status, refused.value.code) == (503, "hub_unavailable")

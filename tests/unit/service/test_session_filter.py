@@ -1,0 +1,190 @@
+"""What the sessions page shows of many sessions: chosen, sorted, as a file, and which lines have changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler import (
+    Device,
+    Node,
+    Placement,
+    Policy,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+    forecast,
+)
+from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.csv_file import csv_text
+from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.service.pages.bars import use
+from fgpuspawner.service.pages.session_filter import Choice, chosen, read_choice
+from fgpuspawner.service.pages.session_rows import SESSION_COLUMNS, row, session_cells
+from fgpuspawner.service.problems import Problem
+
+S = SessionState
+GPU = Device("GPU-simulated-1", "n1", 0, "Model", 8192, 2000, True)
+NODE = Node("n1", "default", 64000, 65536, (GPU,))
+ROOT = Viewer("root", admin=True, groups=("default",))
+METER: Json = {
+    "at_s": 1000,
+    "memory_used_mib": 1024,
+    "memory_limit_mib": 4096,
+    "sm_percent": 12.6,
+    "compute_entitled_percent": 50,
+    "compute_received_percent": 12.0,
+    "trouble": None,
+}
+
+
+def session(number: int, user: str, server: str, milli: int, *, runs: bool = True, **more: object) -> Session:
+    request = Request(user, server, "python", "default", milli, cpu_milli=500, memory_mib=512)
+    place = Placement("n1", (Share.of(GPU, milli),)) if runs else None
+    state = S.RUNNING if runs else S.PENDING
+    found = Session(
+        number, request, state, 100 + number, placement=place, started_at_s=200 - number if runs else None
+    )
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def objects(*sessions: Session, now_s: int = 1000) -> list[Json]:
+    snapshot = Snapshot(now_s, 7, (NODE,), sessions)
+    found = forecast(snapshot, Policy(), typical_length_s=600)
+    world = World(snapshot, {f.session_id: f for f in found})
+    shown: list[Json] = sessions_object(sessions, world, ROOT, Site("/", {"python": "Python 3.11"}))[
+        "sessions"
+    ]
+    return shown
+
+
+SOME = objects(
+    session(1, "bob", "Zeta", 500),
+    session(2, "alice", "alpha", 1000),
+    session(3, "carol", "beta", 300, runs=False),
+    session(4, "bob", "", 200, state=S.TERMINATING),
+)
+
+
+def names(choice: Choice, sessions: list[Json] = SOME) -> list[str]:
+    return [s["display_name"] for s in chosen(sessions, choice)]
+
+
+def test_without_a_choice_all_are_shown_in_order_of_submission() -> None:
+    assert names(Choice()) == ["Zeta", "alpha", "beta", "default server"]
+
+
+def test_each_column_sorts_both_ways_and_what_has_no_value_stays_last() -> None:
+    assert names(Choice("name")) == ["alpha", "beta", "default server", "Zeta"]
+    assert names(Choice("amount")) == ["default server", "beta", "Zeta", "alpha"]
+    assert names(Choice("amount", descending=True)) == ["alpha", "Zeta", "beta", "default server"]
+    assert names(Choice("status")) == ["Zeta", "alpha", "beta", "default server"]
+    # The one that waits has not started, whichever the direction.
+    assert names(Choice("started")) == ["default server", "alpha", "Zeta", "beta"]
+    assert names(Choice("started", descending=True)) == ["Zeta", "alpha", "default server", "beta"]
+
+
+def test_what_is_used_sorts_by_the_meter_and_what_is_not_measured_is_last() -> None:
+    measured = [
+        s | {"meter": METER | {"memory_used_mib": used}}
+        for s, used in zip(SOME, (30, None, 20, 10), strict=True)
+    ]
+    assert names(Choice("use", descending=True), measured) == ["Zeta", "beta", "default server", "alpha"]
+
+
+def test_sessions_are_chosen_by_status_user_and_any_part_of_what_is_shown() -> None:
+    assert names(Choice(state="running")) == ["Zeta", "alpha"]
+    assert names(Choice(state="waiting")) == ["beta"]
+    assert names(Choice(user="bob")) == ["Zeta", "default server"]
+    assert names(Choice(text="ALPH")) == ["alpha"]
+    assert names(Choice(text="0.3 fgpu")) == ["beta"]
+    assert names(Choice(text="python", state="ending")) == ["default server"]
+    assert names(Choice(text="none of these")) == []
+
+
+def test_a_column_title_leads_from_ascending_to_descending_and_back_to_none() -> None:
+    first = Choice(text="a b")
+    assert first.turned("name") == "sort=name&q=a+b"
+    assert replace(first, sort="name").turned("name") == "sort=name&q=a+b&order=descending"
+    assert replace(first, sort="name", descending=True).turned("name") == "q=a+b"
+    assert replace(first, sort="name").turned("user") == "sort=user&q=a+b"
+    assert [replace(first, sort="name", descending=d).direction("name") for d in (False, True)] == [
+        "ascending",
+        "descending",
+    ]
+    assert first.direction("name") == "none"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"sort": "size"}, "sort"),
+        ({"state": "RUNNING"}, "state"),
+        ({"order": "up"}, "order"),
+        ({"q": "x" * 201}, "q"),
+    ],
+)
+def test_a_choice_that_is_not_there_is_refused_by_its_name(given: dict[str, str], field: str) -> None:
+    with pytest.raises(Problem) as refused:
+        read_choice(lambda name: given.get(name, ""), admin=True)
+    assert (refused.value.status, refused.value.field) == (400, field)
+
+
+def test_only_who_sees_everybody_chooses_a_user() -> None:
+    assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=False) == Choice()
+    assert read_choice(lambda name: {"user": "bob"}.get(name, ""), admin=True) == Choice(user="bob")
+
+
+def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
+    hostile = SOME[0] | {
+        "display_name": '=HYPERLINK("http://x","y")',
+        "user": " @SUM(1)",
+        "message": '-1,"two"\nlines',
+    }
+    found = list(csv.reader(io.StringIO(csv_text(SESSION_COLUMNS, [session_cells(hostile)]), newline="")))
+    assert len(found) == 2
+    line = dict(zip(found[0], found[1], strict=True))
+    assert line["session"] == '\'=HYPERLINK("http://x","y")'
+    assert line["user"] == "' @SUM(1)"
+    assert line["why"] == '\'-1,"two"\nlines'
+    assert (line["fgpu"], line["started"], line["ends"]) == ("0.5", "1970-01-01 00:03:19", "")
+
+
+def test_a_line_is_made_again_when_what_it_shows_has_changed_and_not_when_only_the_meter_has() -> None:
+    (one,) = objects(session(1, "bob", "a", 500))
+    assert row(one).digest == row(one | {"meter": METER}).digest
+    assert row(one).digest != row(one | {"message": "low on memory"}).digest
+    holds = session(1, "bob", "a", 2000)
+    early, late = (objects(holds, session(2, "bob", "b", 2000, runs=False), now_s=n)[1] for n in (1000, 1005))
+    assert early["expected_start_at_s"] != late["expected_start_at_s"]
+    # Both within one minute: nobody would see a difference.
+    assert row(early).digest == row(late).digest
+
+
+def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
+    found = use(METER)
+    assert found is not None
+    assert found.memory is not None
+    assert found.compute is not None
+    assert (found.memory.text, found.memory.percent) == ("1024 of 4096 MiB", "25.0")
+    assert (found.compute.text, found.compute.percent) == ("13 % of its 50 %", "25.2")
+
+
+@pytest.mark.parametrize(("sm", "said"), [(12.4, "12"), (12.5, "13"), (13.5, "14"), (0.5, "1"), (0.4, "0")])
+def test_half_percents_are_rounded_as_the_pages_script_rounds_them(sm: float, said: str) -> None:
+    found = use(METER | {"sm_percent": sm})
+    assert found is not None
+    assert found.compute is not None
+    assert found.compute.text == f"{said} % of its 50 %"
+
+
+def test_what_is_not_measured_has_no_bar_but_its_reason() -> None:
+    found = use(METER | {"memory_used_mib": None, "sm_percent": None, "trouble": "the GPU does not answer"})
+    assert found is not None
+    assert (found.memory, found.compute, found.trouble) == (None, None, "the GPU does not answer")
+    assert use(None) is None

@@ -1,0 +1,51 @@
+"""Sessions line by line, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worlds import ADMIN, ALICE, Build, S, gpu, node, shown
+
+from fgpu_scheduler import (
+    EndCause,
+)
+from fgpuspawner.service.pages import session_rows as rows
+from fgpuspawner.service.pages.session_rows import position_words
+from fgpuspawner.text.sessions import ordinal
+
+
+def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
+    build = Build().running("alice", 500)
+    build.sessions = [replace(build.sessions[0], message="this session holds 3000 MiB")]
+    assert shown(build.world(), ALICE).rows[0].why == "this session holds 3000 MiB"
+
+
+def test_every_state_and_every_end_has_words() -> None:
+    assert set(rows.STATE_WORDS) == {s.value for s in S}
+    assert set(rows.END_WORDS) == {c.value for c in EndCause}
+
+
+def test_a_place_in_the_queue_is_said_in_words() -> None:
+    assert position_words(1, 0) == "1st in the queue, nobody is ahead"
+    assert position_words(2, 1) == "2nd in the queue, 1 is ahead"
+    assert position_words(13, 12) == "13th in the queue, 12 are ahead"
+    assert [ordinal(n) for n in (3, 4, 11, 21, 112)] == ["3rd", "4th", "11th", "21st", "112th"]
+
+
+def test_a_row_offers_what_can_be_done_now() -> None:
+    build = Build(node("n1", "default", gpu("n1", milli=9000)))
+    for number, state in enumerate((S.RUNNING, S.SCHEDULED, S.PULLING, S.TERMINATING)):
+        build.running("alice", 100, server=f"s{number}", state=state)
+    build.running("bob", 100).pending("alice", 9000, server="p")
+    rows = {r.session["display_name"]: r for r in shown(build.world(), ADMIN, everybody=True).rows}
+    assert [(r.open_url, r.wait_url) for r in rows.values()] == [(None, None)] * 6
+    rows = {r.session["display_name"]: r for r in shown(build.world(), ALICE).rows}
+    assert [(n, bool(r.open_url), bool(r.wait_url), r.power) for n, r in rows.items()] == [
+        ("s0", True, False, "End"),
+        ("s1", False, True, "End"),
+        ("s2", False, True, "End"),
+        ("s3", False, False, None),
+        ("p", False, True, "Cancel"),
+    ]
+    assert rows["p"].position == "1st in the queue, nobody is ahead"
+    assert rows["p"].unexpected == "unknown: too few sessions have ended to tell"
