@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fgpuspawner.service.api.openapi.kinds import Schema, ref
+from fgpuspawner import scopes
+from fgpuspawner.service.api.openapi.kinds import TEXT, Schema, one_of, ref
 
-Operation = dict[str, Any]
+Call = tuple[str, str, dict[str, Any]]
+Paths = dict[str, dict[str, dict[str, Any]]]
 
 LARGEST_ID = 10**15 - 1
-FLAG: Schema = {"type": "string", "enum": ["0", "1"]}
+FLAG: Schema = one_of("0", "1")
 MEANINGS = {
     "400": "what was sent cannot be read, or an argument is out of its bounds; `field` names it",
     "401": "no token, or one that JupyterHub does not know",
@@ -33,63 +35,65 @@ def number(name: str, most: int, description: str) -> Schema:
     return asks(name, {"type": "integer", "minimum": 1, "maximum": most}, description)
 
 
-ID: Schema = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID},
-    "example": 1,
-}
 ALL = asks("all", FLAG, "`1`: everybody's; for administrators")
+IN_PATH: dict[str, Schema] = {
+    "id": {"schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}, "example": 1},
+    # No address has these parts: "." and ".." lead elsewhere.
+    "name": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,60}$"}, "example": "local"},
+}
 
 
-def operation(
-    summary: str,
-    answer: str | Schema,
-    *parameters: Schema,
+def call(
+    address: str,
     name: str,
+    summary: str,
+    answer: str | Schema = TEXT,
+    *parameters: Schema,
     status: str = "200",
     media: str = "application/json",
     body: Schema | None = None,
     may_be_empty: bool = False,
     errors: tuple[str, ...] = (),
-    scope: str | None = "custom:fgpu:queue:read",
-) -> Operation:
-    """Return one method of a path: what it answers, and which errors."""
+    scope: str | None = scopes.QUEUE_READ,
+) -> Call:
+    """Return one call, such as ``GET /sessions/{id}``: what it is asked, what it answers, and which errors.
+
+    What is named by its address may not be there; and where it is to be changed, that may be impossible now.
+    """
+    method, path = address.split()
+    own = [part for part in IN_PATH if f"{{{part}}}" in path]
+    of_one = ("404",) if method == "GET" else ("404", "409")
+    media = "text/csv" if path.endswith(".csv") else media
     schema = ref(answer) if isinstance(answer, str) else answer
-    found: Operation = {
+    needs = f"Needs the scope `{scope}`." if scope else "Needs no scope beside access to the service."
+    error = {"application/json": {"schema": ref("error")}}
+    found: dict[str, Any] = {
         "operationId": name,
         "summary": summary,
-        "description": f"Needs the scope `{scope}`."
-        if scope
-        else "Needs no scope beside access to the service.",
-        "parameters": list(parameters),
+        "description": needs,
+        "parameters": [
+            *({"name": part, "in": "path", "required": True, **IN_PATH[part]} for part in own),
+            *parameters,
+        ],
         "responses": {
             status: {"description": "what was asked for", "content": {media: {"schema": schema}}},
             **{
-                code: {
-                    "description": MEANINGS[code],
-                    "content": {"application/json": {"schema": ref("error")}},
-                }
-                for code in sorted({*ALWAYS, *errors})
+                code: {"description": MEANINGS[code], "content": error}
+                for code in sorted({*ALWAYS, *errors, *(of_one if own else ())})
             },
         },
     }
     if status == "200" and media != "text/event-stream":
         found["responses"]["304"] = {"description": "it is as `If-None-Match` says"}
     if body is not None:
-        found["requestBody"] = {
-            "required": not may_be_empty,
-            "content": {"application/json": {"schema": body}},
-        }
+        content = {"application/json": {"schema": body}}
+        found["requestBody"] = {"required": not may_be_empty, "content": content}
+    return path, method.lower(), found
+
+
+def paths(*calls: Call) -> Paths:
+    """Return the calls by their paths and methods."""
+    found: Paths = {}
+    for path, method, said in calls:
+        found.setdefault(path, {})[method] = said
     return found
-
-
-def body(required: tuple[str, ...] = (), **fields: Schema) -> Schema:
-    """Return an object that is sent."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(required),
-        "additionalProperties": False,
-    }

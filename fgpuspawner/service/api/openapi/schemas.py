@@ -5,297 +5,159 @@ from __future__ import annotations
 from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.store.private_image import ImageState
 from fgpuspawner.images.pull_state import Phase
-from fgpuspawner.service.api.openapi.kinds import (
-    AMOUNT,
-    AT_S,
-    COUNT,
-    NUMBER,
-    TEXT,
-    WHOLE,
-    YES_NO,
-    Schema,
-    by_name,
-    many,
-    maybe,
-    one_of,
-    ref,
-    thing,
-)
+from fgpuspawner.service.api.openapi.kinds import Schema, by_name, kind, many, maybe, one_of, some_of, thing
 
 STATE = one_of(*(state.value for state in SessionState))
 WAIT_REASON = maybe(one_of(*(reason.value for reason in WaitReason)))
 END_CAUSE = maybe(one_of(*(cause.value for cause in EndCause)))
-ISOLATION = maybe(TEXT)
-
 WAITS_FOR = maybe(
     thing(
-        count=COUNT,
-        fgpu=AMOUNT,
-        sessions=many(thing(id=COUNT, user=TEXT, server_name=TEXT, mine=YES_NO)),
-        text=TEXT,
+        "count:count fgpu:amount text:text",
+        sessions=many(thing("id:count user:text server_name:text mine:yes_no")),
     )
 )
-NEEDS = thing(fgpu=maybe(AMOUNT), gpu_memory_mib=maybe(COUNT), cpu=maybe(AMOUNT), memory_mib=maybe(COUNT))
-POINT = thing(at_s=AT_S, memory_used_mib=maybe(COUNT), sm_percent=maybe(NUMBER))
+NEEDS = thing("fgpu:amount? gpu_memory_mib:count? cpu:amount? memory_mib:count?")
+LEVEL = one_of("info", "warning")
+ASKED = """
+    user:text server_name:text image:text image_name:text resource_group:text amount:text fgpu:amount?
+    gpu_memory_mib:count? submitted_at_s:at_s started_at_s:at_s? ended_at_s:at_s? message:text?
+    mine:yes_no simulated:yes_no
+"""
+"""What a session and its receipt both say."""
 
 SCHEMAS: dict[str, Schema] = {
-    "error": thing(error=thing(code=TEXT, field=maybe(TEXT), message=TEXT)),
-    "amounts": thing(fgpu=AMOUNT, cpu=AMOUNT, memory_mib=COUNT),
-    "banner": thing(text=TEXT, level=one_of("info", "warning"), until_at_s=maybe(AT_S)),
-    "me": thing(
-        user=maybe(TEXT),
-        admin=YES_NO,
-        server_name=maybe(TEXT),
-        groups=many(TEXT),
-        banner=maybe(ref("banner")),
-        simulated=YES_NO,
-    ),
+    "error": thing(error=thing("code:text field:text? message:text")),
+    "amounts": thing("fgpu:amount cpu:amount memory_mib:count"),
+    "banner": thing("text:text until_at_s:at_s?", level=LEVEL),
+    "me": thing("user:text? admin:yes_no server_name:text? groups:text[] banner:banner? simulated:yes_no"),
     "meter": thing(
-        at_s=AT_S,
-        memory_used_mib=maybe(COUNT),
-        memory_limit_mib=COUNT,
-        sm_percent=maybe(NUMBER),
-        compute_entitled_percent=COUNT,
-        compute_received_percent=maybe(NUMBER),
-        trouble=maybe(TEXT),
+        """
+        at_s:at_s memory_used_mib:count? memory_limit_mib:count sm_percent:number?
+        compute_entitled_percent:count compute_received_percent:number? trouble:text?
+        """
     ),
     "session": thing(
-        id=COUNT,
-        user=TEXT,
-        server_name=TEXT,
-        display_name=TEXT,
+        f"""
+        {ASKED} id:count display_name:text gpu_model:text? cpu:amount memory_mib:count compute_percent:count?
+        node:text? wait_text:text? position:count? ahead:count? expected_start_at_s:at_s? forecast_basis:text?
+        time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? can_keep:yes_no url:text
+        pending_url:text can_save:yes_no meter:meter?
+        """,
         state=STATE,
-        image=TEXT,
-        image_name=TEXT,
-        resource_group=TEXT,
-        amount=TEXT,
-        fgpu=maybe(AMOUNT),
-        gpu_model=maybe(TEXT),
-        cpu=AMOUNT,
-        memory_mib=COUNT,
-        gpu_memory_mib=maybe(COUNT),
-        compute_percent=maybe(COUNT),
-        node=maybe(TEXT),
         gpus=many(
-            thing(
-                uuid=TEXT,
-                model=maybe(TEXT),
-                fgpu=AMOUNT,
-                memory_mib=COUNT,
-                compute_percent=COUNT,
-                simulated=YES_NO,
-            )
+            thing("uuid:text model:text? fgpu:amount memory_mib:count compute_percent:count simulated:yes_no")
         ),
         wait_reason=WAIT_REASON,
-        wait_text=maybe(TEXT),
-        position=maybe(COUNT),
-        ahead=maybe(COUNT),
-        expected_start_at_s=maybe(AT_S),
-        forecast_basis=maybe(TEXT),
         waits_for=WAITS_FOR,
         pull=maybe(
             thing(
+                """
+                text:text layers_done:count layers:count bytes_done:count bytes_total:count?
+                seconds_left:count? attempt:count trouble:text?
+                """,
                 phase=one_of(*(phase.value for phase in Phase)),
-                text=TEXT,
-                layers_done=COUNT,
-                layers=COUNT,
-                bytes_done=COUNT,
-                bytes_total=maybe(COUNT),
-                seconds_left=maybe(COUNT),
-                attempt=COUNT,
-                trouble=maybe(TEXT),
             )
         ),
-        submitted_at_s=AT_S,
-        started_at_s=maybe(AT_S),
-        time_limit_s=maybe(COUNT),
-        priority=WHOLE,
-        ends_at_s=maybe(AT_S),
         ends_cause=END_CAUSE,
-        warning=maybe(TEXT),
-        can_keep=YES_NO,
-        ended_at_s=maybe(AT_S),
         end_cause=END_CAUSE,
-        message=maybe(TEXT),
-        url=TEXT,
-        pending_url=TEXT,
-        saving=maybe(thing(id=COUNT, name=TEXT, state=one_of("WISHED", "COMMITTING"), message=maybe(TEXT))),
-        can_save=YES_NO,
-        meter=maybe(ref("meter")),
-        mine=YES_NO,
-        simulated=YES_NO,
+        saving=maybe(thing("id:count name:text message:text?", state=one_of("WISHED", "COMMITTING"))),
     ),
-    "one_session": thing(session=ref("session"), simulated=YES_NO),
-    "sessions": thing(sessions=many(ref("session")), simulated=YES_NO),
-    "meters": thing(meters=by_name(ref("meter")), every_s=COUNT, simulated=YES_NO),
+    "one_session": thing("session:session simulated:yes_no"),
+    "sessions": thing("sessions:session[] simulated:yes_no"),
+    "meters": thing("every_s:count simulated:yes_no", meters=by_name(kind("meter"))),
     "session_meter": thing(
-        now=maybe(ref("meter")),
-        every_s=COUNT,
-        points=many(POINT),
-        processes=many(thing(pid=COUNT, name=maybe(TEXT), memory_mib=maybe(COUNT))),
-        simulated=YES_NO,
+        "now:meter? every_s:count simulated:yes_no",
+        points=many(thing("at_s:at_s memory_used_mib:count? sm_percent:number?")),
+        processes=many(thing("pid:count name:text? memory_mib:count?")),
     ),
     "receipt": thing(
-        session_id=COUNT,
-        user=TEXT,
-        server_name=TEXT,
-        image=TEXT,
-        image_name=TEXT,
-        resource_group=TEXT,
-        amount=TEXT,
-        fgpu=maybe(AMOUNT),
-        submitted_at_s=AT_S,
-        started_at_s=maybe(AT_S),
-        ended_at_s=maybe(AT_S),
+        f"""
+        {ASKED} session_id:count wait_s:count run_s:count gpu_hours:number memory_peak_mib:count?
+        memory_p95_mib:count? sm_p95_percent:number? energy_wh:number? energy_estimated:yes_no samples:count
+        """,
         end_cause=END_CAUSE,
-        message=maybe(TEXT),
-        wait_s=COUNT,
-        run_s=COUNT,
-        gpu_hours=NUMBER,
-        gpu_memory_mib=maybe(COUNT),
-        memory_peak_mib=maybe(COUNT),
-        memory_p95_mib=maybe(COUNT),
-        sm_p95_percent=maybe(NUMBER),
-        energy_wh=maybe(NUMBER),
-        energy_estimated=YES_NO,
-        samples=COUNT,
-        mine=YES_NO,
-        simulated=YES_NO,
     ),
-    "one_receipt": thing(receipt=ref("receipt"), simulated=YES_NO),
-    "history": thing(receipts=many(ref("receipt")), next=maybe(COUNT), simulated=YES_NO),
+    "one_receipt": thing("receipt:receipt simulated:yes_no"),
+    "history": thing("receipts:receipt[] next:count? simulated:yes_no"),
     "advice": thing(
+        "simulated:yes_no",
         advice=many(
             thing(
-                image=TEXT,
-                image_name=TEXT,
-                runs=COUNT,
-                asked_fgpu=AMOUNT,
-                enough_fgpu=AMOUNT,
-                memory_peak_mib=COUNT,
-                text=TEXT,
+                """
+                image:text image_name:text runs:count asked_fgpu:amount enough_fgpu:amount
+                memory_peak_mib:count text:text
+                """
             )
         ),
-        simulated=YES_NO,
     ),
     "queue": thing(
-        group=TEXT,
-        length=COUNT,
+        "group:text length:count simulated:yes_no",
         entries=many(
             thing(
-                position=COUNT,
-                mine=YES_NO,
-                id=maybe(COUNT),
-                user=maybe(TEXT),
-                amount=TEXT,
-                fgpu=maybe(AMOUNT),
+                """
+                position:count mine:yes_no id:count? user:text? amount:text fgpu:amount?
+                expected_start_at_s:at_s? submitted_at_s:at_s
+                """,
                 state=STATE,
                 wait_reason=WAIT_REASON,
-                expected_start_at_s=maybe(AT_S),
-                submitted_at_s=AT_S,
             )
         ),
-        simulated=YES_NO,
     ),
     "group": thing(
-        name=TEXT,
-        nodes=COUNT,
-        nodes_lost=COUNT,
-        total=ref("amounts"),
-        used=ref("amounts"),
-        mine=ref("amounts"),
-        allocatable=ref("amounts"),
-        largest_fgpu_now=maybe(AMOUNT),
-        fgpu_step=AMOUNT,
-        waiting=COUNT,
+        """
+        name:text nodes:count nodes_lost:count total:amounts used:amounts mine:amounts allocatable:amounts
+        largest_fgpu_now:amount? fgpu_step:amount waiting:count
+        """,
         devices=many(
             thing(
-                uuid=TEXT,
-                node=TEXT,
-                index=COUNT,
-                model=TEXT,
-                memory_mib=COUNT,
-                fgpu_total=AMOUNT,
-                fgpu_used=AMOUNT,
-                simulated=YES_NO,
-                shares=many(thing(fgpu=AMOUNT, mine=YES_NO, session_id=maybe(COUNT))),
+                """
+                uuid:text node:text index:count model:text memory_mib:count fgpu_total:amount
+                fgpu_used:amount simulated:yes_no
+                """,
+                shares=many(thing("fgpu:amount mine:yes_no session_id:count?")),
             )
         ),
     ),
-    "capacity": {
-        **thing(
-            groups=many(ref("group")),
-            mine_overall=ref("amounts"),
-            allocatable_overall=ref("amounts"),
-            simulated=YES_NO,
-            nodes=many(thing(name=TEXT, group=TEXT, state=TEXT, isolation=ISOLATION, reason=maybe(TEXT))),
-        ),
-        # The nodes are for administrators.
-        "required": ["groups", "mine_overall", "allocatable_overall", "simulated"],
-    },
+    "capacity": some_of(
+        "groups:group[] mine_overall:amounts allocatable_overall:amounts simulated:yes_no",
+        # For administrators.
+        nodes=many(thing("name:text group:text state:text isolation:text? reason:text?")),
+    ),
     "forecast": thing(
-        starts_now=YES_NO,
-        startable_now=COUNT,
-        count=COUNT,
-        position=maybe(COUNT),
-        expected_start_at_s=maybe(AT_S),
-        basis=TEXT,
-        text=TEXT,
+        """
+        starts_now:yes_no startable_now:count count:count position:count? expected_start_at_s:at_s? basis:text
+        text:text largest_now:amount? soonest:amount? soonest_at_s:at_s? simulated:yes_no
+        """,
         wait_reason=WAIT_REASON,
         waits_for=WAITS_FOR,
-        largest_now=maybe(AMOUNT),
-        soonest=maybe(AMOUNT),
-        soonest_at_s=maybe(AT_S),
-        refusals=many(thing(field=TEXT, code=TEXT, message=TEXT, limit=maybe(TEXT), nearest=maybe(TEXT))),
-        quota=maybe(thing(fgpu_left=maybe(AMOUNT), sessions_left=maybe(COUNT), text=maybe(TEXT))),
-        simulated=YES_NO,
+        refusals=many(thing("field:text code:text message:text limit:text? nearest:text?")),
+        quota=maybe(thing("fgpu_left:amount? sessions_left:count? text:text?")),
     ),
     "images": thing(
+        "simulated:yes_no",
         images=many(
             thing(
-                slug=TEXT,
-                name=TEXT,
-                framework=TEXT,
-                version=TEXT,
-                python=TEXT,
-                description=TEXT,
-                icon=TEXT,
-                kernels=many(TEXT),
-                gpu_architectures=many(TEXT),
-                cuda=maybe(TEXT),
+                """
+                slug:text name:text framework:text version:text python:text description:text icon:text
+                kernels:text[] gpu_architectures:text[] cuda:text? sudo:yes_no deprecated:text?
+                private:yes_no default:yes_no
+                """,
                 minimum=NEEDS,
                 recommended=NEEDS,
-                sudo=YES_NO,
-                deprecated=maybe(TEXT),
-                private=YES_NO,
-                default=YES_NO,
             )
         ),
-        simulated=YES_NO,
     ),
     "private_image": thing(
-        id=COUNT,
-        name=TEXT,
-        owner=TEXT,
-        mine=YES_NO,
-        can_manage=YES_NO,
+        """
+        id:count name:text owner:text mine:yes_no can_manage:yes_no message:text? session_id:count
+        made_from:text base:text size_mib:count? shared_users:text[]? shared_groups:text[]? asked_by:text?
+        asked_at_s:at_s made_at_s:at_s? has_recipe:yes_no
+        """,
         state=one_of(*(state.value for state in ImageState)),
-        message=maybe(TEXT),
-        session_id=COUNT,
-        made_from=TEXT,
-        base=TEXT,
-        size_mib=maybe(COUNT),
-        shared_users=maybe(many(TEXT)),
-        shared_groups=maybe(many(TEXT)),
-        asked_by=maybe(TEXT),
-        asked_at_s=AT_S,
-        made_at_s=maybe(AT_S),
-        has_recipe=YES_NO,
     ),
-    "one_private_image": thing(image=maybe(ref("private_image")), simulated=YES_NO),
+    "one_private_image": thing("image:private_image? simulated:yes_no"),
     "private_images": thing(
-        images=many(ref("private_image")),
-        quota=thing(images=maybe(COUNT), mib=maybe(COUNT), images_used=COUNT, mib_used=COUNT),
-        simulated=YES_NO,
+        "images:private_image[] simulated:yes_no",
+        quota=thing("images:count? mib:count? images_used:count mib_used:count"),
     ),
 }
