@@ -11,7 +11,7 @@ from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from fgpuspawner.service.admin import audit, banner, images, nodes, queue, quotas, usage
-from fgpuspawner.service.api import capacity, cluster, description, events, forecast, meters
+from fgpuspawner.service.api import capacity, cluster, events, forecast, meters
 from fgpuspawner.service.api import history as past_api
 from fgpuspawner.service.api import images as images_api
 from fgpuspawner.service.api import private_images as private_api
@@ -53,7 +53,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
 """Below the service's prefix."""
 
 API: tuple[tuple[str, type[RequestHandler]], ...] = (
-    ("openapi[.]json", description.OpenApi),
+    ("openapi[.]json", cluster.OpenApi),
     ("me", cluster.Me),
     ("sessions", sessions_api.Sessions),
     (f"sessions/{ID}", sessions_api.OneSession),

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fgpuspawner.engines.base import Capabilities
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One page: its address below the service's prefix, and what the navigation calls it.
 
-    ``also`` are the first parts of other addresses that belong to it. ``admin`` is for administrators only.
+    ``also`` are the first parts of other addresses that belong to it. ``admin`` is for administrators only,
+    ``of_saved`` for where the engine can save sessions as images.
     """
 
     address: str
     title: str
     admin: bool = False
+    of_saved: bool = False
     also: tuple[str, ...] = ()
 
 
@@ -27,7 +31,7 @@ PAGES = (
     Entry("", "Sessions", also=("end", "keep", "save")),
     Entry("map", "Cluster map"),
     Entry("history", "History"),
-    Entry("private-images", "My images"),
+    Entry("private-images", "My images", of_saved=True),
     Entry("admin/queue", "Queue", admin=True),
     Entry("admin/nodes", "Nodes", admin=True),
     Entry("admin/images", "Images", admin=True),
@@ -38,9 +42,11 @@ PAGES = (
 )
 
 
-def entries(*, admin: bool, pages: Iterable[Entry] = PAGES) -> tuple[Entry, ...]:
+def entries(engine: Capabilities, *, admin: bool, pages: Iterable[Entry] = PAGES) -> tuple[Entry, ...]:
     """Return what the navigation shows, everybody's pages first."""
-    shown = [entry for entry in pages if admin or not entry.admin]
+    shown = [
+        entry for entry in pages if (admin or not entry.admin) and (engine.saves_images or not entry.of_saved)
+    ]
     return tuple(sorted(shown, key=lambda entry: entry.admin))
 
 

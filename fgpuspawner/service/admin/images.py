@@ -108,6 +108,7 @@ class ImagesPage(CataloguePage):
             lost=images.listed.lost,
             reordered=images.listed.reordered,
             path=images.path.name,
+            scans=reader.engine.own_root,
         )
 
     async def submit(self) -> None:

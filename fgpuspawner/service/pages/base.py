@@ -50,7 +50,9 @@ class PageHandler(Handler):
             "viewer": viewer,
             "title": "GPU sessions",
             "moment": moment,
-            "navigation": navigation.entries(admin=viewer is not None and viewer.admin),
+            "navigation": navigation.entries(
+                self.service.reader.engine, admin=viewer is not None and viewer.admin
+            ),
             "here": navigation.current(path),
             "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }

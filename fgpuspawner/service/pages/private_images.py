@@ -54,7 +54,14 @@ class PrivateImagesPage(ImagePage):
         images = await self.service.reader.private_images()
         found = images_object(images, self.viewer, self.service.settings.image_quota(), everybody=everybody)
         making = any(image["state"] in IN_THE_MAKING for image in found["images"])
-        self.render("private_images.html", found=found, everybody=everybody, making=making, xsrf=self.xsrf)
+        self.render(
+            "private_images.html",
+            found=found,
+            everybody=everybody,
+            making=making,
+            saves=self.service.reader.engine.saves_images,
+            xsrf=self.xsrf,
+        )
 
 
 class SavePage(ImagePage):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s
+from operator import itemgetter
 
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json
@@ -40,21 +42,8 @@ LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
 MINUTE_S = 60
 
 
-SHOWN = [
-    "id",
-    "display_name",
-    "user",
-    "mine",
-    "image_name",
-    "amount",
-    "state",
-    "submitted_at_s",
-    "started_at_s",
-    "ends_at_s",
-    "can_keep",
-    "simulated",
-]
-"""What a line shows of its session as it is, beside what is put in words."""
+IN_WORDS = ("meter", "expected_start_at_s", "pull", "waits_for")
+"""Of a session's object: what moves more often than the words that a line has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,7 @@ class Row:
     @property
     def digest(self) -> str:
         """Return what is another once the line has to be shown again."""
-        shown = {key: self.session[key] for key in SHOWN}
+        shown = {key: value for key, value in self.session.items() if key not in IN_WORDS}
         values = json.dumps(asdict(replace(self, session=shown, use=None)), sort_keys=True)
         return blake2s(values.encode(), digest_size=6).hexdigest()
 
@@ -145,46 +134,42 @@ def position_words(position: int, ahead: int) -> str:
     return f"{ordinal(position)} in the queue, {ahead} {'is' if ahead == 1 else 'are'} ahead"
 
 
-SESSION_COLUMNS = [
-    "id",
-    "user",
-    "session",
-    "state",
-    "why",
-    "position",
-    "image",
-    "resource_group",
-    "amount",
-    "fgpu",
-    "gpu_memory_mib",
-    "gpu_memory_used_mib",
-    "gpu_compute_percent",
-    "cpu",
-    "memory_mib",
-    "node",
-    "submitted",
-    "started",
-    "ends",
-    "simulated",
-]
-"""Of the CSV file, in this order."""
+def _why(session: Json) -> str:
+    waits = session["state"] == "PENDING"
+    return str(
+        session["message"] or (session["wait_text"] if waits else "") or end_words(session["end_cause"], None)
+    )
+
+
+def _metered(name: str) -> Callable[[Json], Cell]:
+    return lambda session: (session.get("meter") or {}).get(name)
+
+
+SESSION_COLUMNS: Mapping[str, Callable[[Json], Cell]] = {
+    "id": itemgetter("id"),
+    "user": itemgetter("user"),
+    "session": itemgetter("display_name"),
+    "state": itemgetter("state"),
+    "why": _why,
+    "position": itemgetter("position"),
+    "image": itemgetter("image_name"),
+    "resource_group": itemgetter("resource_group"),
+    "amount": itemgetter("amount"),
+    "fgpu": itemgetter("fgpu"),
+    "gpu_memory_mib": itemgetter("gpu_memory_mib"),
+    "gpu_memory_used_mib": _metered("memory_used_mib"),
+    "gpu_compute_percent": _metered("sm_percent"),
+    "cpu": itemgetter("cpu"),
+    "memory_mib": itemgetter("memory_mib"),
+    "node": itemgetter("node"),
+    "submitted": lambda session: cell(session["submitted_at_s"]),
+    "started": lambda session: cell(session["started_at_s"]),
+    "ends": lambda session: cell(session["ends_at_s"]),
+    "simulated": lambda session: "yes" if session["simulated"] else "no",
+}
+"""Of the CSV file, in this order, with what each says of a session. Instants are UTC."""
 
 
 def session_cells(session: Json) -> list[Cell]:
-    """Return a session's line of the CSV file, in the order of `SESSION_COLUMNS`. Instants are UTC."""
-    meter = session.get("meter") or {}
-    waits = session["state"] == "PENDING"
-    words = {
-        "session": session["display_name"],
-        "why": session["message"]
-        or (session["wait_text"] if waits else "")
-        or end_words(session["end_cause"], None),
-        "image": session["image_name"],
-        "gpu_memory_used_mib": meter.get("memory_used_mib"),
-        "gpu_compute_percent": meter.get("sm_percent"),
-        "submitted": cell(session["submitted_at_s"]),
-        "started": cell(session["started_at_s"]),
-        "ends": cell(session["ends_at_s"]),
-        "simulated": "yes" if session["simulated"] else "no",
-    }
-    return [words[name] if name in words else session[name] for name in SESSION_COLUMNS]
+    """Return a session's line of the CSV file."""
+    return [read(session) for read in SESSION_COLUMNS.values()]

@@ -161,4 +161,4 @@ class SessionsFile(SessionsHandler):
         world = await self.service.reader.world()
         found = chosen(self.objects(world), self.choice())
         day = str(cell(world.snapshot.now_s))[:10]
-        self.send_csv(f"sessions-{day}.csv", SESSION_COLUMNS, (session_cells(s) for s in found))
+        self.send_csv(f"sessions-{day}.csv", tuple(SESSION_COLUMNS), map(session_cells, found))

@@ -146,7 +146,9 @@ def test_the_file_has_a_cell_for_every_column_and_no_formula() -> None:
         "user": " @SUM(1)",
         "message": '-1,"two"\nlines',
     }
-    found = list(csv.reader(io.StringIO(csv_text(SESSION_COLUMNS, [session_cells(hostile)]), newline="")))
+    found = list(
+        csv.reader(io.StringIO(csv_text(tuple(SESSION_COLUMNS), [session_cells(hostile)]), newline=""))
+    )
     assert len(found) == 2
     line = dict(zip(found[0], found[1], strict=True))
     assert line["session"] == '\'=HYPERLINK("http://x","y")'
