@@ -19,7 +19,7 @@ from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, MOVED_BY, SERVING
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
-from fgpuspawner.service.api.openapi import document
+from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

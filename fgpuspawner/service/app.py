@@ -16,8 +16,9 @@ from fgpuspawner.service.api import history as past_api
 from fgpuspawner.service.api import images as images_api
 from fgpuspawner.service.api import private_images as private_api
 from fgpuspawner.service.api import sessions as sessions_api
-from fgpuspawner.service.api.base import NotThere
+from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
+from fgpuspawner.service.openapi import document
 from fgpuspawner.service.pages import history, map, private_images, sessions, sessions_end
 from fgpuspawner.service.pages.base import NoPage
 
@@ -25,6 +26,16 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 ID = "([0-9]{1,15})"
+
+
+class OpenApi(Api):
+    """The API's own description, for who may use the service at all: it tells of no session."""
+
+    needs_scope = None
+
+    async def get(self) -> None:
+        self.answer(document(f"{self.service.prefix}api/v1"))
+
 
 PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("", sessions.SessionsPage),
@@ -53,7 +64,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
 """Below the service's prefix."""
 
 API: tuple[tuple[str, type[RequestHandler]], ...] = (
-    ("openapi[.]json", cluster.OpenApi),
+    ("openapi[.]json", OpenApi),
     ("me", cluster.Me),
     ("sessions", sessions_api.Sessions),
     (f"sessions/{ID}", sessions_api.OneSession),

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from fgpuspawner.service.api.openapi import document
+from fgpuspawner.service.openapi import document
 
 SCHEMA = schemathesis.openapi.from_dict(document())
 CHECKS = [

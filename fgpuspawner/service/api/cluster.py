@@ -1,4 +1,4 @@
-"""The API as a whole: its description, who asks, the queues, and whether the service works."""
+"""The API as a whole: who asks, the queues, and whether the service works."""
 
 from __future__ import annotations
 
@@ -11,18 +11,8 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.objects import me_object, queue_object
-from fgpuspawner.service.api.openapi import document
 from fgpuspawner.service.handler import Service
 from fgpuspawner.service.problems import Problem
-
-
-class OpenApi(Api):
-    """The API's own description, for who may use the service at all: it tells of no session."""
-
-    needs_scope = None
-
-    async def get(self) -> None:
-        self.answer(document(f"{self.service.prefix}api/v1"))
 
 
 class Me(Api):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from servedroutes import methods_of, served
 
-from fgpuspawner.service.api.openapi import document
+from fgpuspawner.service.openapi import document
 
 PATHS = document()["paths"]
 

@@ -8,11 +8,11 @@ from fgpu_scheduler import NodeState
 from fgpuspawner import scopes
 from fgpuspawner.service.admin.banner import LATEST_S
 from fgpuspawner.service.admin.queue_view import KEPT
-from fgpuspawner.service.api.openapi import operations
-from fgpuspawner.service.api.openapi.kinds import TEXT, Schema, by_name, many, maybe, one_of, some_of, thing
-from fgpuspawner.service.api.openapi.operations import FLAG, LARGEST_ID, asks, number, paths
-from fgpuspawner.service.api.openapi.schemas import LEVEL
-from fgpuspawner.service.api.openapi.schemas import SCHEMAS as OBJECTS
+from fgpuspawner.service.openapi import operations
+from fgpuspawner.service.openapi.kinds import TEXT, Schema, by_name, many, maybe, one_of, some_of, thing
+from fgpuspawner.service.openapi.operations import FLAG, LARGEST_ID, asks, number, paths
+from fgpuspawner.service.openapi.schemas import LEVEL
+from fgpuspawner.service.openapi.schemas import SCHEMAS as OBJECTS
 
 BY = one_of("day", "user", "hub-group", "resource-group", "image")
 LIMITS = "max_fgpu:amount max_sessions:count max_pending:count max_lifetime_s:count"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import fgpuspawner
-from fgpuspawner.service.api.openapi import admin, paths, schemas
+from fgpuspawner.service.openapi import admin, paths, schemas
 
 BASE = "/services/fgpu/api/v1"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fgpuspawner import scopes
-from fgpuspawner.service.api.openapi.kinds import TEXT, maybe, some_of
-from fgpuspawner.service.api.openapi.operations import ALL, FLAG, asks, call, number, paths
+from fgpuspawner.service.openapi.kinds import TEXT, maybe, some_of
+from fgpuspawner.service.openapi.operations import ALL, FLAG, asks, call, number, paths
 
 IMAGES = scopes.IMAGES
 IMAGE = "one_private_image"
