@@ -13,7 +13,7 @@ from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, Sessi
 from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, shown
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
-from fgpuspawner.service.api.forecast_objects import quota_object
+from fgpuspawner.service.api.forecast import quota_object
 
 USER, GROUP, ALL = QuotaScope.USER, QuotaScope.GROUP, QuotaScope.ALL
 

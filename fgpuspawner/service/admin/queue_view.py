@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgpu_scheduler import Forecast, NodeState, Session, format_milli
-from fgpuspawner.service.api.objects import session_object
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.capacity import allocatable_in, used_of
 from fgpuspawner.service.model import Json, Site, Viewer, World
 

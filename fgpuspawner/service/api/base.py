@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fgpu_scheduler import Session
-from fgpuspawner.service.api.objects import session_object
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json, World
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden

@@ -10,7 +10,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.api.objects import me_object, queue_object
+from fgpuspawner.service.api.session_objects import me_object, queue_object
 from fgpuspawner.service.handler import Service
 from fgpuspawner.service.problems import Problem
 

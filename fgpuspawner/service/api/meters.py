@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fgpuspawner.meter.model import BETWEEN_POINTS_S
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.api.objects import meter_object
+from fgpuspawner.service.api.session_objects import meter_object
 from fgpuspawner.service.model import is_simulated, live_sessions, meter_of
 
 

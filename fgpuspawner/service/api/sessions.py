@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api, sent_json
-from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import live_sessions
 from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.service.session_actions import end_session, keep_session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fgpuspawner import scopes
-from fgpuspawner.service.api.objects import session_object
 from fgpuspawner.service.api.private_images import image_object, images_object
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import may_save
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.private_images import delete, image_of, rename, save_session, share

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from fgpu_scheduler import Session, StoreUnavailable, SystemClock
 from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Json, World, live_sessions
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_filter import STATES, Choice, chosen, read_choice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fgpu_scheduler.store.end_messages import MOST_TEXT
 from fgpuspawner import scopes
-from fgpuspawner.service.api.objects import session_object
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.session_actions import end_session, keep_session
 

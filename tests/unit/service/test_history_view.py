@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgpuspawner.service.model import Json
-from fgpuspawner.service.pages.history_view import hours, line, totals
+from fgpuspawner.service.pages.history import hours, line, totals
 from fgpuspawner.text.times import duration
 
 RECEIPT: Json = {

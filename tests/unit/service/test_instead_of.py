@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler import Request, Session, SessionState, Snapshot
-from fgpuspawner.service.api.forecast_objects import without_session
+from fgpuspawner.service.api.forecast import without_session
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem
 

@@ -21,8 +21,8 @@ from fgpu_scheduler import (
 )
 from fgpu_scheduler.core.records import Measured, Past
 from fgpuspawner.meter.model import Live, Meter, Told
-from fgpuspawner.service.api.objects import session_object
 from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
+from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
 

@@ -20,7 +20,7 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
-from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Json, Site, Viewer, World
 from fgpuspawner.service.pages.bars import use

@@ -11,7 +11,7 @@ from fgpu_scheduler import (
     NodeState,
 )
 from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Viewer
 from fgpuspawner.service.pages.sessions_view import new_session_url
 

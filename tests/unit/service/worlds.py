@@ -16,7 +16,7 @@ from fgpu_scheduler import (
     forecast,
 )
 from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.api.objects import sessions_object
+from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Site, Viewer, World, live_sessions
 from fgpuspawner.service.pages import sessions_view as words
 from fgpuspawner.service.pages.sessions_view import Page

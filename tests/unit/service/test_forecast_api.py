@@ -11,7 +11,7 @@ from fgpu_scheduler import (
     WaitReason,
 )
 from fgpu_scheduler.core.forecast import Ahead
-from fgpuspawner.service.api.forecast_objects import forecast_object, refused_object
+from fgpuspawner.service.api.forecast import forecast_object, refused_object
 
 
 def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> None:
