@@ -9,7 +9,7 @@ say() { printf '%s\n' "$*" >&2; }
 
 inputs() {
   {
-    cat scripts/setup.sh scripts/build_isolation.py pyproject.toml hatch_build.py
+    cat scripts/setup.sh scripts/build_isolation.py pyproject.toml hatch_build.py images/server/fgpu_lazy_imports.*
     # Installed later, they change what can be built.
     command -v gcc make || true
     find isolation -type f \( -name '*.[ch]' -o -name Makefile \) -not -path '*/build/*' -not -path '*/tests/*' -print0 |
@@ -110,4 +110,6 @@ rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/t
 extras=local
 [ "$kind" = test ] && extras=local,test,test-clients
 .venv/bin/pip install --quiet --editable ".[$extras]" ./labextension
+# As in session images: else a Hub, a session's server and each test worker take seconds longer to start.
+cp images/server/fgpu_lazy_imports.* "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 printf '%s\n' "$key" >".venv/.setup-$kind"

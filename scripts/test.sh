@@ -3,6 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
+# Tests start hundreds of programs: each would compile all that it imports.
+unset PYTHONDONTWRITEBYTECODE
 what=${1:-}
 [ $# -gt 0 ] && shift
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 import requests
 
+import quickstart
 from fgpu_scheduler import Session
 from fgpu_scheduler.store.store import Store
 
@@ -144,7 +145,7 @@ class HubProcess:
         self.accounts = Path(f"/dev/shm/fgpu-test-{secrets.token_hex(6)}")
         own = {"simulated_gpus": "1", "resume_grace_s": 10, "accounting_dir": str(self.accounts)}
         self.settings = {**own, **settings}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: quickstart.Started | None = None
         self._store: Store | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -172,15 +173,7 @@ class HubProcess:
             self.start_proxy()
         env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")} | self.env
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", "-f", str(config)],
-                cwd=self.folder,
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.process = quickstart.starter().start(config, env=env, log=self.log)
         RUNNING.add(self)
         if wait:
             until(self._answers, within_s=120, what="the Hub answers")
@@ -248,7 +241,9 @@ class HubProcess:
             # Some end by themselves meanwhile, because the Hub has.
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(mine, timeout=10)
+        until(
+            lambda: not any(map(_runs, mine)), within_s=30, what="all that descended from the Hub has ended"
+        )
         shutil.rmtree(self.accounts, ignore_errors=True)
 
     def _is_mine(self, process: psutil.Process) -> bool:
@@ -368,6 +363,14 @@ class HubProcess:
             until(same, within_s=within_s)
         except AssertionError:
             raise AssertionError(f"{seen} != {states}; the Hub says:\n{self.log_text()[-6000:]}") from None
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether it has not ended. Nobody waits here until the system's first process has taken note of it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

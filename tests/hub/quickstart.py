@@ -1,0 +1,171 @@
+"""Starts Hubs from a process that has imported what a Hub imports, which is most of what the start of one costs.
+
+Run as a program this file is that process: for each line of JSON that it reads it forks a child, which becomes what
+``python -m jupyterhub`` is. It answers with a line for each child: its process id, and later how it ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    "jupyterhub.app",
+    "jupyterhub.authenticators.shared",
+    "fgpuspawner.config",
+    "fgpuspawner.engines.docker.spawner",
+    "fgpuspawner.engines.local.spawner",
+)
+
+
+class Started:
+    """A Hub's process. It has what tests use of a `subprocess.Popen`."""
+
+    def __init__(self, starter: Starter, pid: int) -> None:
+        self.pid = pid
+        self._starter = starter
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, as far as is known."""
+        return self._starter.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+        self._starter.hear(0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return how it ended as soon as it has."""
+        deadline = time.monotonic() + timeout
+        while (status := self.returncode) is None:
+            if not self._starter.hear(max(0, deadline - time.monotonic())):
+                raise subprocess.TimeoutExpired("jupyterhub", timeout)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL it, unless it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM it, unless it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Starter:
+    """The process that forks, and what it has told. It ends with the process that uses it."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, int] = {}
+        self._pids: list[int] = []
+        self._unread = b""
+        self._program = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+
+    def start(self, config: Path, *, env: dict[str, str], log: Path) -> Started:
+        """Start a Hub in its configuration's folder, in a session of its own."""
+        asked = {"config": str(config), "env": env, "log": str(log)}
+        assert self._program.stdin is not None
+        self._program.stdin.write(json.dumps(asked).encode() + b"\n")
+        while not self._pids:
+            assert self.hear(120), "no Hub was forked"
+        return Started(self, self._pids.pop())
+
+    def hear(self, within_s: float) -> bool:
+        """Read what it tells; False if it tells nothing within so many seconds."""
+        output = self._program.stdout
+        assert output is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            if not selector.select(within_s):
+                return False
+        told = os.read(output.fileno(), 1 << 16)
+        assert told, "the process that starts Hubs has ended"
+        *lines, self._unread = (self._unread + told).split(b"\n")
+        for line in lines:
+            pid, *status = map(int, line.split())
+            if status:
+                self.ended[pid] = status[0]
+            else:
+                self._pids.append(pid)
+        return True
+
+
+@cache
+def starter() -> Starter:
+    """The one of this process, made when the first Hub is started."""
+    return Starter()
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork a child for each line until there are no more; in each child, return what its line says."""
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    unread = b""
+    while True:
+        for key, _ in selector.select():
+            if key.data is not None:
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                _, status = os.waitpid(key.data, 0)
+                tell(key.data, os.waitstatus_to_exitcode(status))
+                continue
+            read = os.read(0, 1 << 20)
+            if not read:
+                return None
+            *lines, unread = (unread + read).split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if pid == 0:
+                    selector.close()
+                    return dict(json.loads(line))
+                tell(pid)
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+
+
+def tell(*numbers: int) -> None:
+    """Write a line of numbers."""
+    os.write(1, " ".join(map(str, numbers)).encode() + b"\n")
+
+
+def become(asked: dict[str, Any]) -> None:
+    """Be the Hub that was asked for."""
+    os.setsid()
+    config = Path(asked["config"])
+    os.chdir(config.parent)
+    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for theirs, ours in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(theirs, ours)
+    os.closerange(3, 256)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.argv = ["jupyterhub", "-f", str(config)]
+    sys.path[0] = ""
+    runpy.run_module("jupyterhub", run_name="__main__")
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    # What is there stays for good: no child has to look at it again, or to copy it.
+    gc.freeze()
+    asked = serve()
+    if asked is not None:
+        become(asked)
