@@ -13,8 +13,6 @@ from test_docker_machines import HERE, WHOLE, answers, both, fgpu, node_of, stat
 
 from fgpu_scheduler import NodeState
 
-pytestmark = pytest.mark.xdist_group("machines")
-
 IMPATIENT = "c.Spawner.http_timeout = 3\n"
 """So long the Hub waits, when it starts, for a server that it knows to be up; then it has it stopped."""
 

@@ -10,7 +10,7 @@ import pytest
 from dockerhub import BASE, MINI, ONE, DockerHub, Engine, entry
 from machines import Machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.slow
 
 HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
 WHOLE = {**ONE, "fgpu": "2"}

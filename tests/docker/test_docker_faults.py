@@ -19,8 +19,6 @@ from machines import Machine
 
 from fgpu_scheduler import ENDED, Session, SessionState
 
-pytestmark = pytest.mark.xdist_group("machines")
-
 TOLD_WITHIN_S = 5
 BUSY_S = 15
 """So much longer it may take on a machine that runs other tests meanwhile; how long it was is printed."""

@@ -23,8 +23,6 @@ from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.remote_driver import RemoteDriver
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
 
-pytestmark = pytest.mark.xdist_group("machines")
-
 HERE = {"name": "here", "cpu": 16, "gpus": {"simulated": 1}}
 WHOLE = {**ONE, "fgpu": "2"}
 BY_EVENTS_ALONE = """

@@ -14,7 +14,7 @@ from fgpu_scheduler.store.private_images import PrivateImages
 from fgpu_scheduler.store.store import Store
 from fgpuspawner.engines.docker import exec as execs
 
-pytestmark = [pytest.mark.xdist_group("machines"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
