@@ -12,6 +12,7 @@ TOGETHER = ("browser", "docker")
 """Folders whose tests share one Hub for each module."""
 HUBS = {"shared_hub", "shared", "world", "filled", "site", "alice"}
 """Fixtures of tests/hub that start a Hub for a module."""
+HERE = Path(__file__).parent
 LOG_SHOWN = 3000
 WRITERS = [f"schemathesis.reporting.{name}" for name in ("allure", "html.writer", "junitxml")]
 
@@ -33,11 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, keep the tests that share something slow to make on one of them."""
     for item in items:
         path = Path(item.path)
-        with_a_hub = path.parent.name == "hub" and not HUBS.isdisjoint(getattr(item, "fixturenames", ()))
-        shares = path.parent.name in TOGETHER or with_a_hub
+        folder = path.parent.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
+        with_a_hub = folder == "hub" and not HUBS.isdisjoint(getattr(item, "fixturenames", ()))
+        shares = folder in TOGETHER or with_a_hub
         # Two marks would be a third group.
         if shares and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{path.parent.name}/{path.name}"))
+            item.add_marker(pytest.mark.xdist_group(f"{folder}/{path.name}"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

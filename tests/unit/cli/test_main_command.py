@@ -15,7 +15,7 @@ from commandline import failure, filled, run, write_config
 from fgpuspawner import __version__
 from fgpuspawner.cli import main as cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standinengine import StandIn, connected
+from standindaemon import StandIn, connected
 
 from fgpuspawner.engines.base import PullFailed
 from fgpuspawner.engines.docker.daemon import Daemon

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from standinengine import StandIn, connected
+from standindaemon import StandIn, connected
 
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker.fleet import Fleet

@@ -17,7 +17,7 @@ KNOWN = (
     "slug, name, framework, version, python, description, icon, kernels, reference, digest, environment, "
     "gpu_architectures, cuda, minimum, recommended, sudo, default, enabled, hidden, deprecated, groups, users"
 )
-SHIPPED = Path(__file__).parents[2] / "images" / "catalogue.toml"
+SHIPPED = Path(__file__).parents[3] / "images" / "catalogue.toml"
 
 PYTHON = """
 [[image]]

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,7 @@ from fgpuspawner.isolation.drivers import Drivers
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
 from fgpuspawner.meter import sampler as sampler_module
-from fgpuspawner.meter.model import (
-    KEPT_S,
-    MOST_PROCESSES,
-    Live,
-    Meter,
-    MeterFile,
-    Point,
-    Told,
-    read_meters,
-    write_meters,
-)
-from fgpuspawner.meter.reading import Seen, read
+from fgpuspawner.meter.model import KEPT_S, Meter, Point, read_meters
 from fgpuspawner.meter.sampler import Sampler, points_with
 from fgpuspawner.settings import FGPU
 
@@ -51,139 +39,6 @@ def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | N
 def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:
     asked = Request("alice", "", "python", "default", 500, 1000, 2048)
     return Session(session_id, asked, state, 0, placement=Placement("lab", shares or (QUARTER,)))
-
-
-def seen(*processes: ProcessUse, energy_mj: int | None = None) -> Seen:
-    return Seen(DeviceUse(processes), {p.pid: p.pid // 10 for p in processes}, energy_mj)
-
-
-# --- One look, pure ---
-
-
-def test_a_sessions_processes_are_summed_and_others_left_out() -> None:
-    looked = {GPU: seen(process(10, 700, 5.5), process(11, 300, 2.0), process(20, 4000, 60.0))}
-    found = read(session(1), looked, DEVICES)
-    assert (found.memory_mib, found.sm_percent, found.trouble) == (1000, 7.5, None)
-    assert [(p.pid, p.memory_mib) for p in found.processes] == [(10, 700), (11, 300)]
-
-
-def test_nobody_computes_with_more_than_a_whole_gpu() -> None:
-    found = read(session(1), {GPU: seen(process(10, 1, 70.0), process(11, 1, 60.0))}, DEVICES)
-    assert found.sm_percent == 100
-
-
-def test_nothing_held_is_nothing_and_known() -> None:
-    found = read(session(1), {GPU: seen()}, DEVICES)
-    assert (found.memory_mib, found.sm_percent, found.trouble) == (0, 0, None)
-
-
-@pytest.mark.parametrize(
-    ("looked", "memory", "sm", "words"),
-    [
-        (
-            seen(process(10, None, 3.0), process(11, 5, 1.0)),
-            None,
-            4.0,
-            "does not tell what each process holds",
-        ),
-        (seen(process(10, 700, None)), 700, None, "does not tell how much each process computes"),
-        ("its machine has not answered within 5 s", None, None, "has not answered within 5 s"),
-    ],
-)
-def test_what_is_not_told_is_unknown_with_a_reason(
-    looked: Seen | str, memory: int | None, sm: float | None, words: str
-) -> None:
-    found = read(session(1), {GPU: looked}, DEVICES)
-    assert (found.memory_mib, found.sm_percent) == (memory, sm)
-    assert words in str(found.trouble)
-
-
-def test_of_two_gpus_one_that_is_silent_makes_the_sum_unknown() -> None:
-    wholes = (Share(GPU, 2000, 8192, 100), Share(OTHER, 2000, 8192, 100))
-    looked: dict[str, Seen | str] = {
-        GPU: seen(process(10, 700, 80.0), energy_mj=5),
-        OTHER: seen(process(10, 200, 70.0), energy_mj=7),
-    }
-    both = read(session(1, *wholes), looked, DEVICES)
-    assert (both.memory_mib, both.sm_percent, both.energy_mj, both.energy_estimated) == (900, 150, 12, False)
-    assert [(p.pid, p.memory_mib) for p in both.processes] == [(10, 900)]
-    one = read(session(1, *wholes), {**looked, OTHER: "gone"}, DEVICES)
-    assert (one.memory_mib, one.sm_percent, one.energy_mj) == (None, None, None)
-
-
-def test_processes_are_numbered_as_the_session_sees_them_and_bounded() -> None:
-    many = [process(10, 1, inner=7)] + [replace(process(11, 5), inner_pid=1000 + i) for i in range(99)]
-    found = read(session(1), {GPU: seen(*many)}, DEVICES)
-    assert len(found.processes) == MOST_PROCESSES
-    assert found.processes[0].pid == 1000
-    assert read(session(1), {GPU: seen(many[0])}, DEVICES).processes[0].pid == 7
-
-
-@pytest.mark.parametrize(
-    ("share", "processes", "energy", "estimated"),
-    [
-        (Share(GPU, 2000, 8192, 100), (process(10, 1, 50.0), process(66, 1, 50.0)), 1000, False),
-        (QUARTER, (process(10, 1, 20.0), process(20, 1, 60.0)), 250, True),
-        (QUARTER, (process(10, 1, 0.0), process(20, 1, 0.0)), 250, True),
-        (QUARTER, (process(10, 1, 10.0), process(20, 1, None)), 250, True),
-        (QUARTER, (process(20, 1, 60.0),), 0, True),
-    ],
-    ids=["whole", "by computing", "nobody computes", "one is not known", "only the other computes"],
-)
-def test_energy_is_exact_for_a_whole_gpu_and_else_divided(
-    share: Share, processes: tuple[ProcessUse, ...], energy: int, estimated: bool
-) -> None:
-    found = read(session(1, share), {GPU: seen(*processes, energy_mj=1000)}, DEVICES)
-    assert (found.energy_mj, found.energy_estimated) == (energy, estimated)
-
-
-def test_energy_that_is_not_counted_is_unknown() -> None:
-    found = read(session(1), {GPU: seen(process(10, 1, 20.0))}, DEVICES)
-    assert (found.energy_mj, found.energy_estimated) == (None, False)
-
-
-# --- The file ---
-
-
-def live(at_s: int, mib: int | None = 5) -> Live:
-    meter = Meter(at_s, mib, 2048, 1.5, 25, 2.5, None)
-    return Live(meter, (Point(at_s, mib, 1.5),))
-
-
-def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
-    assert MeterFile(tmp_path).read() == Told()
-    told = Told(1000, 10, {3: live(1000)})
-    write_meters(tmp_path, told)
-    reads = MeterFile(tmp_path)
-    assert reads.read() == told
-    assert reads.read() is reads.read(), "read once for each time that it is written"
-    newer = Told(1010, 10, {3: live(1010)})
-    write_meters(tmp_path, newer)
-    assert reads.read() == newer
-    assert (tmp_path / "meters.json").stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"sessions": 5}', '{"written_at_s": 1, "every_s": 1, "sessions": {"x": {}}}']
-)
-def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "meters.json").write_text(text)
-    assert read_meters(tmp_path) == Told()
-
-
-def test_what_a_hub_that_has_ended_saw_becomes_unknown_and_says_since_when() -> None:
-    told = Told(1000, 10, {3: live(1000)})
-    assert told.of(3, 1030) == live(1000)
-    assert told.of(4, 1030) is None
-    old = told.of(3, 1031)
-    assert old is not None
-    assert (old.now.memory_used_mib, old.now.sm_percent, old.now.compute_received_percent) == (
-        None,
-        None,
-        None,
-    )
-    assert old.now.trouble == "nothing has been measured since 1970-01-01 00:16:40 UTC"
-    assert old.points == live(1000).points
 
 
 @pytest.mark.parametrize("every_s", [1, 7, 10, 60])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import re
@@ -17,15 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from requests.exceptions import JSONDecodeError
 
-from fgpu_scheduler import BadSettings
-from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.docker import firewall
-from fgpuspawner.engines.docker import network_guard as guards
 from fgpuspawner.engines.docker import user_networks as network
-from fgpuspawner.engines.docker.address import Address
-from fgpuspawner.engines.docker.daemon import Daemon
 from fgpuspawner.engines.docker.firewall import (
     Firewall,
     Rules,
@@ -36,9 +29,6 @@ from fgpuspawner.engines.docker.firewall import (
     script,
     state,
 )
-from fgpuspawner.engines.docker.fleet import Fleet
-from fgpuspawner.engines.docker.network_guard import NetworkGuard
-from fgpuspawner.settings import FGPU
 
 T = TypeVar("T")
 
@@ -471,76 +461,3 @@ def test_names_are_asked_for_before_the_networks_that_are_blocked_and_not_with_c
     assert [r for r in closed.filled(4) if "FROM" in r][-1].endswith(
         "-j REJECT --reject-with icmp-port-unreachable"
     )
-
-
-async def test_the_rules_are_looked_after_whatever_a_look_has_failed_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ways = iter([OSError(24, "Too many open files"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
-    looked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def fails(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        for way in ways:
-            raise way
-        loop.call_soon_threadsafe(looked.set)
-        return subprocess.CompletedProcess([], 4, "", "somebody else holds the lock")
-
-    monkeypatch.setattr(subprocess, "run", fails)
-    with pytest.raises(firewall.FirewallFailed, match="Too many open files"):
-        state("abc123")
-    monkeypatch.setattr(firewall, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(guards, "guard", lambda *_: Firewall(RULES))
-    background = Background(guards.log)
-    NetworkGuard(FGPU(), Fleet([]), installation="abc123").open([], background)
-    async with asyncio.timeout(60):
-        await looked.wait()
-    await background.close()
-
-
-async def test_networks_are_looked_after_whatever_a_look_has_failed_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ways = iter([JSONDecodeError("Expecting value", "<html>", 0), KeyError("Name")])
-    looked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def look(*_: object, **__: object) -> int:
-        for way in ways:
-            raise way
-        loop.call_soon_threadsafe(looked.set)
-        return 0
-
-    monkeypatch.setattr(network.UserNetworks, "remove_unused", look)
-    monkeypatch.setattr(network.UserNetworks, "check_pool", lambda _: None)
-    monkeypatch.setattr(guards, "SWEEP_EVERY_S", 0.001)
-    daemon = Daemon(Address("", ("here",)), installation="abc123")
-    daemon.answers = True
-    background = Background(guards.log)
-    settings = FGPU(firewall="managed-elsewhere")
-    NetworkGuard(settings, Fleet([daemon]), installation="abc123").open([], background)
-    async with asyncio.timeout(60):
-        await looked.wait()
-    await background.close()
-    daemon.containers.executor.shutdown()
-
-
-def test_closed_egress_is_refused_where_nobody_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firewall, "can_apply", lambda: False)
-    with pytest.raises(BadSettings, match=r"c\.FGPU\.egress is 'closed', and the Hub cannot close it"):
-        guards.guard(FGPU(egress="closed"), RULES)
-    assert guards.guard(FGPU(egress="closed", firewall="managed-elsewhere"), RULES) is None
-    assert guards.guard(FGPU(), RULES) is None
-
-
-def test_closed_egress_on_another_machine_needs_somebody_who_vouches_for_it() -> None:
-    far = Address("tcp://192.0.2.9:2376", ("far",), {}, "192.0.2.9")
-    fleet = Fleet([Daemon(far, installation="abc123")])
-
-    def check(**given: str) -> None:
-        NetworkGuard(FGPU(**given), fleet, installation="abc123")._check_other_machines()
-
-    with pytest.raises(BadSettings, match=r"cannot close it on other machines \(node far\)"):
-        check(egress="closed")
-    check(egress="closed", firewall="managed-elsewhere")
-    check()

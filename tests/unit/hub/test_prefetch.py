@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from standinengine import StandIn, connected
+from standindaemon import StandIn, connected
 
 from fgpu_scheduler import (
     Device,

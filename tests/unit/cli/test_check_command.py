@@ -11,7 +11,7 @@ from commandline import failure, fgpu, filled, run, write_config
 from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

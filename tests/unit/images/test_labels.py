@@ -13,7 +13,7 @@ from fgpuspawner.images.labels import LABELS, entry_from, labels_of
 from fgpuspawner.images.model import FoundImage
 from fgpuspawner.images.pinning import pinned
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LEAST = Image("python", "Python", "python", "3.11", "3.11", "lab/python:1")
 FULL = Image(
     slug="torch",

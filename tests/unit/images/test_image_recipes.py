@@ -14,7 +14,7 @@ from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.images.entry import read_entry
 from fgpuspawner.images.labels import LABELS, entry_from
 
-IMAGES = Path(__file__).parents[2] / "images"
+IMAGES = Path(__file__).parents[3] / "images"
 sys.path.insert(0, str(IMAGES))
 
 import onbase  # noqa: E402
