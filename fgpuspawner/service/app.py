@@ -11,10 +11,11 @@ from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from fgpuspawner.service.admin import audit, banner, images, nodes, queue, quotas, usage
-from fgpuspawner.service.api import capacity, cluster, events, forecast, meters
+from fgpuspawner.service.api import capacity, events, forecast, me, meters
 from fgpuspawner.service.api import history as past_api
 from fgpuspawner.service.api import images as images_api
 from fgpuspawner.service.api import private_images as private_api
+from fgpuspawner.service.api import queue as queue_api
 from fgpuspawner.service.api import sessions as sessions_api
 from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
@@ -59,13 +60,13 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("admin/usage", usage.UsagePage),
     ("admin/banner", banner.BannerPage),
     ("admin/audit", audit.AuditPage),
-    ("health", cluster.Health),
+    ("health", me.Health),
 )
 """Below the service's prefix."""
 
 API: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("openapi[.]json", OpenApi),
-    ("me", cluster.Me),
+    ("me", me.Me),
     ("sessions", sessions_api.Sessions),
     (f"sessions/{ID}", sessions_api.OneSession),
     (f"sessions/{ID}/keep", sessions_api.Keep),
@@ -81,7 +82,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"private-images/{ID}/name", private_api.ImageName),
     (f"private-images/{ID}/shares", private_api.ImageShares),
     (f"private-images/{ID}/recipe", private_api.Recipe),
-    ("queue", cluster.Queue),
+    ("queue", queue_api.Queue),
     ("capacity", capacity.Capacity),
     ("forecast", forecast.Forecast),
     ("images", images_api.Images),

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fgpu_scheduler.store.audit import Audit, Line
-from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole
+from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole_number
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.text.times import cell
 
@@ -26,7 +26,7 @@ async def lines(
     before = asked.get("before")
     filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}
     if before:
-        filters["before_id"] = whole("before", before, least=1, most=10**15)
+        filters["before_id"] = whole_number("before", before, least=1, most=10**15)
     found = await handler.service.reader.read(lambda store: Audit(store).lines(limit=limit + 1, **filters))
     return found[:limit], found[limit - 1].id if len(found) > limit else None
 
@@ -45,7 +45,7 @@ class AuditPage(AdminPage):
 class AuditApi(AdminApi):
     async def get(self) -> None:
         asked = self.query((*FILTERS, "before", "limit"))
-        limit = whole("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
+        limit = whole_number("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
         found, following = await lines(self, asked, limit=limit)
         self.answer({"lines": [asdict(line) for line in found], "next": following, "simulated": False})
 

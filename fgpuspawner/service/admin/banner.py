@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from fgpu_scheduler import BadSettings, SystemClock
 from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
-from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole_number
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument
@@ -92,7 +92,7 @@ class BannerApi(AdminApi):
         if not isinstance(text, str):
             raise bad_argument("text", "must be a text")
         if until_at_s is not None:
-            until_at_s = whole("until_at_s", until_at_s, least=0, most=LATEST_S)
+            until_at_s = whole_number("until_at_s", until_at_s, least=0, most=LATEST_S)
         await put(self, text, level if isinstance(level, str) else "", until_at_s)
         await self._answer()
 

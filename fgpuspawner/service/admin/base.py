@@ -56,7 +56,7 @@ def problem_of(error: BadSettings, fields: Collection[str]) -> Problem:
     return Problem(400, "bad_argument", str(error), field=name if name in fields else None)
 
 
-def whole(name: str, given: object, *, least: int, most: int) -> int:
+def whole_number(name: str, given: object, *, least: int, most: int) -> int:
     """Return a whole number from a form, an address or a JSON object.
 
     Raises:

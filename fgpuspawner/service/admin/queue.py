@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
-from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole
+from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json
@@ -53,8 +53,8 @@ class QueuePage(AdminFormPage):
         )
 
     async def submit(self) -> None:
-        session_id = whole("session", self.field("session"), least=0, most=10**15)
-        priority = whole("priority", self.field("priority"), least=0, most=HIGHEST_PRIORITY)
+        session_id = whole_number("session", self.field("session"), least=0, most=10**15)
+        priority = whole_number("priority", self.field("priority"), least=0, most=HIGHEST_PRIORITY)
         await set_priority(self, str(session_id), priority)
         self.back(f"session-{session_id}", all="1" if self._all else "")
 
@@ -72,7 +72,7 @@ class PriorityApi(AdminApi):
     async def put(self, session_id: str) -> None:
         given = self.body(("priority",))
         await set_priority(
-            self, session_id, whole("priority", given.get("priority"), least=0, most=HIGHEST_PRIORITY)
+            self, session_id, whole_number("priority", given.get("priority"), least=0, most=HIGHEST_PRIORITY)
         )
         found = await queues(self)
         entries = [entry for queue in found["queues"] for entry in queue["entries"]]

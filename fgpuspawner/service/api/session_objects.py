@@ -42,18 +42,6 @@ from fgpuspawner.text.sessions import (
 )
 
 
-def me_object(viewer: Viewer, world: World) -> Json:
-    """Return who asks, and which resource groups they may use."""
-    return {
-        "user": viewer.user,
-        "admin": viewer.admin,
-        "server_name": viewer.server_name,
-        "groups": list(viewer.groups),
-        "banner": world.banner.as_json() if world.banner else None,
-        "simulated": world.simulated(groups_of(viewer, world)),
-    }
-
-
 def asked_object(session: Session, world: World, viewer: Viewer, site: Site) -> Json:
     """Return what a session and its receipt both say of what was asked for, and of its beginning and end."""
     asked = session.request
@@ -203,29 +191,4 @@ def sessions_object(sessions: Iterable[Session], world: World, viewer: Viewer, s
     return {
         "sessions": shown,
         "simulated": world.simulated(groups_of(viewer, world)) or any(s["simulated"] for s in shown),
-    }
-
-
-def queue_object(group: str, world: World, viewer: Viewer) -> Json:
-    """Return a resource group's queue, next one first; others are anonymous to ordinary users."""
-    waiting = world.queues.get(group, ())
-    return {
-        "group": group,
-        "length": len(waiting),
-        "entries": [
-            {
-                "position": found.position,
-                "mine": is_mine(session, viewer),
-                "id": session.id if is_visible(session, viewer) else None,
-                "user": session.request.user if is_visible(session, viewer) else None,
-                "amount": amount_words(session.request),
-                "fgpu": fgpu_of(session),
-                "state": session.state.value,
-                "wait_reason": found.reason.value,
-                "expected_start_at_s": found.expected_start_at_s,
-                "submitted_at_s": session.submitted_at_s,
-            }
-            for found, session in waiting
-        ],
-        "simulated": world.simulated([group]),
     }

@@ -9,7 +9,7 @@ from fgpuspawner import scopes
 from fgpuspawner.service.admin.banner import LATEST_S
 from fgpuspawner.service.admin.queue_view import KEPT
 from fgpuspawner.service.openapi import operations
-from fgpuspawner.service.openapi.kinds import TEXT, Schema, by_name, many, maybe, one_of, some_of, thing
+from fgpuspawner.service.openapi.json_schema import TEXT, Schema, by_name, many, maybe, one_of, some_of, thing
 from fgpuspawner.service.openapi.operations import FLAG, LARGEST_ID, asks, number, paths
 from fgpuspawner.service.openapi.schemas import LEVEL
 from fgpuspawner.service.openapi.schemas import SCHEMAS as OBJECTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fgpuspawner import scopes
-from fgpuspawner.service.openapi.kinds import TEXT, Schema, one_of, ref
+from fgpuspawner.service.openapi.json_schema import TEXT, Schema, one_of, ref
 
 Call = tuple[str, str, dict[str, Any]]
 Paths = dict[str, dict[str, dict[str, Any]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgpuspawner import scopes
-from fgpuspawner.service.openapi.kinds import TEXT, maybe, some_of
+from fgpuspawner.service.openapi.json_schema import TEXT, maybe, some_of
 from fgpuspawner.service.openapi.operations import ALL, FLAG, asks, call, number, paths
 
 IMAGES = scopes.IMAGES

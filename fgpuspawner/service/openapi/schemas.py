@@ -5,7 +5,7 @@ from __future__ import annotations
 from fgpu_scheduler import EndCause, SessionState, WaitReason
 from fgpu_scheduler.store.private_image import ImageState
 from fgpuspawner.images.pull_state import Phase
-from fgpuspawner.service.openapi.kinds import Schema, by_name, kind, many, maybe, one_of, some_of, thing
+from fgpuspawner.service.openapi.json_schema import Schema, by_name, kind, many, maybe, one_of, some_of, thing
 
 STATE = one_of(*(state.value for state in SessionState))
 WAIT_REASON = maybe(one_of(*(reason.value for reason in WaitReason)))

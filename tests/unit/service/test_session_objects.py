@@ -20,7 +20,9 @@ from fgpu_scheduler import (
 from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
 from fgpuspawner.service.api.capacity import capacity_object
-from fgpuspawner.service.api.session_objects import me_object, queue_object, session_object, sessions_object
+from fgpuspawner.service.api.me import me_object
+from fgpuspawner.service.api.queue import queue_object
+from fgpuspawner.service.api.session_objects import session_object, sessions_object
 from fgpuspawner.service.model import Site, Viewer
 
 

@@ -1,4 +1,4 @@
-"""The API as a whole: who asks, the queues, and whether the service works."""
+"""The API's words about itself: who asks, and whether the service works."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import asyncio
 
 from tornado.web import RequestHandler
 
-from fgpu_scheduler import (
-    StoreUnavailable,
-)
+from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.api.session_objects import me_object, queue_object
 from fgpuspawner.service.handler import Service
-from fgpuspawner.service.problems import Problem
+from fgpuspawner.service.model import Json, Viewer, World, groups_of
+
+
+def me_object(viewer: Viewer, world: World) -> Json:
+    """Return who asks, and which resource groups they may use."""
+    return {
+        "user": viewer.user,
+        "admin": viewer.admin,
+        "server_name": viewer.server_name,
+        "groups": list(viewer.groups),
+        "banner": world.banner.as_json() if world.banner else None,
+        "simulated": world.simulated(groups_of(viewer, world)),
+    }
 
 
 class Me(Api):
@@ -20,17 +29,6 @@ class Me(Api):
 
     async def get(self) -> None:
         self.answer(me_object(self.viewer, await self.service.reader.world()))
-
-
-class Queue(Api):
-    async def get(self) -> None:
-        world = await self.service.reader.world()
-        known = world.groups if self.viewer.admin else self.viewer.groups
-        group = self.get_query_argument("group", known[0] if known else "")
-        if group not in known:
-            message = f"group: there is no such group; choose one of {', '.join(known) or 'none'}"
-            raise Problem(404, "no_such_group", message, field="group")
-        self.answer(queue_object(group, world, self.viewer))
 
 
 class Health(RequestHandler):
