@@ -1,10 +1,10 @@
-"""Other people's words in sentences of ours."""
+"""Other people's words in sentences of ours, and amounts in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.text.sessions import isolated
+from fgpuspawner.text.sessions import isolated, mib
 
 
 @pytest.mark.parametrize("text", ["", "ana", "<b>&\"'", "Zoë 3"])
@@ -19,3 +19,13 @@ def test_what_is_written_from_right_to_left_is_kept_to_itself(text: str) -> None
 
 def test_nobody_closes_what_keeps_it_to_itself() -> None:
     assert isolated("a\u2069\u202eb\u2067") == "\u2068a\u202eb\u2069"
+
+
+def test_memory_is_shown_exactly() -> None:
+    assert [mib(n) for n in (128, 512, 2048, 1152, 16160)] == [
+        "128 MiB",
+        "0.5 GiB",
+        "2 GiB",
+        "1.125 GiB",
+        "16160 MiB",
+    ]

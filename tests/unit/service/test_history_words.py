@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.history import hours, line, totals
-from fgpuspawner.text.times import duration
 
 RECEIPT: Json = {
     "session_id": 7,
@@ -85,8 +84,3 @@ def test_totals_are_of_what_is_known() -> None:
 
 def test_little_is_not_shown_as_nothing() -> None:
     assert [hours(amount) for amount in (0, 0.001, 0.005, 12.345)] == ["0.00", "below 0.01", "0.01", "12.35"]
-
-
-def test_lengths_of_time_are_in_the_units_that_people_use() -> None:
-    told = [duration(s) for s in (0, 59, 60, 3599, 3600, 47 * 3600 + 300, 48 * 3600, 100 * 3600)]
-    assert told == ["0 s", "59 s", "1 min", "59 min", "1 h 00 min", "47 h 05 min", "2 d 0 h", "4 d 4 h"]

@@ -1,0 +1,56 @@
+"""Nodes as administrators see them, and what is known of what holds their sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worlds import Build, gpu, node
+
+from fgpu_scheduler import NodeState
+from fgpuspawner.isolation.verified import MOST_PROBLEMS, MOST_TEXT, WRITTEN, note_verdict, read_verdicts
+from fgpuspawner.node_actions import NodeAction, actions_of
+from fgpuspawner.service.admin.nodes_view import nodes_object
+
+
+def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:
+    two = node("n1", "default", gpu("n1"), gpu("n1", 1))
+    world = Build(two, node("n2", state=NodeState.LOST)).running("alice", 500).running("bob", 1000).world()
+    first, second = nodes_object(world, [])["nodes"]
+    assert [[s["user"] for s in d["sessions"]] for d in first["devices"]] == [["alice", "bob"], []]
+    assert (first["actions"], first["can_drain"], first["sessions"]) == (["cordon"], True, 2)
+    assert (second["actions"], second["can_drain"], second["verified"]) == (["gone"], False, None)
+
+
+def test_every_state_of_a_node_has_its_own_actions() -> None:
+    assert {state: actions_of(state) for state in NodeState} == {
+        NodeState.READY: (NodeAction.CORDON,),
+        NodeState.CORDONED: (NodeAction.UNCORDON,),
+        NodeState.LOST: (NodeAction.GONE,),
+        NodeState.GONE: (),
+    }
+
+
+def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:
+    build = Build(node("n1"), node("n2")).running("alice", 500).running("bob", 500, at="n2")
+    alice, bob = build.sessions
+    note_verdict(tmp_path, alice, "interposer", ["x" * 1000] * 99)
+    note_verdict(tmp_path, bob, "mps", [])
+    bad, good = read_verdicts(tmp_path)
+    assert (bad.node_id, bad.session_id, len(bad.problems), len(bad.problems[0])) == (
+        "n1",
+        alice.id,
+        MOST_PROBLEMS,
+        MOST_TEXT,
+    )
+    assert (good.node_id, good.backend, good.problems) == ("n2", "mps", ())
+    note_verdict(tmp_path, alice, "interposer", [])
+    assert [v.problems for v in read_verdicts(tmp_path)] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "{}", '[{"node_id": 1}]', '[{"node_id": "n", "at_s": "soon"}]', "[7]"]
+)
+def test_a_file_of_verdicts_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / WRITTEN).write_text(text)
+    assert read_verdicts(tmp_path) == ()

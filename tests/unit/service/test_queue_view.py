@@ -1,0 +1,54 @@
+"""The queue as administrators see it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from worlds import ADMIN, SITE, Build, node
+
+from fgpu_scheduler import NodeState
+from fgpuspawner.service.admin.queue_view import LONG_WAIT_S, STUCK_AFTER_S, queues_object
+from fgpuspawner.service.model import World
+
+
+def queue_of(world: World, waited_s: int, **more: Any) -> dict[str, Any]:
+    """Return the one queue of a world, so long after everybody in it has asked."""
+    submitted_at_s = max(s.submitted_at_s for s in world.snapshot.sessions)
+    (queue,) = queues_object(world, ADMIN, SITE, now_s=submitted_at_s + waited_s, **more)["queues"]
+    return dict(queue)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "mark"), [(STUCK_AFTER_S - 1, None), (STUCK_AFTER_S, "stuck"), (LONG_WAIT_S, "stuck")]
+)
+def test_who_waits_without_a_start_in_sight_is_marked_sooner(waited_s: int, mark: str | None) -> None:
+    world = Build(node(state=NodeState.CORDONED)).pending("alice", 1000).world()
+    queue = queue_of(world, waited_s)
+    assert [entry["mark"] for entry in queue["entries"]] == [mark]
+    assert (queue["marked"], queue["longest_wait_s"], queue["nodes_ready"]) == (int(bool(mark)), waited_s, 0)
+
+
+@pytest.mark.parametrize(("waited_s", "mark"), [(LONG_WAIT_S - 1, None), (LONG_WAIT_S, "long")])
+def test_who_waits_for_long_with_a_start_in_sight_is_marked(waited_s: int, mark: str | None) -> None:
+    world = Build().running("bob", 2000).pending("alice", 1000).world(typical_length_s=7200)
+    (entry,) = queue_of(world, waited_s)["entries"]
+    assert entry["expected_start_at_s"] is not None
+    assert entry["mark"] == mark
+
+
+def test_a_queue_that_is_cut_counts_and_marks_all_who_wait() -> None:
+    build = Build(node(state=NodeState.CORDONED))
+    for n in range(3):
+        build.pending(f"user{n}", 1000)
+    queue = queue_of(build.world(), LONG_WAIT_S, most=1)
+    assert (len(queue["entries"]), queue["length"], queue["marked"]) == (1, 3, 3)
+
+
+def test_an_entry_tells_the_priority_that_was_asked_for_beside_the_one_that_counts() -> None:
+    build = Build().running("bob", 2000).pending("alice", 1000)
+    waits = build.sessions[-1]
+    build.sessions[-1] = replace(waits, request=replace(waits.request, priority=9), asked_priority=0)
+    (entry,) = queue_of(build.world(), 1)["entries"]
+    assert (entry["priority"], entry["asked_priority"]) == (9, 0)

@@ -1,0 +1,46 @@
+"""Quotas as administrators see them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from worlds import Build
+
+from fgpu_scheduler import Quota, QuotaScope
+from fgpu_scheduler.core.quota import Held, held_of
+from fgpu_scheduler.store.quota_edits import QuotaEdit
+from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
+from fgpuspawner.settings.queue import quota_of
+
+EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=1000)
+
+
+def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
+    world = Build().running("alice", 500).running("bob", 1500).pending("alice", 1000).world()
+    assert held_of(EACH, world.snapshot) == (Held("bob", 1500, 1, 0), Held("alice", 500, 1, 1))
+    together = Quota(QuotaScope.ALL, "*", "default", max_sessions=2)
+    assert held_of(together, world.snapshot) == (Held("*", 2000, 2, 1),)
+    assert held_of(Quota(QuotaScope.USER, "carol", None, max_sessions=1), world.snapshot) == ()
+    assert held_of(Quota(QuotaScope.USER, "bob", "other", max_sessions=1), world.snapshot) == ()
+
+
+def test_a_quota_that_is_used_up_says_so_and_one_that_is_removed_counts_nobody() -> None:
+    world = Build().running("alice", 500).running("bob", 1000).world()
+    (found,) = quotas_object([EACH], [], world)["quotas"]
+    assert {who["name"]: who["full"] for who in found["held"]} == {"bob": True, "alice": False}
+    (removed,) = quotas_object([EACH], [QuotaEdit(EACH, removed=True)], world)["quotas"]
+    assert (removed["in_force"], removed["held"], removed["file"]) == (False, [], "1 fGPU")
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        replace(EACH, max_sessions=1, max_pending=0, max_lifetime_s=60),
+        Quota(QuotaScope.GROUP, "class", "lab", max_fgpu_milli=1234),
+        Quota(QuotaScope.ALL, "*", "lab", max_sessions=3),
+    ],
+)
+def test_the_object_of_a_quota_is_read_as_the_same_quota(quota: Quota) -> None:
+    assert quota_of(spec_of(quota), "quota") == quota
+    assert quota_of({**key_of(quota), "max_sessions": 7}, "quota").name == quota.name
