@@ -16,7 +16,9 @@ from labs import DockerLab, FleetLab, Lab, LocalLab, MachineLab, MemoryLab
 from machines import Machine
 
 from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.docker import daemon
 from fgpuspawner.engines.docker.daemon import connect_here
+from fgpuspawner.engines.docker.images import pulls
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,12 +56,16 @@ def docker_there(docker_here: Docker) -> Iterator[Machine]:
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=pytest.mark.xdist_group("machines") if issubclass(kind, DockerLab) else ())
+        pytest.param(name, marks=pytest.mark.xdist_group(name) if issubclass(kind, DockerLab) else ())
         for name, kind in KINDS.items()
     ]
 )
-async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
-    """Each engine, in turn."""
+async def lab(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Lab]:
+    """Each engine, in turn; none is waited for as long as in a lab."""
+    monkeypatch.setattr(daemon, "CALL_TIMEOUT_S", 10)
+    monkeypatch.setattr(pulls, "AGAIN_AFTER_S", (0.1, 0.1))
     kind = KINDS[request.param]
     if issubclass(kind, DockerLab):
         here, there = (request.getfixturevalue(name) for name in ("docker_here", "docker_there"))
