@@ -16,11 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scheduler"), str(ROOT / "tests" / "hub"), str(ROOT / "bench")]
 
-from fgpu_scheduler import EndCause, Request, SessionState  # noqa: E402
-from fgpu_scheduler.core.planner import plan  # noqa: E402
-from fgpu_scheduler.core.policies import Policy  # noqa: E402
-from fgpu_scheduler.errors import StaleVersion  # noqa: E402
-from fgpu_scheduler.store.store import Store  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402
+    EndCause,
+    Policy,
+    Request,
+    SessionState,
+    StaleVersion,
+    Store,
+    plan,
+)
 from hubprocess import HubProcess  # noqa: E402
 
 NODES, GPUS_EACH = 10, 5
@@ -29,7 +33,7 @@ IMAGES = 40
 SEED = 7
 
 QUIET = """
-from fgpu_scheduler.ports import Seen
+from fgpu_scheduler import Seen
 from fgpuspawner.engines.local.engine import LocalEngine
 
 async def observe(self):

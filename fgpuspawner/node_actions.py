@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fgpu_scheduler import BadSettings, NodeState
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Audit, BadSettings, NodeState, Store
 
 
 class NodeAction(StrEnum):

@@ -15,8 +15,18 @@ from pathlib import Path
 
 from traitlets import HasTraits, TraitType
 
-from fgpu_scheduler import EndCause, SessionState, WaitReason
-from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, MOVED_BY, SERVING
+from fgpu_scheduler import (
+    ENDED,
+    FAILURES,
+    HOLDING,
+    LAUNCHING,
+    LEGAL,
+    MOVED_BY,
+    SERVING,
+    EndCause,
+    SessionState,
+    WaitReason,
+)
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.service.openapi import document

@@ -30,9 +30,15 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench"), str(ROOT / "bench"
 import openb  # noqa: E402
 from machine import load, machine, source  # noqa: E402
 
-from fgpu_scheduler.core.model import Placement, Request  # noqa: E402
-from fgpu_scheduler.core.placement import Free, claimed, returned, untouched  # noqa: E402
-from fgpu_scheduler.core.placer import Placer  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402  # noqa: E402
+    Free,
+    Placement,
+    Placer,
+    Request,
+    claimed,
+    returned,
+    untouched,
+)
 
 SEED = 60
 FULL_PERCENT = 90

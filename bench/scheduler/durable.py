@@ -30,20 +30,22 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench")]
 
 from machine import load, machine, source  # noqa: E402
 
-from fgpu_scheduler.core.admission import Caps  # noqa: E402
-from fgpu_scheduler.core.model import (  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
+    Caps,
+    Deadlines,
     Device,
     EndCause,
     Node,
+    Observed,
+    Policy,
     Request,
+    Scheduler,
+    Seen,
     Session,
     SessionState,
+    Store,
+    plan,
 )
-from fgpu_scheduler.core.planner import Policy, plan  # noqa: E402
-from fgpu_scheduler.core.reconcile import Observed  # noqa: E402
-from fgpu_scheduler.ports import Seen  # noqa: E402
-from fgpu_scheduler.service.scheduler import Deadlines, Scheduler  # noqa: E402
-from fgpu_scheduler.store.store import Store  # noqa: E402
 
 S = SessionState
 POSTGRES = "FGPU_TEST_POSTGRES_URL"

@@ -24,9 +24,18 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench")]
 
 from machine import machine, source  # noqa: E402
 
-from fgpu_scheduler.core.model import Device, Node, Request  # noqa: E402
-from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy  # noqa: E402
-from fgpu_scheduler.core.replay import Job, Outcome, replay, summary  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
+    Device,
+    GroupPolicy,
+    Job,
+    Node,
+    Outcome,
+    Policy,
+    Request,
+    group_policy,
+    replay,
+    summary,
+)
 
 SET_SEEDS = range(1, 13)
 SEEDS = range(101, 113)

@@ -27,10 +27,16 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench")]
 
 from machine import machine  # noqa: E402
 
-from fgpu_scheduler.core import scores  # noqa: E402
-from fgpu_scheduler.core.model import Device, Node, Request  # noqa: E402
-from fgpu_scheduler.core.placement import Free, Score, untouched  # noqa: E402
-from fgpu_scheduler.core.placer import Placer  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402  # noqa: E402
+    Device,
+    Free,
+    Node,
+    Placer,
+    Request,
+    Score,
+    scores,
+    untouched,
+)
 
 SET_SEEDS = range(42, 47)
 SEEDS = range(47, 57)

@@ -22,11 +22,19 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench"), str(ROOT / "bench"
 from machine import load, machine, source  # noqa: E402
 
 import lab  # noqa: E402
-from fgpu_scheduler.core.admission import Caps  # noqa: E402
-from fgpu_scheduler.core.forecast import forecast, forecast_request  # noqa: E402
-from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot, Usage  # noqa: E402
-from fgpu_scheduler.core.planner import plan  # noqa: E402
-from fgpu_scheduler.core.policies import Policy, group_policy  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
+    Caps,
+    Policy,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+    Usage,
+    forecast,
+    forecast_request,
+    group_policy,
+    plan,
+)
 
 AT_MOST_MS = {1000: 2.0, 10000: 20.0}
 """What one pass is held against, by the length of the queue."""

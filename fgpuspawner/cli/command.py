@@ -8,8 +8,7 @@ import getpass
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fgpu_scheduler import Policy
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Policy, Store
 from fgpuspawner.cli.hub_config import CONFIG, load_config
 from fgpuspawner.settings import FGPU
 

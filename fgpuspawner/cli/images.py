@@ -12,8 +12,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings, Node
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import BadSettings, Node, Store
 from fgpuspawner.cli.command import add_command, add_config, who
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation

@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import Any
 
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Store
 from fgpuspawner.cli.command import add_command, add_config, settings_of, who
 from fgpuspawner.node_actions import NodeAction, act
 

@@ -10,10 +10,19 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from fgpu_scheduler import BadSettings, FGPUError, Session, UnknownSession
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.private_image import ImageInUse, ImageState, PrivateImage, in_use_words, shown_mib
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import (
+    Audit,
+    BadSettings,
+    FGPUError,
+    ImageInUse,
+    ImageState,
+    PrivateImage,
+    PrivateImages,
+    Session,
+    UnknownSession,
+    in_use_words,
+    shown_mib,
+)
 from fgpuspawner.cli.command import who
 from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.cli.images import Opened, command, opened

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fgpu_scheduler import Node, Policy
-from fgpu_scheduler.core.quota import least_milli
-from fgpu_scheduler.core.replay import Outcome, replay
+from fgpu_scheduler import Node, Outcome, Policy, least_milli, replay
 from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
 from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.replay.history import History, read_history

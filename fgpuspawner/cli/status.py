@@ -17,8 +17,9 @@ from fgpu_scheduler import (
     SessionState,
     format_milli,
     free,
+    outlook,
+    resource_groups,
 )
-from fgpu_scheduler.core.outlook import outlook, resource_groups
 from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of

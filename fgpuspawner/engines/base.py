@@ -17,9 +17,7 @@ from typing import ClassVar, Protocol
 
 from traitlets.config import Config
 
-from fgpu_scheduler import Device, EndCause, FGPUError, Launcher, Observed, Seen, Session
-from fgpu_scheduler.queue import Queue
-from fgpu_scheduler.store.private_image import PrivateImage
+from fgpu_scheduler import Device, EndCause, FGPUError, Launcher, Observed, PrivateImage, Queue, Seen, Session
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.images.model import Catalogue, FoundImage, Image
 from fgpuspawner.images.pull_state import PullState

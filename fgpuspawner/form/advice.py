@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler import Device, format_milli
-from fgpu_scheduler.core.records import Past
+from fgpu_scheduler import Device, Past, format_milli
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli
 

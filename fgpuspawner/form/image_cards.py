@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
+from fgpu_scheduler import MEMORY_GRAIN_MIB
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.offer import Offer
 from fgpuspawner.images.entry import amount_text

@@ -15,9 +15,9 @@ from fgpu_scheduler import (
     Refusal,
     Request,
     amounts_that_fit,
+    counted_as,
     format_milli,
 )
-from fgpu_scheduler.core.quota import counted_as
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import amounts_for, inside_a_node, never_held, refusals
 from fgpuspawner.settings import FGPU

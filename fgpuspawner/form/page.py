@@ -10,8 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fgpu_scheduler import Refusal, Session, format_milli
-from fgpu_scheduler.store.banner import Notice
+from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib
 from fgpuspawner.form.offer import Offer, Refused, Wanted

@@ -13,10 +13,18 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fgpu_scheduler import FGPUError, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage, check_size
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    FGPUError,
+    ImageQuota,
+    ImageState,
+    PrivateImage,
+    PrivateImages,
+    Session,
+    SessionState,
+    Store,
+    StoreUnavailable,
+    check_size,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import CannotSave, Engine, EngineSilent, SavedImage, SaveSpec
 from fgpuspawner.images.model import Catalogue

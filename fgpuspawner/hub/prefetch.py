@@ -11,9 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from fgpu_scheduler import LAUNCHING, Node, NodeState, Session, SessionState
-from fgpu_scheduler.core.placement import could_ever_fit
-from fgpu_scheduler.queue import Queue
+from fgpu_scheduler import LAUNCHING, Node, NodeState, Queue, Session, SessionState, could_ever_fit
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import Engine, EngineSilent, PullFailed
 from fgpuspawner.images.model import Catalogue, Image

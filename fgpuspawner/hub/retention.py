@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fgpu_scheduler import Clock
-from fgpu_scheduler.store.retention import Retention
+from fgpu_scheduler import Clock, Retention
 from fgpuspawner.concurrency.background import Background
 
 log = logging.getLogger("fgpu")

@@ -14,14 +14,22 @@ from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from traitlets.config import Config
 
-from fgpu_scheduler import BadSettings, EndCause, Node, Session, SessionState, SystemClock
-from fgpu_scheduler.queue import Queue
-from fgpu_scheduler.service.node_health import known_or_as_it_was
-from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.retention import Retention
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    BadSettings,
+    Deadlines,
+    EndCause,
+    Meters,
+    Node,
+    PrivateImages,
+    Queue,
+    Retention,
+    Scheduler,
+    Session,
+    SessionState,
+    Store,
+    SystemClock,
+    known_or_as_it_was,
+)
 from fgpuspawner.concurrency.background import Background, Failures, until_it_works
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import ImageEdit, ImageEdits, Store
 from fgpuspawner.images.catalogue import CatalogueError, checked
 from fgpuspawner.images.entry import Entry, entry_of
 from fgpuspawner.images.model import Catalogue, Image

@@ -11,11 +11,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from fgpu_scheduler import StoreUnavailable
-from fgpu_scheduler.store.image_edits import ImageEdits
-from fgpu_scheduler.store.private_image import PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import ImageEdits, PrivateImage, PrivateImages, Store, StoreUnavailable
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.images.catalogue import CatalogueError, parse_catalogue, read_file
 from fgpuspawner.images.edits import Merged, merge

@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fgpu_scheduler import Caps, Device, Node, Refusal, Request, format_milli
-from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB, share_memory_mib
+from fgpu_scheduler import (
+    MEMORY_GRAIN_MIB,
+    Caps,
+    Device,
+    Node,
+    Refusal,
+    Request,
+    format_milli,
+    share_memory_mib,
+)
 from fgpuspawner.images.entry import amount_text, amounts_of
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.values import shown

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fgpu_scheduler.store.private_image import ImageState, PrivateImage
+from fgpu_scheduler import ImageState, PrivateImage
 from fgpuspawner.images.entry import AMOUNT_FIELDS
 from fgpuspawner.images.model import Catalogue, Image
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import Clock, FGPUError, Session, SessionState
-from fgpu_scheduler.core.records import Measured
-from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler import Clock, FGPUError, Measured, Meters, Session, SessionState
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.drivers import Drivers, Place
 from fgpuspawner.isolation.manager import Isolation

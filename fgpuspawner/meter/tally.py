@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fgpu_scheduler.core.records import Measured
+from fgpu_scheduler import Measured
 
 HIGHEST_MEMORY = 200
 """Percent of the limit above which all is counted as this: a session may be above it for a while."""

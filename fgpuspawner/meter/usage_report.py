@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
-from fgpu_scheduler.core.records import Spent
+from fgpu_scheduler import Spent
 
 DAY_S = 24 * 3600
 MOST_DAYS = 366

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from fgpu_scheduler import ENDED, HOLDING, Node, Session, SessionState
-from fgpu_scheduler.core.model import Quota
-from fgpu_scheduler.core.replay import Job, Outcome
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import ENDED, HOLDING, Job, Node, Outcome, Quota, Session, SessionState, Store
 
 PAGE = 5000
 """So many events are read at a time."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fgpu_scheduler import BadSettings
-from fgpu_scheduler.core.replay import Outcome
+from fgpu_scheduler import BadSettings, Outcome
 from fgpuspawner.replay.report import Report
 
 INSTALL = "pip install 'fgpuspawner[plot]'"

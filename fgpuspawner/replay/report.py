@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fgpu_scheduler import format_milli
-from fgpu_scheduler.core.replay import Outcome, Summary, summary
+from fgpu_scheduler import Outcome, Summary, format_milli, summary
 from fgpuspawner.text.tables import table
 from fgpuspawner.text.times import instant
 

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from fgpu_scheduler import BadAmount, BadSettings, Request, parse_milli
-from fgpu_scheduler.core.replay import Job, Outcome
+from fgpu_scheduler import BadAmount, BadSettings, Job, Outcome, Request, parse_milli
 from fgpuspawner.replay.history import History, typical_length_s, typical_lengths_s
 
 LARGEST = 2**53

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fgpu_scheduler import BadAmount, BadSettings, Device, Node, parse_milli
-from fgpu_scheduler.core.model import Quota, QuotaScope
-from fgpu_scheduler.core.policies import Policy, group_policy
+from fgpu_scheduler import (
+    BadAmount,
+    BadSettings,
+    Device,
+    Node,
+    Policy,
+    Quota,
+    QuotaScope,
+    group_policy,
+    parse_milli,
+)
 from fgpuspawner.settings.queue import POLICY
 
 NO_QUOTA = "none"

@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlencode
 from jupyterhub.services.auth import HubOAuth, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler
 
-from fgpu_scheduler import FGPUError, Session, StoreUnavailable
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import FGPUError, Session, Store, StoreUnavailable
 from fgpuspawner import scopes
 from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub

@@ -13,18 +13,18 @@ from typing import Any
 
 from fgpu_scheduler import (
     HOLDING,
+    AllRules,
     Device,
     Forecast,
+    Ledger,
+    Notice,
+    PrivateImage,
     Request,
     Session,
     SessionState,
     Share,
     Snapshot,
 )
-from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.store.banner import Notice
-from fgpu_scheduler.store.private_image import PrivateImage
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.meter.model import Live, Told

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.private_image import ImageInUse, ImageState, PrivateImage, in_use_words
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import Audit, ImageInUse, ImageState, PrivateImage, PrivateImages, in_use_words
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Savers, Viewer
 from fgpuspawner.service.problems import Problem, forbidden

@@ -17,8 +17,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from traitlets import TraitError
 
-from fgpu_scheduler import BadSettings, FGPUError, SystemClock
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import Images, keep_current
 from fgpuspawner.service.app import make_app

@@ -13,22 +13,22 @@ from typing import ParamSpec, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import (
+    Banner,
     Caps,
     Clock,
+    Past,
+    PrivateImage,
+    PrivateImages,
+    QueueReader,
     RequestForecast,
     Session,
     Snapshot,
+    Store,
+    StoreReader,
     StoreUnavailable,
+    Unblocking,
+    resource_groups,
 )
-from fgpu_scheduler.core.outlook import resource_groups
-from fgpu_scheduler.core.records import Past
-from fgpu_scheduler.core.unblocking import Unblocking
-from fgpu_scheduler.queue import QueueReader
-from fgpu_scheduler.service.reader import StoreReader
-from fgpu_scheduler.store.banner import Banner
-from fgpu_scheduler.store.private_image import PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import Offer, Wanted, make_offer
 from fgpuspawner.images.catalogue import CatalogueError

@@ -9,9 +9,16 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fgpu_scheduler import ENDED, EndCause, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.end_messages import MOST_TEXT, EndMessages
+from fgpu_scheduler import (
+    ENDED,
+    MOST_MESSAGE_TEXT,
+    Audit,
+    EndCause,
+    EndMessages,
+    Session,
+    SessionState,
+    StoreUnavailable,
+)
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
 from fgpuspawner.service.model import is_mine, is_visible
@@ -108,8 +115,8 @@ async def last_words(handler: Handler, session: Session, message: str) -> AsyncI
         yield
         return
     said = " ".join(message.replace("\0", " ").split())
-    if len(said) > MOST_TEXT:
-        raise bad_argument("message", f"{len(said)} characters; it may have {MOST_TEXT}")
+    if len(said) > MOST_MESSAGE_TEXT:
+        raise bad_argument("message", f"{len(said)} characters; it may have {MOST_MESSAGE_TEXT}")
     by = handler.actor
     words = f"ended by the administrator {by}" + (f": {said}" if said else "")
     change = handler.service.reader.change

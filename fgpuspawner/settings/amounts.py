@@ -6,9 +6,7 @@ import fnmatch
 
 from traitlets import Dict, Float, Integer, Unicode, Union
 
-from fgpu_scheduler import BadSettings, Caps, format_milli
-from fgpu_scheduler.core.admission import MIN_MEMORY_MIB
-from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
+from fgpu_scheduler import MIN_MEMORY_MIB, MIN_TIME_LIMIT_S, BadSettings, Caps, format_milli
 from fgpuspawner.settings.traits import Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from traitlets import Bool, Dict, Integer, List, Unicode
 
-from fgpu_scheduler import BadSettings
-from fgpu_scheduler.store.private_image import ImageQuota
+from fgpu_scheduler import BadSettings, ImageQuota
 from fgpuspawner.settings.traits import Settings, is_whole
 
 LARGEST_QUOTA = 10**9

@@ -11,8 +11,7 @@ from urllib.parse import urlparse
 
 import psutil
 
-from fgpu_scheduler import BadAmount, BadSettings, FoundDevice, SimulatedProbe, parse_milli
-from fgpu_scheduler.core.admission import MIN_MEMORY_MIB
+from fgpu_scheduler import MIN_MEMORY_MIB, BadAmount, BadSettings, FoundDevice, SimulatedProbe, parse_milli
 from fgpuspawner.settings.traits import LARGEST_MIB, is_whole
 
 log = logging.getLogger("fgpu")

@@ -11,18 +11,19 @@ from typing import Any
 from traitlets import Dict, List
 
 from fgpu_scheduler import (
+    MIN_TIME_LIMIT_S,
+    AllRules,
     BadAmount,
     BadSettings,
     GroupPolicy,
     Policy,
     Quota,
     QuotaScope,
+    Rules,
     group_policy,
     parse_milli,
+    quota_words,
 )
-from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
-from fgpu_scheduler.core.quota import shown
-from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpuspawner.settings.traits import Settings, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
@@ -151,7 +152,7 @@ class QueueSettings(Settings):
         whose = [(quota.scope, quota.name, quota.resource_group) for quota in quotas]
         for n, quota in enumerate(quotas):
             if whose[n] in whose[:n]:
-                raise BadSettings(f"c.FGPU.quotas has two for {shown(quota)}; write them as one")
+                raise BadSettings(f"c.FGPU.quotas has two for {quota_words(quota)}; write them as one")
         for group, highest in self.max_priority.items():
             if not isinstance(group, str) or not is_whole(highest, 0, HIGHEST_PRIORITY):
                 raise BadSettings(

@@ -30,13 +30,14 @@ from fgpu_scheduler import (
     EndCause,
     FGPUError,
     Refusal,
+    Requeued,
     Session,
+    SessionEnded,
     SessionExists,
     SessionState,
     StoreUnavailable,
     TooManyPending,
 )
-from fgpu_scheduler.queue import Requeued, SessionEnded
 from fgpuspawner.concurrency.waiting import it_answers
 from fgpuspawner.engines.base import (
     Capabilities,

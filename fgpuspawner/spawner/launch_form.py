@@ -14,9 +14,7 @@ from typing import Any
 from jupyterhub.spawner import Spawner, SpawnException
 from traitlets import HasTraits, default
 
-from fgpu_scheduler import Node, Refusal, Session, StoreUnavailable
-from fgpu_scheduler.store.banner import Banner, Notice
-from fgpu_scheduler.store.history import History
+from fgpu_scheduler import Banner, History, Node, Notice, Refusal, Session, StoreUnavailable
 from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image

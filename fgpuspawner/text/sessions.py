@@ -5,8 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from fgpu_scheduler import EndCause, Request, Session, SessionState, format_milli
-from fgpu_scheduler.core.forecast import Ahead
+from fgpu_scheduler import Ahead, EndCause, Request, Session, SessionState, format_milli
 
 TURNING = frozenset(("R", "AL", "RLE", "RLO", "LRE", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"))
 ISOLATES = dict.fromkeys(range(0x2066, 0x206A))

@@ -3,10 +3,19 @@
 These are the public names; everything else may change.
 """
 
-from fgpu_scheduler.core.admission import Caps, Refusal, admit, amounts_that_fit, pending_refusals
-from fgpu_scheduler.core.forecast import Forecast, RequestForecast, forecast, forecast_request
+from fgpu_scheduler.core import scores
+from fgpu_scheduler.core.admission import (
+    MIN_MEMORY_MIB,
+    Caps,
+    Refusal,
+    admit,
+    amounts_that_fit,
+    pending_refusals,
+)
+from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
+from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forecast, forecast_request
 from fgpu_scheduler.core.groups import of_group
-from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LIVE, SERVING
+from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, LIVE, MOVED_BY, SERVING
 from fgpu_scheduler.core.model import (
     Device,
     EndCause,
@@ -21,13 +30,38 @@ from fgpu_scheduler.core.model import (
     Share,
     ShareMode,
     Snapshot,
+    Usage,
     WaitReason,
 )
-from fgpu_scheduler.core.placement import Free, free
+from fgpu_scheduler.core.outlook import outlook, resource_groups
+from fgpu_scheduler.core.placement import (
+    DeviceFree,
+    Free,
+    NodeFree,
+    Score,
+    claimed,
+    could_ever_fit,
+    free,
+    placements,
+    returned,
+    untouched,
+)
+from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Plan, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
+from fgpu_scheduler.core.quota import Held, Ledger, Left, counted_as, held_of_each, least_milli, quota_words
+from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s
 from fgpu_scheduler.core.reconcile import Observed
-from fgpu_scheduler.core.units import format_milli, parse_milli
+from fgpu_scheduler.core.records import Measured, Past, Spent
+from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
+from fgpu_scheduler.core.unblocking import Unblocking
+from fgpu_scheduler.core.units import (
+    LARGEST_MILLI,
+    MEMORY_GRAIN_MIB,
+    format_milli,
+    parse_milli,
+    share_memory_mib,
+)
 from fgpu_scheduler.errors import (
     BadAmount,
     BadSettings,
@@ -44,64 +78,171 @@ from fgpu_scheduler.errors import (
 from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
 from fgpu_scheduler.probes.nvml import NvmlProbe
 from fgpu_scheduler.probes.simulated import SimulatedProbe
+from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
+from fgpu_scheduler.service.node_health import known_or_as_it_was
+from fgpu_scheduler.service.reader import StoreReader
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
+from fgpu_scheduler.store.audit import Audit, AuditLine
+from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
+from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
+from fgpu_scheduler.store.history import History
+from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
+from fgpu_scheduler.store.image_names import image_prefix_of
+from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler.store.private_image import (
+    HELD_IMAGES,
+    MIB,
+    ImageInUse,
+    ImageQuota,
+    ImageState,
+    PrivateImage,
+    check_size,
+    in_use_words,
+    shown_mib,
+)
+from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaEdits, QuotaSource, listed_quotas
+from fgpu_scheduler.store.quotas import limits_words
+from fgpu_scheduler.store.retention import Retention
+from fgpu_scheduler.store.store import Store
 
 __all__ = [
-    "ENDED",
-    "HOLDING",
-    "LAUNCHING",
-    "LIVE",
-    "SERVING",
+    "Ahead",
+    "AllRules",
+    "Audit",
+    "AuditLine",
     "BadAmount",
     "BadSettings",
+    "Banner",
+    "BannerLevel",
     "Caps",
     "Clock",
+    "Deadlines",
     "Device",
+    "DeviceFree",
     "DeviceProbe",
+    "ENDED",
     "EndCause",
+    "EndMessages",
+    "FAILURES",
     "FGPUError",
     "Forecast",
     "FoundDevice",
     "Free",
     "GroupPolicy",
+    "HELD_IMAGES",
+    "HOLDING",
+    "Held",
+    "History",
+    "ImageEdit",
+    "ImageEdits",
+    "ImageInUse",
+    "ImageQuota",
+    "ImageState",
     "InvalidTransition",
+    "Job",
+    "LARGEST_MILLI",
+    "LAUNCHING",
+    "LEGAL",
+    "LIVE",
     "Launcher",
+    "Ledger",
+    "Left",
+    "ListedQuota",
+    "MEMORY_GRAIN_MIB",
+    "MIB",
+    "MIN_MEMORY_MIB",
+    "MIN_TIME_LIMIT_S",
+    "MOST_BANNER_TEXT",
+    "MOST_MESSAGE_TEXT",
+    "MOVED_BY",
+    "Measured",
+    "Meters",
     "Node",
+    "NodeFree",
     "NodeState",
+    "Notice",
     "NvmlProbe",
     "Observed",
+    "Outcome",
     "OverQuota",
+    "Past",
     "Placement",
+    "Placer",
     "Plan",
     "Policy",
+    "PrivateImage",
+    "PrivateImages",
     "ProbeFailed",
+    "Queue",
+    "QueueReader",
     "Quota",
+    "QuotaEdit",
+    "QuotaEdits",
     "QuotaScope",
+    "QuotaSource",
     "Refusal",
     "Request",
     "RequestForecast",
+    "Requeued",
+    "Retention",
+    "Rules",
+    "SERVING",
+    "Scheduler",
+    "Score",
     "Seen",
     "Session",
+    "SessionEnded",
     "SessionExists",
     "SessionState",
     "Share",
     "ShareMode",
     "SimulatedProbe",
     "Snapshot",
+    "Spent",
     "StaleVersion",
+    "Store",
+    "StoreReader",
     "StoreUnavailable",
+    "Summary",
     "SystemClock",
     "TooManyPending",
+    "Unblocking",
     "UnknownSession",
+    "Usage",
     "WaitReason",
     "admit",
     "amounts_that_fit",
+    "check_size",
+    "claimed",
+    "could_ever_fit",
+    "counted_as",
     "forecast",
     "forecast_request",
     "format_milli",
     "free",
     "group_policy",
+    "held_of_each",
+    "image_prefix_of",
+    "in_use_words",
+    "known_or_as_it_was",
+    "least_milli",
+    "lifetime_s",
+    "limits_words",
+    "listed_quotas",
     "of_group",
+    "outlook",
     "parse_milli",
     "pending_refusals",
+    "placements",
     "plan",
+    "quota_words",
+    "replay",
+    "resource_groups",
+    "returned",
+    "scores",
+    "share_memory_mib",
+    "shown_mib",
+    "summary",
+    "untouched",
 ]

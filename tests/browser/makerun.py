@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Store
 from hubprocess import ROOT, free_ports, until
 from leftovers import remove_leftovers
 

@@ -14,9 +14,7 @@ from axe import check_page
 from playwright.sync_api import Page, expect
 from standing import PREFIX, Standing, asked, gpus, standing
 
-from fgpu_scheduler import EndCause, SessionState
-from fgpu_scheduler.core.records import Measured
-from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler import EndCause, Measured, Meters, SessionState
 from steps import scrolls_sideways
 
 pytestmark = pytest.mark.timeout(600)

@@ -12,8 +12,7 @@ import requests
 from playwright.sync_api import expect
 
 import makerun
-from fgpu_scheduler import EndCause, SessionState
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import EndCause, SessionState, Store
 from hubprocess import HubProcess, running, until
 from steps import START_MS, Person, fact
 from watching import Faults

@@ -12,8 +12,7 @@ import pytest
 from axe import check_page
 from playwright.sync_api import Route, expect
 
-from fgpu_scheduler.store.banner import Banner, Level, Notice
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Banner, BannerLevel, Notice, Store
 from hubprocess import HubProcess, running, until
 from steps import START_MS, Person, fact, forecast, start
 from watching import Faults
@@ -176,7 +175,7 @@ def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
     store.connect()
     banner = Banner(store)
     try:
-        banner.put(Notice(HOSTILE, Level.WARNING), by="admin", now_s=int(time.time()))
+        banner.put(Notice(HOSTILE, BannerLevel.WARNING), by="admin", now_s=int(time.time()))
         page.reload()
         expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
         expect(forecast(page)).to_be_visible()

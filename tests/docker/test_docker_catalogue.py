@@ -9,7 +9,7 @@ import pytest
 from dockerhub import Engine
 from imageregistry import ImageRegistry, Made, random_layer
 
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Store
 from fgpuspawner.cli import main as cli
 from fgpuspawner.images.catalogue import Image, load_catalogue
 from fgpuspawner.images.labels import PRIVATE, labels_of

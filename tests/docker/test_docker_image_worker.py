@@ -14,10 +14,20 @@ import pytest
 from dockerhub import BASE, Engine
 from traitlets.config import Config
 
-from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    Device,
+    EndCause,
+    ImageQuota,
+    ImageState,
+    Node,
+    Policy,
+    PrivateImage,
+    PrivateImages,
+    Request,
+    SessionState,
+    Store,
+    plan,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Installation
 from fgpuspawner.engines.docker.engine import DockerEngine

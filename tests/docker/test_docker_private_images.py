@@ -13,9 +13,7 @@ import pytest
 import requests
 from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import ImageQuota, ImageState, PrivateImage, PrivateImages, Store
 
 SECRET = "secret-of-the-lab-0123456789"
 HOME_FILE = "only-in-the-home-9876543210"

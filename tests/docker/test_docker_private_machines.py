@@ -9,9 +9,7 @@ import pytest
 from dockerhub import MINI, ONE, PYTHON, DockerHub, Engine, until
 from machines import Machine
 
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import ImageQuota, ImageState, PrivateImages, Store
 from fgpuspawner.engines.docker import exec as execs
 
 pytestmark = pytest.mark.slow

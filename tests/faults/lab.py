@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fgpu_scheduler import (
     Caps,
+    Deadlines,
     Device,
     EndCause,
     Forecast,
@@ -14,12 +15,12 @@ from fgpu_scheduler import (
     Observed,
     Policy,
     Request,
+    Scheduler,
     Seen,
     Session,
     SessionState,
+    Store,
 )
-from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from fgpu_scheduler.store.store import Store
 
 HOUR_S = 3600
 BEGAN_S = 1_800_000_000

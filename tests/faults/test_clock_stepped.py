@@ -8,10 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fgpu_scheduler import EndCause, SessionState
-from fgpu_scheduler.queue import SessionEnded
-from fgpu_scheduler.service.scheduler import Deadlines
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Deadlines, EndCause, SessionEnded, SessionState, Store
 from lab import HOUR_S, NODE, Lab
 
 

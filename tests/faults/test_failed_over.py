@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from fgpu_scheduler import Request, StoreUnavailable
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Request, Store, StoreUnavailable
 from outages import OwnPostgres
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Observed, StoreUnavailable
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Observed, Store, StoreUnavailable
 from lab import NODE, Lab, Standing
 
 

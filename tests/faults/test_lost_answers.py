@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import EndCause, Observed, Request, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.queue import SessionEnded
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    EndCause,
+    Observed,
+    Request,
+    Session,
+    SessionEnded,
+    SessionState,
+    Store,
+    StoreUnavailable,
+)
 from lab import NODE, Lab
 
 

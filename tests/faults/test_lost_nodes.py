@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import EndCause, NodeState, Observed, Seen, SessionState
-from fgpu_scheduler.queue import Requeued, SessionEnded
-from fgpu_scheduler.service.node_health import known_or_as_it_was
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    EndCause,
+    NodeState,
+    Observed,
+    Requeued,
+    Seen,
+    SessionEnded,
+    SessionState,
+    Store,
+    known_or_as_it_was,
+)
 from lab import NODE, Lab, Standing
 
 S = SessionState

@@ -6,10 +6,7 @@ from pathlib import Path
 
 from test_service import World, end, now_s, place, run, submit
 
-from fgpu_scheduler.core.records import Measured
-from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.private_image import ImageQuota
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import ImageQuota, Measured, Meters, PrivateImages
 from fgpuspawner.meter.model import Live, Meter, Point, Process, Told, write_meters
 
 SECRET = "s3cret"

@@ -20,8 +20,7 @@ import psutil
 import requests
 
 import quickstart
-from fgpu_scheduler import Session
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Session, Store
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from typing import Any
 
 import requests
 
-from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, plan
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, Store, plan
 from fgpuspawner.config import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.meter.model import Live, Meter, Told, write_meters

@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import delete, insert
 from test_service import MARKUP, ServiceHub, end, now_s, place, run, submit
 
-from fgpu_scheduler import Device, EndCause, Node, NodeState, Policy, SessionState, plan
-from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler import Audit, Device, EndCause, Node, NodeState, Policy, SessionState, plan
 from fgpu_scheduler.store.schema import quota_edits
 from hubprocess import until
 

@@ -11,7 +11,7 @@ from filledservice import SECRET, Filled
 from servedroutes import methods_of, served
 from test_service import now_s
 
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import PrivateImages
 from hubprocess import until
 
 ROLES = ("nobody", "bare service", "bare token", "carol", "server", "alice", "admin")

@@ -10,9 +10,7 @@ import pytest
 from bs4 import BeautifulSoup
 from test_service import ServiceHub, end, now_s, run, submit
 
-from fgpu_scheduler import Device, Node
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import Device, ImageQuota, ImageState, Node, PrivateImages
 from hubprocess import until
 
 JSON = dict[str, Any]

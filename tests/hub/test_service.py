@@ -19,8 +19,7 @@ import pytest
 import requests
 from bs4 import BeautifulSoup
 
-from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, plan
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, Store, plan
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.settings import FGPU
 from hubprocess import ROOT, HubProcess, free_ports, until

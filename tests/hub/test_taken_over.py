@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import requests
 
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Store
 from fgpuspawner.cli.main import make_parser
 from fgpuspawner.settings import FGPU
 from hubprocess import HubProcess, until

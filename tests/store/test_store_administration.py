@@ -13,9 +13,9 @@ from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.store.audit import MOST_DETAILS, Audit
-from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
+from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
 from fgpu_scheduler.store.end_messages import EndMessages
-from fgpu_scheduler.store.quota_edits import QuotaEdits, QuotaSource, listed
+from fgpu_scheduler.store.quota_edits import QuotaEdits, QuotaSource, listed_quotas
 from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.store.transaction import HEEDED_S
 
@@ -71,11 +71,11 @@ def test_what_others_wrote_is_one_line_of_bounded_length_in_the_audit_log(store:
 def test_a_banner_is_there_until_its_time_or_until_it_is_taken_down(store: Store) -> None:
     banner = Banner(store)
     assert banner.at(50) is None
-    banner.put(Notice(" Down\n at 3 ", Level.WARNING, 100), by="root", now_s=50)
-    assert banner.at(99) == Notice("Down at 3", Level.WARNING, 100, "root", 50)
+    banner.put(Notice(" Down\n at 3 ", BannerLevel.WARNING, 100), by="root", now_s=50)
+    assert banner.at(99) == Notice("Down at 3", BannerLevel.WARNING, 100, "root", 50)
     assert banner.at(100) is None
     banner.put(Notice("Again"), by="eve", now_s=120)
-    assert banner.at(10**9) == Notice("Again", Level.INFO, None, "eve", 120)
+    assert banner.at(10**9) == Notice("Again", BannerLevel.INFO, None, "eve", 120)
     banner.take_down(by="eve", now_s=130)
     banner.take_down(by="eve", now_s=131)
     assert banner.at(140) is None
@@ -90,7 +90,7 @@ def test_a_banner_is_there_until_its_time_or_until_it_is_taken_down(store: Store
     ("notice", "field"),
     [
         (Notice(" \n"), "text"),
-        (Notice("x" * (MOST_TEXT + 1)), "text"),
+        (Notice("x" * (MOST_BANNER_TEXT + 1)), "text"),
         (Notice("x", until_at_s=50), "until"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_banner_that_says_nothing_or_too_much_or_too_late_is_refused(
 
 
 def sources(store: Store, file: tuple[Quota, ...]) -> list[tuple[QuotaSource, Quota]]:
-    return [(one.source, one.quota) for one in listed(file, QuotaEdits(store).all())]
+    return [(one.source, one.quota) for one in listed_quotas(file, QuotaEdits(store).all())]
 
 
 def test_a_quota_is_changed_removed_added_and_put_back_over_the_file(store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 from store_worlds import S, ask, end, node, opened, run, schedule
 
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Request, Usage
-from fgpu_scheduler.core.quota import shown
+from fgpu_scheduler.core.quota import quota_words
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import BadSettings, OverQuota, TooManyPending
 from fgpu_scheduler.store.sessions import SessionStore
@@ -88,7 +88,7 @@ def test_over_the_pending_quota_nothing_of_a_submission_is_queued(any_store: Ses
     with pytest.raises(TooManyPending) as refused:
         any_store.submit([of("bob", "c", "class"), of("carol", "d", "class")], now_s=1)
     assert str(refused.value) == (
-        f"the quota of {shown(CLASS)} is 2 requests waiting: 1 wait already, and this would add 2"
+        f"the quota of {quota_words(CLASS)} is 2 requests waiting: 1 wait already, and this would add 2"
     )
     assert any_store.version() == version
     assert len(any_store.submit([of("bob", "c", "class"), of("carol", "d")], now_s=1)) == 2

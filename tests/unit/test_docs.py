@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 from traitlets import HasTraits
 
-from fgpu_scheduler import EndCause, SessionState, WaitReason
-from fgpu_scheduler.core.lifecycle import LEGAL, MOVED_BY
+from fgpu_scheduler import LEGAL, MOVED_BY, EndCause, SessionState, WaitReason
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.settings import FGPU

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from fgpu_scheduler.core.records import Spent
+from fgpu_scheduler import Spent
 from fgpuspawner.meter.usage_report import DAY_S, By, Line, Report, p95, report, starts_at_s
 
 FIRST, LAST = date(2026, 5, 1), date(2026, 5, 3)

@@ -16,8 +16,7 @@ from docker.errors import APIError
 from docker.tls import TLSConfig
 from docker.types import DeviceRequest
 
-from fgpu_scheduler import BadSettings, EndCause, Observed, Seen, Session
-from fgpu_scheduler.store.private_image import PrivateImage
+from fgpu_scheduler import BadSettings, EndCause, Observed, PrivateImage, Seen, Session
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import (
     Capabilities,

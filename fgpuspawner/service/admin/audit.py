@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from fgpu_scheduler.store.audit import Audit, Line
+from fgpu_scheduler import Audit, AuditLine
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole_number
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.text.times import cell
@@ -21,7 +21,7 @@ COLUMNS = ("id", "at", "actor", "action", "target", "details")
 
 async def lines(
     handler: Handler, asked: dict[str, str], *, limit: int
-) -> tuple[tuple[Line, ...], int | None]:
+) -> tuple[tuple[AuditLine, ...], int | None]:
     """Return the lines of one page, and before which id the next page begins; None after the last."""
     before = asked.get("before")
     filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}

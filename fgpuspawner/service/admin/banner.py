@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from fgpu_scheduler import BadSettings, SystemClock
-from fgpu_scheduler.store.banner import MOST_TEXT, Banner, Level, Notice
+from fgpu_scheduler import MOST_BANNER_TEXT, BadSettings, Banner, BannerLevel, Notice, SystemClock
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, problem_of, whole_number
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument
 
 FIELDS = ("text", "level", "until")
-LEVELS = {Level.INFO: "For information", Level.WARNING: "Warning"}
+LEVELS = {BannerLevel.INFO: "For information", BannerLevel.WARNING: "Warning"}
 LATEST_S = 253_402_300_799
 """The end of the year 9999: the last that a calendar here can show."""
 
@@ -29,9 +28,9 @@ async def put(handler: Handler, text: str, level: str, until_at_s: int | None) -
     Raises:
         Problem: it says nothing or too much, its time is over, or there is no such level.
     """
-    if level not in set(Level):
-        raise bad_argument("level", f"use one of {', '.join(Level)}")
-    notice = Notice(text, Level(level), until_at_s)
+    if level not in set(BannerLevel):
+        raise bad_argument("level", f"use one of {', '.join(BannerLevel)}")
+    notice = Notice(text, BannerLevel(level), until_at_s)
     try:
         await handler.change(lambda store, by, now_s: Banner(store).put(notice, by=by, now_s=now_s))
     except BadSettings as e:
@@ -71,7 +70,7 @@ class BannerPage(AdminFormPage):
             trouble=trouble,
             values={name: self.field(name) for name in FIELDS} if trouble else {},
             levels=LEVELS,
-            longest=MOST_TEXT,
+            longest=MOST_BANNER_TEXT,
         )
 
     async def submit(self) -> None:
@@ -88,7 +87,11 @@ class BannerApi(AdminApi):
 
     async def put(self) -> None:
         given = self.body(("text", "level", "until_at_s"))
-        text, level, until_at_s = given.get("text"), given.get("level", Level.INFO), given.get("until_at_s")
+        text, level, until_at_s = (
+            given.get("text"),
+            given.get("level", BannerLevel.INFO),
+            given.get("until_at_s"),
+        )
         if not isinstance(text, str):
             raise bad_argument("text", "must be a text")
         if until_at_s is not None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fgpu_scheduler import BadSettings, FGPUError, NodeState, Session
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.end_messages import MOST_TEXT
+from fgpu_scheduler import MOST_MESSAGE_TEXT, Audit, BadSettings, FGPUError, NodeState, Session
 from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.node_actions import NodeAction, act
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
@@ -112,7 +110,9 @@ class NodesPage(AdminFormPage):
         self.render("admin_nodes.html", found=await nodes(self), trouble=trouble)
 
     async def submit(self) -> None:
-        found = await do(self, self.field("node"), self.field("action"), self.field("message")[:MOST_TEXT])
+        found = await do(
+            self, self.field("node"), self.field("action"), self.field("message")[:MOST_MESSAGE_TEXT]
+        )
         if found["failed"]:
             said = "; ".join(f"session {one['session_id']}: {one['message']}" for one in found["failed"])
             await self.show(Problem(409, "not_all_ended", f"not all of its sessions could be ended: {said}"))
@@ -132,7 +132,7 @@ class ConfirmPage(AdminPage):
         if node is None:
             raise Problem(404, "no_such_node", f"there is no node {node_id!r}")
         sessions = on_node(world, node_id)
-        self.render("admin_node.html", node=node, action=action, sessions=sessions, longest=MOST_TEXT)
+        self.render("admin_node.html", node=node, action=action, sessions=sessions, longest=MOST_MESSAGE_TEXT)
 
 
 class NodesApi(AdminApi):
@@ -144,7 +144,7 @@ class OneNodeApi(AdminApi):
     async def post(self, node_id: str) -> None:
         given = self.body(("action", "message"))
         action, message = given.get("action"), given.get("message") or ""
-        if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_TEXT:
-            raise bad_argument("action", f"a word; message: a text of at most {MOST_TEXT} characters")
+        if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_MESSAGE_TEXT:
+            raise bad_argument("action", f"a word; message: a text of at most {MOST_MESSAGE_TEXT} characters")
         found = await do(self, node_id, action, message)
         self.answer({**found, "simulated": (await self.service.reader.world()).simulated()})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fgpu_scheduler import HOLDING, Node, NodeState, Session, SessionState, format_milli, free
-from fgpu_scheduler.core.placement import DeviceFree
+from fgpu_scheduler import HOLDING, DeviceFree, Node, NodeState, Session, SessionState, format_milli, free
 from fgpuspawner.isolation.verified import Verdict
 from fgpuspawner.node_actions import actions_of
 from fgpuspawner.service.api.capacity import device_object

@@ -7,9 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import BadSettings, Quota, format_milli
-from fgpu_scheduler.core.units import LARGEST_MILLI
-from fgpu_scheduler.store.quota_edits import QuotaEdits
+from fgpu_scheduler import LARGEST_MILLI, BadSettings, Quota, QuotaEdits, format_milli
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object
 from fgpuspawner.service.handler import Handler

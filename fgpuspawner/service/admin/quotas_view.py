@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fgpu_scheduler import Quota, QuotaScope, format_milli
-from fgpu_scheduler.core.quota import Held, held_of_each, shown
-from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaSource, listed
-from fgpu_scheduler.store.quotas import limits_words
+from fgpu_scheduler import (
+    Held,
+    ListedQuota,
+    Quota,
+    QuotaEdit,
+    QuotaScope,
+    QuotaSource,
+    format_milli,
+    held_of_each,
+    limits_words,
+    listed_quotas,
+    quota_words,
+)
 from fgpuspawner.service.model import Json, World
 
 MOST_HELD = 100
@@ -24,7 +33,7 @@ SOURCE_WORDS = {
 
 def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> Json:
     """Return every quota, in force or taken out of force. For administrators only."""
-    found = listed(file, edits)
+    found = listed_quotas(file, edits)
     held = held_of_each([one.quota for one in found], world.snapshot)
     return {
         "quotas": [_quota(one, own) for one, own in zip(found, held, strict=True)],
@@ -59,7 +68,7 @@ def _quota(one: ListedQuota, counted: Sequence[Held]) -> Json:
     held = counted if in_force else ()
     return {
         "for": key_of(quota),
-        "name": shown(quota),
+        "name": quota_words(quota),
         "limits": {key: value for key, value in spec_of(quota).items() if key.startswith("max_")},
         "text": limits_words(quota),
         "source": one.source.value,

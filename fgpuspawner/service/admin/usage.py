@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 
-from fgpu_scheduler import SystemClock
-from fgpu_scheduler.queue import QueueReader
+from fgpu_scheduler import QueueReader, SystemClock
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler import NodeState, format_milli, free
-from fgpu_scheduler.core.placement import DeviceFree
+from fgpu_scheduler import DeviceFree, NodeState, format_milli, free
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.capacity import (
     Amounts,

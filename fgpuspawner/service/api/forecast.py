@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 
 from fgpu_scheduler import (
     Caps,
+    Ledger,
+    Left,
     Refusal,
     Request,
     RequestForecast,
@@ -15,8 +17,8 @@ from fgpu_scheduler import (
     SystemClock,
     format_milli,
     pending_refusals,
+    quota_words,
 )
-from fgpu_scheduler.core.quota import Ledger, Left, shown
 from fgpuspawner.form import ticket as tickets
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import parse, read_fields
@@ -101,10 +103,10 @@ def quota_object(snapshot: Snapshot, request: Request) -> Json:
 def _words(left: Left) -> str | None:
     parts: list[tuple[str, str]] = []
     if left.fgpu_milli is not None and left.fgpu_of is not None:
-        parts.append((f"{format_milli(left.fgpu_milli)} fGPU", shown(left.fgpu_of)))
+        parts.append((f"{format_milli(left.fgpu_milli)} fGPU", quota_words(left.fgpu_of)))
     if left.sessions is not None and left.sessions_of is not None:
         number = "1 session" if left.sessions == 1 else f"{left.sessions} sessions"
-        parts.append((number, shown(left.sessions_of)))
+        parts.append((number, quota_words(left.sessions_of)))
     if not parts:
         return None
     if len({whose for _, whose in parts}) == 1:

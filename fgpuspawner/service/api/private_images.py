@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fgpu_scheduler.store.private_image import HELD, ImageQuota, PrivateImage, shown_mib
+from fgpu_scheduler import HELD_IMAGES, ImageQuota, PrivateImage, shown_mib
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api, sent_text
 from fgpuspawner.service.model import Json, Viewer
@@ -62,7 +62,7 @@ def images_object(
         "quota": {
             "images": quota.images,
             "mib": quota.mib,
-            "images_used": sum(image.state in HELD for image in own),
+            "images_used": sum(image.state in HELD_IMAGES for image in own),
             "mib_used": shown_mib(sum(image.size_bytes or 0 for image in own)),
         },
     }

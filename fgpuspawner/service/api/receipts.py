@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler.core.records import Past
+from fgpu_scheduler import Past
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json, Site, Viewer, World

@@ -8,15 +8,15 @@ from urllib.parse import quote
 
 from fgpu_scheduler import (
     LAUNCHING,
+    Ahead,
     EndCause,
+    ImageState,
     Session,
     SessionState,
     Share,
     format_milli,
+    lifetime_s,
 )
-from fgpu_scheduler.core.forecast import Ahead
-from fgpu_scheduler.core.reclaim import lifetime_s
-from fgpu_scheduler.store.private_image import ImageState
 from fgpuspawner.meter.model import Live
 from fgpuspawner.service.model import (
     Json,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import EndCause, SessionState, WaitReason
-from fgpu_scheduler.store.private_image import ImageState
+from fgpu_scheduler import EndCause, ImageState, SessionState, WaitReason
 from fgpuspawner.images.pull_state import Phase
 from fgpuspawner.service.openapi.json_schema import Schema, by_name, kind, many, maybe, one_of, some_of, thing
 

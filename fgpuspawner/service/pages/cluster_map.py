@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 
 from fgpu_scheduler import (
     Device,
+    DeviceFree,
     Forecast,
     Free,
     Node,
+    NodeFree,
     NodeState,
     Request,
     Session,
     Share,
     ShareMode,
+    Unblocking,
     format_milli,
     free,
+    placements,
 )
-from fgpu_scheduler.core.placement import DeviceFree, NodeFree, placements
-from fgpu_scheduler.core.unblocking import Unblocking
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
 from fgpuspawner.service.pages.bars import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler.store.end_messages import MOST_TEXT
+from fgpu_scheduler import MOST_MESSAGE_TEXT
 from fgpuspawner import scopes
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.pages.base import PageHandler
@@ -16,7 +16,7 @@ class EndPage(PageHandler):
         session = await self.visible_session(session_id)
         world = await self.service.reader.world()
         shown = session_object(session, world, self.viewer, self.service.site)
-        self.render("end.html", session=shown, xsrf=self.xsrf, longest=MOST_TEXT)
+        self.render("end.html", session=shown, xsrf=self.xsrf, longest=MOST_MESSAGE_TEXT)
 
     async def post(self, session_id: str) -> None:
         await end_session(self, session_id, message=self.field("message"))

@@ -13,7 +13,7 @@ from fgpu_scheduler.core.caps import Caps as Caps
 from fgpu_scheduler.core.caps import Refusal as Refusal
 from fgpu_scheduler.core.explicit import explicit_refusals, model_refusal, most_memory_mib
 from fgpu_scheduler.core.model import Node, Quota, Request
-from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, shown
+from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, quota_words
 from fgpu_scheduler.core.shares import explicit
 from fgpu_scheduler.core.units import format_milli, share_memory_mib
 
@@ -107,7 +107,7 @@ def quota_refusals(
 
 def _strictest(quotas: Sequence[Quota], limit: str) -> tuple[int, str] | None:
     """Return the smallest of a limit, and the name of its quota."""
-    found = [(value, shown(q)) for q in quotas if (value := getattr(q, limit)) is not None]
+    found = [(value, quota_words(q)) for q in quotas if (value := getattr(q, limit)) is not None]
     return min(found, default=None)
 
 
@@ -168,27 +168,27 @@ def _fgpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
         return Refusal("fgpu", "no_amount_fits", "fgpu: no amount is possible here; ask an administrator")
     if asked in fitting:
         return None
-    shown = format_milli(asked)
+    asked_words = format_milli(asked)
     largest = format_milli(fitting[-1])
     nearest = format_milli(min(fitting, key=lambda a: (abs(a - asked), a)))
     step = format_milli(caps.fgpu_step_milli)
     if asked < fitting[0]:
-        message = f"fgpu: {shown} is below the smallest amount, {format_milli(fitting[0])}"
+        message = f"fgpu: {asked_words} is below the smallest amount, {format_milli(fitting[0])}"
         return Refusal("fgpu", "too_small", message, format_milli(fitting[0]), nearest)
     if caps.max_fgpu_milli is not None and asked > caps.max_fgpu_milli:
-        message = f"fgpu: {shown} is above the limit of {format_milli(caps.max_fgpu_milli)} per session"
+        message = f"fgpu: {asked_words} is above the limit of {format_milli(caps.max_fgpu_milli)} per session"
         return Refusal("fgpu", "above_cap", message, format_milli(caps.max_fgpu_milli), nearest)
     if asked > fitting[-1]:
-        message = f"fgpu: {shown} is more than any node has; the largest possible is {largest}"
+        message = f"fgpu: {asked_words} is more than any node has; the largest possible is {largest}"
         return Refusal("fgpu", "never_fits", message, largest, nearest)
     one_gpu = max(d.capacity_milli for n in nodes for d in n.devices)
     if asked > one_gpu:
         message = (
-            f"fgpu: {shown} is more than one GPU ({format_milli(one_gpu)} fGPU) and not a whole number of "
+            f"fgpu: {asked_words} is more than one GPU ({format_milli(one_gpu)} fGPU) and not a whole number of "
             f"GPUs; {_nearest(asked, fitting)}"
         )
         return Refusal("fgpu", "straddles", message, format_milli(one_gpu), nearest)
-    message = f"fgpu: {shown} is not a multiple of {step}; {_nearest(asked, fitting)}"
+    message = f"fgpu: {asked_words} is not a multiple of {step}; {_nearest(asked, fitting)}"
     return Refusal("fgpu", "not_a_step", message, step, nearest)
 
 

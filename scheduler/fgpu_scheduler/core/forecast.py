@@ -28,7 +28,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.passes import Floor, Queue
 from fgpu_scheduler.core.planner import Place, Plan, Reserve, applied, plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.quota import Ledger, shown
+from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.scores.chosen import score_for
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
@@ -160,7 +160,7 @@ def _told(
 
 def _over_quota(ledger: Ledger, session: Session) -> str:
     quota = ledger.stops(session)
-    of = "its quota" if quota is None else f"the quota of {shown(quota)}"
+    of = "its quota" if quota is None else f"the quota of {quota_words(quota)}"
     return f"{of} is used up: it waits until a session that counts there ends"
 
 

@@ -232,7 +232,7 @@ def held_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Hel
     )
 
 
-def shown(quota: Quota) -> str:
+def quota_words(quota: Quota) -> str:
     """Name a quota in words that go on from "the quota of"."""
     match quota.scope:
         case QuotaScope.USER:
@@ -258,7 +258,7 @@ class OverPending:
     def message(self) -> str:
         """What to tell the user."""
         return (
-            f"the quota of {shown(self.quota)} is {self.limit} requests waiting: "
+            f"the quota of {quota_words(self.quota)} is {self.limit} requests waiting: "
             f"{self.waiting} wait already, and this would add {self.more}"
         )
 

@@ -16,7 +16,7 @@ MOST_DETAILS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AuditLine:
     """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` what it was done to."""
 
     id: int
@@ -50,7 +50,7 @@ class Audit:
         actor: str = "",
         action: str = "",
         text: str = "",
-    ) -> tuple[Line, ...]:
+    ) -> tuple[AuditLine, ...]:
         """Return the newest lines before an id, newest first, of this actor and this action.
 
         ``action`` also names all actions that begin with it and a dot; ``text`` is looked for in target and details,
@@ -80,7 +80,7 @@ class Audit:
                 )
             )
         with self._store.reading() as connection:
-            return tuple(Line(*row) for row in connection.execute(found))
+            return tuple(AuditLine(*row) for row in connection.execute(found))
 
 
 def record(

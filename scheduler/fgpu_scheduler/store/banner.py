@@ -17,10 +17,10 @@ from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import banner
 from fgpu_scheduler.store.upsert import put
 
-MOST_TEXT = 500
+MOST_BANNER_TEXT = 500
 
 
-class Level(StrEnum):
+class BannerLevel(StrEnum):
     """How a banner looks."""
 
     INFO = "info"
@@ -32,7 +32,7 @@ class Notice:
     """What the banner says, as plain text, and until when; None: until it is taken down."""
 
     text: str
-    level: Level = Level.INFO
+    level: BannerLevel = BannerLevel.INFO
     until_at_s: int | None = None
     set_by: str = ""
     set_at_s: int = 0
@@ -59,7 +59,7 @@ class Banner:
             row = connection.execute(select(*columns)).one_or_none()
         if row is None or (row.until_at_s is not None and row.until_at_s <= now_s):
             return None
-        return Notice(row.text, Level(row.level), row.until_at_s, row.set_by, row.set_at_s)
+        return Notice(row.text, BannerLevel(row.level), row.until_at_s, row.set_by, row.set_at_s)
 
     def put(self, notice: Notice, *, by: str, now_s: int) -> None:
         """Show this in place of what was shown before, and write it into the audit log.
@@ -71,8 +71,8 @@ class Banner:
         text = " ".join(notice.text.replace("\0", " ").split())
         if not text:
             raise BadSettings("text: the banner says nothing; write a sentence, or take it down")
-        if len(text) > MOST_TEXT:
-            raise BadSettings(f"text: {len(text)} characters; a banner has at most {MOST_TEXT}")
+        if len(text) > MOST_BANNER_TEXT:
+            raise BadSettings(f"text: {len(text)} characters; a banner has at most {MOST_BANNER_TEXT}")
         if notice.until_at_s is not None and notice.until_at_s <= now_s:
             raise BadSettings("until: this instant has passed; choose a later one, or none")
         with self._store.writing_beside() as connection:

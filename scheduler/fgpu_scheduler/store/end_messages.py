@@ -11,7 +11,7 @@ from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import end_messages as table
 from fgpu_scheduler.store.upsert import put
 
-MOST_TEXT = 500
+MOST_MESSAGE_TEXT = 500
 
 
 class EndMessages:

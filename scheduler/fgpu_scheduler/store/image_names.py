@@ -60,14 +60,14 @@ def user_of(part: str) -> str | None:
     return found if owner_part(found) == part else None
 
 
-def prefix_of(installation_id: str) -> str:
+def image_prefix_of(installation_id: str) -> str:
     """Return how the names of all private images of an installation begin, on every engine."""
     return f"fgpu-{installation_id}/"
 
 
 def reference_of(installation_id: str, full_name: str) -> str:
     """Return what an engine calls a private image. Its first part is no host: nobody is asked for it elsewhere."""
-    return prefix_of(installation_id) + full_name
+    return image_prefix_of(installation_id) + full_name
 
 
 def checked_name(installation_id: str, owner: str, name: str) -> str:
@@ -77,7 +77,7 @@ def checked_name(installation_id: str, owner: str, name: str) -> str:
         BadImageName: an engine does not take such a name; with the limit.
     """
     part = owner_part(owner)
-    room = MOST_REFERENCE - len(ENGINES_OWN) - len(prefix_of(installation_id)) - len(part) - 1
+    room = MOST_REFERENCE - len(ENGINES_OWN) - len(image_prefix_of(installation_id)) - len(part) - 1
     if len(name) > room:
         raise BadImageName(
             f"name: {len(name)} characters; at most {room} are possible here (an engine takes"

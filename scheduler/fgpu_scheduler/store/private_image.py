@@ -27,7 +27,7 @@ class ImageState(StrEnum):
     """The worker removes it from the engines, and then the row."""
 
 
-HELD = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY, ImageState.DELETING)
+HELD_IMAGES = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY, ImageState.DELETING)
 """The states that count against a quota."""
 
 
@@ -90,7 +90,7 @@ def check_count(known: Sequence[PrivateImage], owner: str, quota: ImageQuota) ->
     Raises:
         OverImageQuota: with the limit, and what is taken.
     """
-    count = sum(i.owner == owner and i.state in HELD for i in known)
+    count = sum(i.owner == owner and i.state in HELD_IMAGES for i in known)
     if quota.images is not None and count >= quota.images:
         raise OverImageQuota(
             f"{owner} has {count} private images of the {quota.images} that they may have; delete one first"

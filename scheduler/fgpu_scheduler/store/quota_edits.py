@@ -13,7 +13,7 @@ from enum import StrEnum
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select
 
 from fgpu_scheduler.core.model import Quota, QuotaScope
-from fgpu_scheduler.core.quota import shown
+from fgpu_scheduler.core.quota import quota_words
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
@@ -55,7 +55,7 @@ class ListedQuota:
     edit: QuotaEdit | None = None
 
 
-def listed(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[ListedQuota, ...]:
+def listed_quotas(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[ListedQuota, ...]:
     """Return the file's quotas with the edits over them, by whom and what they are for."""
     given, changed = {quota_key(q): q for q in file}, {quota_key(e.quota): e for e in edits}
     found: list[ListedQuota] = []
@@ -74,7 +74,7 @@ def listed(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[ListedQuo
 
 def in_force(file: Iterable[Quota], edits: Iterable[QuotaEdit]) -> tuple[Quota, ...]:
     """Return the quotas that count."""
-    return tuple(one.quota for one in listed(file, edits) if one.source is not QuotaSource.REMOVED)
+    return tuple(one.quota for one in listed_quotas(file, edits) if one.source is not QuotaSource.REMOVED)
 
 
 def read_edits(connection: Connection) -> tuple[QuotaEdit, ...]:
@@ -153,12 +153,12 @@ class QuotaEdits:
             edits = (*(e for e in before if e is not own), new)
             # An event even where nothing in force changes: it is what commits the transaction.
             if not accounts.become(in_force(file, edits), write):
-                write.event("quotas", reason=f"{shown(edit.quota)}: edited")
+                write.event("quotas", reason=f"{quota_words(edit.quota)}: edited")
             record(
                 write.connection,
                 actor=by,
                 action=action,
-                target=shown(edit.quota),
+                target=quota_words(edit.quota),
                 details=details,
                 now_s=now_s,
             )
@@ -168,11 +168,11 @@ class QuotaEdits:
             before = read_edits(write.connection)
             own = next((e for e in before if quota_key(e.quota) == quota_key(quota)), None)
             if own is None:
-                raise BadSettings(f"nothing was changed of the quota of {shown(quota)}")
+                raise BadSettings(f"nothing was changed of the quota of {quota_words(quota)}")
             write.connection.execute(delete(table).where(_at(quota)))
             if not accounts.become(in_force(file, [e for e in before if e is not own]), write):
-                write.event("quotas", reason=f"{shown(quota)}: back to the file")
-            record(write.connection, actor=by, action=action, target=shown(quota), now_s=now_s)
+                write.event("quotas", reason=f"{quota_words(quota)}: back to the file")
+            record(write.connection, actor=by, action=action, target=quota_words(quota), now_s=now_s)
 
 
 def _at(quota: Quota) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert
 from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.lifecycle import WAITING
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Snapshot
-from fgpu_scheduler.core.quota import ANY, over_pending, shown
+from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.rows import quota_key
@@ -36,7 +36,7 @@ def checked(wanted: Iterable[Quota]) -> tuple[Quota, ...]:
     """
     found = tuple(sorted(wanted, key=quota_key))
     for before, quota in zip((None, *found), found, strict=False):
-        said = f"the quota of {shown(quota)}"
+        said = f"the quota of {quota_words(quota)}"
         if before is not None and quota_key(before) == quota_key(quota):
             raise BadSettings(f"{said} is there twice")
         if not quota.name or quota.resource_group == "":
@@ -66,9 +66,9 @@ def become(wanted: Iterable[Quota], write: SqlWrite) -> bool:
         write.connection.execute(insert(quotas), [quota_values(quota) for quota in new])
     kept, before = {quota_key(quota) for quota in new}, set(old)
     for quota in (q for q in old if quota_key(q) not in kept):
-        write.event("quotas", reason=f"{shown(quota)}: none")
+        write.event("quotas", reason=f"{quota_words(quota)}: none")
     for quota in (q for q in new if q not in before):
-        write.event("quotas", reason=f"{shown(quota)}: {limits_words(quota)}")
+        write.event("quotas", reason=f"{quota_words(quota)}: {limits_words(quota)}")
     return True
 
 

@@ -17,9 +17,9 @@ from fgpu_scheduler import (
     Policy,
     Request,
     SessionState,
+    Store,
     plan,
 )
-from fgpu_scheduler.store.store import Store
 from fgpuspawner.cli import main as cli
 
 S = SessionState

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import Device, Node
-from fgpu_scheduler.store.image_edits import ImageEdits
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Device, ImageEdits, Node, Store
 from fgpuspawner.cli import main as cli
 from fgpuspawner.images.catalogue import load_catalogue
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from commandline import fgpu, filled, node, write_config
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Audit, Store
 
 
 def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(

@@ -10,11 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.store.audit import Audit
-from fgpu_scheduler.store.private_image import MIB, ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    MIB,
+    Audit,
+    Device,
+    EndCause,
+    ImageQuota,
+    ImageState,
+    Node,
+    Policy,
+    PrivateImage,
+    PrivateImages,
+    Request,
+    SessionState,
+    Store,
+    plan,
+)
 from fgpuspawner.cli import main as cli
 from fgpuspawner.cli import private_images as private_command
 from fgpuspawner.cli.command import who

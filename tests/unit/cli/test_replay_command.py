@@ -9,11 +9,22 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Device, EndCause, Node, Policy, Request, SessionState, plan
-from fgpu_scheduler.core.model import Quota, QuotaScope
-from fgpu_scheduler.core.policies import group_policy
-from fgpu_scheduler.core.replay import Job, Outcome, replay
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    Device,
+    EndCause,
+    Job,
+    Node,
+    Outcome,
+    Policy,
+    Quota,
+    QuotaScope,
+    Request,
+    SessionState,
+    Store,
+    group_policy,
+    plan,
+    replay,
+)
 from fgpuspawner.cli import main as cli
 from fgpuspawner.replay import history, plot
 from fgpuspawner.replay.report import duration

@@ -14,8 +14,8 @@ from commandline import AT_S, fgpu, filled, node, request, write_config
 from fgpu_scheduler import (
     NodeState,
     Request,
+    Store,
 )
-from fgpu_scheduler.store.store import Store
 
 ROW = re.compile(r" {2,}")
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
-from fgpu_scheduler.core.records import Measured, Past
+from fgpu_scheduler import Device, Measured, Past, Placement, Request, Session, SessionState, Share
 from fgpuspawner.form.advice import Run, advice_by_image, advise, runs_of
 from fgpuspawner.images.model import Image
 

@@ -13,10 +13,20 @@ import pytest
 from sqlalchemy.exc import TimeoutError as NoConnection
 from traitlets.config import Config
 
-from fgpu_scheduler import Device, Node, Policy, Request, SessionState, StoreUnavailable, plan
-from fgpu_scheduler.store.private_image import ImageQuota, ImageState, PrivateImage
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    Device,
+    ImageQuota,
+    ImageState,
+    Node,
+    Policy,
+    PrivateImage,
+    PrivateImages,
+    Request,
+    SessionState,
+    Store,
+    StoreUnavailable,
+    plan,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import CannotSave, Installation, SavedImage, SaveSpec
 from fgpuspawner.engines.local.engine import LocalEngine

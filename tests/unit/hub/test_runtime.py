@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Observed, Policy, Request, SessionState, StoreUnavailable
-from fgpu_scheduler.core.planner import plan
+from fgpu_scheduler import EndCause, Observed, Policy, Request, SessionState, StoreUnavailable, plan
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.hub import runtime as module
 from fgpuspawner.hub.runtime import Runtime

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.store.image_edits import ImageEdit
+from fgpu_scheduler import ImageEdit
 from fgpuspawner.images.catalogue import CatalogueError
 from fgpuspawner.images.edits import Action, Draft, Merged, Update, merge
 from fgpuspawner.images.entry import entry_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.store.image_edits import ImageEdit
+from fgpu_scheduler import ImageEdit
 from fgpuspawner.images.edits import Difference, Source, changes_to, merge
 from fgpuspawner.images.entry import entry_of
 from fgpuspawner.images.model import Catalogue, Image

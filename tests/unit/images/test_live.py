@@ -13,11 +13,8 @@ import pytest
 from sqlalchemy import insert
 from traitlets.config import Config
 
-from fgpu_scheduler.ports import SystemClock
-from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
-from fgpu_scheduler.store.private_images import PrivateImages
+from fgpu_scheduler import ImageEdit, ImageEdits, PrivateImages, Store, SystemClock
 from fgpu_scheduler.store.schema import private_images
-from fgpu_scheduler.store.store import Store
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images import live
 from fgpuspawner.images.catalogue import CatalogueError

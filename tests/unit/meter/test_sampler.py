@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Device, Node, Placement, Request, Session, SessionState, Share, StoreUnavailable
-from fgpu_scheduler.core.records import Measured
-from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import (
+    Device,
+    Measured,
+    Meters,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Store,
+    StoreUnavailable,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.isolation import machine

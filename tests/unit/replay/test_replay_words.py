@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fgpu_scheduler import BadSettings
+from fgpu_scheduler import BadSettings, Quota, QuotaScope
 from fgpu_scheduler.core import orders, scores
-from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.core.policies import Backfill
 from fgpuspawner.replay.words import gpus_of, policy_of, quota_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fgpu_scheduler.core.admission import Caps, Refusal, pending_refusals
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Session, SessionState, Share, ShareMode
-from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, shown
+from fgpu_scheduler.core.quota import Ledger, Left, counted_as, least_milli, over_pending, quota_words
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
 from fgpuspawner.service.api.forecast import quota_object
@@ -229,7 +229,7 @@ def test_the_pending_quota_of_each_user_counts_his_own() -> None:
     ],
 )
 def test_a_quota_is_named_in_words(quota: Quota, words: str) -> None:
-    assert shown(quota) == words
+    assert quota_words(quota) == words
 
 
 AMOUNTS = st.sampled_from(("0.1", "0.5", "1", "2"))

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import StoreUnavailable, SystemClock
-from fgpu_scheduler.store.banner import Banner, Notice
-from fgpu_scheduler.store.store import Store
+from fgpu_scheduler import Banner, Notice, Store, StoreUnavailable, SystemClock
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World

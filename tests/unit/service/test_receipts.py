@@ -11,7 +11,9 @@ import pytest
 from fgpu_scheduler import (
     Device,
     EndCause,
+    Measured,
     Node,
+    Past,
     Placement,
     Request,
     Session,
@@ -19,7 +21,6 @@ from fgpu_scheduler import (
     Share,
     Snapshot,
 )
-from fgpu_scheduler.core.records import Measured, Past
 from fgpuspawner.meter.model import Live, Meter, Told
 from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object

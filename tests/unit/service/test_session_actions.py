@@ -13,10 +13,8 @@ import pytest
 from sqlalchemy import select
 from worlds import Build, node
 
-from fgpu_scheduler import NodeState, Session, SessionState, StoreUnavailable
-from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler import Audit, NodeState, Session, SessionState, Store, StoreUnavailable
 from fgpu_scheduler.store.schema import end_messages
-from fgpu_scheduler.store.store import Store
 from fgpuspawner.service.admin import nodes
 from fgpuspawner.service.handler import Handler, Service
 from fgpuspawner.service.hub import Answer, Hub, HubSilent, HubUnreachable

@@ -8,16 +8,17 @@ import pytest
 from worlds import ADMIN, ALICE, SITE, Build, S, asked, gpu, node, shown
 
 from fgpu_scheduler import (
+    AllRules,
     Placement,
     Policy,
     Quota,
     QuotaScope,
+    Rules,
     Session,
     Share,
     WaitReason,
     forecast,
 )
-from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.me import me_object

@@ -21,13 +21,13 @@ from fgpu_scheduler import (
     ProbeFailed,
     Quota,
     QuotaScope,
+    Rules,
+    Store,
     StoreUnavailable,
     format_milli,
     group_policy,
 )
 from fgpu_scheduler.core import admission
-from fgpu_scheduler.core.reclaim import Rules
-from fgpu_scheduler.store.store import Store
 from fgpuspawner.config import configure
 from fgpuspawner.images.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.settings import FGPU

@@ -24,8 +24,7 @@ from typing import Any
 
 from docker.errors import APIError, ImageNotFound, NotFound
 
-from fgpu_scheduler.store.image_names import prefix_of
-from fgpu_scheduler.store.private_image import MIB, PrivateImage
+from fgpu_scheduler import MIB, PrivateImage, image_prefix_of
 from fgpuspawner.engines.base import CannotSave, SavedImage
 from fgpuspawner.engines.docker.containers import LABEL
 from fgpuspawner.images.labels import PRIVATE
@@ -279,6 +278,8 @@ def left_behind(client: Any, installation: str, known: Callable[[], Collection[s
         filters={"dangling": True, "label": f"{PRIVATE}.installation={installation}"}, quiet=True
     )
     names = [name for image in images for name in image.get("RepoTags") or ()]
-    ours = [n for n in names if n.startswith((prefix_of(installation), f"{carriers_of(installation)}:"))]
+    ours = [
+        n for n in names if n.startswith((image_prefix_of(installation), f"{carriers_of(installation)}:"))
+    ]
     wanted = known()
     return [*(name for name in ours if name not in wanted), *carriers, *nameless]

@@ -12,7 +12,7 @@ from typing import Any
 import docker
 from docker.errors import APIError
 
-from fgpu_scheduler.store.private_image import PrivateImage
+from fgpu_scheduler import PrivateImage
 from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import CannotSave, EngineSilent, HubSide, SavedImage, SaveSpec
 from fgpuspawner.engines.docker.daemon import Daemon

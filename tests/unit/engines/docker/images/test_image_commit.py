@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler.store.private_image import ImageState, PrivateImage
+from fgpu_scheduler import ImageState, PrivateImage
 from fgpuspawner.engines.base import CannotSave
 from fgpuspawner.engines.docker.images.commit import (
     configuration,
