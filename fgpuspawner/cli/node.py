@@ -7,9 +7,8 @@ import contextlib
 import time
 from typing import Any
 
-from fgpu_scheduler import Store
+from fgpu_scheduler import NodeAction, Store, act_on_node
 from fgpuspawner.cli.command import add_command, add_config, settings_of, who
-from fgpuspawner.node_actions import NodeAction, act
 
 
 def add_to(commands: Any) -> None:
@@ -33,5 +32,5 @@ def run(given: argparse.Namespace) -> list[str]:
     with contextlib.closing(Store(settings_of(given.config).database_url())) as store:
         store.open()
         action = NodeAction(given.action)
-        follows = act(store, given.node, action, by=f"{who()} (fgpu)", now_s=int(time.time()))
+        follows = act_on_node(store, given.node, action, by=f"{who()} (fgpu)", now_s=int(time.time()))
     return [f"node {given.node}: {follows}"]

@@ -89,6 +89,7 @@ from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.store.image_names import image_prefix_of
 from fgpu_scheduler.store.meters import Meters
+from fgpu_scheduler.store.node_actions import NodeAction, act_on_node, node_actions_of
 from fgpu_scheduler.store.private_image import (
     HELD_IMAGES,
     MIB,
@@ -159,6 +160,7 @@ __all__ = [
     "Measured",
     "Meters",
     "Node",
+    "NodeAction",
     "NodeFree",
     "NodeState",
     "Notice",
@@ -211,6 +213,7 @@ __all__ = [
     "UnknownSession",
     "Usage",
     "WaitReason",
+    "act_on_node",
     "admit",
     "amounts_that_fit",
     "check_size",
@@ -230,6 +233,7 @@ __all__ = [
     "lifetime_s",
     "limits_words",
     "listed_quotas",
+    "node_actions_of",
     "of_group",
     "outlook",
     "parse_milli",

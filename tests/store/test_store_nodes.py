@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, run, schedule
 
+from fgpu_scheduler import NodeAction, act_on_node
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
-from fgpuspawner.node_actions import NodeAction, act
 
 
 def notes(store: Store) -> list[str | None]:
@@ -179,6 +179,6 @@ def test_a_node_that_has_come_back_meanwhile_is_not_said_to_be_gone(
     with monkeypatch.context() as then:
         then.setattr(store, "snapshot", lambda now_s: looked_at)
         with pytest.raises(BadSettings, match="node 'n1' is READY; gone is for a node that is LOST"):
-            act(store, "n1", NodeAction.GONE, by="root", now_s=4)
+            act_on_node(store, "n1", NodeAction.GONE, by="root", now_s=4)
     assert store.snapshot(5).nodes[0].state is NodeState.READY
     assert Audit(store).lines(limit=1) == ()

@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fgpu_scheduler import MOST_MESSAGE_TEXT, Audit, BadSettings, FGPUError, NodeState, Session
+from fgpu_scheduler import (
+    MOST_MESSAGE_TEXT,
+    Audit,
+    BadSettings,
+    FGPUError,
+    NodeAction,
+    NodeState,
+    Session,
+    act_on_node,
+)
 from fgpuspawner.isolation.verified import read_verdicts
-from fgpuspawner.node_actions import NodeAction, act
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
 from fgpuspawner.service.handler import Handler
@@ -46,7 +54,7 @@ async def do(handler: Handler, node_id: str, action: str, message: str = "") -> 
         raise bad_argument("action", f"use one of {', '.join((*NodeAction, DRAIN))}")
     try:
         follows = await handler.change(
-            lambda store, by, now_s: act(store, node_id, NodeAction(action), by=by, now_s=now_s)
+            lambda store, by, now_s: act_on_node(store, node_id, NodeAction(action), by=by, now_s=now_s)
         )
     except BadSettings as e:
         there = node_of(await handler.service.reader.world(), node_id) is not None

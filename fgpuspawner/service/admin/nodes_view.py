@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fgpu_scheduler import HOLDING, DeviceFree, Node, NodeState, Session, SessionState, format_milli, free
+from fgpu_scheduler import (
+    HOLDING,
+    DeviceFree,
+    Node,
+    NodeState,
+    Session,
+    SessionState,
+    format_milli,
+    free,
+    node_actions_of,
+)
 from fgpuspawner.isolation.verified import Verdict
-from fgpuspawner.node_actions import actions_of
 from fgpuspawner.service.api.capacity import device_object
 from fgpuspawner.service.model import Json, World
 from fgpuspawner.text.sessions import server_words
@@ -34,7 +43,7 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
                 "group": node.resource_group,
                 "state": node.state.value,
                 "state_text": STATE_WORDS[node.state],
-                "actions": [action.value for action in actions_of(node.state)],
+                "actions": [action.value for action in node_actions_of(node.state)],
                 "can_drain": bool(sessions) and node.state in (NodeState.READY, NodeState.CORDONED),
                 "isolation": own.backend if own else None,
                 "reason": own.reason if own else None,

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from worlds import Build, gpu, node
 
-from fgpu_scheduler import NodeState
+from fgpu_scheduler import NodeAction, NodeState, node_actions_of
 from fgpuspawner.isolation.verified import MOST_PROBLEMS, MOST_TEXT, WRITTEN, note_verdict, read_verdicts
-from fgpuspawner.node_actions import NodeAction, actions_of
 from fgpuspawner.service.admin.nodes_view import nodes_object
 
 
@@ -23,7 +22,7 @@ def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:
 
 
 def test_every_state_of_a_node_has_its_own_actions() -> None:
-    assert {state: actions_of(state) for state in NodeState} == {
+    assert {state: node_actions_of(state) for state in NodeState} == {
         NodeState.READY: (NodeAction.CORDON,),
         NodeState.CORDONED: (NodeAction.UNCORDON,),
         NodeState.LOST: (NodeAction.GONE,),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fgpu_scheduler import Audit, BadSettings, NodeState, Store
+from fgpu_scheduler.core.model import NodeState
+from fgpu_scheduler.errors import BadSettings
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.store import Store
 
 
 class NodeAction(StrEnum):
@@ -32,13 +35,13 @@ STEPS = {
 }
 
 
-def actions_of(state: NodeState) -> tuple[NodeAction, ...]:
+def node_actions_of(state: NodeState) -> tuple[NodeAction, ...]:
     """Return what may be done with a node in this state."""
     return tuple(action for action, step in STEPS.items() if step.only is state)
 
 
-def act(store: Store, node_id: str, action: NodeAction, *, by: str, now_s: int) -> str:
-    """Do it, write it into the audit log, and return in words what follows.
+def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_s: int) -> str:
+    """Do this with a node, write it into the audit log, and return in words what follows.
 
     Raises:
         BadSettings: there is no such node, or this is not for a node of its state.
