@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 
+from fgpu_scheduler import EndCause, SessionState
 from hubprocess import HubProcess, until
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
@@ -266,6 +267,31 @@ def test_too_many_waiting_requests_of_one_user_are_refused(make_hub: Any) -> Non
     answer = hub.refused("alice", "more", options=ONE)
     assert answer.status_code == 409
     assert "1" in answer.json()["message"]
+
+
+def test_what_a_restart_left_in_the_queue_keeps_its_place_where_another_request_is_refused(
+    make_hub: Any,
+) -> None:
+    hub = make_hub(service=False, max_pending_per_user=2).start()
+    full(hub)
+    hub.add_user("alice")
+    assert hub.spawn("alice", options=ONE).status_code == 202
+    hub.reach({"holder/": "RUNNING", "alice/": "PENDING"})
+    before = hub.sessions()["alice/"]
+    hub.kill()
+    hub.start()
+    until(lambda: hub.sessions()["alice/"].held, what="nobody waits for it any more")
+    for options, status in (({**ONE, "fgpu": "0.7", "count": 3}, 409), ({**ONE, "fgpu": "0.55"}, 400)):
+        assert hub.refused("alice", options=options).status_code == status
+        left = hub.sessions()["alice/"]
+        assert (left.id, left.state, left.held) == (before.id, before.state, True)
+    # One that is accepted takes its place, with a session of its own.
+    assert hub.spawn("alice", options={**ONE, "fgpu": "0.7"}).status_code in (201, 202)
+    until(lambda: hub.sessions()["alice/"].id != before.id, what="the new request waits")
+    assert hub.sessions()["alice/"].state is SessionState.PENDING
+    ended = hub.store.session(before.id)
+    assert ended is not None
+    assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.USER)
 
 
 def test_several_sessions_in_one_submission_queue_together_as_named_servers(make_hub: Any) -> None:
