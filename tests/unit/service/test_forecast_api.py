@@ -8,6 +8,7 @@ import pytest
 from worlds import ALICE, Build
 
 from fgpu_scheduler import (
+    Ahead,
     Refusal,
     Request,
     RequestForecast,
@@ -16,7 +17,6 @@ from fgpu_scheduler import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.forecast import Ahead
 from fgpuspawner.service.api.forecast import forecast_object, refused_object, without_session
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem

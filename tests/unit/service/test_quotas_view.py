@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from worlds import Build
 
-from fgpu_scheduler import Quota, QuotaScope
+from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
 from fgpu_scheduler.core.quota import Held, held_of
-from fgpu_scheduler.store.quota_edits import QuotaEdit
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
 from fgpuspawner.settings.queue import quota_of
 
