@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
+from traitlets import HasTraits
 from traitlets.config import Config
 from traitlets.config.loader import LazyConfigValue
 
@@ -89,9 +91,19 @@ def _has_no_effect(change: LazyConfigValue, default: object) -> bool:
         return True
 
 
-def configured(cls: type, config: Config) -> dict[str, Any]:
-    """Return what the configuration says for a class: its own section over those of its bases."""
-    merged: dict[str, Any] = {}
+def configured(cls: type[HasTraits], config: Config) -> dict[str, Any]:
+    """Return what the configuration says for a class: its own section over those of its bases.
+
+    What is only added to (``c.X.name.update(...)``) is added to the section below, or to the default.
+    """
+    merged = Config()
     for base in reversed(cls.mro()):
-        merged.update(config.get(base.__name__, {}))
-    return merged
+        # A copy: merging changes both.
+        merged.merge(copy.deepcopy(config.get(base.__name__, Config())))
+    traits = cls.class_traits()
+    return {
+        name: value.get_value(traits[name].default())
+        if isinstance(value, LazyConfigValue) and name in traits
+        else value
+        for name, value in merged.items()
+    }

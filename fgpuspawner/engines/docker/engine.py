@@ -12,8 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from docker.errors import APIError
-from docker.tls import TLSConfig
+from docker.errors import APIError, TLSParameterError
 from docker.types import DeviceRequest
 
 from fgpu_scheduler import BadSettings, EndCause, Observed, PrivateImage, Seen, Session
@@ -35,7 +34,7 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.engines.docker import create, handover
 from fgpuspawner.engines.docker.address import addresses
 from fgpuspawner.engines.docker.create import ContainerOptions, Place
-from fgpuspawner.engines.docker.daemon import Daemon
+from fgpuspawner.engines.docker.daemon import Daemon, OwnTrust
 from fgpuspawner.engines.docker.endings import refusal_words
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.exec import run_in
@@ -388,6 +387,13 @@ async def _endpoint(
 
 
 def client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return docker-py's arguments for this machine's own daemon, of ``c.FGPUSpawner`` or ``c.DockerSpawner``."""
+    """Return docker-py's arguments for this machine's own daemon, of ``c.FGPUSpawner`` or ``c.DockerSpawner``.
+
+    Raises:
+        BadSettings: its TLS cannot be used.
+    """
     tls = settings.get("tls_config")
-    return {**({"tls": TLSConfig(**tls)} if tls else {}), **dict(settings.get("client_kwargs", {}))}
+    try:
+        return {**({"tls": OwnTrust(**tls)} if tls else {}), **dict(settings.get("client_kwargs", {}))}
+    except (TLSParameterError, TypeError) as e:
+        raise BadSettings(f"c.DockerSpawner.tls_config is {tls!r}: {e}") from e
