@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ log = logging.getLogger("fgpu.isolation")
 WRITTEN = "verified.json"
 MOST_PROBLEMS = 10
 MOST_TEXT = 500
+_noting = threading.Lock()
+"""Launches are verified side by side, and what one writes has what the others have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +38,15 @@ def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[
         return
     node_id, at_s = session.placement.node_id, SystemClock().now_s()
     said = tuple(problem[:MOST_TEXT] for problem in problems[:MOST_PROBLEMS])
-    found = {verdict.node_id: verdict for verdict in read_verdicts(data)}
-    found[node_id] = Verdict(node_id, session.id, backend, at_s, said)
-    try:
-        write_whole(
-            data / WRITTEN, json.dumps([asdict(v) for v in found.values()], indent=2).encode(), mode=0o644
-        )
-    except OSError as e:
-        log.warning("What the check of session %d said cannot be written down: %s", session.id, e)
+    with _noting:
+        found = {verdict.node_id: verdict for verdict in read_verdicts(data)}
+        found[node_id] = Verdict(node_id, session.id, backend, at_s, said)
+        try:
+            write_whole(
+                data / WRITTEN, json.dumps([asdict(v) for v in found.values()], indent=2).encode(), mode=0o644
+            )
+        except OSError as e:
+            log.warning("What the check of session %d said cannot be written down: %s", session.id, e)
 
 
 def read_verdicts(data: Path) -> tuple[Verdict, ...]:
