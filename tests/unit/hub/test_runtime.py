@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from traitlets.config import Config
 
@@ -140,3 +143,31 @@ async def test_forms_that_the_database_keeps_waiting_leave_the_threads_to_others
         assert not any(await asyncio.gather(*(spawner.has_ended() for _ in range(20))))
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(lambda: "done")
+
+
+A_HUB_THAT_ENDS = """
+import sys, threading, time
+from traitlets.config import Config
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.isolation import nvml_reader
+from fgpuspawner.settings import FGPU
+
+nvml_reader.child_command = lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"]
+data, lab = sys.argv[1], {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
+settings = FGPU(data_dir=data, accounting_dir=f"{data}/shm", nodes=[lab])
+runtime = Runtime(settings, config=Config(), spawner_class=LocalFGPUSpawner)
+runtime.open()
+(place,) = runtime.drivers.places()
+reader = runtime.drivers.reader(place)
+threading.Thread(target=reader.ask_here, args=({"do": "look"},), daemon=True).start()
+while reader._child is None:
+    time.sleep(0.01)
+print(reader._child.pid)
+"""
+
+
+def test_a_process_that_hangs_in_the_driver_ends_with_the_hub(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", A_HUB_THAT_ENDS, str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert not psutil.pid_exists(int(ended.stdout))
