@@ -1,5 +1,6 @@
 # make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
+# make test-quick  only those that need no Hub, engine or browser: a minute
 # make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
 # make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
@@ -12,7 +13,7 @@ export FGPU_PER_GPU ?= 2
 BASE ?=
 NAME ?= base
 
-.PHONY: run test test-all lint format isolation image bench clean
+.PHONY: run test test-quick test-all lint format isolation image bench clean
 
 run:
 	@scripts/setup.sh run
@@ -30,6 +31,10 @@ image:
 test:
 	@scripts/setup.sh test
 	@scripts/test.sh
+
+test-quick:
+	@scripts/setup.sh test
+	@scripts/test.sh --quick
 
 test-all:
 	@scripts/setup.sh test

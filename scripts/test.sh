@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the checks and tests; `make test` has installed what they need.   test.sh [--lint | --slow] [pytest arguments]
+# Runs the checks and tests; `make test` has installed what they need.
+#   test.sh [--lint | --quick | --slow] [pytest arguments]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
@@ -7,6 +8,13 @@ export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE
 what=${1:-}
 [ $# -gt 0 ] && shift
+
+if [ "$what" = --quick ]; then
+  # What needs no service, without the few that start Hubs, compile, or make networks.
+  exec python -m pytest -q -n "$(nproc)" -m "not slow" --ignore-glob '*/test_build.py' --ignore-glob '*/test_firewall.py' \
+    -k "not hub_that_cannot_work and not does_not_answer_is_refused_with_one_line" \
+    tests/unit tests/property "$@"
+fi
 
 echo "== lint"
 ruff check .
@@ -31,8 +39,8 @@ echo "== JupyterLab extension"
 (cd labextension && python -m pytest -q && jlpm test)
 
 echo "== tests"
-# Most of them wait for a Hub or an engine: three at a time keep two cores busy.
-workers=(-n "${FGPU_TEST_WORKERS:-3}" --dist loadgroup)
+# Most of them wait for a Hub or an engine: two at a time keep a core busy.
+workers=(-n "${FGPU_TEST_WORKERS:-$((2 * $(nproc)))}" --dist loadgroup)
 if [ "$what" = --slow ]; then
   python -m pytest "${workers[@]}" "$@"
 else

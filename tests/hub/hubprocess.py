@@ -72,11 +72,12 @@ def free_ports(count: int) -> int:
     """Return the first of ``count`` neighbouring ports that are free now.
 
     Below 32768: from there on the system gives ports to connections, and could take one meanwhile. Each worker has
-    2000 of its own: what is free now is used some seconds later.
+    a part of its own: what is free now is used some seconds later.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 6
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    part = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        first = 20000 + 2000 * worker + secrets.randbelow(2000 - count)
+        first = 20_000 + part * worker + secrets.randbelow(part - count)
         if any(first < given + many and given < first + count for given, many in GIVEN):
             continue  # Its Hub may be down for a moment.
         taken = []

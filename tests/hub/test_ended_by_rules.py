@@ -70,7 +70,7 @@ def test_over_a_quota_one_waits_and_over_that_of_waiting_requests_one_is_refused
 
 
 def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: MakeHub) -> None:
-    hub = make_hub(reclaim={"*": {"max_lifetime_s": 20, "grace_s": 10}}).start()
+    hub = make_hub(reclaim={"*": {"max_lifetime_s": 12, "grace_s": 10}}).start()
     token = hub.add_user("alice")
     wait_for_service(hub, token)
     hub.spawn("alice", options=ONE)
@@ -78,7 +78,7 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: M
     told = warned(hub, token)
     assert (told["state"], told["ends_cause"], told["can_keep"]) == ("RUNNING", "TIME_LIMIT", False)
     assert told["warning"] == "its time limit is reached soon"
-    assert told["ends_at_s"] == told["started_at_s"] + 20
+    assert told["ends_at_s"] == told["started_at_s"] + 12
     refused = service(hub, "POST", f"sessions/{told['id']}/keep", token)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "nothing_to_keep")
     hub.reach({})
@@ -86,7 +86,7 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: M
     assert (ended.state, ended.end_cause) == (SessionState.TERMINATED, EndCause.TIME_LIMIT)
     assert ended.ended_at_s is not None
     assert ended.started_at_s is not None
-    assert ended.ended_at_s >= ended.started_at_s + 20
+    assert ended.ended_at_s >= ended.started_at_s + 12
     assert ended.message == "the session's time was over, as its owner was warned"
     until(lambda: not hub.ready("alice"), what="the Hub knows that the server has ended")
 
