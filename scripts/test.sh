@@ -31,12 +31,19 @@ set -a
 # shellcheck disable=SC1091
 . "$work/services.env"
 set +a
-if [ -n "${FGPU_TEST_DOCKER:-}" ]; then
-  scripts/image.sh base host
-fi
 
-echo "== JupyterLab extension"
+echo "== session image, JupyterLab extension"
+# Side by side: each keeps one core busy.
+image=
+if [ -n "${FGPU_TEST_DOCKER:-}" ]; then
+  scripts/image.sh base host >"$work/image.log" 2>&1 &
+  image=$!
+fi
 (cd labextension && python -m pytest -q && jlpm test)
+if [ -n "$image" ] && ! wait "$image"; then
+  cat "$work/image.log"
+  exit 1
+fi
 
 echo "== tests"
 # Most of them wait for a Hub or an engine: two at a time keep a core busy.
