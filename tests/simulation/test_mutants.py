@@ -76,13 +76,13 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
 
 
 def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):
-    monkeypatch.setattr(MemoryStore, "_check_version", lambda self, plan: None)
+    monkeypatch.setattr(MemoryStore, "_check_version", lambda self, write, plan: None)
     assert fires("was committed at version")
 
 
 def test_a_stale_plan_also_breaks_the_order_or_the_fit(monkeypatch):
     """The damage itself is noticed too, not only the version."""
-    monkeypatch.setattr(MemoryStore, "_check_version", lambda self, plan: None)
+    monkeypatch.setattr(MemoryStore, "_check_version", lambda self, write, plan: None)
     monkeypatch.setattr(MemoryStore, "version", lambda self: LikeAnyVersion())
     assert fires("was placed before", "of this very version was refused")
 
@@ -309,8 +309,9 @@ def test_a_lost_session_is_noticed(monkeypatch):
 
     def forgetful(self, *, now_s):
         held = real(self, now_s=now_s)
-        waiting = [s.id for s in self._world.sessions if s.state is SessionState.PENDING]
-        self._world = self._world.with_sessions(s for s in self._world.sessions if s.id not in waiting[:1])
+        live = self._world.sessions
+        waiting = [i for i, session in live.items() if session.state is SessionState.PENDING]
+        self._world = replace(self._world, sessions={i: s for i, s in live.items() if i not in waiting[:1]})
         return held
 
     monkeypatch.setattr(MemoryStore, "hold_waiting", forgetful)

@@ -25,7 +25,7 @@ from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, TooManyPending
-from fgpu_scheduler.store.quotas import refuse_over_quota
+from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.snapshot_cache import Seen
 
 S = SessionState
@@ -180,7 +180,7 @@ class SessionStore(ABC):
             _refuse_twice(requests, world.sessions)
             if max_pending_per_user is not None:
                 _refuse_too_many(requests, world.sessions, max_pending_per_user)
-            refuse_over_quota(world, requests)
+            accounts.refuse_over_quota(world, requests)
             if old is not None and old.state in lifecycle.SERVING:
                 to = S.CANCELLED if old.state in EARLY else S.TERMINATING
                 ended = lifecycle.moved(old, to, now_s=now_s, cause=EndCause.USER, message=REPLACED)
@@ -194,7 +194,7 @@ class SessionStore(ABC):
             StaleVersion: the store has changed since, or a decision does not hold. Nothing is written.
         """
         with self.writing(now_s=now_s) as write:
-            _check_version(write, plan.version)
+            self._check_version(write, plan.version)
             changes = committed(plan, write.world.snapshot(now_s), now_s=now_s)
             placed = [new for _, new in changes if new.state is S.SCHEDULED]
             write.save([new for _, new in changes])
@@ -257,7 +257,7 @@ class SessionStore(ABC):
                 that instant. Nothing is written.
         """
         with self.writing(now_s=now_s) as write:
-            _check_version(write, version)
+            self._check_version(write, version)
             changed: list[Session] = []
             for decision in decisions:
                 old = write.one(decision.session_id)
@@ -364,6 +364,10 @@ class SessionStore(ABC):
             session = write.one(session_id)
             return session if session.held is held else _hold(write, [session], held)[0]
 
+    def _check_version(self, write: Write, version: int) -> None:
+        if write.world.version != version:
+            raise StaleVersion(f"planned on version {version}; the store is at {write.world.version}")
+
     def _move(self, write: Write, old: Session, new: Session) -> Session:
         """Write what `lifecycle.moved` made, with what follows from it for shares and usage."""
         if new.placement is None and old.placement is not None:
@@ -422,11 +426,6 @@ def _refuse_too_many(requests: Sequence[Request], live: Sequence[Session], most:
             raise TooManyPending(
                 f"{user} may have {most} requests waiting: {already} wait already, and this would add {more}"
             )
-
-
-def _check_version(write: Write, version: int) -> None:
-    if write.world.version != version:
-        raise StaleVersion(f"planned on version {version}; the store is at {write.world.version}")
 
 
 def _add(write: Write, new: Session) -> Session:
