@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fgpu_scheduler import Measured
 
 HIGHEST_MEMORY = 200
-"""Percent of the limit above which all is counted as this: a session may be above it for a while."""
+"""Percent of the limit: this and all above is counted as one, as a session may be above its limit for a while."""
 
 
 @dataclass(frozen=True, slots=True)
