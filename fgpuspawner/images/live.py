@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import ImageEdits, PrivateImage, PrivateImages, Store, StoreUnavailable
-from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.images.catalogue import CatalogueError, parse_catalogue, read_file
 from fgpuspawner.images.edits import Merged, merge
 from fgpuspawner.images.model import Catalogue
@@ -135,16 +133,3 @@ def told(before: Catalogue, after: Catalogue) -> str:
         "gone": [slug for slug in old if slug not in new],
     }
     return "; ".join(f"{what}: {', '.join(slugs)}" for what, slugs in parts.items() if slugs) or "its order"
-
-
-async def keep_current(images: Images) -> None:
-    """Read again every two seconds, for ever."""
-    failures = Failures(log, "The catalogue could not be read again")
-    while True:
-        await asyncio.sleep(REFRESH_EVERY_S)
-        try:
-            await asyncio.to_thread(images.refresh)
-            failures.worked()
-        except Exception as e:
-            # Whatever it is: without the next look nothing would ever be read again.
-            failures.failed(e)

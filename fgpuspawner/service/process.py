@@ -18,8 +18,9 @@ from tornado.netutil import bind_sockets
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.images.live import Images, keep_current
+from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.service.app import make_app
 from fgpuspawner.service.handler import Service
 from fgpuspawner.service.hub import Hub
@@ -150,31 +151,26 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     )
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)
-    tasks = [asyncio.create_task(reader.connect()), asyncio.create_task(resumer.run())]
-    tasks.append(asyncio.create_task(keep_current(images)))
+    background = Background(log)
+    background.run(reader.connect(), failed="The scheduler's database cannot be connected to")
+    resumer.begin(background)
+    background.every(
+        REFRESH_EVERY_S,
+        lambda: asyncio.to_thread(images.refresh),
+        failed="The catalogue could not be read again",
+        first_after_s=REFRESH_EVERY_S,
+    )
     try:
-        stop = asyncio.create_task(until_told_to_end(parent))
-        await first_of(stop, tasks)
+        await until_told_to_end(parent)
     finally:
         server.stop()
         await watcher.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.close()
         await resumer.close()
         hub.close()
         await server.close_all_connections()
         await reader.close()
         log.info("Ended")
-
-
-async def first_of(stop: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for ``stop``; an error in one of the tasks ends the process instead of leaving it half alive."""
-    waiting = {stop, *tasks}
-    while not stop.done():
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
 
 
 def main() -> int:

@@ -29,6 +29,7 @@ from fgpu_scheduler import (
     Unblocking,
     resource_groups,
 )
+from fgpuspawner.concurrency.background import Failures, until_it_works
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import Offer, Wanted, make_offer
 from fgpuspawner.images.catalogue import CatalogueError
@@ -108,18 +109,19 @@ class Reader:
 
     async def connect(self) -> None:
         """Connect, trying again until it works: the Hub, which migrates, starts at the same time."""
-        while not self._connected:
+
+        async def connect() -> None:
             try:
                 await self._in_thread(self._queue.connect)
                 await self._in_thread(self.images.refresh)
             except StoreUnavailable as e:
-                if str(e) != self._why_not:
-                    log.warning("%s; trying again", e)
                 self._why_not = str(e)
-                await asyncio.sleep(CONNECT_EVERY_S)
-            else:
-                self._connected = True
-                log.info("Connected to the scheduler's database")
+                raise
+
+        failures = Failures(log, "The scheduler's database cannot be read yet, trying again")
+        await until_it_works(connect, every_s=CONNECT_EVERY_S, failures=failures)
+        self._connected = True
+        log.info("Connected to the scheduler's database")
 
     async def close(self) -> None:
         """Wait for what is being read, and close every connection."""

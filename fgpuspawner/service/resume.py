@@ -7,7 +7,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fgpu_scheduler import Session, StoreUnavailable
+from fgpu_scheduler import FGPUError, Session
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.form.offer import Wanted
 from fgpuspawner.service.hub import Answer, Hub, HubUnreachable
 from fgpuspawner.service.reader import Reader
@@ -39,22 +40,15 @@ class Resumer:
         self._token = token
         self._attempts: Mapping[int, Attempts] = {}
         self._in_flight: dict[int, tuple[Session, asyncio.Task[Answer]]] = {}
-        self._unreachable = False
 
-    async def run(self) -> None:
-        """Look for held sessions, for ever. It never ends by an error of the store or of the Hub."""
-        while True:
-            try:
-                await self._round(await self._reader.held_sessions())
-                self._unreachable = False
-            except StoreUnavailable:
-                # The reader says so in the log; there is nothing to resume from.
-                pass
-            except HubUnreachable as e:
-                if not self._unreachable:
-                    log.warning("Waiting requests are resumed once the Hub answers: %s", e)
-                self._unreachable = True
-            await asyncio.sleep(EVERY_S)
+    def begin(self, background: Background) -> None:
+        """Look for held sessions, again and again."""
+        background.every(
+            EVERY_S,
+            self._round,
+            failed="Waiting requests are not resumed yet",
+            foreseen=(FGPUError, HubUnreachable),
+        )
 
     async def close(self) -> None:
         """Give up on what the Hub has not answered."""
@@ -63,7 +57,8 @@ class Resumer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _round(self, held: tuple[Session, ...]) -> None:
+    async def _round(self) -> None:
+        held = await self._reader.held_sessions()
         # Those that the Hub attended while it had not answered yet are not held any more, but are answered.
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)

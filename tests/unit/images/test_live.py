@@ -265,32 +265,6 @@ def saved(store: Store, base: str, **facts: object) -> None:
         write.event("images", reason="saved")
 
 
-async def test_reading_again_goes_on_after_what_nobody_thought_of(
-    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    images, looks, again = (
-        Images(path, store),
-        iter([KeyError("odd"), KeyError("odd"), None]),
-        asyncio.Event(),
-    )
-    loop = asyncio.get_running_loop()
-
-    def refresh() -> None:
-        found = next(looks)
-        if found is not None:
-            raise found
-        loop.call_soon_threadsafe(again.set)
-        # Not looked at again.
-        monkeypatch.setattr(images, "refresh", lambda: None)
-
-    monkeypatch.setattr(images, "refresh", refresh)
-    monkeypatch.setattr(live, "REFRESH_EVERY_S", 0.0)
-    task = asyncio.create_task(live.keep_current(images))
-    await asyncio.wait_for(again.wait(), 60)
-    task.cancel()
-    assert caplog.messages == ["The catalogue could not be read again: KeyError('odd')"]
-
-
 def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_them(
     path: Path, store: Store
 ) -> None:
