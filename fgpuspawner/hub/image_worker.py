@@ -153,6 +153,8 @@ class ImageWorker:
         if session is None or session.state is not SessionState.RUNNING:
             ended = "has ended" if session is None else f"is {session.state}"
             raise CannotSave(f"the session {ended}; only one that runs can be saved")
+        if self._engine.is_away(session):
+            raise EngineSilent("the session's machine does not answer")
         base = self._catalogue().entry(row.base)
         facts = facts_of(base) if base is not None else ""
         begun = await self._now(self._images.begin, row.id, facts=facts)

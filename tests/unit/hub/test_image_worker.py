@@ -229,3 +229,20 @@ async def test_what_the_engine_refuses_is_tried_again_only_where_that_may_help(
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)
     assert len(tries) == (module.MOST_TRIES if may_pass else 1)
     assert PrivateImages(store).get(wished.id).message == "it is refused"
+
+
+async def test_what_a_silent_machine_keeps_waiting_is_still_only_wished(
+    store: Store, tmp_path: Path, wished: PrivateImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def is_away(*_: object) -> bool:
+        asked.set()
+        return True
+
+    monkeypatch.setattr(LocalEngine, "is_away", is_away)
+    async with working(store, tmp_path):
+        await asyncio.wait_for(asked.wait(), 60)
+        asked.clear()
+        await asyncio.wait_for(asked.wait(), 60)
+    assert PrivateImages(store).get(wished.id).state is ImageState.WISHED
