@@ -46,8 +46,8 @@ if [ -n "$image" ] && ! wait "$image"; then
 fi
 
 echo "== tests"
-# Most of them wait for a Hub or an engine: two at a time keep a core busy.
-workers=(-n "${FGPU_TEST_WORKERS:-$((2 * $(nproc)))}" --dist loadgroup)
+# Most of them wait for a Hub or an engine: one more at a time than there are cores keeps these busy.
+workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 1))}" --dist loadgroup)
 if [ "$what" = --slow ]; then
   python -m pytest "${workers[@]}" "$@"
 else

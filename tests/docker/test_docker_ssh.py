@@ -119,7 +119,12 @@ async def test_it_is_opened_again_when_it_has_ended(engine: Made, server: Server
     there = engine_at(server.url)
     await asyncio.to_thread(there.connect)
     there.watch(lambda: None)
-    (ssh,) = [p for p in psutil.Process().children() if "docker.sock" in " ".join(p.cmdline())]
+    # Not the engines of other machines, which are children of this process too.
+    (ssh,) = [
+        p
+        for p in psutil.Process().children()
+        if p.name() != "dockerd" and "docker.sock" in " ".join(p.cmdline())
+    ]
     ssh.kill()
     ssh.wait(30)
     assert await there.observe() == ((), (), ())
