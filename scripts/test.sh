@@ -11,7 +11,7 @@ what=${1:-}
 
 if [ "$what" = --quick ]; then
   # What needs no service, without the few that start Hubs, compile, or make networks.
-  exec python -m pytest -q -n "$(nproc)" -m "not slow" --ignore-glob '*/test_build.py' --ignore-glob '*/test_firewall.py' \
+  exec python -m pytest -q -n "$(nproc)" --dist worksteal -m "not slow" --ignore-glob '*/test_build.py' --ignore-glob '*/test_firewall.py' \
     -k "not hub_that_cannot_work and not does_not_answer_is_refused_with_one_line" \
     tests/unit tests/property "$@"
 fi
