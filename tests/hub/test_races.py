@@ -56,6 +56,7 @@ from fgpu_scheduler.store.store import Store
 submit = Store.submit
 
 def slow(self, *args, **kwargs):
+    print("the database is asked to submit", flush=True)
     time.sleep(6)
     return submit(self, *args, **kwargs)
 
@@ -245,7 +246,7 @@ def test_a_cancel_while_several_sessions_are_being_committed_leaves_none_that_no
     hub.add_user("alice")
     hub.add_user("bob")
     first = in_the_background(lambda: hub.spawn("alice", options={**ONE, "count": 2}))
-    until(lambda: "Calling Spawner.start for alice" in hub.log_text(), what="the submission is under way")
+    until(lambda: "the database is asked to submit" in hub.log_text(), what="the submission is under way")
     hub.stop("alice")
     first.join()
     # The second one was submitted beside the first: it goes on, with a server, and can be ended like any other.
