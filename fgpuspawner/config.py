@@ -20,6 +20,7 @@ from fgpuspawner.hub.startup import start_with_the_hub
 from fgpuspawner.scopes import ACCESS, ADMIN, CUSTOM, IMAGES, KEEP, QUEUE_READ, SERVICE
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner.base import QueuedSpawner
+from fgpuspawner.spawner.launch_form import is_no_link
 
 log = logging.getLogger("fgpu")
 
@@ -60,6 +61,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
         app = JupyterHub.instance()
+        app.log.addFilter(is_no_link)
         app.observe(lambda change: start_with_the_hub(app), names="handlers")
     return found
 

@@ -38,6 +38,7 @@ def render(
     ticket: str,
     given: Mapping[str, str],
     refusals: Sequence[Refusal] = (),
+    by_link: bool = False,
     fewer_sessions: bool = False,
     presets: Sequence[Mapping[str, object]] = (),
     sessions: Sequence[Session] = (),
@@ -49,7 +50,8 @@ def render(
     """Return the inside of the launch form. It works without JavaScript; with it, it shows a forecast.
 
     ``ticket`` lets the page ask the service for forecasts. ``given`` is what was sent and refused, to be
-    shown again, with why it was (``refusals``) at its fields; it is only ever shown as text. ``fewer_sessions``: the
+    shown again, with why it was (``refusals``) at its fields, or what a link says (``by_link``); it is only ever shown as
+    text. ``fewer_sessions``: the
     offer's ``max_count`` is below the cap, as more would be named servers too many. ``presets`` are the
     administrator's, ``sessions`` the user's own of late. ``advice`` is what their last runs of an image would have
     needed. ``failed`` is the last session of this server where that came to nothing: the form is filled in with what
@@ -65,6 +67,7 @@ def render(
         images_shown=len(offer.shown_images),
         search_from=SEARCH_FROM,
         known={"groups": groups, "images": amounts(offer, advice or {}), "labels": LABELS},
+        by_link=by_link,
         failed=failed,
         next_step=next_step,
         notice=notice,
@@ -141,13 +144,6 @@ def refusal_html(refused: Refused) -> str:
     """Return the reasons as escaped HTML, one below the other."""
     items = Markup("").join(Markup("<li>{}</li>").format(words) for words in refusal_words(refused))
     return str(Markup("<ul class='fgpu-refusals mb-0 ps-3'>{}</ul>").format(items))
-
-
-def given(handler: Any) -> dict[str, str]:
-    """Return the options that a link to the form carries, for showing the form filled in with them."""
-    arguments = getattr(getattr(handler, "request", None), "query_arguments", {})
-    texts = {name: [v.decode("utf-8", "replace") for v in values] for name, values in arguments.items()}
-    return first_of({name.removeprefix("opt-"): v for name, v in texts.items() if name.startswith("opt-")})
 
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:

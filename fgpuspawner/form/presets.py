@@ -31,7 +31,7 @@ def with_unknown_image(presets: Sequence[Mapping[str, object]], slugs: Collectio
 def one_click(
     offer: Offer, presets: Iterable[Mapping[str, object]], sessions: Iterable[Session]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what is offered, by kind: each with its words, the fields that it fills in, and a link that starts it."""
+    """Return what is offered, by kind: each with its words, the fields that it fills in, and a link that does so."""
     # Of the launches the newest of each set of options, newest first.
     asked: dict[Request, Request] = {}
     for session in sorted(sessions, key=lambda s: s.id, reverse=True):

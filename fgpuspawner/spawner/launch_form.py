@@ -43,10 +43,11 @@ class Lately:
 
 @dataclass(slots=True)
 class Sent:
-    """What one request to the Hub has sent of the form, and why it was refused, if it was."""
+    """What one request to the Hub has sent of the form, or a link says of it, and why that is refused, if it is."""
 
     fields: Mapping[str, str]
     refusals: Sequence[Refusal] = ()
+    by_link: bool = False
 
 
 _sent: ContextVar[Sent | None] = ContextVar("fgpu_sent", default=None)
@@ -99,7 +100,7 @@ class LaunchFormSpawner(HasTraits):
             return form.refusal_html(e)
         sent = _sent.get()
         lately = await self._lately([n for n in offer.nodes if n.resource_group in offer.groups])
-        given, now_s = form.given(self.handler) if sent is None else sent.fields, int(time.time())
+        given, now_s = {} if sent is None else sent.fields, int(time.time())
         failed = None if given else failed_lately(lately.sessions, self.name, now_s=now_s)
         most = self.most_sessions(offer.caps.max_count)
         return form.render(
@@ -108,6 +109,7 @@ class LaunchFormSpawner(HasTraits):
             ticket=ticket.make(ticket.KEY, self.user.name, self.hub_groups, now_s=now_s),
             given=given,
             refusals=() if sent is None else sent.refusals,
+            by_link=sent is not None and sent.by_link,
             fewer_sessions=most < offer.caps.max_count,
             presets=self.runtime.settings.presets,
             sessions=lately.sessions,
@@ -198,6 +200,25 @@ class LaunchFormSpawner(HasTraits):
             ),
         )
 
+    async def get_options_form(self) -> str:
+        """Return the launch form, never an empty one: without a form the Hub has every link start a server."""
+        found = await super().get_options_form()  # type: ignore[misc]
+        return str(found or await self._render_form(self))
+
+    def options_from_query(self, query_data: Mapping[str, list[str]]) -> Any:
+        """Fill the form in with what a link says, and start nothing: any page of any site can have a link followed.
+
+        Raises:
+            OnlyFilledIn: always. The Hub then shows the form.
+        """
+        sent = Sent(form.first_of(query_data), by_link=True)
+        try:
+            parse(read_fields(query_data), self.offer())
+        except Refused as e:
+            sent.refusals = e.refusals
+        _sent.set(sent)
+        raise OnlyFilledIn
+
     @default("options_from_form")
     def _asking_options_from_form(self) -> Any:
         return self._read_form
@@ -214,6 +235,17 @@ class LaunchFormSpawner(HasTraits):
     def _asking_apply_user_options(self) -> Any:
         # They are applied by asking the scheduler for them, in `start`.
         return lambda spawner, options: None
+
+
+class OnlyFilledIn(Exception):
+    """A link has filled the form in. What the Hub is to say of it beside the form is nothing: the form says it."""
+
+    jupyterhub_message = jupyterhub_html_message = ""
+
+
+def is_no_link(record: logging.LogRecord) -> bool:
+    """Return whether a line of the Hub's log says something else than that a link only filled the form in."""
+    return not (record.exc_info and record.exc_info[0] is OnlyFilledIn)
 
 
 class NotStarted(SpawnException):  # type: ignore[misc]

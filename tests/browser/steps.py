@@ -39,7 +39,7 @@ class Person:
     page: Page
 
     def link(self, server: str = "", **options: object) -> str:
-        """Return a link that starts a server with these options."""
+        """Return a link to a server's form, filled in with these options."""
         where = f"/{self.name}/{server}" if server else ""
         query = "&".join(f"opt-{name}={value}" for name, value in options.items())
         return f"{self.url}/hub/spawn{where}" + (f"?{query}" if query else "")
@@ -102,6 +102,12 @@ def refused(page: Page, name: str) -> Locator:
 def start(page: Page) -> None:
     """Press the form's button."""
     page.get_by_role("button", name="Start").click()
+
+
+def start_by(page: Page, link: str) -> None:
+    """Follow a link, and press the button of the form that it has filled in."""
+    page.goto(link)
+    start(page)
 
 
 def asked_for(page: Page) -> Amounts:

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import until
-from steps import START_MS, Person, Sessions, choose_image, expect_lab, run_in_notebook, start
+from steps import START_MS, Person, Sessions, choose_image, expect_lab, run_in_notebook, start, start_by
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("images")]
 
@@ -77,7 +77,7 @@ def test_image_after_image_and_two_at_once_each_with_its_own_python_and_version(
     # Both at once, each in a tab of its own.
     tabs = {slug: ann.new_page() for slug in SLUGS}
     for slug, tab in tabs.items():
-        tab.goto(ann.link(slug, image=slug, **LITTLE))
+        start_by(tab, ann.link(slug, image=slug, **LITTLE))
         expect_lab(tab, ann.name, slug)
     page.goto(sessions)
     for slug in SLUGS:

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 import makerun
 from fgpu_scheduler import EndCause, SessionState, Store
 from hubprocess import HubProcess, running, until
-from steps import START_MS, Person, fact
+from steps import START_MS, Person, fact, start_by
 from watching import Faults
 
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
@@ -38,13 +38,13 @@ def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_i
     hub.reach({"holder/": "RUNNING", "first/": "PENDING"})
     iris = log_in(hub.url, "iris", "test-password")
     page = iris.page
-    page.goto(iris.link(fgpu="1", **LITTLE))
+    start_by(page, iris.link(fgpu="1", **LITTLE))
     expect(fact(page, "Position")).to_have_text("2")
 
     # So does one whose request ends while the Hub is gone.
     jane = log_in(hub.url, "jane", "test-password")
     other = jane.page
-    other.goto(jane.link(fgpu="1", **LITTLE))
+    start_by(other, jane.link(fgpu="1", **LITTLE))
     expect(fact(other, "Position")).to_have_text("3")
 
     # While the Hub is gone, what the pages ask for fails.

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from hubprocess import HubProcess
 from labsteps import BUILD, status_item
-from steps import START_MS, Person, Sessions
+from steps import START_MS, Person, Sessions, start_by
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -34,7 +34,7 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     gil = log_in(hub.url, "gil", "test-password")
     page = gil.page
     for server in ("", "gpu-2"):
-        page.goto(gil.link(server, **LITTLE))
+        start_by(page, gil.link(server, **LITTLE))
         page.wait_for_url(re.compile(f"/user/gil/{server}"), timeout=START_MS, wait_until="commit")
     # Nobody looks at either of them from here on: they have nothing to do.
     page.goto(f"{hub.url}/services/fgpu/")

@@ -26,6 +26,7 @@ from steps import (
     refused,
     scrolls_sideways,
     start,
+    start_by,
 )
 from watching import Faults
 
@@ -390,9 +391,8 @@ def test_what_may_not_wait_beside_what_waits_is_said_before_and_after_it_is_sent
 
 
 def test_a_refused_link_is_shown_at_the_fields_of_its_own_form_and_of_no_other(
-    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+    hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
-    faults.allow(r"(status GET|console) \S+/hub/spawn/mia/other\?opt-\S* .*400")
     # With scripts the forecast would say it, too.
     mia = log_in(hub.url, "mia", "test-password", java_script_enabled=False)
     page = mia.page
@@ -414,21 +414,22 @@ def test_what_is_left_of_the_quota_stands_above_the_forecast(
     page = ida.page
     left = page.locator("#fgpu-quota")
     expect(left).to_have_text("0.4 fGPU and 3 sessions left of the quota of user 'ida'.")
-    page.goto(ida.link(fgpu="0.3", **LITTLE))
+    start_by(page, ida.link(fgpu="0.3", **LITTLE))
     page.wait_for_url("**/user/ida/**", timeout=START_MS)
     page.goto(ida.link("second"))
     expect(left).to_have_text("0.1 fGPU and 2 sessions left of the quota of user 'ida'.")
 
 
-def test_without_scripts_a_preset_is_a_link_that_starts(
+def test_without_scripts_a_preset_is_a_link_that_fills_the_form_in(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
     page = log_in(hub.url, "fay", "test-password", java_script_enabled=False).page
     expect(page.get_by_role("group", name="Presets")).to_be_hidden()
     for hidden in ("slider", "searchbox"):
         expect(page.get_by_role(hidden)).to_have_count(0)  # type: ignore[arg-type]
-    page.get_by_text("Start at once with a preset").click()
+    page.get_by_text("Fill in a preset").click()
     page.get_by_role("link", name="Exercise <b>1</b>").click()
+    start(page)
     page.wait_for_url("**/fay**")
     asked = until(lambda: hub.sessions().get("fay/"), what="fay has a session")
     assert asked is not None

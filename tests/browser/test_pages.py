@@ -21,8 +21,10 @@ from steps import (
     expect_lab,
     fact,
     forecast,
+    refused,
     scrolls_sideways,
     start,
+    start_by,
 )
 from watching import Faults
 
@@ -55,30 +57,23 @@ def environment_of_server(run: MakeRun, user: str, server: str) -> dict[str, str
     raise AssertionError(f"no process of {user}/{server}")
 
 
-def test_a_link_starts_the_session_that_it_describes(run: MakeRun, log_in: Callable[..., Person]) -> None:
+def test_a_link_fills_the_form_in_and_its_one_button_starts_the_session(
+    run: MakeRun, log_in: Callable[..., Person]
+) -> None:
     ben = log_in(run.url, "ben", run.password())
     ben.page.goto(ben.link(fgpu="0.5", cpu="0.5", memory_mib="512"))
+    expect(ben.page.locator("#fgpu-by-link")).to_contain_text("Nothing has started yet")
+    expect(ben.page.locator(".spawn-error-msg")).to_have_count(0)
+    start(ben.page)
     expect_lab(ben.page, "ben")
     env = environment_of_server(run, "ben", "")
     assert (env["FGPU_AMOUNT"], env["FGPU_MEMORY_MIB"], env["FGPU_COMPUTE_PERCENT"]) == ("0.5", "2048", "25")
 
 
-def test_a_bad_link_shows_why_beside_the_form(
-    run: MakeRun, log_in: Callable[..., Person], faults: Faults
-) -> None:
-    # The Hub refuses with a status, which the browser repeats on its console.
-    faults.allow(r"(status GET|console) \S+/hub/spawn\?opt-fgpu=7\S* .*(400|500)")
-    cleo = log_in(run.url, "cleo", run.password())
-    refusal = cleo.page.locator(".spawn-error-msg")
-
-    def is_refused() -> bool:
-        # Where the Hub is slow, a page that waits is shown first.
-        cleo.page.goto(cleo.link(fgpu="7", cpu="0.5"))
-        return refusal.count() == 1
-
-    until(is_refused, what="the form with the refusal")
-    expect(refusal).to_contain_text("GPU (fGPU): 7")
-    expect(refusal).to_contain_text("2")
+def test_a_bad_link_shows_why_at_the_fields(run: MakeRun, log_in: Callable[..., Person]) -> None:
+    cleo = log_in(run.url, "cleo", run.password(), java_script_enabled=False)
+    cleo.page.goto(cleo.link(fgpu="7", cpu="0.5"))
+    expect(refused(cleo.page, "fgpu")).to_contain_text("7")
     # The form is there, as the link filled it in.
     expect(cleo.page.locator("#fgpu-fgpu")).to_have_value("7")
     expect(cleo.page.locator("#fgpu-cpu")).to_have_value("0.5")
@@ -147,11 +142,11 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
 ) -> None:
     fay = log_in(run.url, "fay", run.password())
     holder = fay.page
-    holder.goto(fay.link(fgpu="2", **LITTLE))
+    start_by(holder, fay.link(fgpu="2", **LITTLE))
     expect_lab(holder, "fay")
 
     waiting = fay.new_page()
-    waiting.goto(fay.link("second", fgpu="1", **LITTLE))
+    start_by(waiting, fay.link("second", fgpu="1", **LITTLE))
     expect(waiting.get_by_role("heading", name="Waiting in the queue")).to_be_visible()
     expect(fact(waiting, "Amount")).to_have_text("1 fGPU")
     expect(fact(waiting, "Position")).to_have_text("1")
@@ -168,7 +163,7 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
     expect(waiting.locator(".past")).to_contain_text("CANCELLED")
 
     # A waiting page whose turn comes ends in JupyterLab without a click.
-    waiting.goto(fay.link("third", fgpu="1", **LITTLE))
+    start_by(waiting, fay.link("third", fgpu="1", **LITTLE))
     expect(fact(waiting, "Position")).to_have_text("1")
     holder.goto(f"{run.url}/services/fgpu/")
     Sessions(holder).end("default server")
@@ -180,9 +175,9 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
 ) -> None:
     gus = log_in(run.url, "gus", run.password())
     page, others = gus.page, gus.new_page()
-    page.goto(gus.link(fgpu="1", **LITTLE))
+    start_by(page, gus.link(fgpu="1", **LITTLE))
     expect_lab(page, "gus")
-    others.goto(gus.link("second", fgpu="2", **LITTLE))
+    start_by(others, gus.link("second", fgpu="2", **LITTLE))
     expect(fact(others, "Position")).to_have_text("1")
     others.close()
 
@@ -238,8 +233,8 @@ def test_no_page_scrolls_sideways_on_a_phone_and_all_follow_the_dark_scheme(
 ) -> None:
     hal = log_in(run.url, "hal-of-the-long-name", run.password(), viewport=NARROW)
     page = hal.page
-    page.goto(hal.link(fgpu="2", **LITTLE))
-    page.goto(hal.link("a-server-with-a-long-name", fgpu="2", **LITTLE))
+    start_by(page, hal.link(fgpu="2", **LITTLE))
+    start_by(page, hal.link("a-server-with-a-long-name", fgpu="2", **LITTLE))
     expect(fact(page, "Position")).to_have_text("1")
     waiting = page.url
     pages = {

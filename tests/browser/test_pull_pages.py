@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import until
-from steps import START_MS, Person, Sessions
+from steps import START_MS, Person, Sessions, start_by
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -55,12 +55,12 @@ def test_an_image_on_its_way_is_shown_to_who_starts_and_to_who_waits_until_both_
 ) -> None:
     pat = log_in(hub.url, "pat", "test-password")
     starts = pat.page
-    starts.goto(pat.link(**WHOLE))
+    start_by(starts, pat.link(**WHOLE))
     expect(starts.locator("#fgpu-pull")).to_contain_text(FETCHING, timeout=START_MS)
     # What is read aloud stays as it is while the numbers change.
     expect(starts.locator("#progress-message")).to_have_text("Fetching the image (2 fGPU)")
     waits = pat.new_page()
-    waits.goto(pat.link("gpu-2", **WHOLE))
+    start_by(waits, pat.link("gpu-2", **WHOLE))
     expect(waits.locator("#fgpu-pull")).to_contain_text(FETCHING, timeout=START_MS)
     expect(waits.locator("#fgpu-title")).to_have_text("Waiting in the queue")
 

@@ -22,6 +22,7 @@ from steps import (
     run_in_notebook,
     scrolls_sideways,
     start,
+    start_by,
 )
 from watching import Faults
 
@@ -68,7 +69,7 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
     faults.allow(r"(status POST|console) \S+/hub/spawn\?_xsrf=\S* .*400")
     amy = log_in(hub.url, f"amy{secrets.token_hex(3)}", "test-password")
     page, full_name = amy.page, f"{amy.name}/torch-more:1"
-    page.goto(amy.link(image="python", **LITTLE))
+    start_by(page, amy.link(image="python", **LITTLE))
     expect_lab(page, amy.name)
     run_in_notebook(page, INSTALL, "installed")
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
-from steps import START_MS, Person, Sessions, fact, forecast, start
+from steps import START_MS, Person, Sessions, fact, forecast, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -62,7 +62,7 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
     expect(item).to_contain_text("2 fGPU", timeout=START_MS)
 
     waiting = fay.new_page()
-    waiting.goto(fay.link("second", fgpu="1", cpu="0.2", memory_mib=512))
+    start_by(waiting, fay.link("second", fgpu="1", cpu="0.2", memory_mib=512))
     expect(fact(waiting, "Position")).to_have_text("1")
 
     # The panel hears of it, and its link leads to the service.

@@ -14,7 +14,7 @@ from playwright.sync_api import Route, expect
 
 from fgpu_scheduler import Banner, BannerLevel, Notice, Store
 from hubprocess import HubProcess, running, until
-from steps import START_MS, Person, fact, forecast, start
+from steps import START_MS, Person, fact, forecast, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -89,7 +89,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     amy = log_in(held.url, "amy", "test-password", reduced_motion="reduce")
     page = amy.page
     page.context.add_init_script(NOTED)
-    page.goto(amy.link("second", fgpu="1", **LITTLE))
+    start_by(page, amy.link("second", fgpu="1", **LITTLE))
     expect(fact(page, "Position")).to_have_text("1")
     expect(page).to_have_title("1st in the queue \N{EN DASH} second")
     expect(fact(page, "Expected start")).to_have_text(re.compile(r"^about \d\d:\d\d, going by time limits$"))
@@ -128,7 +128,7 @@ def test_whoever_is_sent_elsewhere_after_a_break_is_told_of_a_start_only_where_t
         page.context.add_init_script(NOTED)
         streams: list[Route] = []
         page.route("**/progress**", keeping(streams), times=1)
-        page.goto(person.link(fgpu="1", **LITTLE))
+        start_by(page, person.link(fgpu="1", **LITTLE))
         page.get_by_role("button", name="Tell me when it starts").click()
         expect(page.get_by_role("button", name="You will be told")).to_be_visible()
         held.reach({"holder/": "RUNNING", f"{name}/": "PENDING"})
@@ -157,7 +157,7 @@ def test_a_browser_that_refuses_notifications_is_told_of(
     bob = log_in(held.url, "bob", "test-password")
     page = bob.page
     page.context.add_init_script(NOTED.replace('"granted"', '"denied"'))
-    page.goto(bob.link(fgpu="1", **LITTLE))
+    start_by(page, bob.link(fgpu="1", **LITTLE))
     page.get_by_role("button", name="Tell me when it starts").click()
     expect(page.locator("#fgpu-told")).to_contain_text("Your browser refuses notifications of this page")
     expect(page.get_by_role("button", name="Tell me when it starts")).to_have_attribute(
@@ -180,7 +180,7 @@ def test_what_administrators_announce_is_text_on_the_form_and_while_one_waits(
         expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
         expect(forecast(page)).to_be_visible()
         check_page(page)
-        page.goto(cat.link(fgpu="1", **LITTLE))
+        start_by(page, cat.link(fgpu="1", **LITTLE))
         expect(page.get_by_role("note", name="Announcement")).to_have_text(HOSTILE)
         expect(page).to_have_title("1st in the queue")
     finally:
@@ -238,7 +238,7 @@ def test_how_much_of_an_image_is_there_is_a_bar_with_words(
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in told)
     page.add_init_script(COUNT_SAID)
     page.route("**/progress**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.goto(eve.link(fgpu="1", **LITTLE))
+    start_by(page, eve.link(fgpu="1", **LITTLE))
     bar = page.get_by_role("progressbar", name="How much of the image is there")
     expect(bar).to_have_js_property("value", 45)
     expect(bar).to_have_js_property("max", 200)

@@ -28,7 +28,7 @@ function fill(fields) {
 }
 if (quick) {
   quick.hidden = false;
-  by("fgpu-at-once").remove();
+  by("fgpu-quick-links").remove();
   quick.addEventListener("click", (event) => {
     const choice = event.target.closest(".choice");
     if (!choice) { return; }

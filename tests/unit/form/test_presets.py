@@ -201,8 +201,8 @@ def test_hostile_names_are_text_in_the_form() -> None:
     shown = BeautifulSoup(page, "html.parser")
     assert len(shown.select("script")) == 1
     assert [e.text for e in shown.select(".choice-title")] == [hostile, "Python 3.11"]
-    # Without scripts there are links that start them.
-    links = shown.select("#fgpu-at-once a")
+    # Without scripts there are links that fill them in.
+    links = shown.select("#fgpu-quick-links a")
     assert links[0]["href"] == "?opt-fgpu=0.5"
     assert links[0].text == hostile
 

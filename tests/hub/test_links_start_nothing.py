@@ -1,0 +1,118 @@
+"""What another site can have a browser do: follow links, and send forms without the Hub's token. Nothing starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+from bs4 import BeautifulSoup
+
+from hubprocess import WITHOUT_SERVICE, HubProcess, running
+
+WORST = """
+c.Spawner.options_form = ""
+c.JupyterHub.implicit_spawn_seconds = 0.1
+"""
+"""Settings of JupyterHub's with which a link starts a server at once, or a page goes on by itself."""
+FROM_ELSEWHERE = {
+    "Sec-Fetch-Site": "cross-site",
+    "Sec-Fetch-Mode": "navigate",
+    "Origin": "https://evil.example",
+    "Referer": "https://evil.example/",
+}
+OPTIONS = "fgpu=0.5&cpu=0.1&memory_mib=256"
+LINKS = (
+    "hub/spawn",
+    f"hub/spawn?opt-{OPTIONS}",
+    f"hub/spawn?{OPTIONS}",
+    "hub/spawn?image=python",
+    "hub/spawn?opt-image=python&next=/hub/home",
+    "hub/spawn?anything=1",
+    "hub/spawn?opt-fgpu=0.5&opt-fgpu=0.6",
+    "hub/spawn?opt-fgpu=%3Cb%3E",
+    "hub/spawn/{user}?opt-fgpu=0.5",
+    "hub/spawn/{user}/other?opt-fgpu=0.5",
+    "hub/spawn/bob?opt-fgpu=0.5",
+    "hub/spawn/bob/other?opt-fgpu=0.5",
+    "hub/spawn-pending/{user}?opt-fgpu=0.5",
+    "hub/user-redirect/lab?opt-fgpu=0.5",
+    "hub/login?next=%2Fhub%2Fspawn%3Fopt-fgpu%3D0.5",
+    "user/{user}/lab",
+    "user/{user}/other/lab?opt-fgpu=0.5",
+    "user/bob/lab",
+    "hub/user/{user}/lab",
+    "hub/home",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A Hub with JupyterHub's settings at their worst."""
+    with running(tmp_path_factory.mktemp("hub"), before=WORST, after=WITHOUT_SERVICE) as found:
+        found.start()
+        found.add_user("bob")
+        yield found
+
+
+def logged_in(hub: HubProcess, user: str) -> requests.Session:
+    """Return a browser in which somebody has logged in."""
+    browser = requests.Session()
+    assert browser.get(f"{hub.url}/hub/login", timeout=60).ok
+    password = "test-admin-password-0123456789-abcdef" if user == "admin" else "test-password"
+    token = browser.cookies.get("_xsrf", path="/hub/")
+    fields = {"username": user, "password": password, "_xsrf": token}
+    assert browser.post(f"{hub.url}/hub/login?next=/hub/home", data=fields, timeout=60).ok
+    return browser
+
+
+@pytest.mark.parametrize("user", ["alice", "admin"])
+def test_no_link_starts_a_session_whoever_follows_it(hub: HubProcess, user: str) -> None:
+    browser = logged_in(hub, user)
+    for link in LINKS:
+        url = f"{hub.url}/{link.format(user=user)}"
+        found = browser.get(url, headers=FROM_ELSEWHERE, timeout=60)
+        assert found.status_code < 500, (link, found.text)
+        # What a page would go on to by itself.
+        onward = BeautifulSoup(found.text, "html.parser").select_one("a[href*='/hub/spawn']")
+        if onward is not None and found.status_code == 424:
+            assert browser.get(f"{hub.url}{onward['href']}", headers=FROM_ELSEWHERE, timeout=60).ok
+    assert hub.sessions() == {}
+    for name in (user, "bob"):
+        assert [s for s in hub.servers(name).values() if s["ready"] or s["pending"]] == []
+    assert "Traceback" not in hub.log_text()
+
+
+def test_a_link_fills_the_form_in_and_says_so(hub: HubProcess) -> None:
+    browser = logged_in(hub, "alice")
+    for prefix in ("opt-", ""):
+        page = browser.get(f"{hub.url}/hub/spawn?{prefix}fgpu=0.6&{prefix}count=x", timeout=60)
+        shown = BeautifulSoup(page.text, "html.parser")
+        assert page.ok
+        (field,) = shown.select("#fgpu-fgpu")
+        assert field["value"] == "0.6"
+        assert "Nothing has started yet" in shown.select("#fgpu-by-link")[0].text
+        assert "'x' is not a whole number" in shown.select("#fgpu-count-refused")[0].text
+    assert "by-link" not in browser.get(f"{hub.url}/hub/spawn", timeout=60).text
+
+
+def test_a_form_from_another_site_starts_nothing_and_the_hubs_own_does(hub: HubProcess) -> None:
+    browser, other = logged_in(hub, "alice"), logged_in(hub, "bob")
+    theirs = other.cookies.get("_xsrf", path="/hub/")
+    fields = {"fgpu": "0.5", "cpu": "0.1", "memory_mib": "256"}
+    for path in (
+        "hub/spawn",
+        "hub/spawn/alice/other",
+        "hub/api/users/alice/server",
+        "hub/api/users/alice/servers/x",
+    ):
+        for query in ("", "?_xsrf=", "?_xsrf=guessed", f"?_xsrf={theirs}"):
+            url = f"{hub.url}/{path}{query}"
+            assert browser.post(url, data=fields, headers=FROM_ELSEWHERE, timeout=60).status_code == 403
+    assert hub.sessions() == {}
+    form = BeautifulSoup(browser.get(f"{hub.url}/hub/spawn", timeout=60).text, "html.parser")
+    sent = form.select_one("#spawn_form")
+    assert sent is not None
+    assert browser.post(f"{hub.url}{sent['action']}", data=fields, timeout=60).ok
+    hub.reach({"alice/": "RUNNING"})
