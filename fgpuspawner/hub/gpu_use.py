@@ -5,90 +5,49 @@ What the driver does not tell is not taken for idle: nobody is ended for what is
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Sequence
 
-from fgpu_scheduler import FGPUError, Session
-from fgpuspawner.isolation.drivers import Drivers, Place
-from fgpuspawner.isolation.nvml_reader import NvmlUnknown
-
-log = logging.getLogger("fgpu.idle")
+from fgpu_scheduler import Clock, Session
+from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
+from fgpuspawner.isolation.nvml_reader import DeviceUse
 
 LONGEST_LOOK_S = 5.0
 
-Used = Mapping[str, Mapping[int, int | None] | NvmlUnknown]
-"""By device and process, the percent of it that was used; None where that is not known."""
 
+def is_idle(session: Session, look: Look) -> bool:
+    """Return whether none of a session's processes has used any of its devices. Pure.
 
-def idle_now(
-    sessions: Iterable[Session], used: Used, owners: Mapping[int, int], unusable: Iterable[str] = ()
-) -> frozenset[int]:
-    """Return the sessions of which none of their processes has used any of their devices. Pure.
-
-    ``unusable`` are devices that no program can use: simulated ones without a driver.
+    What no program can use, simulated GPUs without a driver, nobody uses.
     """
-    never = frozenset(unusable)
-    return frozenset(
-        session.id
-        for session in sessions
-        if session.placement is not None
-        and all(
-            share.device_uuid in never or _is_idle(session.id, used.get(share.device_uuid), owners)
-            for share in session.placement.shares
-        )
+    assert session.placement is not None
+    own = [look.devices.get(share.device_uuid) for share in session.placement.shares]
+    return look.place.has_no_driver or all(
+        isinstance(device, DeviceUse)
+        and all(p.busy_percent == 0 for p in device.processes if look.owners.get(p.pid) == session.id)
+        for device in own
     )
 
 
-def _is_idle(
-    session_id: int, device: Mapping[int, int | None] | NvmlUnknown | None, owners: Mapping[int, int]
-) -> bool:
-    if device is None or isinstance(device, NvmlUnknown):
-        return False
-    return all(percent == 0 for pid, percent in device.items() if owners.get(pid) == session_id)
-
-
 class GpuUse:
-    """Looks at the GPUs whenever it is asked, and remembers since when each session has not used its own."""
+    """Remembers from one look to the next since when each session has not used its GPUs."""
 
-    def __init__(self, drivers: Drivers) -> None:
-        self._drivers = drivers
-        self._since_s: dict[int, int] = {}
+    def __init__(self, clock: Clock, *, every_s: float) -> None:
+        self._clock = clock
+        self._known_for_s = (LONGEST_GAP + 1) * every_s + LONGEST_LOOK_S
+        self._since: dict[int, tuple[int, float]] = {}
 
-    async def idle_since(self, sessions: Sequence[Session], now_s: int) -> Mapping[int, int]:
-        """Return since when each idle session's GPUs are: seen to be, from one question to the next."""
-        wanted = {
-            s.device_uuid for session in sessions if session.placement for s in session.placement.shares
-        }
-        used: dict[str, Mapping[int, int | None] | NvmlUnknown] = {}
-        owners: dict[int, int] = {}
-        unusable: list[str] = []
-        looks = []
-        for place, uuids in self._drivers.places().items():
-            own = [uuid for uuid in uuids if uuid in wanted]
-            if place.has_no_driver:
-                unusable += own
-            elif own:
-                looks.append(self._look(place, own, used, owners))
-        await asyncio.gather(*looks)
-        idle = idle_now(sessions, used, owners, unusable)
-        self._since_s = {i: self._since_s.get(i, now_s) for i in sorted(idle)}
-        return dict(self._since_s)
+    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+        """Remember what a look says."""
+        there = running_on(look.devices, live)
+        idle = {s.id for s in live if s.id in there and is_idle(s, look)}
+        known = {s.id for s in live} - there | idle
+        self._since = {i: since for i, since in self._since.items() if i in known}
+        for session_id in idle:
+            since_s = self.idle_since_s(session_id)
+            self._since[session_id] = (self._clock.now_s() if since_s is None else since_s, look.at_s)
 
-    async def _look(
-        self,
-        place: Place,
-        uuids: Sequence[str],
-        used: dict[str, Mapping[int, int | None] | NvmlUnknown],
-        owners: dict[int, int],
-    ) -> None:
-        try:
-            async with asyncio.timeout(LONGEST_LOOK_S):
-                found = await self._drivers.reader(place).use(uuids)
-                pids = sorted(
-                    {pid for device in found.values() if isinstance(device, Mapping) for pid in device}
-                )
-                owners.update(await self._drivers.owners(place, pids))
-                used.update(found)
-        except (FGPUError, TimeoutError) as e:
-            log.warning("What the GPUs at %s do is not known, so nobody there is idle: %s", place, e)
+    def idle_since_s(self, session_id: int) -> int | None:
+        """Return since when a session's GPUs rest; None where they do not, or that was not seen for too long."""
+        since_s, seen_at_s = self._since.get(session_id, (None, 0.0))
+        return since_s if time.monotonic() - seen_at_s <= self._known_for_s else None

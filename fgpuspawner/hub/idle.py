@@ -56,8 +56,9 @@ class SessionActivity:
     async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
         """Return since when each is idle, for those that are for as long as is allowed; None for the others."""
         now_s = self._clock.now_s()
-        gpus = await self._gpus.idle_since(sessions, now_s)
-        found = await asyncio.gather(*(self._since(s, gpus.get(s.id), now_s) for s in sessions))
+        found = await asyncio.gather(
+            *(self._since(s, self._gpus.idle_since_s(s.id), now_s) for s in sessions)
+        )
         return {session.id: since for session, since in zip(sessions, found, strict=True)}
 
     async def _since(self, session: Session, gpu_since_s: int | None, now_s: int) -> int | None:

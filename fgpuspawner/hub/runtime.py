@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar, Protocol, TypeVar
 from traitlets.config import Config
 
 from fgpu_scheduler import (
+    Audit,
     BadSettings,
     Deadlines,
     EndCause,
@@ -48,6 +49,7 @@ from fgpuspawner.images.model import Catalogue
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.drivers import Drivers
+from fgpuspawner.isolation.looks import Looks
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
@@ -134,6 +136,10 @@ class Runtime:
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         self.drivers = Drivers(self.isolation, self.engine)
+        settings = self.settings
+        # Whoever of these two wants to look more often says how often.
+        self._looks_every_s = min(settings.watchdog_every_s, settings.meter_every_s)
+        self._gpu_use = GpuUse(SystemClock(), every_s=self._looks_every_s)
         atexit.register(self.drivers.close)
         self.queue: Queue = Scheduler(
             self.store,
@@ -164,7 +170,7 @@ class Runtime:
             return None
         return SessionActivity(
             self._spawner_class,
-            GpuUse(self.drivers),
+            self._gpu_use,
             SystemClock(),
             idle_after_s=lambda session: rules.of(session.request.resource_group).idle_after_s or 0,
         )
@@ -229,22 +235,31 @@ class Runtime:
     def _look_after(self) -> None:
         """Begin what goes on for as long as the Hub runs, now that it is known which sessions live."""
         settings, clock = self.settings, SystemClock()
-        Watchdog(
+        watchdog = Watchdog(
             self.isolation,
             self.queue,
-            self.drivers,
+            self._record,
             every_s=settings.watchdog_every_s,
             tolerance_mib=settings.watchdog_tolerance_mib,
-        ).begin(self.background)
-        Sampler(
+        )
+        sampler = Sampler(
             self.isolation,
             self.queue,
-            self.drivers,
             Meters(self.store),
             clock,
             data=settings.data_path(),
             every_s=settings.meter_every_s,
-        ).begin(self.background)
+            looks_every_s=self._looks_every_s,
+        )
+        sampler.begin(self.background)
+        looks = Looks(self.drivers, self.queue.live, every_s=self._looks_every_s)
+        looks.begin(self.background, (watchdog.saw, self._gpu_use.saw, sampler.saw))
+        atexit.register(looks.close)
+        self.background.every(
+            settings.watchdog_every_s,
+            lambda: asyncio.to_thread(self.isolation.trim_files),
+            failed="What sessions write could not be cut back",
+        )
         ImageWorker(
             self.store,
             self.engine,
@@ -258,6 +273,17 @@ class Runtime:
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
         self.engine.begin()
+
+    async def _record(self, session: Session, action: str, details: str) -> None:
+        """Write into the audit log what the watchdog did to a session."""
+        await asyncio.to_thread(
+            Audit(self.store).add,
+            actor="the watchdog",
+            action=action,
+            target=f"session {session.id} of {session.request.user}",
+            details=details,
+            now_s=SystemClock().now_s(),
+        )
 
     async def _take_in(self, node: Node) -> None:
         """Offer what a machine has that was silent when the Hub started."""

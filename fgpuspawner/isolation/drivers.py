@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +83,13 @@ class Drivers:
             )
         return self._readers[place]
 
-    async def owners(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return the session of each of these processes of a place, as far as it is one of ours.
+    def owners(self, place: Place, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return the session of each of these processes of a place, as far as it is one of ours. Blocks.
 
         Raises:
             FGPUError: it cannot be told.
         """
-        return await asyncio.to_thread(self._machines.sessions_of, pids, place.node_id)
+        return self._machines.sessions_of(pids, place.node_id)
 
     def close(self) -> None:
         """Ask no more."""

@@ -4,10 +4,9 @@
 
 ``{"do": "facts"}``                              -> ``{"driver": "580.1", "memory_limits": false}``
 ``{"do": "devices"}``                            -> ``{"devices": [{"uuid": ..., "model": ..., "memory_mib": 40960}]}``
-``{"do": "look", "uuids": [...]}``               -> ``{"devices": {uuid: {"processes": [[pid, bytes or null], ...]}}}``
-``{"do": "use", "uuids": [...]}``                -> ``{"devices": {uuid: {"processes": [[pid, percent or null], ...]}}}``
-``{"do": "meter", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
-null, percent or null, pid in its session, name or null], ...], "seen_us": ..., "energy_mj": ... or null}}}``
+``{"do": "look", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
+null, mean percent or null, most percent or null, pid in its session, name or null], ...], "seen_us": ...,
+"energy_mj": ... or null}}}``
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
 What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
@@ -91,7 +90,6 @@ class Nvml:
         except OSError as e:
             raise NvmlFailed(f"{path} cannot be loaded: {e}") from None
         self.begun = False
-        self.sampled_us: dict[str, int] = {}
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
         """Call a function and return its status; raise for one that is not to be accepted."""
@@ -152,11 +150,11 @@ class Nvml:
         return {"devices": found}
 
     def look(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the processes of each device, or why they cannot be told."""
+        """Return what each process holds and has used since an instant, and each device's energy counter."""
         found: dict[str, Any] = {}
         for uuid in question["uuids"]:
             try:
-                found[uuid] = {"processes": sorted(self.processes(self.handle(uuid)).items())}
+                found[uuid] = self.looked_at(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
             except NvmlFailed as e:
                 found[uuid] = {"error": str(e)}
         if any("error" in device for device in found.values()):
@@ -174,22 +172,6 @@ class Nvml:
                 found[entry.pid] = None if used is None or before is None else max(used, before)
         return found
 
-    def use(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return how much each process has used each device since this was last asked, or why it cannot be told."""
-        found: dict[str, Any] = {}
-        for uuid in question["uuids"]:
-            try:
-                handle = self.handle(uuid)
-                busy = self.sampled(uuid, handle)
-                there = self.processes(handle)
-                told = {pid: None if busy is None else busy.get(pid, 0) for pid in {**there, **(busy or {})}}
-                found[uuid] = {"processes": sorted(told.items())}
-            except NvmlFailed as e:
-                found[uuid] = {"error": str(e)}
-        if any("error" in device for device in found.values()):
-            self.end()
-        return {"devices": found}
-
     def samples(self, handle: ctypes.c_void_p, since_us: int) -> list[Any] | None:
         """Return the samples of what each process used of a device that are newer than an instant; None if unknown."""
         name, size = "nvmlDeviceGetProcessUtilization", 256
@@ -206,36 +188,28 @@ class Nvml:
                 continue
             return list(samples[: count.value]) if status == 0 else None
 
-    def meter(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return what each process holds and has used since an instant, and each device's energy counter."""
-        found: dict[str, Any] = {}
-        for uuid in question["uuids"]:
-            try:
-                found[uuid] = self.metered(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
-            except NvmlFailed as e:
-                found[uuid] = {"error": str(e)}
-        if any("error" in device for device in found.values()):
-            self.end()
-        return {"devices": found}
-
-    def metered(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
-        """Return one device's answer to `meter`."""
+    def looked_at(self, handle: ctypes.c_void_p, since_us: int) -> dict[str, Any]:
+        """Return one device's answer to `look`."""
         if since_us > time.time() * 1e6:
             # The clock was set back since; by it nothing would be new for as long.
             since_us = 0
         samples, there = self.samples(handle, since_us), self.processes(handle)
         computed: dict[int, list[int]] = {}
+        most: dict[int, int] = {}
         for sample in samples or ():
             # Some drivers tell of rests of samples that are no percentage.
             if sample.sm <= 100:
                 computed.setdefault(sample.pid, []).append(sample.sm)
                 since_us = max(since_us, sample.at_us)
+            busiest = max(sample.sm, sample.memory, sample.encoder, sample.decoder)
+            most[sample.pid] = max(busiest, most.get(sample.pid, 0))
         processes = []
-        for pid in sorted({*there, *computed}):
+        for pid in sorted({*there, *most}):
             own = computed.get(pid, [0])
-            percent = None if samples is None else round(sum(own) / len(own), 1)
+            mean = None if samples is None else round(sum(own) / len(own), 1)
+            busiest = None if samples is None else min(100, most.get(pid, 0))
             # One that has ended in between holds nothing any more.
-            processes.append([pid, there.get(pid, 0), percent, *self.process_named(pid)])
+            processes.append([pid, there.get(pid, 0), mean, busiest, *self.process_named(pid)])
         return {"processes": processes, "seen_us": since_us, "energy_mj": self.energy(handle)}
 
     def energy(self, handle: ctypes.c_void_p) -> int | None:
@@ -261,18 +235,6 @@ class Nvml:
         except (OSError, ValueError, IndexError):
             pass
         return inner, name
-
-    def sampled(self, uuid: str, handle: ctypes.c_void_p) -> dict[int, int] | None:
-        """Return the most that each process used of a device since the last samples, in percent; None if unknown."""
-        samples = self.samples(handle, self.sampled_us.get(uuid, 0))
-        if samples is None:
-            return None
-        found: dict[int, int] = {}
-        for sample in samples:
-            most = max(sample.sm, sample.memory, sample.encoder, sample.decoder)
-            found[sample.pid] = max(most, found.get(sample.pid, 0))
-            self.sampled_us[uuid] = max(sample.at_us, self.sampled_us.get(uuid, 0))
-        return found
 
     def listed(self, kind: str, handle: ctypes.c_void_p) -> list[Any]:
         """Return one of NVML's lists of processes."""
@@ -311,8 +273,6 @@ def main() -> None:
                 "facts": nvml.facts,
                 "devices": nvml.devices,
                 "look": nvml.look,
-                "use": nvml.use,
-                "meter": nvml.meter,
                 "cgroup": nvml.cgroup,
             }
             answer = tasks[question["do"]](question)

@@ -30,23 +30,17 @@ class NvmlUnknown(FGPUError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one process holds of a device; None where NVML knows of it and not how much."""
-
-    pid: int
-    used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessUse:
     """What one process holds and uses of a device; None where NVML does not tell.
 
-    ``sm_percent`` is of the whole GPU, since it was last asked. ``inner_pid`` is its number as its session sees it.
+    ``sm_percent`` is the mean of the whole GPU since the last look, ``busy_percent`` the most of any of its parts, such
+    as the encoder. ``inner_pid`` is its number as its session sees it.
     """
 
     pid: int
     used_bytes: int | None
     sm_percent: float | None
+    busy_percent: int | None
     inner_pid: int
     name: str | None
 
@@ -69,42 +63,16 @@ class NvmlReader:
         self._lingering: list[subprocess.Popen[bytes]] = []
         self._asking = threading.Lock()
 
-    async def look(self, uuids: Collection[str]) -> Mapping[str, tuple[Held, ...] | NvmlUnknown]:
-        """Return the processes on each device, or why they cannot be told.
+    def look_here(self, uuids: Collection[str], since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
+        """Return what the processes on each device hold, and have used since those samples, or why that is not known.
 
-        Raises:
-            NvmlUnknown: nothing can be told of any.
-        """
-        answer = await self.ask({"do": "look", "uuids": sorted(uuids)})
-        try:
-            return {uuid: _held(answer["devices"][uuid]) for uuid in uuids}
-        except (KeyError, TypeError, ValueError) as e:
-            raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
-
-    async def use(self, uuids: Collection[str]) -> Mapping[str, Mapping[int, int | None] | NvmlUnknown]:
-        """Return how much each process has used each device since this was last asked, in percent, or why not.
-
-        A process of which NVML does not tell it has None.
-
-        Raises:
-            NvmlUnknown: nothing can be told of any.
-        """
-        answer = await self.ask({"do": "use", "uuids": sorted(uuids)})
-        try:
-            return {uuid: _used(answer["devices"][uuid]) for uuid in uuids}
-        except (KeyError, TypeError, ValueError) as e:
-            raise NvmlUnknown(f"{self.library}: an answer that makes no sense ({e!r})") from e
-
-    async def meter(
-        self, uuids: Collection[str], since_us: Mapping[str, int]
-    ) -> Mapping[str, DeviceUse | NvmlUnknown]:
-        """Return what the processes on each device hold, and have used since those samples, or why it is not known.
+        Blocks for as long as it takes.
 
         Raises:
             NvmlUnknown: nothing can be told of any.
         """
         since = {uuid: since_us.get(uuid, 0) for uuid in uuids}
-        answer = await self.ask({"do": "meter", "uuids": sorted(uuids), "since_us": since})
+        answer = self.ask_here({"do": "look", "uuids": sorted(uuids), "since_us": since})
         try:
             return {uuid: _device_use(answer["devices"][uuid]) for uuid in uuids}
         except (KeyError, TypeError, ValueError) as e:
@@ -189,30 +157,19 @@ class NvmlReader:
             self._abandon()
 
 
-def _held(device: Mapping[str, Any]) -> tuple[Held, ...] | NvmlUnknown:
+def _device_use(device: Mapping[str, Any]) -> DeviceUse | str:
     if "error" in device:
-        return NvmlUnknown(str(device["error"])[:500])
-    return tuple(Held(int(pid), None if used is None else int(used)) for pid, used in device["processes"])
-
-
-def _used(device: Mapping[str, Any]) -> Mapping[int, int | None] | NvmlUnknown:
-    if "error" in device:
-        return NvmlUnknown(str(device["error"])[:500])
-    return {int(pid): None if percent is None else int(percent) for pid, percent in device["processes"]}
-
-
-def _device_use(device: Mapping[str, Any]) -> DeviceUse | NvmlUnknown:
-    if "error" in device:
-        return NvmlUnknown(str(device["error"])[:500])
+        return str(device["error"])[:500]
     processes = tuple(
         ProcessUse(
             int(pid),
             None if used is None else int(used),
-            None if percent is None else float(percent),
+            None if mean is None else float(mean),
+            None if most is None else int(most),
             int(inner),
             None if name is None else str(name)[:64],
         )
-        for pid, used, percent, inner, name in device["processes"]
+        for pid, used, mean, most, inner, name in device["processes"]
     )
     energy = device["energy_mj"]
     return DeviceUse(processes, int(device["seen_us"]), None if energy is None else int(energy))

@@ -68,9 +68,8 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the Hub told last: when, how often it looks, and what it saw, by session."""
+    """What the Hub told last: how often it tells, and what was seen last of each session."""
 
-    written_at_s: int = 0
     every_s: int = 0
     sessions: Mapping[int, Live] | None = None
 
@@ -80,7 +79,7 @@ class Told:
         What was seen too long ago is not what is: it becomes unknown.
         """
         live = (self.sessions or {}).get(session_id)
-        if live is None or abs(now_s - self.written_at_s) <= max(30, 3 * self.every_s):
+        if live is None or abs(now_s - live.now.at_s) <= max(30, 6 * self.every_s):
             return live
         at = datetime.fromtimestamp(live.now.at_s, UTC)
         trouble = f"nothing has been measured since {at:%Y-%m-%d %H:%M:%S} UTC"
@@ -100,7 +99,7 @@ def write_meters(data: Path, told: Told) -> None:
         }
         for session_id, live in (told.sessions or {}).items()
     }
-    text = json.dumps({"written_at_s": told.written_at_s, "every_s": told.every_s, "sessions": found})
+    text = json.dumps({"every_s": told.every_s, "sessions": found})
     # Whose processes do what is nobody else's business: the service is the same user.
     write_whole(data / WRITTEN, text.encode(), mode=0o600)
 
@@ -110,7 +109,7 @@ def read_meters(data: Path) -> Told:
     try:
         found = json.loads((data / WRITTEN).read_bytes())
         sessions = {int(session_id): _live(own) for session_id, own in found["sessions"].items()}
-        return Told(int(found["written_at_s"]), int(found["every_s"]), sessions)
+        return Told(int(found["every_s"]), sessions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Told()
 

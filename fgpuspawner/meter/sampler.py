@@ -1,4 +1,4 @@
-"""Looks at every running session's GPUs, again and again, beside the watchdog and through the same NVML processes."""
+"""Counts what was seen of every running session's GPUs, and tells the service."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import Clock, FGPUError, Measured, Meters, Session, SessionState
+from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlUnknown
+from fgpuspawner.isolation.nvml_reader import DeviceUse
 from fgpuspawner.meter.model import (
     BETWEEN_POINTS_S,
     KEPT_S,
@@ -30,7 +30,6 @@ from fgpuspawner.meter.tally import Sample, Tally, going_on
 log = logging.getLogger("fgpu.meter")
 
 LONGEST_LOOK_S = 5.0
-"""So long a look waits for a machine. What one that takes longer says is not used: it speaks of another instant."""
 SAVED_EVERY_S = 60
 """So much of what was counted is lost at most when the Hub is killed."""
 
@@ -42,28 +41,27 @@ class Sessions(Protocol):
 
 
 class Sampler:
-    """Looks until it is cancelled."""
+    """One for the Hub: ``every_s`` is how often it tells, ``looks_every_s`` how often somebody looks, on the mean."""
 
     def __init__(
         self,
         isolation: Isolation,
         sessions: Sessions,
-        drivers: Drivers,
         meters: Meters,
         clock: Clock,
         *,
         data: Path,
         every_s: int,
+        looks_every_s: int,
     ) -> None:
         self._isolation = isolation
         self._sessions = sessions
-        self._drivers = drivers
         self._meters = meters
         self._clock = clock
         self._data = data
         self._every_s = every_s
-        self._looking: dict[Place, asyncio.Task[Mapping[str, Seen | str]]] = {}
-        self._since_us: dict[str, int] = {}
+        self._looks_every_s = looks_every_s
+        self._longest_gap_s = int(LONGEST_GAP * looks_every_s + LONGEST_LOOK_S)
         self._energy: dict[str, tuple[int, int]] = {}
         self._tallies: dict[int, Tally] = {}
         self._unsaved: dict[int, Measured] = {}
@@ -72,24 +70,29 @@ class Sampler:
         self._saved_at_s = 0
 
     def begin(self, background: Background) -> None:
-        """Go on with what the last run told, and look every ``every_s`` seconds."""
+        """Go on with what the last run told, and tell every ``every_s`` seconds."""
         self._live = dict(read_meters(self._data).sessions or {})
-        background.every(self._every_s, self.look, failed="The meter could not look", level=logging.ERROR)
+        background.every(self._every_s, self.tell, failed="The meter could not tell", level=logging.ERROR)
 
-    async def look(self) -> None:
-        """Look once, tell the service, and keep what was counted when it is time to."""
-        live = await self._sessions.live()
-        running = [s for s in live if s.state is SessionState.RUNNING and s.placement is not None]
-        seen = await self._seen(running)
-        now_s = self._clock.now_s()
+    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+        """Count what a look says of each session that runs there."""
+        there = running_on(look.devices, live)
+        running = [s for s in live if s.id in there]
         await self._take_up(running)
+        seen = {uuid: self._one(uuid, use, look.owners) for uuid, use in look.devices.items()}
         devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
-        told = {s.id: self._told(s, read(s, seen, devices), now_s) for s in running}
-        ended = sorted(set(self._tallies) - set(told))
+        now_s = self._clock.now_s()
+        self._live |= {s.id: self._told(s, read(s, seen, devices), now_s) for s in running}
+
+    async def tell(self) -> None:
+        """Tell the service, and keep what was counted when it is time to."""
+        running = {s.id for s in await self._sessions.live() if s.state is SessionState.RUNNING}
+        now_s = self._clock.now_s()
+        ended = sorted(set(self._tallies) - running)
         self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}
-        self._live = told
-        self._recent = {i: points for i, points in self._recent.items() if i in told}
-        await asyncio.to_thread(write_meters, self._data, Told(now_s, self._every_s, told))
+        self._live = {i: live for i, live in self._live.items() if i in running}
+        self._recent = {i: points for i, points in self._recent.items() if i in running}
+        await asyncio.to_thread(write_meters, self._data, Told(self._every_s, self._live))
         if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
             await self.save(now_s)
 
@@ -106,51 +109,10 @@ class Sampler:
 
     # -- one look -----------------------------------------------------------------------------------------
 
-    async def _seen(self, running: Sequence[Session]) -> Mapping[str, Seen | str]:
-        """Return what can be seen of the devices of these sessions."""
-        wanted = {share.device_uuid for s in running if s.placement for share in s.placement.shares}
-        found: dict[str, Seen | str] = {}
-        looks: dict[asyncio.Task[Mapping[str, Seen | str]], list[str]] = {}
-        for place, uuids in self._drivers.places().items():
-            own = [uuid for uuid in uuids if uuid in wanted]
-            if own and place.has_no_driver:
-                found |= dict.fromkeys(own, "it is simulated, and nothing simulates its driver")
-            elif own:
-                before = self._looking.get(place)
-                if before is not None and not before.done():
-                    found |= dict.fromkeys(own, "its machine has not answered yet")
-                    continue
-                look = self._looking[place] = asyncio.create_task(self._look_at(place, own))
-                looks[look] = own
-        if looks:
-            done, late = await asyncio.wait(looks, timeout=LONGEST_LOOK_S)
-            for look in done:
-                found |= look.result()
-            for look in late:
-                words = f"its machine has not answered within {LONGEST_LOOK_S:.0f} s"
-                found |= dict.fromkeys(looks[look], words)
-        return found
-
-    async def _look_at(self, place: Place, uuids: Sequence[str]) -> Mapping[str, Seen | str]:
-        try:
-            used = await self._drivers.reader(place).meter(uuids, self._since_us)
-            pids = sorted(
-                {p.pid for use in used.values() if isinstance(use, DeviceUse) for p in use.processes}
-            )
-            owners = await self._drivers.owners(place, pids)
-        except FGPUError as e:
-            log.info("What sessions hold at %s is not known: %s", place, e)
-            return dict.fromkeys(uuids, "its driver does not answer")
-        except Exception:
-            log.exception("The meter could not look at %s", place)
-            return dict.fromkeys(uuids, "it could not be looked at; the Hub's log says more")
-        return {uuid: self._one(uuid, use, owners) for uuid, use in used.items()}
-
-    def _one(self, uuid: str, use: DeviceUse | NvmlUnknown, owners: Mapping[int, int]) -> Seen | str:
-        if isinstance(use, NvmlUnknown):
+    def _one(self, uuid: str, use: DeviceUse | str, owners: Mapping[int, int]) -> Seen | str:
+        if isinstance(use, str):
             self._energy.pop(uuid, None)
-            return f"its driver says nothing of it: {use}"
-        self._since_us[uuid] = use.seen_us
+            return use
         now_s, spent = self._clock.now_s(), None
         if use.energy_mj is not None:
             before_mj, before_s = self._energy.get(uuid, (use.energy_mj, -1))
@@ -159,10 +121,6 @@ class Sampler:
                 spent = use.energy_mj - before_mj
             self._energy[uuid] = use.energy_mj, now_s
         return Seen(use, owners, spent)
-
-    @property
-    def _longest_gap_s(self) -> int:
-        return 3 * self._every_s + int(LONGEST_LOOK_S)
 
     async def _take_up(self, running: Sequence[Session]) -> None:
         """Go on with what was counted before a restart, and begin with who is new."""
@@ -192,7 +150,7 @@ class Sampler:
         self._tallies[session.id] = tally.with_sample(
             Sample(
                 now_s,
-                gap_s if 0 < gap_s <= self._longest_gap_s else self._every_s,
+                gap_s if 0 < gap_s <= self._longest_gap_s else self._looks_every_s,
                 reading.memory_mib,
                 reading.sm_percent,
                 # The first look at a session does not know since when it was there.

@@ -41,14 +41,15 @@ class IsolationSettings(Settings):
     verify_timeout_s = Integer(60, min=1).tag(example="120")
     """How long the check of a session's limits may take after its start. One that takes longer has failed."""
     watchdog_every_s = Integer(10, min=1, max=300).tag(example="5")
-    """How often the watchdog compares what the driver says that sessions hold with what they may; 1 to 300.
+    """How often the watchdog compares what the driver says that sessions hold with what they may, on the mean; 1 to 300.
 
+    The looks come by chance, at most four times as far apart, so that nobody can free memory around them.
     It cannot be switched off: what libfgpu counts is kept where the session itself could write it.
     """
     watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
         example="256", remedy="it must not be negative"
     )
-    """How far above its limit a session may be on a GPU before the watchdog warns, and ends it at the next look.
+    """How far above its limit a session may be on a GPU before a look of the watchdog counts against it.
 
     The driver counts what libfgpu does not see, such as the code of kernels.
     """

@@ -25,9 +25,10 @@ class ServiceSettings(Settings):
     sessions_may_end_sessions = Bool(True).tag(example="False")
     """Whether JupyterLab in a session may end its owner's other sessions."""
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
-    """How often the meter looks at what running sessions hold and use of their GPUs; 1 to 300.
+    """How often the meter tells what running sessions hold and use of their GPUs; 1 to 300.
 
-    Pages show what it saw last. What it counted is written to the database once a minute.
+    The GPUs are looked at as often on the mean, or as ``watchdog_every_s`` says where that is less. Pages show
+    what was seen last. What it counted is written to the database once a minute.
 
     .. versionadded:: 0.1
     """

@@ -73,4 +73,4 @@ class Filled(World):
             )
 
         found = {self.alice_runs.id: live("python3"), self.bob_runs.id: live(SECRET)}
-        write_meters(self.hub.fgpu.data_path(), Told(at_s, 300, found))
+        write_meters(self.hub.fgpu.data_path(), Told(300, found))

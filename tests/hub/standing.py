@@ -156,7 +156,7 @@ class Standing:
             sm = None if used is None else 12.5
             meter = Meter(at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble)
             found[session_id] = Live(meter, (), ())
-        write_meters(self.data, Told(at_s, 10, found))
+        write_meters(self.data, Told(10, found))
 
     def end(self, session_id: int) -> None:
         """End a session that runs."""

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fgpu_scheduler import Session
+from fgpu_scheduler import Audit, Session
 from fgpuspawner.isolation import limits, native
 from fgpuspawner.isolation.verified import read_verdicts
 from hubprocess import HubProcess, until
@@ -364,6 +364,13 @@ def test_a_session_that_gets_around_its_limit_is_warned_and_then_ended(
     events = [e for e in hub.store.events(limit=1000) if e.session_id == thief.id]
     kinds = [e.kind for e in events]
     assert kinds.index("warned") < len(kinds) - 2, "warned first"
+    lines = until(
+        lambda: [a for a in Audit(hub.store).lines(limit=9) if a.action == "watchdog.end"],
+        what="it is in the audit log",
+    )
+    strikes = [a.details for a in Audit(hub.store).lines(limit=9, action="watchdog.strike")]
+    assert (lines[0].actor, lines[0].target) == ("the watchdog", f"session {thief.id} of mallory")
+    assert [d.rpartition("; ")[2] for d in reversed(strikes)] == ["1.0 of 3 strikes", "2.0 of 3 strikes"]
     assert f"Session {thief.id} holds 3000 MiB of GPU GPU-simulated-local-0" in hub.log_text()
     until(lambda: not server_alive(hub, thief), what="its server is gone")
     assert hub.states() == {"alice/": "RUNNING"}
@@ -397,14 +404,14 @@ def test_a_child_that_forgot_everything_counts_for_its_parents_session(
 
 
 def test_a_session_that_heeds_the_warning_goes_on(make_hub: Make, inside: Inside) -> None:
-    hub = make_hub(service=False, watchdog_every_s=10, watchdog_tolerance_mib=128).start()
+    hub = make_hub(service=False, watchdog_every_s=5, watchdog_tolerance_mib=128).start()
     session = start(hub, "alice")
     holder = inside.holding(hub, session, 3000, without="LD_PRELOAD")
     warned = until(lambda: hub.sessions()["alice/"].message, what="the owner is warned")
     holder.send_signal(signal.SIGKILL)
     assert warned == (
-        "this session holds 3000 MiB of GPU memory, above its limit of 2048 MiB; if it still does in 10 seconds, it is "
-        "ended. End the programs that use the GPU"
+        "this session holds 3000 MiB of GPU memory, above its limit of 2048 MiB; if it is found above it "
+        "2 times more, it is ended. End the programs that use the GPU"
     )
     until(lambda: hub.sessions()["alice/"].message is None, what="the warning is taken back")
     assert hub.states() == {"alice/": "RUNNING"}

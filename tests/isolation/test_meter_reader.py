@@ -1,15 +1,15 @@
-"""What the meter asks a driver: who holds and computes how much, by the number that their session sees."""
+"""What a driver is asked: who holds and computes how much, by the number that their session sees."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 
 import pytest
 from test_simulated_nvml import GPU, Make, in_a_pid_namespace, may_unshare
 
-from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader
 
 MIB = 2**20
 
@@ -23,18 +23,18 @@ def reading(folder: object) -> Iterator[NvmlReader]:
         reader.close()
 
 
-async def use(reader: NvmlReader, **since_us: int) -> DeviceUse:
-    found = (await reader.meter(["GPU-a"], since_us))["GPU-a"]
+def use(reader: NvmlReader, **since_us: int) -> DeviceUse:
+    found = reader.look_here(["GPU-a"], since_us)["GPU-a"]
     assert isinstance(found, DeviceUse)
     return found
 
 
-async def test_who_computes_and_holds_is_told_with_name_and_share(simulated_machine: Make) -> None:
+def test_who_computes_and_holds_is_told_with_name_and_share(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
     with reading(machine.folder) as reader:
-        assert (await use(reader)).processes == ()
+        assert (use(reader)).processes == ()
         with machine.running("sim_tool", "hold", "100") as holds:
-            (process,) = (await use(reader)).processes
+            (process,) = (use(reader)).processes
             assert (process.pid, process.inner_pid) == (holds.process.pid,) * 2
             assert str(process.name).startswith("sim_tool")
             assert process.sm_percent == 0
@@ -42,25 +42,28 @@ async def test_who_computes_and_holds_is_told_with_name_and_share(simulated_mach
             assert process.used_bytes >= 100 * MIB
         with machine.running("sim_tool", "queue", "spin_500ms", 200) as busy:
             # The second before has begun without it: ask until it is all within its work.
-            found = await use(reader)
-            async with asyncio.timeout(60):
-                while [p.sm_percent for p in found.processes] != [100]:
-                    found = await use(reader)
-            assert [(p.pid, p.sm_percent) for p in found.processes] == [(busy.process.pid, 100)]
+            found = use(reader)
+            until = time.monotonic() + 60
+            while [p.sm_percent for p in found.processes] != [100]:
+                assert time.monotonic() < until
+                found = use(reader)
+            assert [(p.pid, p.sm_percent, p.busy_percent) for p in found.processes] == [
+                (busy.process.pid, 100, 100)
+            ]
             assert found.seen_us > 0
             assert found.energy_mj is None, "a simulated GPU uses none"
 
 
-async def test_a_device_that_is_not_there_is_unknown_and_hides_no_other(simulated_machine: Make) -> None:
+def test_a_device_that_is_not_there_is_unknown_and_hides_no_other(simulated_machine: Make) -> None:
     with reading(simulated_machine(GPU).folder) as reader:
-        found = await reader.meter(["GPU-a", "GPU-b"], {})
+        found = reader.look_here(["GPU-a", "GPU-b"], {})
         assert isinstance(found["GPU-a"], DeviceUse)
-        assert isinstance(found["GPU-b"], NvmlUnknown)
+        assert isinstance(found["GPU-b"], str)
 
 
 @pytest.mark.skipif(not may_unshare(), reason="may not make PID namespaces: run as root")
-async def test_a_process_is_numbered_as_its_session_sees_it(simulated_machine: Make) -> None:
+def test_a_process_is_numbered_as_its_session_sees_it(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
     with reading(machine.folder) as reader, in_a_pid_namespace(machine, "hold", "10") as (pid, _):
-        (process,) = (await use(reader)).processes
+        (process,) = (use(reader)).processes
         assert (process.pid, process.inner_pid) == (pid, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fgpuspawner.isolation import facts
-from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+from fgpuspawner.isolation.nvml_reader import NvmlReader
 
 MACHINE = """
 driver=615.10
@@ -78,11 +78,11 @@ def test_a_driver_that_cannot_be_asked_has_no_abilities_and_the_log_says_so(
     assert "could not be read" in caplog.text
 
 
-async def look(reader: NvmlReader, *uuids: str) -> dict[str, Any]:
-    found = await reader.look(uuids)
+def look(reader: NvmlReader, *uuids: str) -> dict[str, Any]:
+    found = reader.look_here(uuids, {})
     return {
-        uuid: held if isinstance(held, NvmlUnknown) else {h.pid: h.used_bytes for h in held}
-        for uuid, held in found.items()
+        uuid: use if isinstance(use, str) else {p.pid: p.used_bytes for p in use.processes}
+        for uuid, use in found.items()
     }
 
 
@@ -96,7 +96,7 @@ def hold(machine: Path, uuid: str, mib: int) -> subprocess.Popen[bytes]:
     )
 
 
-async def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(machine: Path) -> None:
+def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(machine: Path) -> None:
     reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
     holders = [hold(machine, uuid, mib) for uuid, mib in (("GPU-a", 3000), ("GPU-a", 500), ("MIG-b1", 700))]
     try:
@@ -109,11 +109,11 @@ async def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(m
             "MIG-b0": {},
             "MIG-b1": {third: 700 << 20},
         }
-        assert await look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
+        assert look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
         holders[0].kill()
         holders[0].wait()
         del expected["GPU-a"][first]
-        assert await look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
+        assert look(reader, "GPU-a", "MIG-b0", "MIG-b1") == expected
     finally:
         for holder in holders:
             holder.kill()
@@ -121,12 +121,12 @@ async def test_the_watchdogs_child_sees_what_each_process_holds_of_each_device(m
         reader.close()
 
 
-async def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: Path) -> None:
+def test_a_device_that_is_not_there_is_unknown_and_the_others_are_told(machine: Path) -> None:
     reader = NvmlReader(str(machine / "libnvidia-ml.so.1"))
     try:
-        found = await look(reader, "GPU-a", "GPU-none")
+        found = look(reader, "GPU-a", "GPU-none")
         assert found["GPU-a"] == {}
-        assert isinstance(found["GPU-none"], NvmlUnknown)
+        assert isinstance(found["GPU-none"], str)
     finally:
         reader.close()
 

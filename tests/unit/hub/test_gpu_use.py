@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from pathlib import Path
 
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.gpu_use import idle_now
-from fgpuspawner.isolation.nvml_reader import NvmlUnknown
+from fgpuspawner.hub.gpu_use import GpuUse, is_idle
+from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.looks import LONGEST_GAP, Look
+from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
+
+THERE = Place("libnvidia-ml.so.1")
 
 
 def session(number: int = 1, *uuids: str) -> Session:
@@ -18,7 +22,22 @@ def session(number: int = 1, *uuids: str) -> Session:
     return Session(number, asked, SessionState.RUNNING, 0, placement=Placement("n", shares), started_at_s=100)
 
 
-UNKNOWN = NvmlUnknown("the driver is away")
+def look(
+    used: dict[str, dict[int, int | None] | str],
+    owners: dict[int, int],
+    *,
+    place: Place = THERE,
+    ago_s: float = 0.0,
+) -> Look:
+    devices = {
+        uuid: own
+        if isinstance(own, str)
+        else DeviceUse(
+            tuple(ProcessUse(pid, 0, 0.0, percent, pid, "python3") for pid, percent in own.items())
+        )
+        for uuid, own in used.items()
+    }
+    return Look(place, time.monotonic() - ago_s, devices, owners)
 
 
 @pytest.mark.parametrize(
@@ -32,18 +51,46 @@ UNKNOWN = NvmlUnknown("the driver is away")
         # What is not told of one's own program is not idle; what others do is theirs.
         ({"GPU-a": {7: None}}, {7: 1}, False),
         ({"GPU-a": {7: 90, 8: None}}, {7: 2}, True),
-        ({"GPU-a": UNKNOWN}, {}, False),
+        ({"GPU-a": "the driver is away"}, {}, False),
         ({}, {}, False),
     ],
 )
 def test_a_gpu_is_idle_when_the_driver_says_of_each_of_ones_programs_that_it_rests(
-    used: Mapping[str, Any], owners: dict[int, int], idle: bool
+    used: dict[str, dict[int, int | None] | str], owners: dict[int, int], idle: bool
 ) -> None:
-    assert (1 in idle_now([session()], used, owners)) is idle
+    assert is_idle(session(), look(used, owners)) is idle
 
 
-def test_all_gpus_of_a_session_have_to_rest_and_one_that_nobody_can_use_does() -> None:
+def test_all_gpus_of_a_session_have_to_rest_and_those_that_nobody_can_use_do(tmp_path: Path) -> None:
     both = session(1, "GPU-a", "GPU-b")
-    assert idle_now([both], {"GPU-a": {}, "GPU-b": {7: 5}}, {7: 1}) == frozenset()
-    assert idle_now([both], {"GPU-a": {}}, {}) == frozenset()
-    assert idle_now([both], {"GPU-a": {}}, {}, unusable=["GPU-b"]) == {1}
+    assert not is_idle(both, look({"GPU-a": {}, "GPU-b": {7: 5}}, {7: 1}))
+    nothing = Place(str(tmp_path / "libnvidia-ml.so.1"), simulated=True)
+    assert is_idle(both, look({"GPU-a": "simulated", "GPU-b": "simulated"}, {}, place=nothing))
+
+
+class Clock:
+    now = 1000
+
+    def now_s(self) -> int:
+        return self.now
+
+
+async def test_rest_begins_with_the_first_look_that_sees_it_and_ends_with_any_that_does_not() -> None:
+    clock, live = Clock(), [session()]
+    gpus = GpuUse(clock, every_s=10)
+    since = []
+    for seen in ({7: 5}, {7: 0}, {}, "the driver is away", {}):
+        clock.now += 10
+        await gpus.saw(look({"GPU-a": seen}, {7: 1}), live)  # type: ignore[dict-item]
+        since.append(gpus.idle_since_s(1))
+    assert since == [None, 1020, 1020, None, 1050]
+    await gpus.saw(look({"GPU-other": {}}, {}), live)
+    assert gpus.idle_since_s(1) == 1050, "a look at another machine says nothing of it"
+
+
+async def test_rest_that_was_not_seen_for_too_long_is_not_known() -> None:
+    gpus = GpuUse(Clock(), every_s=10)
+    await gpus.saw(look({"GPU-a": {}}, {}, ago_s=LONGEST_GAP * 10), [session()])
+    assert gpus.idle_since_s(1) == 1000
+    await gpus.saw(look({"GPU-a": {}}, {}, ago_s=(LONGEST_GAP + 2) * 10), [session()])
+    assert gpus.idle_since_s(1) is None

@@ -32,8 +32,8 @@ class Gpus:
     def __init__(self, since_s: int | None) -> None:
         self.since_s = since_s
 
-    async def idle_since(self, sessions: Any, now_s: int) -> dict[int, int]:
-        return {} if self.since_s is None else {s.id: self.since_s for s in sessions}
+    def idle_since_s(self, session_id: int) -> int | None:
+        return self.since_s
 
 
 class Servers:

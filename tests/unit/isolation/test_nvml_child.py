@@ -54,8 +54,8 @@ def nvml(
 
 
 def told(found: Nvml, since_us: int = 0) -> tuple[list[tuple[int, int, float | None]], int, int | None]:
-    answer = found.metered(ctypes.c_void_p(), since_us)
-    processes = [(pid, used // MIB, percent) for pid, used, percent, *_ in answer["processes"]]
+    answer = found.looked_at(ctypes.c_void_p(), since_us)
+    processes = [(pid, used // MIB, percent) for pid, used, percent, _, *_ in answer["processes"]]
     return processes, answer["seen_us"], answer["energy_mj"]
 
 
@@ -97,3 +97,17 @@ def test_more_samples_than_expected_are_all_read() -> None:
     found, asked = nvml(*((1, 1 + i, 50) for i in range(1000)))
     assert told(found) == ([(1, 100, 50.0), (2, 100, 0)], 1000, None)
     assert len(asked) == 2
+
+
+def test_the_most_of_any_part_of_the_gpu_tells_who_works() -> None:
+    found, _ = nvml((1, 10, 0), (1, 20, 3), pids=(1, 2))
+    utilization = found.library.nvmlDeviceGetProcessUtilization
+
+    def encodes(handle: Any, array: Any, count: Any, since: Any) -> int:
+        status = utilization(handle, array, count, since)
+        array[0].encoder = 40
+        return int(status)
+
+    found.library.nvmlDeviceGetProcessUtilization = encodes
+    answer = found.looked_at(ctypes.c_void_p(), 0)
+    assert [(pid, most) for pid, _, _, most, *_ in answer["processes"]] == [(1, 40), (2, 0)]

@@ -18,7 +18,7 @@ QUARTER = Share(GPU, 500, 2048, 25)
 
 
 def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | None = None) -> ProcessUse:
-    return ProcessUse(pid, None if mib is None else mib * MIB, sm, inner or pid, "python3")
+    return ProcessUse(pid, None if mib is None else mib * MIB, sm, None, inner or pid, "python3")
 
 
 def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:

@@ -7,7 +7,6 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,12 +24,10 @@ from fgpu_scheduler import (
     StoreUnavailable,
 )
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.isolation import machine
-from fgpuspawner.isolation.drivers import Drivers
+from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.looks import Look
 from fgpuspawner.isolation.manager import Isolation
-from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
-from fgpuspawner.meter import sampler as sampler_module
+from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.model import KEPT_S, Meter, Point, read_meters
 from fgpuspawner.meter.sampler import Sampler, points_with
 from fgpuspawner.settings import FGPU
@@ -42,7 +39,7 @@ QUARTER = Share(GPU, 500, 2048, 25)
 
 
 def process(pid: int, mib: int | None, sm: float | None = 0.0, *, inner: int | None = None) -> ProcessUse:
-    return ProcessUse(pid, None if mib is None else mib * MIB, sm, inner or pid, "python3")
+    return ProcessUse(pid, None if mib is None else mib * MIB, sm, None, inner or pid, "python3")
 
 
 def session(session_id: int, *shares: Share, state: SessionState = SessionState.RUNNING) -> Session:
@@ -85,31 +82,7 @@ class Scheduler:
         return self.sessions
 
 
-class OneMachine:
-    """An engine's processes, of which those of a session begin with its number."""
-
-    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        return {pid: pid // 10 for pid in pids if pid < 100}
-
-    def gpu_reader(self, node_id: str) -> NvmlReader:
-        raise EngineSilent(f"node {node_id} is not another machine")
-
-
-Use = Mapping[str, DeviceUse | NvmlUnknown]
-
-
-class Reader(NvmlReader):
-    """Tells what a test lays out, one look after another, and the last again; remembers what it was asked."""
-
-    script: list[Use | Exception]
-    asked: list[Mapping[str, int]]
-
-    async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
-        Reader.asked.append(dict(since_us))
-        found = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
+Use = Mapping[str, DeviceUse | str]
 
 
 LAB = Node("lab", "default", 1000, 1024, (DEVICES[GPU],))
@@ -118,49 +91,43 @@ LAB = Node("lab", "default", 1000, 1024, (DEVICES[GPU],))
 class World:
     """A node with one GPU of 2 fGPU, and a meter that looks every 10 s."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *sessions: Session,
-        has: tuple[Node, ...] = (LAB,),
-        engine: OneMachine | None = None,
-        reader: type[NvmlReader] = Reader,
-        **given: Any,
-    ) -> None:
+    def __init__(self, folder: Path, *sessions: Session) -> None:
         self.data = folder
         self.clock = Clock()
         self.scheduler = Scheduler(*sessions)
         self.store = Store("sqlite://")
         self.store.open()
         self.meters = Meters(self.store)
-        settings = FGPU(data_dir=str(folder), isolation="none", **given)
-        self.isolation = Isolation(settings, has)
+        self.isolation = Isolation(FGPU(data_dir=str(folder), isolation="none"), (LAB,))
         self.isolation.open(own_root=False, installation="abc")
-        self.drivers = Drivers(self.isolation, engine or OneMachine(), make_reader=reader)
-        library = machine.folder_of(folder, "lab") / "libnvidia-ml.so.1"
-        library.parent.mkdir(parents=True, exist_ok=True)
-        library.touch()
         self.sampler = self.another()
+        self.script: list[Use] = [{GPU: DeviceUse((process(10, 700, 20.0),))}]
 
     def another(self) -> Sampler:
         """Return the meter of a Hub that was started again."""
         return Sampler(
             self.isolation,
             self.scheduler,
-            self.drivers,
             self.meters,
             self.clock,
             data=self.data,
             every_s=10,
+            looks_every_s=10,
         )
 
-    async def look(self, *script: Use | Exception, times: int = 1) -> Meter | None:
-        """Look, 10 s after the look before; return what is told of session 1."""
+    async def look(self, *script: Use, times: int = 1) -> Meter | None:
+        """Look, 10 s after the look before; return what is told of session 1. The last of what is seen is seen again."""
         if script:
-            Reader.script = list(script)
+            self.script = list(script)
         for _ in range(times):
             self.clock.now += 10
-            await self.sampler.look()
+            devices = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+            uses = [use for use in devices.values() if isinstance(use, DeviceUse)]
+            # The processes of a session begin with its number.
+            owners = {p.pid: p.pid // 10 for use in uses for p in use.processes if p.pid < 100}
+            seen = Look(Place("libnvidia-ml.so.1"), float(self.clock.now), devices, owners)
+            await self.sampler.saw(seen, self.scheduler.sessions)
+            await self.sampler.tell()
         told = read_meters(self.data).of(1, self.clock.now)
         return told.now if told else None
 
@@ -170,7 +137,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),), 77)}], []
     return World(tmp_path, session(1))
 
 
@@ -189,22 +155,12 @@ async def test_received_compute_is_the_mean_of_the_last_minute(world: World) -> 
     assert meter.compute_received_percent == (10 + 20 + 30 + 40 + 0) / 5
 
 
-async def test_a_look_asks_for_what_came_after_the_last_samples(world: World) -> None:
-    await world.look(times=2)
-    assert [asked.get(GPU, 0) for asked in Reader.asked] == [0, 77]
-
-
-@pytest.mark.parametrize(
-    "failure", [NvmlUnknown("no answer within 30 s"), {GPU: NvmlUnknown("GPU is lost")}, ValueError("a bug")]
-)
-async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(
-    world: World, failure: Use | Exception
-) -> None:
+async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(world: World) -> None:
     await world.look()
-    meter = await world.look(failure)
+    meter = await world.look({GPU: "GPU is lost"})
     assert meter is not None
     assert (meter.memory_used_mib, meter.sm_percent) == (None, None)
-    assert str(meter.trouble).startswith(f"GPU {GPU}: ")
+    assert meter.trouble == f"GPU {GPU}: GPU is lost"
     assert meter.compute_received_percent == 20.0, "of what is known of the last minute"
     await world.sampler.save(world.clock.now)
     kept = world.kept()
@@ -212,88 +168,21 @@ async def test_a_driver_that_fails_makes_it_unknown_and_is_no_sample(
     assert (kept.samples, kept.peak_mib) == (1, 700)
 
 
-async def test_a_machine_that_hangs_is_not_asked_twice_and_is_seen_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
-    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),))}], []
-    goes_on = asyncio.Event()
-
-    class Hangs(Reader):
-        async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
-            answer = await super().meter(uuids, since_us)
-            await goes_on.wait()
-            return answer
-
-    world = World(tmp_path, session(1), reader=Hangs)
-    first, second = await world.look(), await world.look()
-    assert first is not None
-    assert second is not None
-    assert "has not answered within" in str(first.trouble)
-    assert "has not answered yet" in str(second.trouble)
-    assert len(Reader.asked) == 1
-    goes_on.set()
-    await asyncio.gather(*world.sampler._looking.values())
-    again = await world.look()
-    assert again is not None
-    assert (again.memory_used_mib, again.trouble) == (700, None)
-
-
-async def test_another_machine_that_hangs_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler_module, "LONGEST_LOOK_S", 0.05)
-
-    class Away(OneMachine):
-        def gpu_reader(self, node_id: str) -> NvmlReader:
-            class Hangs(NvmlReader):
-                async def meter(self, uuids: object, since_us: Mapping[str, int]) -> Any:
-                    await asyncio.Event().wait()
-
-            return Hangs(node_id)
-
-        def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-            assert node_id is None, "nothing was seen there"
-            return super().sessions_of(pids)
-
-    there = Device(OTHER, "away", 0, "A100", 8192, 2000, False)
-    Reader.script, Reader.asked = [{GPU: DeviceUse((process(10, 700, 20.0),))}], []
-    world = World(
-        tmp_path,
-        session(1),
-        session(2, Share(OTHER, 500, 2048, 25)),
-        has=(LAB, Node("away", "default", 1000, 1024, (there,))),
-        engine=Away(),
-        hub_address="10.0.0.1",
-        nodes=[{"name": "lab"}, {"name": "away", "engine": "ssh://away"}],
-    )
-    first = await world.look()
-    assert first is not None
-    assert (first.memory_used_mib, first.trouble) == (700, None)
-    told = read_meters(tmp_path).of(2, world.clock.now)
+async def test_a_machine_that_nobody_could_look_at_for_long_makes_it_unknown(world: World) -> None:
+    assert (await world.look()) is not None
+    world.clock.now += 60
+    await world.sampler.tell()
+    told = read_meters(world.data).of(1, world.clock.now + 1)
     assert told is not None
     assert told.now.memory_used_mib is None
-    assert "has not answered within" in str(told.now.trouble)
+    assert "nothing has been measured since" in str(told.now.trouble)
 
 
-async def test_whose_processes_are_not_known_is_not_nobodys(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(self: OneMachine, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
-        raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
-
-    monkeypatch.setattr(OneMachine, "sessions_of", silent)
-    meter = await world.look()
-    assert meter is not None
-    assert meter.memory_used_mib is None
-
-
-async def test_a_simulated_gpu_without_a_driver_says_so(world: World) -> None:
-    (machine.folder_of(world.data, "lab") / "libnvidia-ml.so.1").unlink()
-    meter = await world.look()
-    assert meter is not None
-    assert meter.memory_used_mib is None
-    assert meter.trouble == f"GPU {GPU}: it is simulated, and nothing simulates its driver"
+async def test_a_look_at_one_machine_says_nothing_of_another(world: World) -> None:
+    there = session(2, Share(OTHER, 500, 2048, 25))
+    world.scheduler.sessions = (session(1), there)
+    await world.look()
+    assert read_meters(world.data).of(2, world.clock.now) is None
 
 
 # --- What is kept ---
@@ -360,7 +249,6 @@ async def test_a_database_that_is_away_loses_nothing_of_a_session_that_ended(
 
 
 async def test_energy_is_counted_between_looks_and_not_over_gaps(tmp_path: Path) -> None:
-    Reader.script, Reader.asked = [], []
     world = World(tmp_path, session(1, Share(GPU, 2000, 8192, 100)))
 
     def use(energy_mj: int | None) -> Use:
@@ -381,7 +269,6 @@ async def test_energy_is_counted_between_looks_and_not_over_gaps(tmp_path: Path)
 
 
 async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -> None:
-    Reader.script, Reader.asked = [], []
     other = session(2, Share(GPU, 1500, 6144, 75))
     world = World(tmp_path, other)
     for energy in (1000, 3000, 7000):
@@ -396,7 +283,7 @@ async def test_energy_of_a_session_begins_with_its_second_look(tmp_path: Path) -
     }
 
 
-async def test_the_meter_goes_on_after_a_look_that_failed(
+async def test_the_meter_goes_on_after_it_could_not_tell(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -409,7 +296,7 @@ async def test_the_meter_goes_on_after_a_look_that_failed(
             done.set()
         raise StoreUnavailable("away") if looks == 1 else ValueError("a bug")
 
-    monkeypatch.setattr(Sampler, "look", failing)
+    monkeypatch.setattr(Sampler, "tell", failing)
     world.sampler._every_s = 0
     background = Background(logging.getLogger("fgpu.meter"))
     world.sampler.begin(background)

@@ -152,7 +152,7 @@ def test_the_file_has_what_a_receipt_has() -> None:
 
 def test_only_a_session_that_runs_has_a_meter() -> None:
     meter = Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None)
-    found = world(GPU, meters=Told(99_995, 10, {7: Live(meter)}))
+    found = world(GPU, meters=Told(10, {7: Live(meter)}))
     runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None)
     shown = session_object(runs, found, ALICE, SITE)
     assert shown["meter"] == {

@@ -1,0 +1,168 @@
+"""Looks at the GPUs: who holds and uses how much of each, whose processes they are, at instants nobody can foresee.
+
+Watchdog, meter and the judgement who is idle all go by the same looks. Each machine has a thread that takes them, so
+that neither a busy Hub nor another machine delays one; what follows from them is decided in the Hub's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler import FGPUError, Session, SessionState
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.isolation.nvml_reader import DeviceUse
+
+log = logging.getLogger("fgpu.looks")
+
+LONGEST_GAP = 4
+"""No pause is longer than so many times the mean one."""
+MOST_WAITING = 1000
+"""Looks that are kept for a Hub that does not come round to them; the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the GPUs of one place: what the driver says of each, or why that is not known.
+
+    ``at_s`` is of a clock that nobody sets. ``owners`` are the sessions of the processes that are of one.
+    """
+
+    place: Place
+    at_s: float
+    devices: Mapping[str, DeviceUse | str]
+    owners: Mapping[int, int]
+
+
+Saw = Callable[[Look, Sequence[Session]], Awaitable[None]]
+"""What is told of a look, and of all live sessions."""
+
+
+def gap_s(every_s: float) -> float:
+    """Return how long to wait until the next look: by chance, with this mean.
+
+    Of such pauses none tells how long it will be still: who has just been looked at is no safer than anybody else.
+    """
+    return min(random.SystemRandom().expovariate(1 / every_s), LONGEST_GAP * every_s)
+
+
+class Looks:
+    """One for the Hub: looks wherever a session runs, until it is closed."""
+
+    def __init__(
+        self, drivers: Drivers, live: Callable[[], Awaitable[Sequence[Session]]], *, every_s: float
+    ) -> None:
+        self._drivers = drivers
+        self._live = live
+        self._every_s = every_s
+        self._taken: deque[Look] = deque(maxlen=MOST_WAITING)
+        self._changed = threading.Condition()
+        self._wanted: Mapping[Place, frozenset[int]] = {}
+        self._hurried: set[Place] = set()
+        self._threads: dict[Place, threading.Thread] = {}
+        self._closed = False
+
+    def begin(self, background: Background, saw: Collection[Saw]) -> None:
+        """Tell these of every look, one look after the other."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(news.set)
+
+        self._news = tell
+        background.every(
+            self._every_s,
+            lambda: self.round(saw),
+            failed="What was seen of the GPUs could not be judged yet",
+            wake=news,
+            level=logging.ERROR,
+        )
+
+    async def round(self, saw: Collection[Saw]) -> None:
+        """Tell of what was seen since the last round, and see to it that every machine in use is looked at."""
+        live = await self._live()
+        self._want(live)
+        while self._taken:
+            look = self._taken.popleft()
+            for one in saw:
+                try:
+                    await one(look, live)
+                except FGPUError as e:
+                    log.error("What was seen at %s could not be judged: %s", look.place, e)
+                except Exception:
+                    log.exception("What was seen at %s could not be judged", look.place)
+
+    def close(self) -> None:
+        """Look no more. A look that is under way ends with its driver."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- in the threads -----------------------------------------------------------------------------------
+
+    def _want(self, live: Sequence[Session]) -> None:
+        wanted = {place: running_on(uuids, live) for place, uuids in self._drivers.places().items()}
+        with self._changed:
+            self._hurried |= {p for p, own in wanted.items() if own - self._wanted.get(p, frozenset())}
+            self._wanted = wanted
+            self._changed.notify_all()
+        for place, own in wanted.items():
+            if own and place not in self._threads:
+                thread = threading.Thread(target=self._go_on, args=(place,), name="fgpu-looks", daemon=True)
+                self._threads[place] = thread
+                thread.start()
+
+    def _go_on(self, place: Place) -> None:
+        since_us: dict[str, int] = {}
+        while self._pause(place):
+            look = self.look_at(place, since_us)
+            seen = {uuid: use.seen_us for uuid, use in look.devices.items() if isinstance(use, DeviceUse)}
+            since_us.update(seen)
+            self._taken.append(look)
+            self._news()
+
+    def _pause(self, place: Place) -> bool:
+        """Return when it is time for the next look, whether there is to be one; who is new is looked at soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or place in self._hurried, gap_s(self._every_s))
+            self._changed.wait_for(lambda: self._closed or self._wanted.get(place))
+            self._hurried.discard(place)
+            return not self._closed
+
+    def look_at(self, place: Place, since_us: Mapping[str, int]) -> Look:
+        """Look once. What cannot be told of a device is words, never nothing."""
+        uuids = self._drivers.places().get(place, [])
+        owners: Mapping[int, int] = {}
+        found: Mapping[str, DeviceUse | str]
+        try:
+            if place.has_no_driver:
+                words = "it is simulated, and nothing simulates its driver"
+                return Look(place, time.monotonic(), dict.fromkeys(uuids, words), {})
+            found = self._drivers.reader(place).look_here(uuids, since_us)
+            uses = [use for use in found.values() if isinstance(use, DeviceUse)]
+            owners = self._drivers.owners(place, sorted({p.pid for use in uses for p in use.processes}))
+        except FGPUError as e:
+            found = dict.fromkeys(uuids, str(e))
+        except Exception as e:
+            log.exception("The GPUs at %s could not be looked at", place)
+            found = dict.fromkeys(uuids, f"it could not be looked at ({e!r})")
+        return Look(place, time.monotonic(), found, owners)
+
+
+def running_on(uuids: Collection[str], live: Sequence[Session]) -> frozenset[int]:
+    """Return the sessions that run and have a share of one of these devices."""
+    return frozenset(
+        s.id
+        for s in live
+        if s.state is SessionState.RUNNING
+        and s.placement is not None
+        and any(share.device_uuid in uuids for share in s.placement.shares)
+    )

@@ -1,0 +1,228 @@
+"""Looks at the GPUs: at instants nobody can foresee, in threads that neither a busy Hub nor another machine delays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from fgpu_scheduler import (
+    Device,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    StoreUnavailable,
+)
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.drivers import Drivers
+from fgpuspawner.isolation.looks import LONGEST_GAP, Look, Looks, gap_s
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.nvml_reader import DeviceUse, NvmlReader, NvmlUnknown, ProcessUse
+from fgpuspawner.settings import FGPU
+
+GPU, OTHER = "GPU-1f", "GPU-2a"
+USE = DeviceUse((ProcessUse(10, 700, 20.0, 30, 1, "python3"),), seen_us=77)
+
+
+def test_pauses_between_looks_have_their_mean_and_none_tells_how_long_it_will_be_still() -> None:
+    pauses = [gap_s(10) for _ in range(20_000)]
+    assert 9 < statistics.mean(pauses) < 10.5
+    assert max(pauses) <= LONGEST_GAP * 10
+    # Who has waited for 10 s waits as long again as anybody else.
+    rest = [p - 10 for p in pauses if p > 10]
+    assert abs(statistics.median(rest) - statistics.median(pauses)) < 1
+
+
+def session(session_id: int, node: str, uuid: str, state: SessionState = SessionState.RUNNING) -> Session:
+    asked = Request("alice", "", "python", "default", 500, 1000, 2048)
+    return Session(session_id, asked, state, 0, placement=Placement(node, (Share(uuid, 500, 2048, 25),)))
+
+
+class Reader(NvmlReader):
+    """Says the same at each look, and when; one that hangs answers when it may."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__(library)
+        self.asked: list[tuple[float, Mapping[str, int]]] = []
+        self.says: Mapping[str, DeviceUse | str] | Exception = {GPU: USE, OTHER: USE}
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def look_here(self, uuids: object, since_us: Mapping[str, int]) -> Mapping[str, DeviceUse | str]:
+        self.asked.append((time.monotonic(), dict(since_us)))
+        self.may_answer.wait(60)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    def until(self, more: int) -> None:
+        """Wait until it was asked so many times more."""
+        wanted, deadline = len(self.asked) + more, time.monotonic() + 60
+        while len(self.asked) < wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+class Machines:
+    """An engine with another machine; the processes of a session begin with its number."""
+
+    def __init__(self) -> None:
+        self.there = Reader("there")
+        self.silent = False
+
+    def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
+        if self.silent:
+            raise EngineSilent("the Docker engine does not say whose processes use the GPUs")
+        return {pid: pid // 10 for pid in pids}
+
+    def gpu_reader(self, node_id: str) -> NvmlReader:
+        return self.there
+
+
+class World:
+    """A machine with a simulated GPU, another with a real one, and what was seen of them."""
+
+    def __init__(self, folder: Path) -> None:
+        nodes = [{"name": "lab"}, {"name": "away", "engine": "ssh://away"}]
+        settings = FGPU(data_dir=str(folder), isolation="none", nodes=nodes, hub_address="10.0.0.1")
+        isolation = Isolation(
+            settings,
+            (
+                Node(
+                    "lab", "default", 1000, 1024, (Device(GPU, "lab", 0, "Simulated GPU", 8192, 2000, True),)
+                ),
+                Node("away", "default", 1000, 1024, (Device(OTHER, "away", 0, "A100", 8192, 2000, False),)),
+            ),
+        )
+        isolation.open(own_root=True, installation="abc")
+        self.library = machine.folder_of(folder, "lab") / "libnvidia-ml.so.1"
+        self.library.parent.mkdir(parents=True, exist_ok=True)
+        self.library.touch()
+        self.here, self.machines = Reader("here"), Machines()
+        drivers = Drivers(isolation, self.machines, make_reader=lambda library: self.here)
+        self.live: list[Session] = [session(1, "lab", GPU)]
+        self.fails: Exception | None = None
+        self.looks = Looks(drivers, self.live_now, every_s=0.01)
+        self.seen: list[tuple[Look, Sequence[Session]]] = []
+        self.more = asyncio.Event()
+
+    async def live_now(self) -> Sequence[Session]:
+        if self.fails is not None:
+            raise self.fails
+        return tuple(self.live)
+
+    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+        self.seen.append((look, live))
+        self.more.set()
+
+    async def next(self, node_id: str | None = None) -> Look:
+        """Return a look that comes from now on."""
+        begun = len(self.seen)
+        async with asyncio.timeout(60):
+            while True:
+                for look, _ in self.seen[begun:]:
+                    if look.place.node_id == node_id:
+                        return look
+                self.more.clear()
+                await self.more.wait()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    background = Background(logging.getLogger("fgpu.looks"))
+    made.looks.begin(background, (made.saw,))
+    yield made
+    made.looks.close()
+    for reader in (made.here, made.machines.there):
+        reader.may_answer.set()
+    for thread in made.looks._threads.values():
+        await asyncio.to_thread(thread.join)
+    await background.close()
+
+
+async def test_a_look_says_who_holds_and_uses_what_and_asks_for_what_is_new(world: World) -> None:
+    look = await world.next()
+    assert (look.devices, look.owners) == ({GPU: USE, OTHER: USE}, {10: 1})
+    await world.next()
+    assert [since.get(GPU) for _, since in world.here.asked[:2]] == [None, 77]
+    assert world.machines.there.asked == [], "nobody runs there"
+
+
+async def test_a_hub_that_is_busy_delays_no_look_and_learns_of_all_of_them(world: World) -> None:
+    await world.next()
+    begun = time.monotonic()
+    # The event loop does nothing else meanwhile.
+    world.here.until(20)
+    ended = time.monotonic()
+    during = [at for at, _ in world.here.asked if begun < at < ended]
+    await world.next()
+    told = [look.at_s for look, _ in world.seen if begun < look.at_s <= ended + 1]
+    assert len(told) >= len(during) >= 20
+
+
+async def test_a_machine_that_hangs_hides_no_other(world: World) -> None:
+    world.machines.there.may_answer.clear()
+    world.live.append(session(2, "away", OTHER))
+    for _ in range(3):
+        await world.next()
+    assert len(world.machines.there.asked) <= 1, "and is not asked twice"
+    world.machines.there.may_answer.set()
+    assert (await world.next("away")).devices[OTHER] == USE
+
+
+@pytest.mark.parametrize("failure", [NvmlUnknown("no answer within 30 s"), ValueError("a bug")])
+async def test_a_driver_that_fails_is_unknown_and_not_nothing(world: World, failure: Exception) -> None:
+    world.here.says = failure
+    await world.next()
+    look = await world.next()
+    assert str(failure) in str(look.devices[GPU])
+    world.here.says = {GPU: USE}
+    await world.next()
+    assert (await world.next()).devices == {GPU: USE}
+
+
+async def test_whose_processes_are_not_known_is_not_nobodys(world: World) -> None:
+    world.machines.silent = True
+    await world.next()
+    assert "does not say whose processes" in str((await world.next()).devices[GPU])
+
+
+async def test_simulated_gpus_without_a_driver_are_not_asked_for(world: World) -> None:
+    world.library.unlink()
+    await world.next()
+    asked = len(world.here.asked)
+    assert (await world.next()).devices == {GPU: "it is simulated, and nothing simulates its driver"}
+    assert len(world.here.asked) == asked
+
+
+async def test_where_nobody_runs_nobody_looks(world: World) -> None:
+    world.live = [session(1, "lab", GPU, SessionState.PREPARING), session(2, "away", OTHER)]
+    await world.next("away")
+    await world.next("away")
+    asked = len(world.here.asked)
+    await world.next("away")
+    assert len(world.here.asked) == asked
+
+
+async def test_what_is_seen_while_the_database_is_away_is_told_afterwards(world: World) -> None:
+    await world.next()
+    world.fails = StoreUnavailable("away")
+    begun = time.monotonic()
+    await asyncio.to_thread(world.here.until, 3)
+    missed = [at for at, _ in world.here.asked if at > begun][:2]
+    world.fails = None
+    await world.next()
+    told = [look.at_s for look, _ in world.seen]
+    assert all(any(abs(at - one) < 0.5 for one in told) for at in missed)
