@@ -75,10 +75,10 @@ from fgpu_scheduler.errors import (
     TooManyPending,
     UnknownSession,
 )
-from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
+from fgpu_scheduler.ports import Clock, FoundDevice, Launcher, Seen, SystemClock
 from fgpu_scheduler.probes.nvml import NvmlProbe
 from fgpu_scheduler.probes.simulated import SimulatedProbe
-from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
+from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import known_or_as_it_was
 from fgpu_scheduler.service.reader import StoreReader
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
@@ -121,7 +121,6 @@ __all__ = [
     "Deadlines",
     "Device",
     "DeviceFree",
-    "DeviceProbe",
     "ENDED",
     "EndCause",
     "EndMessages",
@@ -177,7 +176,6 @@ __all__ = [
     "PrivateImages",
     "ProbeFailed",
     "Queue",
-    "QueueReader",
     "Quota",
     "QuotaEdit",
     "QuotaEdits",

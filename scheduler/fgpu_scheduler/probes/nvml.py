@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class NvmlProbe:
-    """A `DeviceProbe` that asks NVML, once per call, and leaves it shut down."""
+    """Asks NVML, once per call, and leaves it shut down."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
         """Return the GPUs in order of their index. Of a GPU in MIG mode its instances are what there is.
