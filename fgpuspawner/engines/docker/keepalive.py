@@ -33,6 +33,3 @@ def keep_alive(client: docker.APIClient) -> None:
         if client.base_url.startswith(scheme):
             client.get_adapter(scheme).close()
             client.mount(scheme, _Adapter())
-
-
-__all__ = ["KEEPALIVE", "keep_alive"]

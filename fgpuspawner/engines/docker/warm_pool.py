@@ -656,6 +656,3 @@ class WarmPool:
 
     async def _run(self, function: Any, *args: Any) -> Any:
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, function, *args))
-
-
-__all__ = ["AUTO", "Recipe", "Shape", "Unpoolable", "Warm", "WarmPool", "busiest", "shape_of"]

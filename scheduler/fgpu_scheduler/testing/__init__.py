@@ -3,25 +3,8 @@
 ``python -m fgpu_scheduler.testing --seed 7 --events 300`` runs one simulation again.
 """
 
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.testing.checks import Checks, Standing, Violation
 from fgpu_scheduler.testing.lab import Faults
 from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.simulator import Report, Simulation, simulate
 from fgpu_scheduler.testing.world import NOW_S, World, decided, world
-
-__all__ = [
-    "NOW_S",
-    "Checks",
-    "Faults",
-    "MemoryStore",
-    "Report",
-    "SessionStore",
-    "Simulation",
-    "Standing",
-    "Violation",
-    "World",
-    "decided",
-    "simulate",
-    "world",
-]

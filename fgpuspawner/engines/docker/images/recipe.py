@@ -350,15 +350,3 @@ def recorded(
         why = f"# It could not be recorded what was installed: {_plain(str(e))}"
         text = "\n".join([*head, f"# {_plain(name)}", why]) + "\n"
     return text
-
-
-__all__ = [
-    "Base",
-    "Changes",
-    "Environment",
-    "base_of",
-    "dockerfile",
-    "packages_of",
-    "read_changes",
-    "recorded",
-]

@@ -4,5 +4,3 @@ from fgpu_scheduler.core.orders.arrival import fifo, lifo
 from fgpu_scheduler.core.orders.default import usage_size_age
 from fgpu_scheduler.core.orders.drf import drf
 from fgpu_scheduler.core.orders.fair import fair_share
-
-__all__ = ["drf", "fair_share", "fifo", "lifo", "usage_size_age"]

@@ -7,18 +7,3 @@ from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
 from fgpu_scheduler.core.scores.workload import Shape, Workload
 from fgpu_scheduler.core.scores.worth import worth
-
-__all__ = [
-    "PLACEMENTS",
-    "Always",
-    "Cluster",
-    "Placing",
-    "Shape",
-    "Workload",
-    "best_fit",
-    "fgd",
-    "first_fit",
-    "score_for",
-    "spread",
-    "worth",
-]
