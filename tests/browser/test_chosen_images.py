@@ -53,14 +53,12 @@ def hub(engine: Engine, two: TwoImages, tmp_path_factory: pytest.TempPathFactory
         found.close()
 
 
-def test_image_after_image_and_two_at_once_each_with_its_own_python_and_version(
+@pytest.mark.slow
+def test_image_after_image_each_with_its_own_python_and_version(
     hub: DockerHub, two: TwoImages, log_in: Callable[..., Person]
 ) -> None:
     ann = log_in(hub.url, f"ann{secrets.token_hex(3)}", "test-password")
     page = ann.page
-    sessions = f"{hub.url}/services/fgpu/"
-
-    # One, chosen in the form; then the other, when the first has ended.
     for slug in ("old", "new"):
         page.goto(ann.link())
         choose_image(page, slug)
@@ -69,17 +67,22 @@ def test_image_after_image_and_two_at_once_each_with_its_own_python_and_version(
         start(page)
         expect_lab(page, ann.name)
         expect_versions(page, hub, two, slug)
-        page.goto(sessions)
+        page.goto(f"{hub.url}/services/fgpu/")
         expect(Sessions(page).row("default server")).to_contain_text(slug)
         Sessions(page).end("default server")
         expect(Sessions(page).none).to_be_visible(timeout=START_MS)
 
-    # Both at once, each in a tab of its own.
+
+def test_two_images_at_once_in_tabs_of_their_own_each_with_its_own_python_and_version(
+    hub: DockerHub, two: TwoImages, log_in: Callable[..., Person]
+) -> None:
+    ann = log_in(hub.url, f"ann{secrets.token_hex(3)}", "test-password")
+    page = ann.page
     tabs = {slug: ann.new_page() for slug in SLUGS}
     for slug, tab in tabs.items():
         start_by(tab, ann.link(slug, image=slug, **LITTLE))
         expect_lab(tab, ann.name, slug)
-    page.goto(sessions)
+    page.goto(f"{hub.url}/services/fgpu/")
     for slug in SLUGS:
         expect(Sessions(page).state(slug)).to_have_text("RUNNING", timeout=START_MS)
     for slug, tab in tabs.items():

@@ -16,7 +16,16 @@ from steps import START_MS, Amounts, Person, Sessions, asked_for, expect_lab, fo
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(params=[("local", "2"), ("local", "1"), ("docker", "2"), ("docker", "1")], ids=" ".join)
+# The unit has little to do with what a session runs in: two of the four pairs show both.
+KINDS = [
+    pytest.param(("local", "2"), id="local 2"),
+    pytest.param(("docker", "1"), id="docker 1"),
+    pytest.param(("local", "1"), id="local 1", marks=pytest.mark.slow),
+    pytest.param(("docker", "2"), id="docker 2", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=KINDS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRun]:
     """`make run` for processes or containers, with one GPU of so many fGPU."""
     runtime, fgpu_per_gpu = request.param

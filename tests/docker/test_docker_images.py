@@ -159,7 +159,8 @@ REAL = (
 )
 
 
-@pytest.mark.parametrize("name", ["pytorch", *(pytest.param(name, marks=pytest.mark.slow) for name in REAL)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pytorch", *REAL])
 @pytest.mark.timeout(900)
 def test_a_real_framework_prints_its_version_in_a_notebook_under_the_one_server_environment(
     engine: Engine, image: str, name: str, request: pytest.FixtureRequest
