@@ -16,8 +16,10 @@ from fgpu_scheduler import (
     Banner,
     Caps,
     Clock,
+    Past,
     PrivateImage,
     PrivateImages,
+    QueueReader,
     RequestForecast,
     Session,
     Snapshot,
@@ -85,7 +87,7 @@ class Reader:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store
-        self._queue = StoreReader(store, settings.policy(), settings.caps())
+        self._queue: QueueReader = StoreReader(store, settings.policy(), settings.caps())
         self._meters = MeterFile(settings.data_path())
         self._clock = clock
         self._caps: Caps = settings.caps()
@@ -110,7 +112,7 @@ class Reader:
 
         async def connect() -> None:
             try:
-                await self._in_thread(self._store.connect_readonly)
+                await self._in_thread(self._queue.connect)
                 await self._in_thread(self.images.refresh)
             except StoreUnavailable as e:
                 self._why_not = str(e)
@@ -126,7 +128,7 @@ class Reader:
         for pool in (self._pool, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(pool.shutdown, wait=True)
-        await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self._queue.close)
 
     async def world(self) -> World:
         """Return a reading that is not older than the store's version at the call, nor than a moment.
@@ -163,14 +165,14 @@ class Reader:
             and is_recent
             # What an administrator has just written may be no new version: the banner is none.
             and self._fresh_until
-            and await self._read(self._store.version) == world.snapshot.version
+            and await self._read(self._queue.version) == world.snapshot.version
         ):
             return world
         return await self.world()
 
     async def _current_world(self) -> World:
         looked_at = time.monotonic()
-        version = await self._read(self._store.version)
+        version = await self._read(self._queue.version)
         world = self._world
         if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
             began, changes_made = time.monotonic(), self._changes_made
@@ -204,19 +206,19 @@ class Reader:
 
     async def session(self, session_id: int) -> Session | None:
         """Return one session, live or ended, as it is now."""
-        return await self._read(self._store.session, session_id)
+        return await self._read(self._queue.session, session_id)
 
     async def ended(self, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all (None), newest first."""
-        return await self._read(lambda: self._store.ended(user=user, limit=limit))
+        return await self._read(lambda: self._queue.ended(user=user, limit=limit))
 
     async def held_sessions(self) -> tuple[Session, ...]:
         """Return what nobody waits for, in the order to resume it."""
-        return await self._read(self._store.held_sessions)
+        return await self._read(self._queue.held_sessions)
 
     async def last_event_id(self) -> int:
         """Return the newest event's id."""
-        return await self._read(self._store.last_event_id)
+        return await self._read(self._queue.last_event_id)
 
     async def changes(self, after_id: int) -> Changes | None:
         """Return what happened after an event; None where that is too much to tell."""
@@ -231,6 +233,27 @@ class Reader:
             self._queue.forecast, wanted.request(user, "/", hub_groups), wanted.count, world.snapshot
         )
 
+    async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+        """Return a page of what has ended, of one user or of all (None), newest first."""
+        return await self._read(lambda: self._queue.history(user=user, before_id=before_id, limit=limit))
+
+    async def past(self, session_id: int) -> Past | None:
+        """Return one session, live or ended, with what was measured of it."""
+        return await self._read(self._queue.past, session_id)
+
+    async def measured_runs(self, user: str, limit: int) -> tuple[Past, ...]:
+        """Return a user's newest runs that were measured."""
+        return await self._read(lambda: self._queue.measured_runs(user, limit=limit))
+
+    async def keep(self, session_id: int, keep_s: int) -> Session:
+        """Write that a session's owner keeps it for so long from now, though it is idle; return it as it is then.
+
+        Raises:
+            InvalidTransition: it does not run any more.
+            UnknownSession: there is none with this id.
+        """
+        return await self._read(self._keep, session_id, keep_s)
+
     async def change_images(self, change: Callable[[Editor], None]) -> None:
         """Change the catalogue, on top of the last good file, and read it again.
 
@@ -243,7 +266,7 @@ class Reader:
         """Return what a function reads of the store."""
         return await self._read(function, self._store)
 
-    async def report(self, function: Callable[[Store], R]) -> R:
+    async def report(self, function: Callable[[QueueReader], R]) -> R:
         """Return what a function makes of much of the history, which takes long.
 
         Raises:
@@ -252,7 +275,7 @@ class Reader:
         """
         self._check_connected()
         async with asyncio.timeout(REPORT_WITHIN_S):
-            return await self._run(self._reports, lambda: function(self._store))
+            return await self._run(self._reports, lambda: function(self._queue))
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
         """Write to the store what an administrator owns; ``change`` is given the store and the time."""
@@ -328,7 +351,7 @@ class Reader:
             raise StoreUnavailable("the scheduler's database cannot be read") from e
 
     def _read_now(self) -> World:
-        return World(self._store.snapshot(self._clock.now_s()))
+        return World(self._queue.snapshot(self._clock.now_s()))
 
     def _read_world(self) -> World:
         ahead = self._queue.outlook(self._clock.now_s())
@@ -354,6 +377,9 @@ class Reader:
         default = make_offer(self.settings, nodes, [ANY_IMAGE], (group,)).default
         return self._queue.largest_now_milli(replace(default, group=group).request("", ""), snapshot)
 
+    def _keep(self, session_id: int, keep_s: int) -> Session:
+        return self._changing(lambda store, now_s: store.keep(session_id, now_s + keep_s, now_s=now_s))
+
     def _changing(self, change: Callable[[Store, int], R]) -> R:
         # By a connection of its own: all others of this process can only read.
         store = Store(self.settings.database_url())
@@ -368,18 +394,23 @@ class Reader:
             raise CatalogueError(
                 f"nothing can be changed before the file was good once: {self.images.problem or 'it was not read yet'}"
             )
-        self._changing(lambda store, _: change(Editor(store, self.images.file)))
+        store = Store(self.settings.database_url())
+        store.connect()
+        try:
+            change(Editor(store, self.images.file))
+        finally:
+            store.close()
         self.images.refresh()
 
     def _changes(self, after_id: int) -> Changes | None:
-        events = self._store.events(after_id=after_id, limit=MAX_EVENTS + 1)
+        events = self._queue.events(after_id=after_id, limit=MAX_EVENTS + 1)
         if len(events) > MAX_EVENTS:
             return None
         newest = {e.session_id: e.id for e in events if e.session_id is not None}
-        live = {s.id: s for s in self._store.snapshot(self._clock.now_s()).sessions}
+        live = {s.id: s for s in self._queue.snapshot(self._clock.now_s()).sessions}
         changed = []
         for session_id, event_id in sorted(newest.items(), key=lambda item: item[1]):
-            session = live.get(session_id) or self._store.session(session_id)
+            session = live.get(session_id) or self._queue.session(session_id)
             if session is not None:
                 changed.append((event_id, session))
         return Changes(events[-1].id if events else after_id, tuple(changed))

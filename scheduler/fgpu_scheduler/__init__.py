@@ -75,10 +75,10 @@ from fgpu_scheduler.errors import (
     TooManyPending,
     UnknownSession,
 )
-from fgpu_scheduler.ports import Clock, FoundDevice, Launcher, Seen, SystemClock
+from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
 from fgpu_scheduler.probes.nvml import NvmlProbe
 from fgpu_scheduler.probes.simulated import SimulatedProbe
-from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
+from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import known_or_as_it_was
 from fgpu_scheduler.service.reader import StoreReader
 from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
@@ -105,5 +105,4 @@ from fgpu_scheduler.store.private_images import PrivateImages
 from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaEdits, QuotaSource, listed_quotas
 from fgpu_scheduler.store.quotas import limits_words
 from fgpu_scheduler.store.retention import Retention
-from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store

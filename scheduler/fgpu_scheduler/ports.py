@@ -38,6 +38,18 @@ class FoundDevice:
     simulated: bool = False
 
 
+class DeviceProbe(Protocol):
+    """Lists the GPUs of this machine."""
+
+    def devices(self) -> tuple[FoundDevice, ...]:
+        """Return the GPUs in order of their index; empty only if there truly is none.
+
+        Raises:
+            ProbeFailed: the GPUs could not be read.
+        """
+        ...
+
+
 class Seen(NamedTuple):
     """What a launcher sees: everything with this installation's marks on the nodes that answered."""
 

@@ -1,16 +1,21 @@
-"""The queue is a seam: what the Hub's side asks of whatever gives sessions their shares.
+"""The queue is a seam: what the Hub's side asks of it, and what another process reads of it.
 
-`fgpu_scheduler.service.scheduler.Scheduler` is the queue that lives in the Hub.
+`fgpu_scheduler.service.scheduler.Scheduler` is the queue that lives in the Hub, and
+`fgpu_scheduler.service.reader.StoreReader` reads its database. Whatever else gives sessions their shares (another
+scheduler, another cluster) is a class for each of these two.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.forecast import Forecast, RequestForecast
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
+from fgpu_scheduler.core.outlook import Outlook
+from fgpu_scheduler.core.records import Event, Past, Spent
+from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.errors import FGPUError
 
 T = TypeVar("T")
@@ -188,4 +193,82 @@ class Queue(Protocol):
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Await a step until what keeps the queue has answered it. It is begun again each time: it must bear that."""
+        ...
+
+
+class QueueReader(Protocol):
+    """What another process reads of a queue. Every call blocks, and raises StoreUnavailable; for several threads."""
+
+    def connect(self) -> None:
+        """Connect, and be able to read from then on."""
+        ...
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        ...
+
+    # -- now ------------------------------------------------------------------------------------------
+
+    def version(self) -> int:
+        """Return what is another number after every change."""
+        ...
+
+    def snapshot(self, now_s: int) -> Snapshot:
+        """Return nodes, live sessions, usage and quotas as they are at one instant."""
+        ...
+
+    def outlook(self, now_s: int) -> Outlook:
+        """Return the same, with the forecast of every waiting session."""
+        ...
+
+    def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+        """Return what would become of so many sessions if they were submitted now."""
+        ...
+
+    def largest_now_milli(self, request: Request, snapshot: Snapshot) -> int | None:
+        """Return the largest amount with which this would start at once, or None."""
+        ...
+
+    def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
+        """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
+        ...
+
+    # -- sessions -------------------------------------------------------------------------------------
+
+    def session(self, session_id: int) -> Session | None:
+        """Return the session with this id, live or ended."""
+        ...
+
+    def held_sessions(self) -> tuple[Session, ...]:
+        """Return what is held, in the order to resume it: what has its share first, then the queue."""
+        ...
+
+    def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
+        """Return the sessions that ended last, of one user or of all, newest first."""
+        ...
+
+    # -- history --------------------------------------------------------------------------------------
+
+    def last_event_id(self) -> int:
+        """Return the newest event's id, 0 where there is none."""
+        ...
+
+    def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
+        """Return the oldest events after an id, in the order in which they were committed."""
+        ...
+
+    def past(self, session_id: int) -> Past | None:
+        """Return one session, live or ended, with what was measured of it."""
+        ...
+
+    def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+        """Return the newest sessions that have ended, of one user or of all, with ids below ``before_id``."""
+        ...
+
+    def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
+        """Return a user's newest sessions that have ended and of which something was measured."""
+        ...
+
+    def spent(self, from_s: int, to_s: int) -> Iterator[Spent]:
+        """Yield every session that held shares at any time from one instant until before another, by id."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 
-from fgpu_scheduler import Store, SystemClock, spent_between
+from fgpu_scheduler import QueueReader, SystemClock
 from fgpuspawner.meter.usage_report import DAY_S, MOST_DAYS, By, Report, day_of, report, starts_at_s
 from fgpuspawner.service.admin.base import AdminApi, AdminPage
 from fgpuspawner.service.admin.usage_plot import Plot, number, plot
@@ -78,8 +78,8 @@ async def found_for(handler: Handler, asked: Asked) -> Report:
     names = handler.service.site.image_names
     begin_s, end_s = starts_at_s(asked.first), starts_at_s(asked.last) + DAY_S
 
-    def made(store: Store) -> Report:
-        spent = spent_between(store, begin_s, end_s)
+    def made(queue: QueueReader) -> Report:
+        spent = queue.spent(begin_s, end_s)
         return report(spent, asked.by, first=asked.first, last=asked.last, now_s=now_s)
 
     try:

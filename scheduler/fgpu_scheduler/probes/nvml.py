@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class NvmlProbe:
-    """Asks NVML, once per call, and leaves it shut down."""
+    """A `DeviceProbe` that asks NVML, once per call, and leaves it shut down."""
 
     def devices(self) -> tuple[FoundDevice, ...]:
         """Return the GPUs in order of their index. Of a GPU in MIG mode its instances are what there is.

@@ -11,7 +11,7 @@ MODEL = "Simulated GPU"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProbe:
-    """Reports ``count`` equal GPUs of ``memory_mib``, marked as simulated.
+    """A `DeviceProbe` that reports ``count`` equal GPUs of ``memory_mib``, marked as simulated.
 
     Their UUIDs are stable, so that a restart finds the same devices.
     """

@@ -1,34 +1,49 @@
-"""What is expected of the queues of one store, as another process than the scheduler's works it out."""
+"""The scheduler's database as another process reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import RequestForecast, forecast_request, largest_now_milli
 from fgpu_scheduler.core.groups import of_group
-from fgpu_scheduler.core.model import Request, Snapshot
+from fgpu_scheduler.core.model import Request, Session, Snapshot
 from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.records import Event, Past, Spent
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
+from fgpu_scheduler.queue import QueueReader
+from fgpu_scheduler.store.history import History
+from fgpu_scheduler.store.spent import spent_between
 from fgpu_scheduler.store.store import Store
 
 
-class StoreReader:
-    """Forecasts by the policy that the store's scheduler has. Blocks, raises StoreUnavailable; for several threads."""
+class StoreReader(QueueReader):
+    """Reads one store, and forecasts by the policy that its scheduler has. `QueueReader` has the promises."""
 
     def __init__(self, store: Store, policy: Policy, caps: Caps) -> None:
         self._store = store
         self._policy = policy
         self._caps = caps
+        self._history = History(store)
         self._typical: tuple[int, dict[str, int | None]] = -1, {}
 
+    def connect(self) -> None:
+        self._store.connect_readonly()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def version(self) -> int:
+        return self._store.version()
+
+    def snapshot(self, now_s: int) -> Snapshot:
+        return self._store.snapshot(now_s)
+
     def outlook(self, now_s: int) -> Outlook:
-        """Return the store's snapshot, with the forecast of every waiting session."""
         return outlook(self._store.snapshot(now_s), self._policy, self._store.typical_length_s)
 
     def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
-        """Return what would become of so many sessions if they were submitted now."""
         group = request.resource_group
         return forecast_request(
             request,
@@ -48,12 +63,37 @@ class StoreReader:
         return typical
 
     def largest_now_milli(self, request: Request, snapshot: Snapshot) -> int | None:
-        """Return the largest amount with which this would start at once, or None."""
         return largest_now_milli(
             request, of_group(snapshot, request.resource_group), self._policy, self._caps
         )
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
-        """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
         found = {g: unblocking(of_group(snapshot, g), self._policy) for g in resource_groups(snapshot)}
         return {group: one for group, one in found.items() if one is not None}
+
+    def session(self, session_id: int) -> Session | None:
+        return self._store.session(session_id)
+
+    def held_sessions(self) -> tuple[Session, ...]:
+        return self._store.held_sessions()
+
+    def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
+        return self._store.ended(user=user, limit=limit)
+
+    def last_event_id(self) -> int:
+        return self._store.last_event_id()
+
+    def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
+        return self._store.events(after_id=after_id, limit=limit)
+
+    def past(self, session_id: int) -> Past | None:
+        return self._history.one(session_id)
+
+    def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
+        return self._history.page(user=user, before_id=before_id, limit=limit)
+
+    def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
+        return self._history.measured_runs(user, limit=limit)
+
+    def spent(self, from_s: int, to_s: int) -> Iterator[Spent]:
+        return spent_between(self._store, from_s, to_s)
