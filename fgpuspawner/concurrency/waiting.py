@@ -9,12 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
-
 T = TypeVar("T")
-
-PROBE_EVERY_S = 0.03
-PROBE_TIMEOUT_S = 5
 
 
 async def to_the_end(awaitable: Awaitable[T]) -> T:
@@ -55,27 +50,3 @@ async def in_a_thread_of_its_own(
         if cut is not None:
             cut()
         raise
-
-
-async def it_answers(ip: str, port: int, path: str) -> None:
-    """Return when a server answers HTTP there, other than with an error of its own (status 500 and above)."""
-    client = AsyncHTTPClient(force_instance=True)
-    url = f"http://{ip}:{port}{path}"
-    try:
-        while True:
-            try:
-                # A refused connection costs a tenth of a refused request.
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    _, writer = await asyncio.open_connection(ip, port)
-                writer.close()
-                answer = await client.fetch(
-                    url, request_timeout=PROBE_TIMEOUT_S, follow_redirects=False, raise_error=False
-                )
-                if answer.code < 500:
-                    return
-            # TimeoutError is an OSError; tornado's own is an HTTPClientError, whatever `raise_error` says.
-            except (OSError, HTTPClientError):
-                pass
-            await asyncio.sleep(PROBE_EVERY_S)
-    finally:
-        client.close()

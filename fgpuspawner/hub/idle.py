@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
-
 from fgpu_scheduler import Clock, Session
 from fgpuspawner.hub.gpu_use import GpuUse
+from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu.idle")
 
@@ -77,32 +76,27 @@ class SessionActivity:
 
 async def ask_kernels(base_url: str, token: str) -> int | None:
     """Return since when a Jupyter server's kernels and terminals are idle (UTC seconds); None if busy or unknown."""
-    client = AsyncHTTPClient(force_instance=True)
     try:
         # One after the other: what is left in the middle of an answer would not be closed.
-        status = await _ask(client, f"{base_url}api/status", token)
+        status = await _ask(f"{base_url}api/status", token)
         # To be asked is no activity; the server would else never be idle for longer than between two questions.
-        kernels = await _ask(client, f"{base_url}api/kernels?no_track_activity=1", token)
+        kernels = await _ask(f"{base_url}api/kernels?no_track_activity=1", token)
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
         return max(instant_s(one["last_activity"]) for one in (status, *kernels))
     # The server is the user's own: whatever it answers, the others are still asked.
-    except (HTTPClientError, OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        log.warning("What the kernels at %s do is not known, so they are not idle: %r", base_url, e)
+    except (NoAnswer, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as e:
+        words = f"{e!r}"[:500]
+        log.warning("What the kernels at %s do is not known, so they are not idle: %s", base_url, words)
         return None
-    finally:
-        client.close()
 
 
-async def _ask(client: AsyncHTTPClient, url: str, token: str) -> Any:
-    request = HTTPRequest(
-        url,
-        headers={"Authorization": f"token {token}", "Accept": "application/json"},
-        follow_redirects=False,
-        connect_timeout=ASK_WITHIN_S,
-        request_timeout=ASK_WITHIN_S,
-    )
-    return json.loads((await client.fetch(request)).body)
+async def _ask(url: str, token: str) -> Any:
+    headers = {"Authorization": f"token {token}", "Accept": "application/json"}
+    answer = await ask(url, headers=headers, within_s=ASK_WITHIN_S)
+    if answer.code != 200:
+        raise NoAnswer(f"{url} answers with {answer.code}")
+    return json.loads(answer.body)
 
 
 def instant_s(text: str) -> int:

@@ -54,6 +54,7 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import as_far_as_known
+from fgpuspawner.text.sessions import server_words
 
 log = logging.getLogger("fgpu")
 
@@ -238,7 +239,7 @@ class Runtime:
         watchdog = Watchdog(
             self.isolation,
             self.queue,
-            self._record,
+            self.audit,
             every_s=settings.watchdog_every_s,
             tolerance_mib=settings.watchdog_tolerance_mib,
         )
@@ -274,16 +275,33 @@ class Runtime:
         self._prefetch.begin(self.background)
         self.engine.begin()
 
-    async def _record(self, session: Session, action: str, details: str) -> None:
-        """Write into the audit log what the watchdog did to a session."""
+    async def audit(
+        self, session: Session, action: str, details: str = "", *, actor: str = "the watchdog"
+    ) -> None:
+        """Write into the audit log what was done to a session, by somebody else than its owner.
+
+        Raises:
+            StoreUnavailable: it cannot be written.
+        """
+        target = f"session {session.id} ({server_words(session)}) of {session.request.user}"
         await asyncio.to_thread(
             Audit(self.store).add,
-            actor="the watchdog",
+            actor=actor,
             action=action,
-            target=f"session {session.id} of {session.request.user}",
+            target=target,
             details=details,
             now_s=SystemClock().now_s(),
         )
+
+    def opened(self, user: str, server: str, by: str) -> None:
+        """Write into the audit log that somebody opened another's server. In the Hub's event loop."""
+
+        async def audit() -> None:
+            session = await self.queue.serving(user, server)
+            if session is not None:
+                await self.audit(session, "session.open", actor=by)
+
+        self.background.run(audit(), failed=f"Not in the audit log: {by} opened {user}/{server}")
 
     async def _take_in(self, node: Node) -> None:
         """Offer what a machine has that was silent when the Hub started."""

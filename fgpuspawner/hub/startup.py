@@ -13,6 +13,7 @@ from fgpuspawner.hub.checks import check_hub, use_subdomains
 from fgpuspawner.hub.roles import follow_the_hub
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.supervisor import Supervisor
+from fgpuspawner.hub.who_asks import note_who_asks
 from fgpuspawner.scopes import SERVICE
 from fgpuspawner.settings import FGPU
 
@@ -33,6 +34,7 @@ def start_with_the_hub(app: Any) -> None:
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     follow_the_hub(app)
+    note_who_asks(app, runtime.opened)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
@@ -38,7 +39,6 @@ from fgpu_scheduler import (
     StoreUnavailable,
     TooManyPending,
 )
-from fgpuspawner.concurrency.waiting import it_answers
 from fgpuspawner.engines.base import (
     Capabilities,
     Ended,
@@ -52,6 +52,8 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import parse
 from fgpuspawner.hub import idle
+from fgpuspawner.hub.session_server import it_answers, wait_up
+from fgpuspawner.hub.who_asks import ended_by
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
@@ -426,6 +428,18 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
+    @property
+    def server(self) -> Any:
+        """JupyterHub's record of the server. JupyterHub, too, asks it by the client for what sessions control."""
+        found = super().server
+        if found is not None:
+            found.wait_up = functools.partial(wait_up, found)
+        return found
+
+    @server.setter
+    def server(self, server: Any) -> None:
+        Spawner.server.fset(self, server)
+
     async def _is_out_of_reach(self, session: Session) -> bool:
         # While its owner has it ended the check must not go on, or it would end the server once more.
         if self._stop_pending or self._phase != self.UP:
@@ -518,7 +532,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         session = session or await self.runtime.queue.serving(self.user.name, self.name)
         if session is not None:
             cause, message = failure or (EndCause.USER, None)
-            await self._end(session, cause, message, now=now)
+            await self._end(
+                session, cause, message, now=now, by=None if failure else ended_by(self.user.name)
+            )
 
     async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
         while True:
@@ -530,11 +546,20 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 await self._stop_once(session, failure, now=False)
                 return
 
-    async def _end(self, session: Session, cause: EndCause, message: str | None, *, now: bool) -> None:
-        """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares."""
+    async def _end(
+        self, session: Session, cause: EndCause, message: str | None, *, now: bool, by: str | None = None
+    ) -> None:
+        """End ``session``: say so durably, let a launch in flight come to rest, remove, free the shares.
+
+        ``by`` is who had it ended and is not its owner, whom its owner is told.
+        """
         scheduler = self.runtime.queue
+        words = message if by is None else f"ended by {by}"
         with scheduler.ending(session.id):
-            session = await scheduler.end(session.id, cause, message)
+            session = await scheduler.end(session.id, cause, words)
+            if by is not None and session.message == words:
+                # Otherwise an administrator said why, and the service has written it.
+                self._beside(self.runtime.audit(session, "session.end", actor=by))
             await self._launch_at_rest()
             if session.state is SessionState.TERMINATING:
                 if not await self.runtime.engine.stop(session, now=now):

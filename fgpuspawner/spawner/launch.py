@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from fgpu_scheduler import EndCause, FGPUError, Session
-from fgpuspawner.concurrency.waiting import it_answers
 from fgpuspawner.engines.base import (
     Ended,
     Endpoint,
@@ -18,6 +17,7 @@ from fgpuspawner.engines.base import (
     LaunchSpec,
 )
 from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.spawner.verification import Verification

@@ -11,8 +11,8 @@ import requests
 from labs import Lab, MachineLab
 
 from fgpu_scheduler import EndCause, Session
-from fgpuspawner.concurrency.waiting import it_answers
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
+from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.images.model import Image
 from fgpuspawner.spawner.verification import Verification
 

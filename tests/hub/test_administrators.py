@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import requests
@@ -12,6 +12,13 @@ import requests
 from hubprocess import HubProcess, until
 
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).parent / 'miniserver.py')!r}]\n"
+CLASS = """
+c.JupyterHub.load_groups = {"class": {"users": ["alice"]}}
+c.JupyterHub.load_roles.append({
+    "name": "teacher", "users": ["teacher"],
+    "scopes": ["list:users!group=class", "admin:servers!group=class", "access:servers!group=class"],
+})
+"""
 JSON = dict[str, Any]
 
 
@@ -19,7 +26,7 @@ class World:
     """A Hub with one simulated GPU of 2 fGPU, and its service."""
 
     def __init__(self, folder: Path) -> None:
-        self.hub = HubProcess(folder, after=MINI).start()
+        self.hub = HubProcess(folder, after=MINI + CLASS).start()
         self.admin = self.hub.add_user("admin")
         until(lambda: self.ask("GET", "me", self.admin).status_code == 200, what="the service answers")
 
@@ -171,6 +178,121 @@ def test_a_drained_node_takes_nothing_more_and_its_sessions_owners_are_told(worl
         "node.cordon",
     ]
     assert [line["details"] for line in lines[1:4]] == [said, said, f"2 sessions: {said}"]
+
+
+class Ended(NamedTuple):
+    """What is told of an end: to the owner, and in the audit log (by whom, what was said)."""
+
+    message: str | None
+    audited: tuple[str, str] | None
+
+
+NOBODY_ELSE = Ended(None, None)
+BY_TEACHER = Ended("ended by teacher", ("teacher", ""))
+
+
+@pytest.mark.parametrize(
+    ("by", "way", "expected"),
+    [
+        ("alice", "service", NOBODY_ELSE),
+        ("alice", "hub", NOBODY_ELSE),
+        ("admin", "service", Ended("ended by the administrator admin", ("admin", ""))),
+        ("admin", "hub", Ended("ended by admin", ("admin", ""))),
+        ("admin", "admin page", Ended("ended by admin", ("admin", ""))),
+        ("teacher", "service", BY_TEACHER),
+        ("teacher", "hub", BY_TEACHER),
+        ("teacher", "while it waits", BY_TEACHER),
+        ("service", "hub", Ended("ended by service test", ("service test", ""))),
+    ],
+)
+def test_who_ended_what_is_anothers_is_named_whatever_way_it_came_in(
+    world: World, by: str, way: str, expected: Ended
+) -> None:
+    alice, teacher = world.hub.add_user("alice"), world.hub.add_user("teacher")
+    token = {"alice": alice, "teacher": teacher, "admin": world.admin, "service": world.hub.token}[by]
+    if way == "while it waits":
+        world.hub.add_user("bob")
+        world.start("bob", "one", fgpu=2)
+        world.has("bob", "one", "RUNNING")
+    world.start("alice", "one", fgpu=1)
+    session_id = world.has("alice", "one", "PENDING" if way == "while it waits" else "RUNNING")["id"]
+    match way:
+        case "service":
+            assert world.ask("DELETE", f"sessions/{session_id}", token).status_code < 300
+        case "admin page":
+            browser = Browser(world.hub, "admin")
+            page = browser.get("admin")
+            assert page.status_code == 200
+            assert browser.send("DELETE", "api/users/alice/servers/one").status_code < 300
+        case _:
+            assert world.hub.api("DELETE", "users/alice/servers/one", token=token).status_code < 300
+    ended = world.last(alice, session_id)
+    assert (ended["end_cause"], ended["message"]) == ("USER", expected.message)
+
+    def audited() -> list[tuple[str, str]]:
+        lines = world.get("admin/audit?action=session.end&limit=500", world.admin)["lines"]
+        target = f"session {session_id} (one) of alice"
+        return [(line["actor"], line["details"]) for line in lines if line["target"] == target]
+
+    if expected.audited is not None:
+        until(audited, what="it is in the audit log")
+    assert audited() == ([] if expected.audited is None else [expected.audited])
+
+
+class Browser:
+    """Somebody who is logged in to the Hub by its page."""
+
+    def __init__(self, hub: HubProcess, user: str) -> None:
+        self.http, self.root = requests.Session(), f"{hub.url}/hub"
+        self.get("login")
+        password = "test-admin-password-0123456789-abcdef" if user == "admin" else "test-password"
+        found = self.send("POST", "login", data={"username": user, "password": password})
+        assert "logout" in found.text
+
+    def get(self, path: str, **params: str) -> requests.Response:
+        return self.http.get(f"{self.root}/{path}", params=params, timeout=60)
+
+    def send(self, method: str, path: str, **more: Any) -> requests.Response:
+        xsrf = next(c.value for c in self.http.cookies if c.name == "_xsrf" and c.path == "/hub/")
+        return self.http.request(
+            method,
+            f"{self.root}/{path}",
+            headers={"X-XSRFToken": str(xsrf), "Referer": f"{self.root}/admin"},
+            timeout=60,
+            **more,
+        )
+
+
+@pytest.mark.parametrize(("by", "named"), [("teacher", True), ("alice", False)])
+def test_who_opens_what_is_anothers_is_in_the_audit_log(world: World, by: str, named: bool) -> None:
+    for user in ("alice", "teacher"):
+        world.hub.add_user(user)
+    world.start("alice", "one", fgpu=1)
+    session_id = world.has("alice", "one", "RUNNING")["id"]
+    browser = Browser(world.hub, by)
+    asked = {
+        "client_id": "jupyterhub-user-alice-one",
+        "redirect_uri": "/user/alice/one/oauth_callback",
+        "response_type": "code",
+        "state": "x",
+    }
+    page = browser.http.get(
+        f"{browser.root}/api/oauth2/authorize", params=asked, timeout=60, allow_redirects=False
+    )
+    if page.status_code == 200:
+        page = browser.send(
+            "POST", "api/oauth2/authorize", params=asked, data={"scopes": []}, allow_redirects=False
+        )
+    assert page.status_code == 302
+    assert "code=" in page.headers["Location"]
+
+    def audited() -> list[str]:
+        lines = world.get("admin/audit?action=session.open&limit=500", world.admin)["lines"]
+        return [line["actor"] for line in lines if line["target"] == f"session {session_id} (one) of alice"]
+
+    if named:
+        until(audited, what="it is in the audit log")
+    assert audited() == ([by] if named else [])
 
 
 def test_a_quota_of_the_page_refuses_the_next_launch_without_a_restart(world: World) -> None:

@@ -237,8 +237,8 @@ class SessionStore(ABC):
             old = expected(write.one(session_id), expect, attempt)
             if to is S.SCHEDULED:
                 raise InvalidTransition(f"session {session_id}: only a committed plan makes it {to}")
-            if cause is EndCause.USER and message is None:
-                message = write.take_message(session_id)
+            if cause is EndCause.USER:
+                message = write.take_message(session_id) or message
             new = replace(
                 lifecycle.moved(old, to, now_s=now_s, cause=cause, message=message),
                 attempt=old.attempt + 1 if to is S.PREPARING else old.attempt,

@@ -1,0 +1,62 @@
+"""Who asks the Hub to end what is somebody else's, or opens it: JupyterHub tells no spawner of that.
+
+Every way leads through a handler of the Hub's: its pages, its API, and this service's, which asks the Hub with its
+caller's own token. So each handler notes who it works for, for what is done on its behalf and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from jupyterhub import orm
+from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
+from jupyterhub.handlers import BaseHandler
+
+_deletes: ContextVar[Any] = ContextVar("deletes", default=None)
+"""Whose request to end or to delete something this is. Other requests begin what goes on long after them."""
+
+
+def ended_by(owner: str) -> str | None:
+    """Return who has a server of this user ended by the request that is worked on: None for themselves, or nobody."""
+    return name_of(_deletes.get(), other_than=owner)
+
+
+def name_of(who: Any, *, other_than: str) -> str | None:
+    """Return the name of a user or service that the Hub knows, as the audit log has it; None for this user."""
+    if who is None:
+        return None
+    if isinstance(who, orm.Service):
+        return f"service {who.name}"
+    return None if who.name == other_than else str(who.name)
+
+
+def note_who_asks(app: Any, opened: Callable[[str, str, str], None]) -> None:
+    """Have the handlers of a Hub that does not serve yet note who asks; ``opened`` hears of user, server and by whom."""
+    app.handlers[:] = [(one[0], _noting(one[1], opened), *one[2:]) for one in app.handlers]
+
+
+def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
+    if not (isinstance(handler, type) and issubclass(handler, BaseHandler)):
+        return handler
+
+    class Noting(handler):  # type: ignore[misc]
+        async def prepare(self) -> None:
+            await super().prepare()
+            if self.request.method == "DELETE":
+                _deletes.set(self.current_user)
+
+    if not issubclass(handler, OAuthAuthorizeHandler):
+        return Noting
+
+    class Opening(Noting):
+        def _complete_login(self, uri: str, headers: Any, scopes: Any, credentials: Any) -> None:
+            super()._complete_login(uri, headers, scopes, credentials)
+            client = self.oauth_provider.fetch_by_client_id(credentials["client_id"])
+            spawner = client.spawner if client is not None else None
+            by = name_of(self.current_user, other_than=spawner.user.name) if spawner is not None else None
+            if by is not None:
+                opened(spawner.user.name, spawner.name, by)
+
+    return Opening

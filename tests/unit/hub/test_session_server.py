@@ -1,0 +1,242 @@
+"""Asking a session's server: it answers whatever it likes, and the Hub's memory and patience are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+from jupyterhub import __version__ as hub_version
+from jupyterhub._version import _check_version
+
+from fgpuspawner.hub import session_server
+from fgpuspawner.hub.idle import ask_kernels
+from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, it_answers, wait_up
+
+Answers = Callable[[asyncio.StreamWriter], Awaitable[None]]
+MIB = 2**20
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+class Session:
+    """A session's server, which answers every request alike; how often it was asked, and where it listens."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/user/mallory/"
+
+
+@contextlib.asynccontextmanager
+async def session(answers: Answers) -> AsyncIterator[Session]:
+    found = Session()
+    talking: set[asyncio.Task[None] | None] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talking.add(asyncio.current_task())
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await reader.readuntil(b"\r\n\r\n")
+                found.asked += 1
+                await answers(writer)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    found.port = server.sockets[0].getsockname()[1]
+    try:
+        yield found
+    finally:
+        server.close()
+        for task in talking:
+            assert task is not None
+            task.cancel()
+        await asyncio.wait([t for t in talking if t] or [asyncio.ensure_future(asyncio.sleep(0))])
+
+
+def plain(answer: bytes) -> Answers:
+    async def answers(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    return answers
+
+
+async def hundred_mb(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK + b"Content-Length: 100000000\r\n\r\n")
+    for _ in range(1600):
+        writer.write(b"x" * 62_500)
+        await writer.drain()
+
+
+async def hundred_mb_in_chunks(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(1600):
+        writer.write(b"f424\r\n" + b"x" * 62_500 + b"\r\n")
+        await writer.drain()
+
+
+async def without_an_end(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK + b"\r\n")
+    while True:
+        writer.write(b"x" * 62_500)
+        await writer.drain()
+
+
+async def headers_without_an_end(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK)
+    while True:
+        writer.write(b"X-More: " + b"x" * 1000 + b"\r\n")
+        await writer.drain()
+
+
+async def drips(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK + b"Content-Length: 1000\r\n\r\n")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def drips_headers(writer: asyncio.StreamWriter) -> None:
+    for byte in OK * 1000:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+async def goes_on_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await writer.drain()
+
+
+LARGE = [hundred_mb, hundred_mb_in_chunks, without_an_end, headers_without_an_end, goes_on_for_ever]
+SLOW = [drips, drips_headers]
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Fail if more is held at any time than a few of the largest answers."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * MIB
+
+
+@pytest.mark.parametrize("answers", [*LARGE, *SLOW])
+async def test_an_answer_that_is_large_or_slow_is_none_and_costs_little(answers: Answers) -> None:
+    async with session(answers) as server:
+        begun = time.monotonic()
+        with little_memory(), pytest.raises(NoAnswer):
+            await ask(server.url, within_s=1.0)
+        assert time.monotonic() - begun < 30, "its own limit is a second"
+
+
+async def test_an_answer_is_as_large_as_it_may_be_and_not_unpacked() -> None:
+    body = b"x" * MOST_BODY_BYTES
+    async with session(plain(OK + b"Connection: close\r\n\r\n" + body)) as server:
+        assert (await ask(server.url)).body == body
+    packed = gzip.compress(b"0" * 50_000_000)
+    head = OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with session(plain(head + packed)) as server:
+        with little_memory():
+            assert (await ask(server.url)).body == packed
+
+
+async def test_an_answer_leads_nowhere_else() -> None:
+    async with session(plain(OK + b"Content-Length: 0\r\n\r\n")) as elsewhere:
+        leads = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % elsewhere.url.encode()
+        async with session(plain(leads)) as server:
+            assert (await ask(server.url)).code == 302
+        assert elsewhere.asked == 0
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [hundred_mb, plain(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), plain(b"nonsense\r\n\r\n")],
+)
+async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def remembers(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(session_server.asyncio, "sleep", remembers)
+    async with session(answers) as server:
+        asks = asyncio.ensure_future(it_answers("127.0.0.1", server.port, "/"))
+        async with asyncio.timeout(60):
+            while len(pauses) < 10:
+                await sleep(0.01)
+        asks.cancel()
+    assert pauses[:10] == [min(0.03 * 2**n, 2.0) for n in range(10)]
+
+
+@pytest.mark.parametrize("answers", LARGE)
+async def test_what_kernels_do_is_not_known_of_a_server_that_answers_like_this(answers: Answers) -> None:
+    async with session(answers) as server:
+        with little_memory():
+            assert await ask_kernels(server.url, "sesame") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [(hub_version, hub_version), ("nonsense", None), ("9" * 5000 + ".x", None)]
+)
+async def test_a_version_that_is_none_does_not_keep_the_hub_from_starting(
+    said: str, kept: str | None
+) -> None:
+    head = OK + b"X-JupyterHub-Version: " + said.encode() + b"\r\nContent-Length: 0\r\n\r\n"
+    async with session(plain(head)) as server:
+        answer = await wait_up(SimpleNamespace(url=server.url), http=True, extra_path="api")
+    assert answer.headers.get("X-JupyterHub-Version") == kept
+    # What JupyterHub does with it: raised there, the Hub would end as it starts.
+    _check_version(hub_version, answer.headers.get("X-JupyterHub-Version"), logging.getLogger("test"))
+
+
+async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    async with session(drips_headers) as server:
+        with pytest.raises(TimeoutError):
+            await wait_up(SimpleNamespace(url=server.url), timeout=0.5)
+
+
+async def test_a_cancel_that_comes_as_a_connection_is_refused_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The server's end cancels it. Lost, that end would wait for ever, and the share stay taken.
+    refused = 0
+
+    async def refuses(ip: str, port: int) -> None:
+        nonlocal refused
+        refused += 1
+        if refused == 3:
+            # After this refusal, and before the loop tells anybody of it.
+            asyncio.get_running_loop().call_soon(waits.cancel)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", refuses)
+    waits = asyncio.ensure_future(it_answers("127.0.0.1", 9, "/api"))
+    done, _ = await asyncio.wait([waits], timeout=30)
+    try:
+        assert done
+        assert waits.cancelled()
+        assert refused == 3
+    finally:
+        while not waits.done():
+            waits.cancel()
+            await asyncio.wait([waits], timeout=1)
