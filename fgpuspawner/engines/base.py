@@ -11,7 +11,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -27,13 +26,6 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
-
-
-class WhoseQueue(StrEnum):
-    """Who decides which session is next."""
-
-    OURS = "ours"
-    ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +46,6 @@ class Capabilities:
     machines: bool = False
     saves_images: bool = False
     fetches_images: bool = False
-    warm_pool: bool = False
-    queue: WhoseQueue = WhoseQueue.OURS
 
     def to_json(self) -> str:
         """Return it as JSON, for the service."""
@@ -68,8 +58,7 @@ class Capabilities:
         Raises:
             ValueError, TypeError: it is nothing of the kind.
         """
-        said = json.loads(text)
-        return cls(**{**said, "queue": WhoseQueue(said["queue"])})
+        return cls(**json.loads(text))
 
 
 # --- What an engine cannot do now ---

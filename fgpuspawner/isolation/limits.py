@@ -20,7 +20,6 @@ from fgpuspawner.text.sessions import fgpu_of
 
 VERSION = 1
 NAME = "limits"
-PATH_IN_CONTAINER = "/run/fgpu/limits"
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Of no device, so that libfgpu refuses every allocation."""

@@ -22,12 +22,12 @@ from .room import bars
 from .service_answers import (
     Caller,
     Forbidden,
-    Gpu,
     Queue,
     Refused,
     ServiceError,
     Session,
     Unreachable,
+    parse_session,
 )
 from .service_client import ServiceClient
 
@@ -232,49 +232,30 @@ def session_from_environment(slice_: Slice) -> Session:
     # With several devices the environment gives only their sum.
     memory_mib = slice_.memory_mib if len(slice_.uuids) == 1 else None
     compute_percent = slice_.compute_percent if len(slice_.uuids) == 1 else None
-    return Session(
-        id=slice_.session_id,
-        server_name=slice_.server_name or "",
-        display_name=slice_.server_name or "",
-        state="RUNNING",
-        image=None,
-        image_name=None,
-        resource_group=None,
-        amount=None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
-        fgpu=slice_.fgpu,
-        cpu=None,
-        memory_mib=None,
-        gpu_memory_mib=slice_.memory_mib,
-        compute_percent=slice_.compute_percent,
-        gpus=[
-            Gpu(
-                uuid=uuid,
-                model=None,
-                fgpu=None,
-                memory_mib=memory_mib,
-                compute_percent=compute_percent,
-                simulated=slice_.simulated,
-            )
-            for uuid in slice_.uuids
-        ],
-        wait_reason=None,
-        wait_text=None,
-        position=None,
-        ahead=None,
-        expected_start_at_s=None,
-        forecast_basis=None,
-        pull_text=None,
-        message=None,
-        meter=None,
-        started_at_s=None,
-        warning=None,
-        ends_at_s=None,
-        can_keep=False,
-        can_save=False,
-        url=None,
-        pending_url=None,
-        simulated=slice_.simulated,
+    session = parse_session(
+        {
+            "id": 0,
+            "server_name": slice_.server_name or "",
+            "state": "RUNNING",
+            "amount": None if slice_.fgpu is None else f"{slice_.fgpu} fGPU",
+            "fgpu": slice_.fgpu,
+            "gpu_memory_mib": slice_.memory_mib,
+            "compute_percent": slice_.compute_percent,
+            "gpus": [
+                {
+                    "uuid": uuid,
+                    "memory_mib": memory_mib,
+                    "compute_percent": compute_percent,
+                    "simulated": slice_.simulated,
+                }
+                for uuid in slice_.uuids
+            ],
+            "simulated": slice_.simulated,
+        }
     )
+    # The service always knows the id; the environment may not.
+    session["id"] = slice_.session_id
+    return session
 
 
 def _with_use(reading: Reading) -> dict[str, Any] | None:

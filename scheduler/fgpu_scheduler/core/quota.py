@@ -207,13 +207,11 @@ class Held:
     waiting: int
 
 
-def held_of(quota: Quota, snapshot: Snapshot) -> tuple[Held, ...]:
-    """Return what everybody whom a quota counts has of it, who holds most first; those without anything are left out."""
-    return held_of_each((quota,), snapshot)[0]
-
-
 def held_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Held, ...], ...]:
-    """Return the same for each of many quotas, with one look at each session."""
+    """Return for each quota what everybody whom it counts has of it, with one look at each session.
+
+    Who holds most comes first; those without anything are left out.
+    """
     found: list[dict[str, list[int]]] = [{} for _ in quotas]
     counting = _Counting(quotas)
     for session in snapshot.sessions:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, delete, select
 
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import image_edits
 from fgpu_scheduler.store.transaction import SqlWrite
+from fgpu_scheduler.store.upsert import put
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,14 @@ class ImageEdits:
 
 
 def _put(edit: ImageEdit, write: SqlWrite, by: str, now_s: int) -> None:
-    at = image_edits.c.slug == edit.slug
-    old = write.connection.execute(select(image_edits).where(at)).one_or_none()
+    found = select(image_edits).where(image_edits.c.slug == edit.slug)
+    old = write.connection.execute(found).one_or_none()
     known = _edit(old) if old is not None else ImageEdit(edit.slug)
     values = _values(edit)
     if old is not None and values == _values(known):
         return
-    values |= {"changed_by": by, "changed_at_s": now_s}
-    if old is None:
-        write.connection.execute(insert(image_edits).values(slug=edit.slug, **values))
-    else:
-        write.connection.execute(update(image_edits).where(at).values(**values))
+    row = {"slug": edit.slug, **values, "changed_by": by, "changed_at_s": now_s}
+    put(write.connection, image_edits, [row])
     what = "moved" if (edit.entry, edit.changes) == (known.entry, known.changes) else "edited"
     write.event("images", reason=f"{edit.slug}: {what} by {by}")
     action = "image.move" if what == "moved" else "image.edit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Table, delete, select
 
 from fgpu_scheduler.core.model import Node, NodeState
 from fgpu_scheduler.errors import BadSettings
@@ -13,6 +13,7 @@ from fgpu_scheduler.store.rows import device_values, node_values
 from fgpu_scheduler.store.schema import devices, nodes
 from fgpu_scheduler.store.statements import HELD_DEVICES
 from fgpu_scheduler.store.transaction import SqlWrite
+from fgpu_scheduler.store.upsert import put
 
 Rows = dict[str, dict[str, Any]]
 """Rows of a table by its key."""
@@ -34,8 +35,8 @@ def become(configured: Sequence[Node], write: SqlWrite) -> None:
     changed |= {row["id"] for row in _differing(old_nodes, new_nodes)}
     # Devices lead to nodes: those go first and come last.
     _delete(write, devices, devices.c.uuid, old_devices, new_devices)
-    _put(write, nodes, nodes.c.id, old_nodes, new_nodes)
-    _put(write, devices, devices.c.uuid, old_devices, new_devices)
+    _put(write, nodes, old_nodes, new_nodes)
+    _put(write, devices, old_devices, new_devices)
     _delete(write, nodes, nodes.c.id, old_nodes, new_nodes)
     for node_id in sorted(changed):
         write.event("nodes", reason=f"{node_id}: {_change(node_id, old_nodes, new_nodes)}")
@@ -91,12 +92,10 @@ def _differing(old: Rows, new: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _put(write: SqlWrite, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:
-    for name, row in new.items():
-        if name not in old:
-            write.connection.execute(insert(table).values(row))
-        elif row != old[name]:
-            write.connection.execute(update(table).where(key == name).values(row))
+def _put(write: SqlWrite, table: Table, old: Rows, new: Rows) -> None:
+    changed = [row for name, row in new.items() if row != old.get(name)]
+    if changed:
+        put(write.connection, table, changed)
 
 
 def _delete(write: SqlWrite, table: Table, key: ColumnElement[str], old: Rows, new: Rows) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select
 
 from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.core.quota import quota_words
@@ -20,6 +20,7 @@ from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quota_edits as table
+from fgpu_scheduler.store.upsert import put
 
 MOST_EDITS = 10_000
 MOST_NAME = 255
@@ -144,12 +145,8 @@ class QuotaEdits:
             if own is None and len(before) >= MOST_EDITS:
                 raise BadSettings(f"{MOST_EDITS} quotas were changed already; put some back to the file")
             new = replace(edit, changed_by=by, changed_at_s=now_s)
-            write.connection.execute(delete(table).where(_at(edit.quota)))
-            write.connection.execute(
-                insert(table).values(
-                    **accounts.quota_values(new.quota), removed=new.removed, changed_by=by, changed_at_s=now_s
-                )
-            )
+            row = {"removed": new.removed, "changed_by": by, "changed_at_s": now_s}
+            put(write.connection, table, [{**accounts.quota_values(new.quota), **row}])
             edits = (*(e for e in before if e is not own), new)
             # An event even where nothing in force changes: it is what commits the transaction.
             if not accounts.become(in_force(file, edits), write):

@@ -8,7 +8,7 @@ import pytest
 from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
-from fgpu_scheduler.core.quota import Held, held_of
+from fgpu_scheduler.core.quota import Held, held_of_each
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
 from fgpuspawner.settings.queue import quota_of
 
@@ -17,11 +17,15 @@ EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=1000)
 
 def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
     world = Build().running("alice", 500).running("bob", 1500).pending("alice", 1000).world()
-    assert held_of(EACH, world.snapshot) == (Held("bob", 1500, 1, 0), Held("alice", 500, 1, 1))
     together = Quota(QuotaScope.ALL, "*", "default", max_sessions=2)
-    assert held_of(together, world.snapshot) == (Held("*", 2000, 2, 1),)
-    assert held_of(Quota(QuotaScope.USER, "carol", None, max_sessions=1), world.snapshot) == ()
-    assert held_of(Quota(QuotaScope.USER, "bob", "other", max_sessions=1), world.snapshot) == ()
+    absent = Quota(QuotaScope.USER, "carol", None, max_sessions=1)
+    elsewhere = Quota(QuotaScope.USER, "bob", "other", max_sessions=1)
+    assert held_of_each((EACH, together, absent, elsewhere), world.snapshot) == (
+        (Held("bob", 1500, 1, 0), Held("alice", 500, 1, 1)),
+        (Held("*", 2000, 2, 1),),
+        (),
+        (),
+    )
 
 
 def test_a_quota_that_is_used_up_says_so_and_one_that_is_removed_counts_nobody() -> None:
