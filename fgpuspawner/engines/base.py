@@ -11,6 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -26,6 +27,13 @@ from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
+
+
+class WhoseQueue(StrEnum):
+    """Who decides which session is next."""
+
+    OURS = "ours"
+    ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,8 @@ class Capabilities:
     machines: bool = False
     saves_images: bool = False
     fetches_images: bool = False
+    warm_pool: bool = False
+    queue: WhoseQueue = WhoseQueue.OURS
 
     def to_json(self) -> str:
         """Return it as JSON, for the service."""
@@ -58,7 +68,8 @@ class Capabilities:
         Raises:
             ValueError, TypeError: it is nothing of the kind.
         """
-        return cls(**json.loads(text))
+        said = json.loads(text)
+        return cls(**{**said, "queue": WhoseQueue(said["queue"])})
 
 
 # --- What an engine cannot do now ---

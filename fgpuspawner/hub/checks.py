@@ -29,6 +29,11 @@ def check_hub(app: Any, settings: FGPU) -> None:
         raise BadSettings(
             f"c.FGPU.nodes: node {engines[0]!r} has a Docker engine, and sessions are {able.kind}; use runtime='docker'"
         )
+    if settings.warm_pool and not able.warm_pool:
+        raise BadSettings(
+            f"c.FGPU.warm_pool: sessions are {able.kind}, of which none can be kept ready; leave it empty, or use "
+            "runtime='docker'"
+        )
     beyond = not _is_loopback(public.hostname or "")
     if beyond and not able.apart and not settings.local_sessions_beyond_loopback:
         raise BadSettings(

@@ -55,7 +55,9 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
             super()._complete_login(uri, headers, scopes, credentials)
             client = self.oauth_provider.fetch_by_client_id(credentials["client_id"])
             spawner = client.spawner if client is not None else None
-            by = name_of(self.current_user, other_than=spawner.user.name) if spawner is not None else None
+            if spawner is None:
+                return
+            by = name_of(self.current_user, other_than=spawner.user.name)
             if by is not None:
                 opened(spawner.user.name, spawner.name, by)
 

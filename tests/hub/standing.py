@@ -57,6 +57,8 @@ class Standing:
     ``root`` is an administrator.
     """
 
+    engine = Capabilities("containers", own_root=True, saves_images=True)
+
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.data = folder / "data"
         self.data.mkdir(parents=True)
@@ -84,7 +86,7 @@ class Standing:
             "JUPYTERHUB_OAUTH_SCOPES": json.dumps([ACCESS]),
             "JUPYTERHUB_OAUTH_ACCESS_SCOPES": json.dumps([ACCESS]),
             "FGPU_SETTINGS": self.settings.to_json(),
-            "FGPU_ENGINE": Capabilities("containers", own_root=True, saves_images=True).to_json(),
+            "FGPU_ENGINE": self.engine.to_json(),
             "FGPU_HUB_PID": str(os.getpid()),
         }
         with self.log.open("ab") as output:

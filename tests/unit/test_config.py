@@ -348,6 +348,13 @@ def test_a_hub_on_the_loopback_is_accepted(url: str, folder: Path) -> None:
     check_hub(app_of(c), FGPU.from_config(c).checked())
 
 
+def test_a_warm_pool_where_nothing_can_be_kept_ready_is_refused(folder: Path) -> None:
+    assert hub_refusal(configured(folder, warm_pool={"python": 1})) == (
+        "c.FGPU.warm_pool: sessions are local processes, all of one system user, of which none can be kept ready; leave "
+        "it empty, or use runtime='docker'"
+    )
+
+
 def test_an_administrator_may_let_local_sessions_be_reached_from_elsewhere(folder: Path) -> None:
     c = configured(folder, local_sessions_beyond_loopback=True)
     c.JupyterHub.bind_url = "http://0.0.0.0:8000"

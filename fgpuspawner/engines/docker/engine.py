@@ -73,6 +73,7 @@ class DockerEngine(Engine):
         machines=True,
         saves_images=True,
         fetches_images=True,
+        warm_pool=True,
     )
 
     def __init__(self, installation: Installation, settings: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
+from fgpuspawner.engines.base import WhoseQueue
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.handler import Handler
@@ -22,12 +23,21 @@ async def queues(handler: Handler, *, most: int | None = None) -> Json:
     )
 
 
+def decides(handler: Handler) -> bool:
+    """Return whether our queue decides who is next, and not that of the engine."""
+    return handler.service.reader.engine.queue is WhoseQueue.OURS
+
+
 async def set_priority(handler: Handler, session_id: str, priority: int) -> None:
     """Give a waiting session another priority; the next plan goes by it.
 
     Raises:
-        Problem: there is no such session, or it does not wait any more.
+        Problem: there is no such session, or it does not wait any more, or the engine's own queue decides.
     """
+    if not decides(handler):
+        raise Problem(
+            409, "engines_queue", "the engine's own queue decides who is next; set the priority there"
+        )
     try:
         await handler.change(
             lambda store, by, now_s: store.set_priority(int(session_id), priority, by=by, now_s=now_s)
@@ -48,6 +58,7 @@ class QueuePage(AdminFormPage):
             "admin_queue.html",
             found=await queues(self, most=None if self._all else SHOWN),
             trouble=trouble,
+            ours=decides(self),
             highest=HIGHEST_PRIORITY,
             everybody=self._all,
         )
