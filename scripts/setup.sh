@@ -9,7 +9,7 @@ say() { printf '%s\n' "$*" >&2; }
 
 inputs() {
   {
-    cat scripts/setup.sh scripts/build_isolation.py pyproject.toml hatch_build.py images/server/fgpu_lazy_imports.*
+    cat scripts/setup.sh scripts/node/*.json scripts/build_isolation.py pyproject.toml hatch_build.py images/server/fgpu_lazy_imports.*
     # Installed later, they change what can be built.
     command -v gcc make || true
     find isolation -type f \( -name '*.[ch]' -o -name Makefile \) -not -path '*/build/*' -not -path '*/tests/*' -print0 |
@@ -97,13 +97,15 @@ make_venv
 export PATH="$PWD/.node/bin:$PWD/.venv/bin:$PATH"
 find_node
 find_compiler
-if [ ! -x .node/node_modules/.bin/configurable-http-proxy ]; then
-  mkdir -p .node
-  npm install --silent --no-fund --no-audit --no-package-lock --prefix .node configurable-http-proxy@5.3.0
-fi
-# What the browser tests look at every page's accessibility with.
-if [ "$kind" = test ] && [ ! -f .node/node_modules/axe-core/axe.min.js ]; then
-  npm install --silent --no-fund --no-audit --no-package-lock --prefix .node axe-core@4.10.3
+# Exactly what scripts/node/package-lock.json names, by their digests; nothing of them is run. For the tests axe-core
+# too, what the browser tests look at every page's accessibility with.
+omitted=(--omit=dev)
+[ "$kind" = test ] && omitted=()
+if ! cmp -s scripts/node/package-lock.json .node/package-lock.json ||
+  [ ! -x .node/node_modules/.bin/configurable-http-proxy ] ||
+  { [ "$kind" = test ] && [ ! -f .node/node_modules/axe-core/axe.min.js ]; }; then
+  cp scripts/node/package.json scripts/node/package-lock.json .node/
+  npm ci --silent --ignore-scripts --no-fund --no-audit --prefix .node "${omitted[@]}"
 fi
 # What was built from older sources would be installed again as it is.
 rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/tsconfig.tsbuildinfo

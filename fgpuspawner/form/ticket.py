@@ -7,6 +7,7 @@ is for, signed, and good for forecasts only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -19,6 +20,8 @@ from fgpu_scheduler import FGPUError
 
 NAME = "forecast"
 VALID_FOR_S = 3600
+LOGIN_COOKIE = "jupyterhub-session-id"
+"""JupyterHub gives each log-in another, and takes it away with the log-out."""
 KEY = secrets.token_hex(32)
 """Of this process and the service that it starts; never stored."""
 
@@ -37,17 +40,20 @@ class Ticket:
     hub_groups: tuple[str, ...]
 
 
-def make(key: str, user: str, hub_groups: Sequence[str], *, now_s: int) -> str:
-    """Return a ticket for ``user`` that is good until `VALID_FOR_S` after ``now_s``."""
-    said = json.dumps([user, sorted(hub_groups)])
+def make(key: str, user: str, hub_groups: Sequence[str], *, login: str, now_s: int) -> str:
+    """Return a ticket for ``user`` that is good until `VALID_FOR_S` after ``now_s``, and as long as their log-in.
+
+    ``login`` is what the browser has of that in `LOGIN_COOKIE`; "" where there is none, as with a token.
+    """
+    said = json.dumps([user, sorted(hub_groups), _digest(login)])
     return create_signed_value(key, NAME, said, clock=lambda: now_s).decode()
 
 
-def read(key: str, text: str, *, now_s: int) -> Ticket:
-    """Return what a ticket says.
+def read(key: str, text: str, *, login: str, now_s: int) -> Ticket:
+    """Return what a ticket says; ``login`` is what the browser that shows it has in `LOGIN_COOKIE`.
 
     Raises:
-        BadTicket: it was not made with this key, or is too old.
+        BadTicket: it was not made with this key, is too old, or is of another log-in.
     """
 
     def said(valid_for_days: float) -> bytes | None:
@@ -61,5 +67,11 @@ def read(key: str, text: str, *, now_s: int) -> Ticket:
     found = said(VALID_FOR_S / 86400)
     if found is None:
         raise BadTicket("the page is too old for a forecast; reload it")
-    user, hub_groups = json.loads(found)
+    user, hub_groups, of_login = json.loads(found)
+    if of_login not in ("", _digest(login)):
+        raise BadTicket("the log-in that the page is of has ended; reload it")
     return Ticket(user, tuple(hub_groups))
+
+
+def _digest(login: str) -> str:
+    return hashlib.sha256(login.encode()).hexdigest() if login else ""

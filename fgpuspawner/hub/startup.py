@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from jupyterhub import orm
 
 from fgpu_scheduler import FGPUError
+from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.checks import check_hub, use_subdomains
 from fgpuspawner.hub.roles import follow_the_hub
 from fgpuspawner.hub.runtime import Runtime
@@ -38,3 +40,10 @@ def start_with_the_hub(app: Any) -> None:
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
+    runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+
+
+async def _bound_bodies(app: Any) -> None:
+    # Its application is made when it is about to serve.
+    await asyncio.shield(app._start_future)
+    bound_bodies(app.tornado_application)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 from jupyterhub import orm
 from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
@@ -51,14 +52,16 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
         return Noting
 
     class Opening(Noting):
-        def _complete_login(self, uri: str, headers: Any, scopes: Any, credentials: Any) -> None:
-            super()._complete_login(uri, headers, scopes, credentials)
-            client = self.oauth_provider.fetch_by_client_id(credentials["client_id"])
-            spawner = client.spawner if client is not None else None
-            if spawner is None:
+        def send_oauth_response(self, headers: Any, body: Any, status: int) -> None:
+            super().send_oauth_response(headers, body, status)
+            if "code" not in parse_qs(urlparse(headers.get("Location", "")).query):
                 return
-            by = name_of(self.current_user, other_than=spawner.user.name)
+            client = self.oauth_provider.fetch_by_client_id(self.get_argument("client_id"))
+            if client is None or client.spawner is None:
+                return
+            owner, server = client.spawner.user.name, client.spawner.name
+            by = name_of(self.current_user, other_than=owner)
             if by is not None:
-                opened(spawner.user.name, spawner.name, by)
+                opened(owner, server, by)
 
     return Opening

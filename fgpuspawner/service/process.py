@@ -18,6 +18,7 @@ from tornado.netutil import bind_sockets
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
+from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 AUTH_CACHE_S = 30
 """So long a token, a scope or a group that the Hub took away may still count here."""
-MAX_BODY = 2**20
 """So many bytes of a request are taken in; nothing that is asked here is larger."""
 BIND_FOR_S = 15.0
 """So long the port may still be taken, by the service of a Hub that has just died."""
@@ -140,15 +140,11 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)
-    server = HTTPServer(
-        make_app(
-            Service(
-                settings, reader, watcher, hub, site, auth.base_url, environment.get("FGPU_FORECAST_KEY", "")
-            )
-        ),
-        xheaders=True,
-        max_body_size=MAX_BODY,
+    app = make_app(
+        Service(settings, reader, watcher, hub, site, auth.base_url, environment["FGPU_FORECAST_KEY"])
     )
+    bound_bodies(app)
+    server = HTTPServer(app, xheaders=True)
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)
     background = Background(log)
@@ -187,6 +183,11 @@ def main() -> int:
         settings = settings_from(environment)
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
+        if not environment.get("FGPU_FORECAST_KEY"):
+            # Whoever likes could sign with an empty one.
+            raise BadSettings(
+                "FGPU_FORECAST_KEY is not set; the Hub's configure(c) makes one and starts this service"
+            )
         store = Store(settings.database_url(), half_life_s=settings.half_life_s)
         # Sessions are shown and ended whatever becomes of the catalogue; the Hub stops at a bad one when it starts.
         images = Images(settings.catalogue_path(), store, must_be_good=False)

@@ -9,6 +9,16 @@ from traitlets import Enum, Integer, List, Unicode
 from fgpu_scheduler import BadSettings
 from fgpuspawner.settings.traits import Settings
 
+METADATA = (
+    "169.254.0.0/16",  # AWS, Google, Azure, OpenStack, and AWS's for containers
+    "100.100.100.200/32",  # Alibaba
+    "168.63.129.16/32",  # Azure's host, which is its name server too
+    "192.0.0.192/32",  # Oracle
+    "fd00:ec2::254/128",  # AWS
+    "fd20:ce::254/128",  # Google
+)
+"""Where clouds keep machines' secrets."""
+
 
 class NetworkSettings(Settings):
     """Addresses, the firewall and its exceptions."""
@@ -38,9 +48,7 @@ class NetworkSettings(Settings):
 
     "closed" needs the firewall. The Hub and the service are always reached.
     """
-    blocked_networks = List(Unicode(), ["169.254.0.0/16", "fd00:ec2::254/128"]).tag(
-        example='["169.254.0.0/16", "10.1.0.0/16"]'
-    )
+    blocked_networks = List(Unicode(), list(METADATA)).tag(example='["169.254.0.0/16", "10.1.0.0/16"]')
     """Networks that sessions in containers never reach. The default is where clouds keep machines' secrets.
 
     Name servers of this machine are reached all the same, for names only. The list replaces the default.

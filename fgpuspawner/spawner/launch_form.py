@@ -103,10 +103,11 @@ class LaunchFormSpawner(HasTraits):
         given, now_s = {} if sent is None else sent.fields, int(time.time())
         failed = None if given else failed_lately(lately.sessions, self.name, now_s=now_s)
         most = self.most_sessions(offer.caps.max_count)
+        login = "" if self.handler is None else self.handler.get_session_cookie() or ""
         return form.render(
             replace(offer, caps=replace(offer.caps, max_count=most)),
             hub_prefix=self.hub.base_url,
-            ticket=ticket.make(ticket.KEY, self.user.name, self.hub_groups, now_s=now_s),
+            ticket=ticket.make(ticket.KEY, self.user.name, self.hub_groups, login=login, now_s=now_s),
             given=given,
             refusals=() if sent is None else sent.refusals,
             by_link=sent is not None and sent.by_link,

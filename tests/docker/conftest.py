@@ -92,6 +92,9 @@ def catalogue(
         "python": image,
         "root": engine.build("root", f"FROM {image}\nUSER root\n"),
         "zero": engine.build("zero", f"FROM {image}\nUSER 00:0\n"),
+        "toor": engine.build(
+            "toor", f"FROM {image}\nUSER root\nRUN echo toor:x:0:0::/root:/bin/sh >> /etc/passwd\nUSER toor\n"
+        ),
         "forged": forged,
         "dies": engine.build(
             "dies", f'FROM {image}\nENTRYPOINT ["/bin/bash", "-c", "echo no luck >&2; exit 7"]\n'

@@ -178,7 +178,7 @@ def test_a_session_has_no_privileges(engine: Engine, half: Running) -> None:
     assert status["Uid"].split() == ["1000"] * 4
 
 
-@pytest.mark.parametrize("slug", ["root", "zero"])
+@pytest.mark.parametrize("slug", ["root", "zero", "toor"])
 def test_a_session_of_an_image_that_runs_as_root_does_not(engine: Engine, hub: DockerHub, slug: str) -> None:
     running = hub.running("bob", image=slug)
     assert running.container["Config"]["User"] == "1000:1000"

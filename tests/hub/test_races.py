@@ -203,12 +203,23 @@ def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
     found = re.search(r'data-ticket="([^"]+)"', form)
     assert found, form[:2000]
     ticket = {"X-FGPU-Ticket": found[1]}
-    forecast = requests.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)
+    forecast = browser.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)
     assert forecast.json()["starts_now"] is True
     forged = {"X-FGPU-Ticket": found[1][:-1] + ("0" if found[1][-1] != "0" else "1")}
     assert requests.get(f"{service}api/v1/forecast?fgpu=1", headers=forged, timeout=60).status_code == 401
     for path in ("sessions", "queue", "capacity", "me", "events"):
         assert requests.get(f"{service}api/v1/{path}", headers=ticket, timeout=60).status_code == 401
+    browser.get(f"{hub.url}/hub/logout", timeout=60)
+    for anybody in (browser, requests):
+        late = anybody.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)
+        assert (late.status_code, late.json()["error"]["code"]) == (401, "bad_ticket")
+    # Neither the Hub nor the service keeps a body that is larger than anything they take.
+    for url in (f"{service}api/v1/private-images/1/share", f"{hub.url}/hub/api/users/alice/activity"):
+        large = requests.post(url, data=b"x" * 3_000_000, headers=headers, timeout=60)
+        assert (large.status_code, large.json()["message"]) == (
+            413,
+            "the request has more than 1 MiB; send less",
+        )
 
 
 def test_the_hub_waits_for_a_database_that_is_away_when_it_starts(

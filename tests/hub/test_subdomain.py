@@ -97,7 +97,7 @@ def test_the_forms_forecast_is_answered_where_the_form_asks_for_it(hub: HubProce
     url = urljoin(page.url, html.unescape(found[1])) + "api/v1/forecast"
     assert urlparse(url).netloc == urlparse(browser.hub).netloc, "a page may not read other origins"
     query = {"image": "python", "fgpu": "0.5", "cpu": "0.5", "memory_mib": "512", "count": "1"}
-    answer = requests.get(url, query, headers={"X-FGPU-Ticket": html.unescape(found[2])}, timeout=30)
+    answer = browser.get(url, params=query, headers={"X-FGPU-Ticket": html.unescape(found[2])}, timeout=30)
     assert answer.status_code == 200, answer.text
     assert "text" in answer.json()
 

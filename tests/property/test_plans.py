@@ -192,7 +192,7 @@ def test_every_amount_that_is_said_to_fit_is_admitted(
     amounts = amounts_that_fit(own, limits)
     assert list(amounts) == sorted(set(amounts))
     for amount in (*amounts[:5], *amounts[len(amounts) // 2 :][:5], *amounts[-5:]):
-        asked = Request("u", "", "image", group, amount, 1, MIN_MEMORY_MIB)
+        asked = Request("u", "", "image", group, amount, 10, MIN_MEMORY_MIB)
         assert admit(asked, 1, lab, limits) == ()
 
 

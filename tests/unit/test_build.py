@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -128,3 +129,12 @@ def test_what_is_missing_to_build_with_is_said_by_itself(checkout: Path) -> None
     assert absent.stderr == "there is no C compiler (/no/such/gcc): apt-get install gcc make libc6-dev\n"
     headless = check(CC="false")
     assert "the C library's headers, or its static library, are missing" in headless.stderr
+
+
+def test_the_proxys_packages_are_pinned_by_their_digests_and_no_address_is_named() -> None:
+    text = (ROOT / "scripts" / "node" / "package-lock.json").read_text()
+    packages = {path: own for path, own in json.loads(text)["packages"].items() if path}
+    assert "node_modules/configurable-http-proxy" in packages
+    assert [path for path, own in packages.items() if not own["integrity"].startswith("sha512-")] == []
+    assert "://" not in text
+    assert '"resolved"' not in text

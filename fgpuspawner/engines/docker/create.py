@@ -13,6 +13,7 @@ from docker.utils import convert_volume_binds
 
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.docker import handover
+from fgpuspawner.engines.docker.image_user import is_root
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
 
@@ -74,15 +75,20 @@ class Place:
 
 
 def arguments(
-    spec: LaunchSpec, options: ContainerOptions, place: Place, image: Mapping[str, Any]
+    spec: LaunchSpec,
+    options: ContainerOptions,
+    place: Place,
+    image: Mapping[str, Any],
+    *,
+    as_root: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return docker-py's arguments for ``create_container``, and the paths at which something else had to make way.
 
-    ``image`` is what the daemon says of it.
+    ``image`` is what the daemon says of it; ``as_root``: its user is root by another name.
     """
     config = image.get("Config") or {}
     given = copy.deepcopy(dict(options.create))
-    if is_root(str(config.get("User") or "")):
+    if as_root or is_root(str(config.get("User") or "")):
         given.setdefault("user", options.container_user)
     made: dict[str, Any] = {
         "image": spec.image.reference,
@@ -164,15 +170,6 @@ def own_command(config: Mapping[str, Any]) -> list[str]:
     if not own or (len(own) == 1 and posixpath.basename(own[0]) in INTERPRETERS):
         return [handover.SERVER]
     return own
-
-
-def is_root(user: str) -> bool:
-    """Return whether an image's ``USER`` (a name or number, perhaps with a group) is root, or nobody's."""
-    name = user.split(":")[0]
-    try:
-        return int(name) == 0  # The engine reads 00 as a number, too.
-    except ValueError:
-        return name in ("", "root")
 
 
 def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) -> dict[str, str | None]:

@@ -41,6 +41,7 @@ from fgpuspawner.engines.docker.exec import run_in
 from fgpuspawner.engines.docker.fleet import Fleet
 from fgpuspawner.engines.docker.gpu_requests import some_gpus
 from fgpuspawner.engines.docker.handover import Handover
+from fgpuspawner.engines.docker.image_user import has_roots_number
 from fgpuspawner.engines.docker.images.found import store_of
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.engines.docker.images.saver import ImageSaver
@@ -83,6 +84,8 @@ class DockerEngine(Engine):
             BadSettings: this machine's own is needed and does not answer.
         """
         self._installation = installation
+        self._as_root: dict[str, bool] = {}
+        """Of images, by their ids, whether they would run as root."""
         own = installation.settings
         self._machines: Mapping[str, Path] = {
             spec["name"]: machine.folder_of(own.data_path(), spec["name"])
@@ -217,7 +220,11 @@ class DockerEngine(Engine):
                 gpus=request,
                 closed=self._installation.settings.egress == "closed",
             )
-            kwargs, displaced = create.arguments(spec, options, place, found)
+            if found["Id"] not in self._as_root:
+                looks = functools.partial(has_roots_number, helper=f"{place.name}-user")
+                self._as_root[found["Id"]] = await containers.call(looks, daemon.client, found)
+            as_root = self._as_root[found["Id"]]
+            kwargs, displaced = create.arguments(spec, options, place, found, as_root=as_root)
             for path in displaced:
                 log.error(
                     "Session %d: something else is configured to be mounted at %s; it is left out",

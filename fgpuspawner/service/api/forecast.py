@@ -139,7 +139,8 @@ class Forecast(Api):
             await super().prepare()
             return
         try:
-            ticket = tickets.read(self.service.forecast_key, text, now_s=SystemClock().now_s())
+            login = self.get_cookie(tickets.LOGIN_COOKIE, "") or ""
+            ticket = tickets.read(self.service.forecast_key, text, login=login, now_s=SystemClock().now_s())
         except tickets.BadTicket as e:
             raise Problem(401, e.code, str(e)) from None
         groups = self.service.settings.groups_of(ticket.user, ticket.hub_groups)

@@ -15,7 +15,7 @@ const isTooOld = (answer) => answer !== null && answer.error && answer.error.cod
 async function forecast(query, signal) {
   try {
     const response = await fetch(root.dataset.service + "api/v1/forecast?" + query, {
-      credentials: "omit", headers: { "X-FGPU-Ticket": root.dataset.ticket }, signal
+      credentials: "same-origin", headers: { "X-FGPU-Ticket": root.dataset.ticket }, signal
     });
     const answer = await response.json();
     return response.ok || answer.error ? answer : null;

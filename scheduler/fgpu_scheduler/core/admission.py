@@ -200,10 +200,16 @@ def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
     return f"the nearest possible {'are' if len(found) > 1 else 'is'} {' and '.join(found)}"
 
 
+MIN_CPU_MILLI = 10
+"""Less a container's engine cannot give."""
+
+
 def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     most = max(n.cpu_milli for n in nodes)
-    if asked <= 0:
-        return Refusal("cpu", "too_small", "cpu: must be above 0", "0", "1")
+    if asked < MIN_CPU_MILLI:
+        least = format_milli(MIN_CPU_MILLI)
+        message = f"cpu: {format_milli(asked)} is below the least of {least} cores"
+        return Refusal("cpu", "too_small", message, least, least)
     if caps.max_cpu_milli is not None and asked > caps.max_cpu_milli:
         limit = format_milli(caps.max_cpu_milli)
         message = f"cpu: {format_milli(asked)} is above the limit of {limit} per session"

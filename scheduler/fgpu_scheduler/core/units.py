@@ -32,7 +32,8 @@ def parse_milli(text: str, *, field: str) -> int:
         value = Decimal(text.strip())
     except InvalidOperation:
         raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5") from None
-    if not value.is_finite():
+    # Decimal takes the digits of all scripts, and "1_0": no page does, and what people see is not what they get.
+    if not value.is_finite() or not text.isascii() or "_" in text:
         raise BadAmount(f"{field}: {shown!r} is not a number such as 0.5")
     if value < 0:
         raise BadAmount(f"{field}: {shown} is negative; it must be above 0")

@@ -85,7 +85,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
         ),
         (
             {"cpu": 0},
-            Refusal("cpu", "too_small", "cpu: must be above 0", "0", "1"),
+            Refusal("cpu", "too_small", "cpu: 0 is below the least of 0.01 cores", "0.01", "0.01"),
         ),
         (
             {"cpu": "8.5", "caps": CAPS},

@@ -32,6 +32,7 @@ from fgpuspawner.config import configure
 from fgpuspawner.images.catalogue import CatalogueError, load_catalogue
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings import nodes as module
+from fgpuspawner.settings.network import METADATA
 
 NAMES = ", ".join(sorted(FGPU.class_trait_names(config=True)))
 TWO_NODES = [
@@ -461,7 +462,7 @@ def test_a_setting_is_added_to_as_in_any_configuration_of_jupyter() -> None:
     lines += "c.FGPU.blocked_networks.append('10.1.0.0/16')\nif c.FGPU.nodes: pass"
     own = FGPU.from_config(config_of(lines)).checked()
     assert own.groups == {"default": {"users": ["zoe"]}}
-    assert own.blocked_networks == ["169.254.0.0/16", "fd00:ec2::254/128", "10.1.0.0/16"]
+    assert own.blocked_networks == [*METADATA, "10.1.0.0/16"]
     assert (own.allowed_ports, own.nodes) == ([443], [])
     assert FGPU.from_json(own.to_json()).checked().groups == own.groups
 

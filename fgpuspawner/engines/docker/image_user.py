@@ -1,0 +1,67 @@
+"""Whom an image's server runs as: a name says little, as any name can have root's number."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+import docker
+from docker.errors import NotFound
+
+PASSWD = "/etc/passwd"
+MOST_BYTES = 1 << 20
+
+
+def is_root(user: str) -> bool:
+    """Return whether an image's ``USER`` (a name or number, perhaps with a group) is root, or nobody's."""
+    name = user.split(":")[0]
+    try:
+        return int(name) == 0  # The engine reads 00 as a number, too.
+    except ValueError:
+        return name in ("", "root")
+
+
+def has_roots_number(client: docker.APIClient, image: Mapping[str, Any], *, helper: str) -> bool:
+    """Return whether an image's ``USER`` is a name that has root's number, or that cannot be looked up. Blocks.
+
+    A container ``helper`` is made for it, never started, and removed.
+    """
+    name = str((image.get("Config") or {}).get("User") or "").split(":")[0]
+    if is_root(name) or (name.isascii() and name.isdigit()):
+        return is_root(name)
+    client.create_container(image["Id"], ["true"], network_disabled=True, name=helper)
+    try:
+        numbers = numbers_of(name, _file(client, helper, PASSWD))
+    finally:
+        client.remove_container(helper, force=True, v=True)
+    return not numbers or 0 in numbers
+
+
+def numbers_of(name: str, passwd: bytes) -> list[int]:
+    """Return the numbers that a user has in a file of users, in its order; what is no number is 0."""
+    found = []
+    for line in passwd.decode(errors="replace").splitlines():
+        fields = line.split(":")
+        if fields[0] == name and len(fields) > 2:
+            found.append(int(fields[2]) if fields[2].isascii() and fields[2].isdigit() else 0)
+    return found
+
+
+def _file(client: docker.APIClient, container: str, path: str) -> bytes:
+    """Return a regular file of a container; nothing where there is none, or one that is too large."""
+    try:
+        stream, _ = client.get_archive(container, path)
+    except NotFound:
+        return b""
+    packed = io.BytesIO()
+    for chunk in stream:
+        packed.write(chunk)
+        if packed.tell() > MOST_BYTES:
+            return b""
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as tar:
+        entry = tar.next()
+        found = tar.extractfile(entry) if entry is not None and entry.isreg() else None
+        return found.read() if found is not None else b""

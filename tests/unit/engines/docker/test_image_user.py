@@ -1,0 +1,28 @@
+"""Whom an image's server runs as: root by any name is root."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpuspawner.engines.docker.image_user import is_root, numbers_of
+
+PASSWD = b"root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\njovyan:x:1000:100::/:/bin/sh\nodd:x:0x0:0::/:\nshort\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("toor", [0]), ("jovyan", [1000]), ("odd", [0]), ("nobody", []), ("short", []), ("", [])],
+)
+def test_a_name_has_the_numbers_of_the_images_own_file(name: str, numbers: list[int]) -> None:
+    assert numbers_of(name, PASSWD) == numbers
+
+
+def test_of_two_lines_with_one_name_both_count() -> None:
+    assert numbers_of("a", b"a:x:1000:0:::\na:x:0:0:::\n") == [1000, 0]
+
+
+@pytest.mark.parametrize(
+    ("user", "root"), [("", True), ("root", True), ("00:0", True), ("1000:0", False), ("a", False)]
+)
+def test_no_user_is_root_too(user: str, root: bool) -> None:
+    assert is_root(user) is root
