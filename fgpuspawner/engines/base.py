@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from pydantic import TypeAdapter
 from traitlets.config import Config
 
 from fgpu_scheduler import Device, EndCause, FGPUError, Launcher, Observed, PrivateImage, Queue, Seen, Session
@@ -163,12 +164,12 @@ class Launched:
     def from_json(cls, note: str | None) -> Launched | None:
         """Return what `to_json` wrote; None where nothing was noted, or something else, which is not trusted."""
         try:
-            said = json.loads(note or "{}")
-            found = cls(said["ip"], said["port"], said["isolation"])
-        except (ValueError, KeyError, TypeError):
+            return _LAUNCHED.validate_json(note or "", strict=True)
+        except ValueError:
             return None
-        fits = isinstance(found.ip, str) and type(found.port) is int and isinstance(found.isolation, str)
-        return found if fits else None
+
+
+_LAUNCHED = TypeAdapter(Launched)
 
 
 @dataclass(frozen=True, slots=True)

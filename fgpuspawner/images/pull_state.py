@@ -5,12 +5,13 @@ It is no business of the database: it changes every second, and means nothing an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fgpuspawner.isolation.files import write_whole
 
@@ -100,24 +101,26 @@ class PullState:
         return {"phase": self.phase.value, "text": self.words(), **own, **last}
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the Hub told last: when, and how far which session's pull is."""
+
+    written_at_s: int
+    sessions: Mapping[int, PullState]
+
+
+_TOLD = TypeAdapter(Told)
+
+
 def write_pulls(data: Path, pulls: Mapping[int, PullState], *, now_s: float) -> None:
     """Write what is told of pulls, by session."""
-    found = {str(session_id): asdict(state) for session_id, state in pulls.items()}
-    text = json.dumps({"written_at_s": int(now_s), "sessions": found})
-    write_whole(data / WRITTEN, text.encode(), mode=0o644)
+    write_whole(data / WRITTEN, _TOLD.dump_json(Told(int(now_s), pulls)), mode=0o644)
 
 
 def read_pulls(data: Path, *, now_s: float) -> Mapping[int, PullState]:
     """Return what is told of pulls, by session; empty where there is nothing, or nobody tells any more."""
     try:
-        found = json.loads((data / WRITTEN).read_text())
-        if abs(now_s - found["written_at_s"]) > STALE_AFTER_S:
-            return {}
-        return {
-            int(session_id): PullState(
-                **{**own, "phase": Phase(own["phase"]), "progress": Progress(**own["progress"])}
-            )
-            for session_id, own in found["sessions"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = _TOLD.validate_json((data / WRITTEN).read_bytes())
+    except (OSError, ValueError):
         return {}
+    return {} if abs(now_s - found.written_at_s) > STALE_AFTER_S else found.sessions

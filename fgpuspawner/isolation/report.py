@@ -5,11 +5,12 @@ isolation/probe/README.md has the format. The session's image runs the probe, so
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner.isolation.limits import DeviceLimit, Limits
@@ -36,15 +37,34 @@ class Answer:
     status: int | None
 
 
+def _printable(text: str) -> str:
+    # It goes into logs and pages.
+    return "".join(c if c.isprintable() else "?" for c in text[:4096])
+
+
+def _by_way(found: object) -> object:
+    if isinstance(found, dict):
+        return {way: total for way, total in found.items() if total is not None}
+    return {} if found is None else {"the context": found}
+
+
+Number = Annotated[int, Field(strict=True, ge=0, lt=LARGEST_NUMBER)]
+Text = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+Name = Annotated[Text, BeforeValidator(lambda found: "?" if found is None else found)]
+Said = Annotated[bool, BeforeValidator(lambda found: found is True)]
+
+
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
     """A device as one library shows it. ``name`` is NVML's UUID, or CUDA's UUID in hexadecimal."""
 
-    name: str
-    error: str | None
-    totals: Mapping[str, int]
+    error: Text | None
+    name: Annotated[Name, Field(validation_alias=AliasChoices("uuid_bytes", "uuid"))] = "?"
+    totals: Annotated[dict[Text, Number], BeforeValidator(_by_way), Field(validation_alias="total_bytes")] = (
+        field(default_factory=dict)
+    )
     """Bytes by the way of asking, without ways that are not to be had."""
-    over: int | None = None
+    over: Annotated[Number | None, Field(validation_alias=AliasPath("over", "code"))] = None
     """The status of an allocation just above the limit, where that was tried."""
 
 
@@ -52,35 +72,45 @@ class SeenDevice:
 class Section:
     """What one library says. There are devices only with status ``ok``."""
 
-    status: str
-    error: str | None = None
-    code: int | None = None
-    devices: tuple[SeenDevice, ...] = ()
+    status: Text
+    error: Text | None = None
+    code: Number | None = None
+    devices: Annotated[tuple[SeenDevice, ...], Field(max_length=MOST_DEVICES)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A file that is mapped under the name of libfgpu."""
+
+    path: Text
+    device: Text
+    inode: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Preload:
     """The file that names what is loaded into every process."""
 
-    error: str | None
-    content: str = ""
-    read_only: bool = False
-    mount: bool = False
+    error: Text | None
+    content: Annotated[str, Field(strict=True)] = ""
+    read_only: Said = False
+    mount: Said = False
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report.
+    """One report. ``libfgpu`` is None where it is not known."""
 
-    ``libraries`` are (device, inode) of what is mapped under the name of libfgpu, ``paths`` where; None: not known.
-    """
-
-    libraries: tuple[tuple[str, int], ...] | None
+    probe: Literal[1]
+    libfgpu: Annotated[tuple[Mapped, ...], Field(max_length=MOST_DEVICES)] | None
     preload: Preload
     cuda: Section
     nvml: Section
-    allocate: Section | None = field(default=None)
-    paths: tuple[str, ...] | None = None
+    allocate: Section | None = None
+    nonce: object = None
+
+
+_REPORT = TypeAdapter(Report)
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -111,92 +141,12 @@ def read_report(answer: Answer, nonce: str) -> Report:
     if answer.status not in (0, None):
         raise BadReport(f"the check ended with status {answer.status}")
     try:
-        found = json.loads(answer.output.decode("ascii"))
-        if not isinstance(found, dict) or found.get("probe") != 1:
-            raise BadReport("the check printed no report")
-        if found.get("nonce") != nonce:
-            raise BadReport("the check printed another report than the one that was asked for")
-        return Report(
-            libraries=_libraries(found["libfgpu"]),
-            paths=_paths(found["libfgpu"]),
-            preload=_preload(found["preload"]),
-            cuda=_section(found["cuda"], "uuid_bytes"),
-            nvml=_section(found["nvml"], "uuid"),
-            allocate=_section(found["allocate"], "uuid") if "allocate" in found else None,
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = _REPORT.validate_json(answer.output)
+    except ValueError:
         raise BadReport("the check printed no report") from None
-
-
-def _libraries(found: Any) -> tuple[tuple[str, int], ...] | None:
-    if found is None:
-        return None
-    return tuple((_text(one["device"]), _number(one["inode"])) for one in _list(found))
-
-
-def _paths(found: Any) -> tuple[str, ...] | None:
-    return None if found is None else tuple(_text(one["path"]) for one in _list(found))
-
-
-def _preload(found: Any) -> Preload:
-    error = _optional_text(found["error"])
-    if error is not None:
-        return Preload(error)
-    content = found["content"]
-    if not isinstance(content, str):
-        raise TypeError("no text")
-    return Preload(None, content, found["read_only"] is True, found["mount"] is True)
-
-
-def _section(found: Any, name: str) -> Section:
-    if not isinstance(found, dict):
-        raise TypeError("no object")
-    status = _text(found["status"])
-    if status != "ok":
-        code = found.get("code")
-        return Section(status, _optional_text(found.get("error")), None if code is None else _number(code))
-    return Section(status, devices=tuple(_device(one, name) for one in _list(found["devices"])))
-
-
-def _device(found: Any, name: str) -> SeenDevice:
-    if not isinstance(found, dict):
-        raise TypeError("no object")
-    own = _optional_text(found.get(name)) or "?"
-    error = _optional_text(found["error"])
-    if error is not None:
-        return SeenDevice(own, error, {})
-    totals = found["total_bytes"]
-    by_way = totals if isinstance(totals, dict) else {"the context": totals}
-    over = found.get("over")
-    return SeenDevice(
-        own,
-        None,
-        {_text(way): _number(total) for way, total in by_way.items() if total is not None},
-        _number(over["code"]) if over is not None else None,
-    )
-
-
-def _list(found: Any) -> list[Any]:
-    if not isinstance(found, list) or len(found) > MOST_DEVICES:
-        raise ValueError("no list, or a long one")
+    if found.nonce != nonce:
+        raise BadReport("the check printed another report than the one that was asked for")
     return found
-
-
-def _number(found: Any) -> int:
-    if type(found) is not int or not 0 <= found < LARGEST_NUMBER:
-        raise ValueError("no number, or none that there is")
-    return found
-
-
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError("no text")
-    # It goes into logs and pages.
-    return "".join(c if c.isprintable() else "?" for c in found[:4096])
-
-
-def _optional_text(found: Any) -> str | None:
-    return None if found is None else _text(found)
 
 
 # --- What is wrong ---
@@ -280,9 +230,9 @@ def missing_library(report: Report, library: tuple[str, int] | str) -> list[str]
 
     ``library`` is its device and inode; or, of a host whose files are not ours to ask for, the path of its mount.
     """
-    mapped: Sequence[object] | None = report.paths if isinstance(library, str) else report.libraries
-    if mapped is None:
+    if report.libfgpu is None:
         return ["it cannot be told whether libfgpu is loaded"]
+    mapped = [one.path if isinstance(library, str) else (one.device, one.inode) for one in report.libfgpu]
     if library not in mapped:
         return ["libfgpu is not loaded into the session's processes"]
     others = len(mapped) - 1

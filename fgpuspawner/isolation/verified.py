@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from fgpu_scheduler import Session, SystemClock
 from fgpuspawner.isolation.files import write_whole
@@ -32,6 +33,9 @@ class Verdict:
     problems: tuple[str, ...] = ()
 
 
+_VERDICTS = TypeAdapter(tuple[Verdict, ...])
+
+
 def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[str]) -> None:
     """Keep this as the last verdict of its node. It is no reason for a launch to fail that it cannot be written."""
     if session.placement is None:
@@ -42,9 +46,7 @@ def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[
         found = {verdict.node_id: verdict for verdict in read_verdicts(data)}
         found[node_id] = Verdict(node_id, session.id, backend, at_s, said)
         try:
-            write_whole(
-                data / WRITTEN, json.dumps([asdict(v) for v in found.values()], indent=2).encode(), mode=0o644
-            )
+            write_whole(data / WRITTEN, _VERDICTS.dump_json(tuple(found.values()), indent=2), mode=0o644)
         except OSError as e:
             log.warning("What the check of session %d said cannot be written down: %s", session.id, e)
 
@@ -52,15 +54,6 @@ def note_verdict(data: Path, session: Session, backend: str, problems: Sequence[
 def read_verdicts(data: Path) -> tuple[Verdict, ...]:
     """Return the last verdict of each node; empty where none is known."""
     try:
-        return tuple(
-            Verdict(
-                str(own["node_id"]),
-                int(own["session_id"]),
-                str(own["backend"]),
-                int(own["at_s"]),
-                tuple(str(problem) for problem in own["problems"]),
-            )
-            for own in json.loads((data / WRITTEN).read_text())
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return _VERDICTS.validate_json((data / WRITTEN).read_bytes())
+    except (OSError, ValueError):
         return ()

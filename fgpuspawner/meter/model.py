@@ -5,12 +5,13 @@ It is no business of the database: it changes at every look, and means little on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from fgpuspawner.isolation.files import write_whole
 
@@ -89,37 +90,21 @@ class Told:
         return Live(unknown, live.points)
 
 
+_TOLD = TypeAdapter(Told)
+
+
 def write_meters(data: Path, told: Told) -> None:
     """Write what is told, in place of what was."""
-    found = {
-        str(session_id): {
-            "now": asdict(live.now),
-            "points": live.points,
-            "processes": [[p.pid, p.name, p.memory_mib] for p in live.processes],
-        }
-        for session_id, live in (told.sessions or {}).items()
-    }
-    text = json.dumps({"every_s": told.every_s, "sessions": found})
     # Whose processes do what is nobody else's business: the service is the same user.
-    write_whole(data / WRITTEN, text.encode(), mode=0o600)
+    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
 
 
 def read_meters(data: Path) -> Told:
     """Return what was told last; nothing where the file is not there, or makes no sense."""
     try:
-        found = json.loads((data / WRITTEN).read_bytes())
-        sessions = {int(session_id): _live(own) for session_id, own in found["sessions"].items()}
-        return Told(int(found["every_s"]), sessions)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _TOLD.validate_json((data / WRITTEN).read_bytes())
+    except (OSError, ValueError):
         return Told()
-
-
-def _live(own: Mapping[str, Any]) -> Live:
-    return Live(
-        Meter(**own["now"]),
-        tuple(Point(*point) for point in own["points"]),
-        tuple(Process(*process) for process in own["processes"]),
-    )
 
 
 class MeterFile:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+from pydantic import TypeAdapter
 
 from fgpu_scheduler import Measured
 
 HIGHEST_MEMORY = 200
 """Percent of the limit: this and all above is counted as one, as a session may be above its limit for a while."""
+
+_COUNTS = TypeAdapter(Mapping[str, Mapping[int, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,6 @@ class Tally:
 
     def measured(self) -> Measured:
         """Return it as it is kept."""
-        counts = {
-            "memory": {str(k): v for k, v in self.memory.items()},
-            "sm": {str(k): v for k, v in self.sm.items()},
-        }
         return Measured(
             self.session_id,
             self.at_s,
@@ -94,16 +93,16 @@ class Tally:
             sm_p95_percent=percentile(self.sm, 95),
             energy_mj=self.energy_mj,
             energy_estimated=self.energy_estimated,
-            counts=json.dumps(counts, separators=(",", ":")),
+            counts=_COUNTS.dump_json({"memory": self.memory, "sm": self.sm}).decode(),
         )
 
 
 def going_on(measured: Measured) -> Tally:
     """Return the tally that was kept."""
     try:
-        counts = json.loads(measured.counts)
-        memory, sm = ({int(k): int(v) for k, v in counts[name].items()} for name in ("memory", "sm"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        counts = _COUNTS.validate_json(measured.counts)
+        memory, sm = counts["memory"], counts["sm"]
+    except (ValueError, KeyError):
         memory, sm = {}, {}
     return Tally(
         measured.session_id,
