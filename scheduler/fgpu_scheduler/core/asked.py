@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 from fgpu_scheduler.core.model import Asked, Request
 
@@ -16,8 +19,10 @@ NEWEST = 2000
 EVERY = 100
 """They are counted anew with every so many requests: scores are made from the counts, and that takes a while."""
 
-Amounts = tuple[str, int, int, int, int | None, int | None, str | None]
-"""All of an `Asked` but its count."""
+AMOUNTS = tuple(field.name for field in fields(Asked) if field.name != "count")
+"""All of an `Asked` but its count: what a request asks for of which resource group."""
+
+_amounts_of = attrgetter(*AMOUNTS)
 
 
 def counted_ids(newest_id: int) -> range:
@@ -28,34 +33,11 @@ def counted_ids(newest_id: int) -> range:
 
 def asked_of(requests: Iterable[Request]) -> tuple[Asked, ...]:
     """Count requests, in whatever order they come."""
-    found = Counter(
-        (
-            r.resource_group,
-            r.fgpu_milli,
-            r.cpu_milli,
-            r.memory_mib,
-            r.gpu_memory_mib,
-            r.compute_percent,
-            r.gpu_model,
-        )
-        for r in requests
-    )
-    return in_order(found.items())
+    counts = Counter(map(_amounts_of, requests))
+    return in_order((*amounts, count) for amounts, count in counts.items())
 
 
-def in_order(counts: Iterable[tuple[Amounts, int]]) -> tuple[Asked, ...]:
-    """Return counts as a snapshot has them: by resource group, then by amounts."""
-    found = [Asked(*amounts, count) for amounts, count in counts]
-    return tuple(sorted(found, key=_order))
-
-
-def _order(one: Asked) -> tuple[str, int, int, int, int, int, str]:
-    return (
-        one.resource_group,
-        one.fgpu_milli,
-        one.cpu_milli,
-        one.memory_mib,
-        one.gpu_memory_mib or 0,
-        one.compute_percent or 0,
-        one.gpu_model or "",
-    )
+def in_order(counts: Iterable[Iterable[Any]]) -> tuple[Asked, ...]:
+    """Return the counts of amounts as a snapshot has them: by resource group, then by amounts; an open one first."""
+    found = [Asked(*count) for count in counts]
+    return tuple(sorted(found, key=lambda one: [(value is not None, value) for value in _amounts_of(one)]))

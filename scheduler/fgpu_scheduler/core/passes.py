@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import attrgetter, neg
 from typing import assert_never
 
+from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.misfits import Asked, Misfits
@@ -23,21 +24,10 @@ from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.scores.chosen import score_for
 
-_ASKED = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model")
-_ASKED_FOR = attrgetter(
-    "fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model", "time_limit_s"
-)
-_ASKED_BY = attrgetter(
-    "fgpu_milli",
-    "cpu_milli",
-    "memory_mib",
-    "gpu_memory_mib",
-    "compute_percent",
-    "gpu_model",
-    "time_limit_s",
-    "user",
-    "groups",
-)
+_, *_MEASURES = AMOUNTS  # All are of one resource group.
+_ASKED = attrgetter(*_MEASURES)
+_ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
+_ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
 
 
 class Lane:

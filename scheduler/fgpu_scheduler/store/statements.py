@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.asked import counted_ids, in_order
+from fgpu_scheduler.core.asked import AMOUNTS, counted_ids, in_order
 from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
 from fgpu_scheduler.store.rows import Used, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
@@ -97,15 +97,7 @@ NODES = select(nodes)
 QUOTAS = select(quotas)
 USED = select(usage)
 NEWEST_ID = select(func.max(sessions.c.id))
-_amounts = (
-    sessions.c.resource_group,
-    sessions.c.fgpu_milli,
-    sessions.c.cpu_milli,
-    sessions.c.memory_mib,
-    sessions.c.gpu_memory_mib,
-    sessions.c.compute_percent,
-    sessions.c.gpu_model,
-)
+_amounts = [sessions.c[name] for name in AMOUNTS]
 ASKED = (
     select(*_amounts, func.count())
     .where(sessions.c.id.between(bindparam("first"), bindparam("last")))
@@ -141,5 +133,4 @@ def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
     ids = counted_ids(newest_id)
     if not ids:
         return ()
-    found = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
-    return in_order(((*amounts,), count) for *amounts, count in found)
+    return in_order(connection.execute(ASKED, {"first": ids[0], "last": ids[-1]}))
