@@ -27,6 +27,7 @@ from typing import Any
 
 import docker
 from docker.errors import APIError, ImageNotFound, NotFound
+from pydantic import TypeAdapter
 
 from fgpu_scheduler import LAUNCHING, FGPUError, Session
 from fgpuspawner.concurrency.background import Failures
@@ -37,6 +38,7 @@ from fgpuspawner.engines.docker.containers import LABEL, WARM, Containers
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.homes import CannotMount, Home, Homes, NotReached, source_of
 from fgpuspawner.engines.docker.shared_network import NO_TALK
+from fgpuspawner.isolation.files import write_whole
 
 log = logging.getLogger("fgpu.warm")
 
@@ -91,6 +93,9 @@ class Recipe:
     shape: Shape
     files: tuple[tuple[str, int, str | None], ...]
     """Path in the folder, mode, and content; None for a folder."""
+
+
+_NOTES = TypeAdapter(list[tuple[Key, Recipe]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -626,28 +631,22 @@ class WarmPool:
 
     def _write_notes(self) -> None:
         """Keep what was learnt, so that the pool of a restarted Hub fills at once."""
-        notes = [
-            [*key[:2], r.shape.image_id, r.shape.kwargs, r.shape.targets, r.files, key[2]]
-            for key, r in self._recipes.items()
-        ]
-        draft = self._notes.with_suffix(".new")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(notes, file)
-        draft.replace(self._notes)
+        write_whole(self._notes, _NOTES.dump_json(list(self._recipes.items())), mode=0o600)
 
     def _read_notes(self) -> None:
         try:
-            for image, node, image_id, kwargs, targets, files, *gpus in json.loads(self._notes.read_text()):
-                shape = Shape(image_id, kwargs, tuple(targets))
-                if "labels" not in kwargs or "Binds" not in kwargs["host_config"]:
-                    raise ValueError("it is not what a container is made with")
-                key = image, node, tuple(gpus[0]) if gpus else ()
-                self._recipes[key] = Recipe(shape, tuple((n, m, c) for n, m, c in files))
+            found = _NOTES.validate_json(self._notes.read_bytes())
+            if not all(
+                "labels" in r.shape.kwargs and "Binds" in r.shape.kwargs["host_config"] for _, r in found
+            ):
+                raise ValueError("it is not what a container is made with")
+            self._recipes.update(found)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError, LookupError, AttributeError) as e:
-            log.warning("%s is of no use, what is in it is learnt again: %s", self._notes, e)
-            self._recipes.clear()
+        except (OSError, ValueError, LookupError, TypeError) as e:
+            # Its first line alone: the others repeat what stands in the file.
+            why = str(e).partition("\n")[0]
+            log.warning("%s is of no use, what is in it is learnt again: %s", self._notes, why)
 
     def _say(self, key: Key, words: str) -> None:
         if (key[0], words) not in self._said:

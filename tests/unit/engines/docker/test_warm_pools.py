@@ -235,6 +235,24 @@ async def test_what_was_learnt_of_each_gpu_is_there_after_a_restart(
     assert await again.start(session(3, "GPU-a")) is not None
 
 
+@pytest.mark.parametrize(
+    "noted", ["no JSON", "[7]", '[[["torch", "lab", []], {"files": "a word of the file"}]]']
+)
+async def test_notes_that_cannot_be_read_are_one_line_and_learnt_again(
+    lab: Callable[..., Lab], tmp_path: Path, caplog: pytest.LogCaptureFixture, noted: str
+) -> None:
+    logging.getLogger("fgpu").propagate = True
+    world = lab(torch=1)
+    (tmp_path / "warm.json").write_text(noted)
+    await world.opened()
+    (said,) = (r.getMessage() for r in caplog.records if "learnt again" in r.getMessage())
+    assert said.startswith(f"{tmp_path / 'warm.json'} is of no use")
+    assert "\n" not in said
+    assert "a word of the file" not in said
+    assert await world.start(session(1, "GPU-a")) is None
+    await eventually(lambda: world.waiting() == [("torch", ["GPU-a"])])
+
+
 async def test_an_image_that_is_gone_stops_no_other_pool_and_is_named_in_the_log(
     lab: Callable[..., Lab], caplog: pytest.LogCaptureFixture
 ) -> None:
