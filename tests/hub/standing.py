@@ -78,6 +78,7 @@ class Standing:
         """Start the service and wait until it answers."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB", "FGPU_"))} | {
             "JUPYTERHUB_API_TOKEN": "service-token",
+            "FGPU_FORECAST_KEY": "00" * 32,
             "JUPYTERHUB_API_URL": f"http://127.0.0.1:{self.port + 1}/hub/api",
             "JUPYTERHUB_BASE_URL": "/",
             "JUPYTERHUB_SERVICE_NAME": "fgpu",

@@ -752,6 +752,7 @@ def service_process(folder: Path, **changes: str) -> subprocess.Popen[str]:
         "FGPU_SETTINGS": FGPU(data_dir=str(folder), service_port=1).to_json(),
         "FGPU_ENGINE": Capabilities("local processes").to_json(),
         "JUPYTERHUB_API_TOKEN": "a-token",
+        "FGPU_FORECAST_KEY": "00" * 32,
         "JUPYTERHUB_API_URL": f"http://127.0.0.1:{free_ports(1)}/hub/api",
         "JUPYTERHUB_CLIENT_ID": "service-fgpu",
         "JUPYTERHUB_SERVICE_NAME": "fgpu",
@@ -808,6 +809,8 @@ def test_the_service_waits_for_the_database_and_ends_when_told_to(tmp_path: Path
         ({"FGPU_SETTINGS": '{"db_url": "mysql://u:hush@h/d"}'}, "the database may be SQLite or PostgreSQL"),
         ({"FGPU_ENGINE": "{}"}, "FGPU_ENGINE does not fit"),
         ({"JUPYTERHUB_API_TOKEN": ""}, "JUPYTERHUB_API_TOKEN is not set"),
+        # Whoever likes could sign tickets with an empty one.
+        ({"FGPU_FORECAST_KEY": ""}, "FGPU_FORECAST_KEY is not set"),
     ],
 )
 def test_a_wrong_setting_ends_the_service_with_one_line(
