@@ -308,6 +308,10 @@ class Engine(Launcher):
     def close(self) -> None:
         """Let go of everything; sessions run on. Blocks."""
 
+    def answering(self) -> tuple[int, int]:
+        """Return how many of the engine's machines answer, and how many are silent."""
+        return 1, 0
+
     # -- what runs: `Launcher` ------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[], None]) -> None:

@@ -17,6 +17,10 @@ from fgpuspawner.isolation.report import Report
 IN_CONTAINER = "/run/fgpu"
 """The session's folder, in a container."""
 
+WRITTEN = "written"
+"""In it, in a container, where libfgpu makes the files that the session's processes write: its log and its account."""
+WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
+
 MIG_PREFIX = "MIG-"
 
 
@@ -40,7 +44,8 @@ class Prepared:
     """What a session needs so that its limits are in force, however it is launched.
 
     ``search_paths`` go before what the session has in these variables otherwise. ``files`` are what was written for this
-    session alone. ``hosts_ipc``: it needs the host's shared memory.
+    session alone. ``in_memory`` are folders of a container that are file systems in memory of its own, with their mount
+    options. ``hosts_ipc``: it needs the host's shared memory.
     """
 
     backend: str
@@ -49,6 +54,7 @@ class Prepared:
     search_paths: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     files: tuple[Path, ...] = ()
+    in_memory: Mapping[str, str] = field(default_factory=dict)
     hosts_ipc: bool = False
 
 
@@ -128,10 +134,12 @@ class Backend:
             own = self.folder(session.id)
             make_folder(own.parent, mode=0o755)
             make_folder(own, mode=0o755)
-            files = (limits_file.write(own, found), make_empty(own / "log", mode=0o666))
+            files = [limits_file.write(own, found)]
+            if not self.host.own_root:
+                files.append(make_empty(own / "log", mode=0o666))
         except (BadLimits, OSError) as e:
             raise CannotPrepare(f"the session's limits could not be written: {e}") from e
-        prepared = Prepared(self.name, found, files=files)
+        prepared = Prepared(self.name, found, files=tuple(files))
         prepared = self._with_folder(prepared, own)
         assert session.placement is not None
         if self.host.native is not None and any(d.simulated for d in devices):
@@ -147,7 +155,7 @@ class Backend:
         return self.host.data / "limits" / str(session_id)
 
     def _with_folder(self, prepared: Prepared, own: Path) -> Prepared:
-        """Return ``prepared`` with the limits, the log and the commands."""
+        """Return ``prepared`` with the limits, the place of the log, and the commands."""
         if not self.host.own_root:
             for name, source in self._commands().items():
                 link(own / name, source)
@@ -157,13 +165,16 @@ class Backend:
         mounts = [
             Mount(own, IN_CONTAINER),
             Mount(own / "limits", f"{IN_CONTAINER}/limits"),
-            Mount(own / "log", f"{IN_CONTAINER}/log", read_only=False),
         ]
         for name, source in self._commands().items():
             mounts += [
                 Mount(source, in_folder(own, name)),
                 Mount(source, f"/usr/local/bin/{name}"),
             ]
+        # Nothing that a session writes is a file of the host's: who fills it harms themselves only.
+        # The mode is the mount's, too: engines take it from what they mount over.
+        make_folder(own / WRITTEN, mode=0o777)
+        prepared = replace(prepared, in_memory={f"{IN_CONTAINER}/{WRITTEN}": WRITTEN_OPTIONS})
         return with_more(prepared, mounts=mounts)
 
     def _commands(self) -> dict[str, Path]:
@@ -183,17 +194,20 @@ class Backend:
                 assert smi is not None
                 paths["PATH"] = str(smi.parent)
             return with_more(prepared, search_paths=paths)
-        inside = f"{IN_CONTAINER}/simulated"
         make_folder(own / "simulated", mode=0o755)
-        mounts = [Mount(machine_folder, inside)]
-        mounts += [
-            Mount(machine_folder / name, f"{inside}/{name}", read_only=False)
-            for name in machine.WRITTEN_BY_SESSIONS
+        # One by one: nothing can be mounted over the link that the ledger is in the machine's folder.
+        mounts = [
+            Mount(
+                (machine_folder / name).resolve(), in_folder(own, f"simulated/{name}"), name != machine.LEDGER
+            )
+            for name in machine.IN_CONTAINERS
         ]
         if has_smi:
             assert smi is not None
             mounts.append(Mount(smi, f"/usr/local/bin/{SIMULATED_COMMAND}"))
-        return with_more(prepared, mounts=mounts, search_paths={"LD_LIBRARY_PATH": inside})
+        return with_more(
+            prepared, mounts=mounts, search_paths={"LD_LIBRARY_PATH": f"{IN_CONTAINER}/simulated"}
+        )
 
 
 def in_folder(own: Path, name: str) -> str:

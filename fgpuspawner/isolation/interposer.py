@@ -43,14 +43,17 @@ class Interposer(Backend):
         return None
 
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
-        """Write the session's folder, with an account of nothing, and have libfgpu loaded."""
+        """Write the session's folder and have libfgpu loaded; a local process gets an account of nothing, too.
+
+        In a container libfgpu makes it.
+        """
         native = self.host.native
         assert native is not None, "not available"
         prepared = super().prepare(session, devices, neighbours)
         own = self.folder(session.id)
         try:
-            account = self._account(session.id)
             if not self.host.own_root:
+                account = self._account(session.id)
                 if account.parent != own:
                     link(own / "accounting", account)
                 for source in (native.library, *native.probes.values()):
@@ -63,11 +66,9 @@ class Interposer(Backend):
                 Mount(native.library, in_folder(own, native.library.name)),
                 *(Mount(path, in_folder(own, name)) for name, path in native.probes.items()),
             ]
-            inside = f"{IN_CONTAINER}/accounting" if account.parent == own else in_folder(own, "accounting")
-            mounts.append(Mount(account, inside, read_only=False))
         except (OSError, UnsafeFolder) as e:
             raise CannotPrepare(f"the session's account could not be made: {e}") from e
-        return with_more(prepared, mounts=mounts, files=[listed, account])
+        return with_more(prepared, mounts=mounts, files=[listed])
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
         """Return where the session sees more, or other, than its limits, or runs without libfgpu."""

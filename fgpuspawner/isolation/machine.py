@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fgpu_scheduler import Node
-from fgpuspawner.isolation.files import make_empty, make_folder, write_whole
+from fgpuspawner.isolation.files import link, make_empty, make_folder, write_whole
 from fgpuspawner.isolation.native import Native, install_machine_libraries
 
-WRITTEN_BY_SESSIONS = ("ledger", "log")
+LEDGER = "ledger"
+WRITTEN_BY_SESSIONS = (LEDGER, "log")
+IN_CONTAINERS = ("machine", "libcuda.so.1", "libnvidia-ml.so.1", LEDGER)
+"""What a container has of it; the ledger is the only one that it can write."""
 MOST_DEVICES = 16
 CONTEXT_MIB = 0
 """What a context takes of a simulated GPU."""
@@ -28,10 +31,11 @@ def render(node: Node) -> str:
     )
 
 
-def write(data: Path, node: Node, native: Native) -> Path:
+def write(data: Path, node: Node, native: Native, memory: Path | None = None) -> Path:
     """Write a node's simulated machine and return its folder.
 
-    The ledger stays if it is there: sessions that outlived the Hub use it.
+    The ledger is a link to where it is in ``memory``, so that no session can fill the disk with it. It stays if it is
+    there: sessions that outlived the Hub use it.
     """
     make_folder(data / "simulated", mode=0o755)
     folder = make_folder(folder_of(data, node.id), mode=0o755)
@@ -40,8 +44,17 @@ def write(data: Path, node: Node, native: Native) -> Path:
     if not path.is_file() or path.read_bytes() != text:
         write_whole(path, text, mode=0o444)
     install_machine_libraries(native, folder)
-    for name in WRITTEN_BY_SESSIONS:
-        own = folder / name
-        if not own.is_file() or own.is_symlink():
-            make_empty(own, mode=0o666)
+    _ensure(folder / "log")
+    if memory is None:
+        _ensure(folder / LEDGER)
+    else:
+        make_folder(memory, mode=0o700)
+        ledger = _ensure(make_folder(memory / f"simulated-{node.id}", mode=0o700) / LEDGER)
+        link(folder / LEDGER, ledger)
     return folder
+
+
+def _ensure(path: Path) -> Path:
+    if not path.is_file() or path.is_symlink():
+        make_empty(path, mode=0o666)
+    return path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -27,6 +29,8 @@ log = logging.getLogger("fgpu.isolation")
 BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Hami, Backend)
 """The last holds nobody."""
 LOG_KEPT_BYTES = 1 << 20
+LEDGER_BYTES = 26_406_912
+"""What the simulated driver makes it: ``struct ledger`` in isolation/simulated/machine.h."""
 
 
 def make_backends(host: Host) -> dict[str, Backend]:
@@ -120,7 +124,8 @@ class Isolation:
             log.log(level, "Node %s: isolation %s: %s", choice.node_id, choice.backend.name, choice.reason)
         for node in new:
             if host.native is not None and any(d.simulated for d in node.devices):
-                machine.write(host.data, node, host.native)
+                memory = None if self.is_elsewhere(node.id) else host.accounting
+                machine.write(host.data, node, host.native, memory)
         self._nodes, self.choices = nodes, {**self.choices, **chosen}
         self.host = replace(host, context_mib=self._contexts(host))
         self._backends = make_backends(self.host)
@@ -231,16 +236,10 @@ class Isolation:
 
     # -- warm containers ------------------------------------------------------------------------------
 
-    def account(self, session_id: int) -> Path | None:
-        """Return the folder of a session's account, where that is not its own."""
-        return None if self.host.accounting is None else self.host.accounting / str(session_id)
-
-    def make_warm(
-        self, name: str, files: Collection[tuple[str, int, str | None]]
-    ) -> tuple[Path, Path | None]:
+    def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]]) -> Path:
         """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
 
-        Return its folder, and the one of its account where that is another.
+        Return its folder.
         """
         folder = make_folder(self._folder / name, mode=0o755)
         for path, mode, content in sorted(files):
@@ -249,13 +248,7 @@ class Isolation:
             else:
                 write_whole(folder / path, content.encode(), mode=mode)
         write_whole(folder / limits.NAME, limits.NOTHING.encode(), mode=0o444)
-        if self.host.accounting is None:
-            accounting.create(folder / "accounting")
-            return folder, None
-        make_folder(self.host.accounting, mode=0o700)
-        account = make_folder(self.host.accounting / name, mode=0o700)
-        accounting.create(account / "accounting")
-        return folder, account
+        return folder
 
     def adopt(self, session_id: int, name: str) -> None:
         """Make a warm container's files those of a session that was prepared, with the session's limits in them.
@@ -268,30 +261,30 @@ class Isolation:
             (warm / limits.NAME).chmod(0o644)
             (warm / limits.NAME).write_bytes(text)
             (warm / limits.NAME).chmod(0o444)
-            if self.host.accounting is not None:
-                account = self.host.accounting / str(session_id)
-                remove_folder(account)
-                (self.host.accounting / name).rename(account)
             remove_folder(own)
             warm.rename(own)
 
     def forget_warm(self, name: str | None = None) -> None:
         """Remove the files of a warm container that is gone; without a name those of all."""
-        for place in (self._folder, self.host.accounting):
-            if place is not None and place.is_dir():
-                for path in place.iterdir():
-                    if path.name == name or (name is None and not path.name.isdigit()):
-                        remove_folder(path)
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if path.name == name or (name is None and not path.name.isdigit()):
+                    remove_folder(path)
 
     def trim_files(self) -> None:
-        """Cut back what sessions have let grow, in a log or an account: they may write there what they like.
+        """Cut back what sessions have let grow: local processes a log or an account, all that share one a ledger.
 
-        Of an account libfgpu uses a fixed part; what is behind it would take the host's memory from others.
+        Blocks are counted: a file can have any number of them behind its end. What is there beyond what libfgpu and
+        the simulated driver use would take the host's memory, or the disk, from others.
         """
-        paths = [path / "log" for path in self._folders()]
-        paths += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
-        for path in paths:
+        logs = [path / "log" for path in self._folders()]
+        logs += [machine.folder_of(self.host.data, node_id) / "log" for node_id in self._nodes]
+        for path in logs:
             _trim(path, most=LOG_KEPT_BYTES, to=0)
+        for node_id in self._nodes:
+            ledger = (machine.folder_of(self.host.data, node_id) / machine.LEDGER).resolve()
+            if _trim(ledger, most=LEDGER_BYTES, to=LEDGER_BYTES):
+                log.warning("Sessions have let the ledger of node %s grow; it was cut back", node_id)
         places = [self._folder] if self.host.accounting is None else [self._folder, self.host.accounting]
         for place in places:
             for folder in _of_sessions(place):
@@ -301,12 +294,13 @@ class Isolation:
 
 
 def _trim(path: Path, *, most: int, to: int) -> bool:
-    """Cut a file back to a size if it is larger than the ``most`` that it may be; whether it was."""
+    """Cut a file to a size if it has more blocks, or a later end, than the ``most`` bytes that it may; whether it had."""
     try:
-        if path.is_symlink() or path.stat().st_size <= most:
+        seen = path.lstat()
+        if not stat.S_ISREG(seen.st_mode) or max(seen.st_size, seen.st_blocks * 512) <= most:
             return False
-        with path.open("r+b") as file:
-            file.truncate(to)
+        # What is behind the end goes with any truncation, also to the size that it has.
+        os.truncate(path, to)
     except OSError:
         return False
     return True

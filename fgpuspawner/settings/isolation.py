@@ -33,7 +33,9 @@ class IsolationSettings(Settings):
     it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
     """
     accounting_dir = AbsolutePath().tag(example='"/run/user/1000"')
-    """Folder for what a session's processes write all the time about what they hold; best in memory.
+    """Folder for what local sessions' processes write all the time about what they hold; best in memory.
+
+    Containers have a place of their own. Simulated GPUs are shared through it by all sessions.
 
     Empty: ``/dev/shm`` where there is one, else the session's folder in ``data_dir``. In it there is a folder for
     the installation, which is nobody else's.

@@ -28,6 +28,12 @@ void fgpu_log(const char *reason, const char *format, ...) __attribute__((format
 struct stat;
 int fgpu_open(const char *name, int flags, struct stat *status, const char **why);
 
+/* The same for a file that the session writes. Where the folder has none, it is in FGPU_WRITTEN, a file system in memory
+ * of the session's own, and made there if need be: of `size` zeros. Where the folder has no such place either, there is
+ * no such file. */
+#define FGPU_WRITTEN "written/"
+int fgpu_open_written(const char *name, int flags, size_t size, struct stat *status, const char **why);
+
 /* Closes it; not a point where a thread can be cancelled. */
 void fgpu_close(int descriptor);
 

@@ -88,32 +88,61 @@ static const char *words_for(int error) {
     }
 }
 
-int fgpu_open(const char *name, int flags, struct stat *status, const char **why) {
+static int open_in(const char *between, const char *name, int flags, struct stat *status, int *error) {
     char path[PATH_MAX];
     const char *parent = fgpu_folder();
-    if (parent == NULL) {
-        *why = "cannot be found: libfgpu was not loaded by an absolute path";
-        return -1;
-    }
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", parent, name) >= sizeof path) {
-        *why = words_for(ENAMETOOLONG);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s%s", parent, between, name) >= sizeof path) {
+        *error = ENAMETOOLONG;
         return -1;
     }
     int more = O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (flags & FGPU_FOLLOW ? 0 : O_NOFOLLOW);
     long descriptor;
     do
-        descriptor = syscall(SYS_openat, AT_FDCWD, path, (flags & ~FGPU_FOLLOW) | more, 0);
+        descriptor = syscall(SYS_openat, AT_FDCWD, path, (flags & ~FGPU_FOLLOW) | more, 0600);
     while (descriptor < 0 && errno == EINTR);
     if (descriptor < 0) {
-        *why = words_for(errno);
+        *error = errno;
         return -1;
     }
     if (syscall(SYS_fstat, descriptor, status) != 0 || !S_ISREG(status->st_mode)) {
-        *why = words_for(ENXIO);
+        *error = ENXIO;
         fgpu_close((int)descriptor);
         return -1;
     }
     return (int)descriptor;
+}
+
+int fgpu_open(const char *name, int flags, struct stat *status, const char **why) {
+    int error = 0;
+    if (fgpu_folder() == NULL) {
+        *why = "cannot be found: libfgpu was not loaded by an absolute path";
+        return -1;
+    }
+    int descriptor = open_in("", name, flags, status, &error);
+    if (descriptor < 0)
+        *why = words_for(error);
+    return descriptor;
+}
+
+/* Several may make it at once: it is the same file for all, and taking its blocks twice changes nothing. They are taken
+ * at once, as who wrote to a page for which there is no room would be killed. */
+int fgpu_open_written(const char *name, int flags, size_t size, struct stat *status, const char **why) {
+    int error = ENOENT;
+    if (fgpu_folder() == NULL)
+        return fgpu_open(name, flags, status, why);
+    int descriptor = open_in("", name, flags, status, &error);
+    if (descriptor < 0 && error == ENOENT) {
+        descriptor = open_in(FGPU_WRITTEN, name, (flags & ~FGPU_FOLLOW) | O_CREAT, status, &error);
+        if (descriptor >= 0 && status->st_size == 0) {
+            syscall(SYS_fchmod, descriptor, 0666); /* every user of the session writes it, whatever the umask */
+            if (size > 0)
+                syscall(SYS_fallocate, descriptor, 0, (off_t)0, (off_t)size);
+            syscall(SYS_fstat, descriptor, status);
+        }
+    }
+    if (descriptor < 0)
+        *why = words_for(error);
+    return descriptor;
 }
 
 void fgpu_close(int descriptor) {
@@ -169,7 +198,7 @@ void fgpu_log(const char *reason, const char *format, ...) {
         line[size++] = '\n';
         struct stat status;
         const char *why;
-        int descriptor = fgpu_open("log", O_WRONLY | O_APPEND, &status, &why);
+        int descriptor = fgpu_open_written("log", O_WRONLY | O_APPEND, 0, &status, &why);
         if (descriptor >= 0) {
             if ((size_t)status.st_size + size <= LOG_BYTES && syscall(SYS_write, descriptor, line, size) < 0)
                 (void)0; /* there is nobody to tell */

@@ -140,7 +140,7 @@ static int open_region(void) {
     struct stat status;
     const char *why;
     /* A link is followed: the spawner links it from a file system in memory. */
-    int descriptor = fgpu_open("accounting", O_RDWR | FGPU_FOLLOW, &status, &why);
+    int descriptor = fgpu_open_written("accounting", O_RDWR | FGPU_FOLLOW, FGPU_REGION_BYTES, &status, &why);
     if (descriptor < 0) {
         fgpu_log("accounting", "the file accounting %s; every allocation is refused", why);
     } else if (status.st_size != FGPU_REGION_BYTES) {

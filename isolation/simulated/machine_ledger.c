@@ -44,9 +44,9 @@ static int open_file(void)
         count++;
     if (count < 3 && low[count] >= 0)
         close(low[count]);
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) {
-        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         /* Whoever makes it, each user's processes write it. */
         if (fd >= 0)
             fchmod(fd, 0666);

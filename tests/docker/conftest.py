@@ -103,6 +103,7 @@ def catalogue(
         # A system and nothing of ours on its path; and one that has tini.
         "plain": engine.build("plain", f'FROM {image}\nENV PATH={PLAIN}\nENTRYPOINT []\nCMD ["bash"]\n'),
         "plain-tini": engine.build("plain-tini", f"FROM {image}\nENV PATH={PLAIN}\n"),
+        "volume": engine.build("volume", f"FROM {image}\nVOLUME /srv/scratch /home/jovyan\n"),
         "missing": f"{empty_registry.host}/fgpu-test/missing:1",
     }
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"

@@ -182,7 +182,7 @@ def test_nothing_that_holds_a_session_can_be_changed_from_inside(
 
 REMOVE = """
 import os
-for path in ("/run/fgpu/accounting", "/run/fgpu/log", "/run/fgpu/simulated/ledger"):
+for path in ("/run/fgpu/written", "/run/fgpu/simulated/ledger"):
     for attempt in (os.remove, lambda path: os.rename(path, "/tmp/x")):
         try:
             attempt(path)
@@ -205,7 +205,7 @@ def test_what_a_session_may_write_it_cannot_replace_and_to_its_own_harm_only(
     assert run(engine, running, PYTHON, "-c", REMOVE) == ""
     # An account that makes no sense refuses everything, instead of allowing it.
     assert run(engine, running, PYTHON, "-c", CONTEXT) == "0"
-    run(engine, running, PYTHON, "-c", "open('/run/fgpu/accounting', 'r+b').truncate(100)")
+    run(engine, running, PYTHON, "-c", "open('/run/fgpu/written/accounting', 'r+b').truncate(100)")
     assert run(engine, running, PYTHON, "-c", CONTEXT) == "2"
 
 
@@ -213,16 +213,49 @@ def test_a_container_has_its_mounts_from_the_host_read_only(half: Running, share
     mounts = {m["Destination"]: m for m in half.container["Mounts"]}
     writable = {path for path, mount in mounts.items() if mount["RW"]}
     ours = {p for p in mounts if p.startswith(("/run/fgpu", "/etc/ld.so", "/usr/local/bin"))}
-    assert ours & writable == {
-        "/run/fgpu/accounting",
-        "/run/fgpu/log",
-        "/run/fgpu/simulated/ledger",
-        "/run/fgpu/simulated/log",
-    }
-    assert set(READ_ONLY) - {"/run/fgpu/simulated/libcuda.so.1", "/run/fgpu/simulated/machine"} <= ours
-    assert mounts["/run/fgpu/accounting"]["Source"].startswith(
+    assert ours & writable == {"/run/fgpu/simulated/ledger"}
+    assert set(READ_ONLY) <= ours
+    # The only one that all sessions share, and only with simulated GPUs, is in the host's memory.
+    assert mounts["/run/fgpu/simulated/ledger"]["Source"].startswith(
         f"{shared_hub.accounts}/fgpu-{shared_hub.installation}/"
     )
+
+
+FILL = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+blocks, files, KEEP_SIZE = 0, 0, 1
+for name in ("written/log", "written/accounting", "written/more"):
+    try:
+        with open("/run/fgpu/" + name, "ab") as file:
+            offset, length = ctypes.c_long(0), ctypes.c_long(64 << 20)
+            assert libc.fallocate(file.fileno(), KEEP_SIZE, offset, length) == -1
+        with open("/run/fgpu/" + name, "ab") as file:
+            while True:
+                file.write(b"x" * (1 << 20))
+                file.flush()
+    except OSError:
+        pass
+    blocks += os.stat("/run/fgpu/" + name).st_blocks
+try:
+    for files in range(100_000):
+        open(f"/run/fgpu/written/{files}", "w").close()
+except OSError:
+    pass
+print(blocks * 512 <= 4 << 20, files < 64)
+"""
+
+
+def test_a_session_that_fills_what_it_may_write_takes_nothing_of_the_hubs_disk(
+    engine: Engine, hub: DockerHub
+) -> None:
+    running = hub.running("bob", fgpu="0.2")
+    other = hub.running("carol", fgpu="0.2")
+    folder = hub.data / "limits"
+    before = sum(path.lstat().st_blocks for path in folder.rglob("*"))
+    assert run(engine, running, PYTHON, "-c", FILL) == "True True"
+    assert sum(path.lstat().st_blocks for path in folder.rglob("*")) == before
+    assert run(engine, other, PYTHON, "-c", CONTEXT) == "0", "nobody else is harmed"
 
 
 def test_the_commands_tell_the_slice(engine: Engine, half: Running) -> None:

@@ -556,3 +556,23 @@ def test_both_languages_mean_the_same_bytes(compile_c: Program) -> None:
 def test_limits_of_the_tests_are_well_formed(start: Callable[..., Tool], folder: Path) -> None:
     assert limits_text(GPU) == (folder / "limits").read_text()
     assert start().ask("limits") == f"17 GPU-0={90_000 * MIB}"
+
+
+def test_what_is_not_in_the_folder_is_made_where_the_session_may_write(
+    start: Callable[..., Tool], folder: Path
+) -> None:
+    written = folder / "written"
+    written.mkdir()
+    for name in ("accounting", "log"):
+        (folder / name).unlink()
+    one, other = start(), start()
+    assert one.ask("reserve 0 1000 1500") == "granted"
+    assert other.ask("reserve 0 1000 1500") == "over", "both count in one account"
+    made = (written / "accounting").stat()
+    assert (made.st_size, made.st_blocks * 512, made.st_mode & 0o777) == (2 << 20, 2 << 20, 0o666)
+    # A link that the session has put there leads nowhere.
+    (written / "accounting").unlink()
+    (written / "accounting").symlink_to(folder / "elsewhere")
+    assert start().ask("reserve 0 1 1500") == "refused"
+    assert not (folder / "elsewhere").exists()
+    assert "is a link" in (written / "log").read_text()

@@ -252,7 +252,7 @@ class Containers:
         try:
             if not now:
                 await self.call(self.client.stop, name, timeout=self.stop_timeout_s)
-            await self.call(self.client.remove_container, name, force=True)
+            await self.call(self.client.remove_container, name, v=True, force=True)
         except NotFound:
             return True
         except APIError as e:

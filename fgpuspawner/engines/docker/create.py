@@ -14,6 +14,7 @@ from docker.utils import convert_volume_binds
 from fgpuspawner.engines.base import LaunchSpec
 from fgpuspawner.engines.docker import handover
 from fgpuspawner.engines.docker.image_user import is_root
+from fgpuspawner.engines.docker.volumes import unnamed_volumes
 from fgpuspawner.isolation.base import Mount
 from fgpuspawner.isolation.sealing import sealed_environment
 
@@ -66,6 +67,7 @@ class Place:
 
     name: str
     labels: Mapping[str, str]
+    installation: str
     network: str
     api_version: str
     publish_at: str | None = None
@@ -101,12 +103,16 @@ def arguments(
     _merge(made, given)
     made["labels"] = {**(made.get("labels") or {}), **place.labels}
     host = HostConfig(place.api_version, **_host(spec, options, place))
-    own, displaced = sealed_mounts({**made.get("host_config", {}), **host}, spec.prepared.mounts)
+    prepared = spec.prepared
+    host["Mounts"] = [*(host.get("Mounts") or []), *unnamed_volumes(config, _taken(host), place.installation)]
+    own, displaced = sealed_mounts(
+        {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
+    )
     made["host_config"] = own
     made["environment"] = sealed_environment(
         parse_environment(made["environment"]),
         spec.told,
-        spec.prepared,
+        prepared,
         image={k: v for k, v in parse_environment(config.get("Env")).items() if v is not None},
     )
     return made, displaced
@@ -159,6 +165,15 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
     return _merge(added, {**ours, **given, **limits})
 
 
+def _taken(host: Mapping[str, Any]) -> list[str]:
+    """Return where something is mounted already."""
+    return [
+        *(_bind_target(bind) for bind in host.get("Binds") or []),
+        *(str(mount.get("Target", "")) for mount in host.get("Mounts") or []),
+        *(host.get("Tmpfs") or {}),
+    ]
+
+
 def _binds_of(options: ContainerOptions) -> list[str]:
     volumes: Any = dict(options.volumes)
     return list(convert_volume_binds(volumes))
@@ -183,14 +198,14 @@ def parse_environment(entries: Sequence[str] | Mapping[str, str | None] | None) 
 
 
 def sealed_mounts(
-    host_config: Mapping[str, Any], mounts: Sequence[Mount]
+    host_config: Mapping[str, Any], mounts: Sequence[Mount], in_memory: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a container's HostConfig (of the engine's API) with our mounts, and what had to make way for them.
 
     What is mounted where one of ours goes, or below it, is left out; what is mounted above stays, as the engine mounts
     by depth.
     """
-    ours = {posixpath.normpath(mount.target) for mount in mounts}
+    ours = {posixpath.normpath(path) for path in (*(mount.target for mount in mounts), *(in_memory or ()))}
     displaced: list[str] = []
 
     def stays(target: str) -> bool:
@@ -203,8 +218,9 @@ def sealed_mounts(
     found = dict(host_config)
     found["Binds"] = [bind for bind in found.get("Binds") or [] if stays(_bind_target(bind))]
     given = [mount for mount in found.get("Mounts") or [] if stays(str(mount.get("Target", "")))]
-    if found.get("Tmpfs"):
-        found["Tmpfs"] = {path: options for path, options in found["Tmpfs"].items() if stays(path)}
+    given_in_memory = {p: options for p, options in (found.get("Tmpfs") or {}).items() if stays(p)}
+    if found.get("Tmpfs") or in_memory:
+        found["Tmpfs"] = {**given_in_memory, **(in_memory or {})}
     found["Mounts"] = [*given, *(_as_api(mount) for mount in mounts)]
     return found, displaced
 

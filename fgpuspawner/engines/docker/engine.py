@@ -31,7 +31,7 @@ from fgpuspawner.engines.base import (
     SavedImage,
     SaveSpec,
 )
-from fgpuspawner.engines.docker import create, handover
+from fgpuspawner.engines.docker import create, handover, volumes
 from fgpuspawner.engines.docker.address import addresses
 from fgpuspawner.engines.docker.create import ContainerOptions, Place
 from fgpuspawner.engines.docker.daemon import Daemon, OwnTrust
@@ -123,6 +123,11 @@ class DockerEngine(Engine):
 
     def open(self, hub: HubSide) -> None:
         self.network.open(hub.urls, hub.background)
+        hub.background.every(
+            volumes.EVERY_S,
+            volumes.VolumeSweep(self.fleet, self._installation.id).sweep,
+            failed="Volumes that nobody uses cannot be looked for",
+        )
         self.warm = self._warm_pool(hub)
         self.pulls.changed = hub.queue.nudge
         self._saver.open(hub)
@@ -158,6 +163,10 @@ class DockerEngine(Engine):
             self.warm.close()
         self.network.close()
         self.fleet.close()
+
+    def answering(self) -> tuple[int, int]:
+        answer = len(self.fleet.answering)
+        return answer, len(self.fleet.daemons) - answer
 
     def _removed(self) -> None:
         """A session's container has gone: its place on the network is free, and so are its CPU and memory."""
@@ -214,6 +223,7 @@ class DockerEngine(Engine):
             place = Place(
                 name=containers.name(session),
                 labels=containers.labels(session),
+                installation=self._installation.id,
                 network=network,
                 api_version=daemon.client.api_version,
                 publish_at=publish_at,

@@ -87,7 +87,7 @@ class RemoteDriver:
     def remove(self) -> None:
         """Remove the container, if it is there."""
         with contextlib.suppress(NotFound):
-            self._client().remove_container(self.name, force=True)
+            self._client().remove_container(self.name, v=True, force=True)
 
     def _run(self, question: str) -> tuple[int, bytes]:
         library = f"{MACHINE_AT}/libnvidia-ml.so.1" if self._machine else NVML
@@ -106,7 +106,7 @@ class RemoteDriver:
                 and found["Config"]["Labels"].get(f"{remote_files.LABEL}.of") == digest
             ):
                 return
-            client.remove_container(self.name, force=True)
+            client.remove_container(self.name, v=True, force=True)
         image = self._image(client)
         binds: dict[str, Mapping[str, str]] = {}
         if self._machine is not None:

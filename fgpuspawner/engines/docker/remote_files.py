@@ -96,7 +96,7 @@ def unship(client: docker.APIClient, container: str) -> None:
         docker.errors.DockerException: the engine refuses, or does not answer.
     """
     with contextlib.suppress(NotFound):
-        client.remove_container(_carrier(volume_of(container)), force=True)
+        client.remove_container(_carrier(volume_of(container)), v=True, force=True)
     with contextlib.suppress(NotFound):
         client.remove_volume(volume_of(container), force=True)
 
@@ -130,7 +130,7 @@ def _filled(
     client.create_volume(volume, labels=labels)
     carrier = _carrier(volume)
     with contextlib.suppress(NotFound):
-        client.remove_container(carrier, force=True)
+        client.remove_container(carrier, v=True, force=True)
     client.create_container(
         image,
         command=["true"],
@@ -143,7 +143,7 @@ def _filled(
     )
     client.put_archive(carrier, AT, _packed(files))
     # A carrier that is still there says that its volume is not complete.
-    client.remove_container(carrier, force=True)
+    client.remove_container(carrier, v=True, force=True)
     return Path(client.inspect_volume(volume)["Mountpoint"])
 
 

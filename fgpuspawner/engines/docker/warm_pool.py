@@ -62,7 +62,7 @@ MOST_DIFFERENT = 3
 
 CHANGEABLE = ("Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "NanoCpus", "PidsLimit", "CpuShares")
 """Of a container's HostConfig: what the engine changes in one that runs."""
-FOLDER, ACCOUNT, HOMES = "{folder}", "{account}", "{homes}"
+FOLDER, HOMES = "{folder}", "{homes}"
 
 FORESEEN = (FGPUError, OSError, *FAILED)
 
@@ -114,7 +114,7 @@ class Unpoolable(Exception):
 
 
 def shape_of(
-    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folder: Path, account: Path | None
+    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folder: Path
 ) -> tuple[Shape, tuple[Home, ...]]:
     """Return the shape of a container that is about to be made, and the homes that it has. Pure.
 
@@ -148,10 +148,7 @@ def shape_of(
         text = json.dumps(shaped, sort_keys=True)
     except TypeError:
         raise Unpoolable("its configuration has values that are no JSON") from None
-    # Longest first: the account can be a file in the folder.
-    for path, word in ((account, ACCOUNT), (folder, FOLDER)):
-        if path is not None:
-            text = text.replace(f'"{path}/', f'"{word}/').replace(f'"{path}"', f'"{word}"')
+    text = text.replace(f'"{folder}/', f'"{FOLDER}/').replace(f'"{folder}"', f'"{FOLDER}"')
     return Shape(image_id, json.loads(text), tuple(h.target for h in homes)), tuple(homes)
 
 
@@ -168,7 +165,7 @@ def _targets(host: Mapping[str, Any], binds: Sequence[str]) -> list[str]:
 
 
 def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
-    """Return what is in a session's folder, without its limits and its account.
+    """Return what is in a session's folder, without its limits.
 
     Raises:
         Unpoolable: there is something that cannot be made again.
@@ -181,7 +178,7 @@ def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
             raise Unpoolable(f"{name} in its folder is a link")
         if path.is_dir():
             found.append((name, mode, None))
-        elif name != "limits" and not (name == "accounting" and path.stat().st_size):
+        elif name != "limits":
             if path.stat().st_size > LARGEST_FILE_BYTES:
                 raise Unpoolable(f"{name} in its folder is large")
             found.append((name, mode, path.read_text("ascii")))
@@ -288,7 +285,6 @@ class WarmPool:
                 image_id=image_id,
                 told=told,
                 folder=folder,
-                account=self._isolation.account(session.id),
             )
             if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
@@ -539,12 +535,10 @@ class WarmPool:
         self._number += 1
         name = f"{self._prefix}{self._number}"
         try:
-            folder, account = self._isolation.make_warm(name, recipe.files)
+            folder = self._isolation.make_warm(name, recipe.files)
             places = [] if self._homes is None else self._homes.places(name, len(recipe.shape.targets))
             text = json.dumps(dict(recipe.shape.kwargs))
             text = text.replace(f'"{FOLDER}', f'"{folder}')
-            if account is not None:
-                text = text.replace(f'"{ACCOUNT}', f'"{account}')
             kwargs = json.loads(text)
             # By its id: its name may have gone to another.
             kwargs["image"] = recipe.shape.image_id
@@ -606,7 +600,7 @@ class WarmPool:
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
             try:
-                self._client.remove_container(name, force=True)
+                self._client.remove_container(name, v=True, force=True)
             except NotFound:
                 pass
             except APIError as e:
@@ -636,9 +630,8 @@ class WarmPool:
     def _read_notes(self) -> None:
         try:
             found = _NOTES.validate_json(self._notes.read_bytes())
-            if not all(
-                "labels" in r.shape.kwargs and "Binds" in r.shape.kwargs["host_config"] for _, r in found
-            ):
+            hosts = [r.shape.kwargs["host_config"] for _, r in found if "labels" in r.shape.kwargs]
+            if len(hosts) < len(found) or not all({"Binds", "Tmpfs"} <= host.keys() for host in hosts):
                 raise ValueError("it is not what a container is made with")
             self._recipes.update(found)
         except FileNotFoundError:

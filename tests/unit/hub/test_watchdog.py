@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -394,6 +395,16 @@ def test_logs_that_sessions_let_grow_are_emptied(isolation: Isolation) -> None:
     (other / "log").write_bytes(b"x" * 1000)
     isolation.trim_files()
     assert [(folder / "log").stat().st_size for folder in (own, other)] == [0, 1000]
+
+
+def test_blocks_behind_the_end_of_a_file_are_cut_off_too(isolation: Isolation) -> None:
+    own = isolation.folder(7)
+    own.mkdir(parents=True)
+    (own / "log").write_bytes(b"x" * 1000)
+    subprocess.run(["fallocate", "--keep-size", "-l", "64M", str(own / "log")], check=True)
+    assert (own / "log").stat().st_size == 1000
+    isolation.trim_files()
+    assert (own / "log").stat().st_blocks == 0
 
 
 def test_an_account_that_a_session_lets_grow_is_cut_back(

@@ -213,8 +213,6 @@ LIBFGPU = {
     "/etc/ld.so.preload",
     "/run/fgpu/libfgpu.so",
     "/run/fgpu/limits",
-    "/run/fgpu/accounting",
-    "/run/fgpu/log",
     "/run/fgpu/probe",
     "/run/fgpu/probe-static",
     "/run/fgpu/fgpu-smi",
@@ -228,10 +226,7 @@ def test_a_container_has_libfgpu_from_read_only_files_of_their_own(prepare: Prep
     prepared = prepare("interposer")
     found = by_target(prepared)
     assert set(found) == LIBFGPU
-    assert {target for target, mount in found.items() if not mount.read_only} == {
-        "/run/fgpu/accounting",
-        "/run/fgpu/log",
-    }
+    assert {target for target, mount in found.items() if not mount.read_only} == set()
     assert found.pop("/run/fgpu") == Mount(host.data / "limits" / "7", "/run/fgpu")
     assert all(mount.source.is_file() for mount in found.values())
     assert found["/etc/ld.so.preload"].source.read_text() == "/run/fgpu/libfgpu.so\n"
@@ -251,13 +246,26 @@ def test_the_folder_is_a_mount_and_has_a_place_for_each_mount_in_it(prepare: Pre
             inside = [
                 Path(target).relative_to("/run/fgpu") for target in found if target.startswith("/run/fgpu/")
             ]
-            assert all((own / path).exists() for path in inside if path.parent.name != "simulated")
+            assert all((own / path).exists() for path in inside)
             assert stat.S_IMODE(own.stat().st_mode) == 0o755
 
 
-def test_what_a_session_writes_is_in_memory_where_nobody_else_gets(prepare: Prepare, host: Host) -> None:
+def test_what_a_container_writes_is_in_memory_of_its_own_and_little(prepare: Prepare, host: Host) -> None:
+    prepared = prepare("interposer")
+    assert prepared.in_memory == {"/run/fgpu/written": "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"}
+    own = host.data / "limits" / "7"
+    assert (own / "written").is_dir()
+    assert not {"log", "accounting"} & {path.name for path in own.iterdir()}
+
+
+def local_account(prepare: Prepare, host: Host) -> Path:
+    prepare("interposer", own_root=False)
+    return (host.data / "limits" / "7" / "accounting").resolve()
+
+
+def test_what_a_process_writes_is_in_memory_where_nobody_else_gets(prepare: Prepare, host: Host) -> None:
     assert host.accounting is not None
-    account = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+    account = local_account(prepare, host)
     assert account == host.accounting / "7" / "accounting"
     assert account.stat().st_size == accounting.REGION_BYTES
     modes = [stat.S_IMODE(p.stat().st_mode) for p in (account, account.parent, account.parent.parent)]
@@ -273,14 +281,14 @@ def test_modes_are_what_they_have_to_be_whatever_the_umask(prepare: Prepare, hos
     finally:
         os.umask(before)
     modes = {target: stat.S_IMODE(mount.source.stat().st_mode) for target, mount in found.items()}
-    own = ("/run/fgpu/limits", "/etc/ld.so.preload", "/run/fgpu/log", "/run/fgpu/accounting")
-    assert [modes[target] for target in own] == [0o444, 0o444, 0o666, 0o666]
+    assert [modes[target] for target in ("/run/fgpu/limits", "/etc/ld.so.preload")] == [0o444, 0o444]
+    assert stat.S_IMODE((host.data / "limits" / "7" / "written").stat().st_mode) == 0o777
 
 
-def test_a_second_launch_begins_with_an_account_of_nothing(prepare: Prepare) -> None:
-    first = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+def test_a_second_launch_begins_with_an_account_of_nothing(prepare: Prepare, host: Host) -> None:
+    first = local_account(prepare, host)
     first.write_bytes(b"x" * 100)
-    second = by_target(prepare("interposer"))["/run/fgpu/accounting"].source
+    second = local_account(prepare, host)
     assert second == first
     assert second.read_bytes() == bytes(accounting.REGION_BYTES)
 
@@ -302,21 +310,23 @@ def test_a_folder_in_shared_memory_that_is_not_ours_alone_is_not_used(
         host.accounting.mkdir()
         os.chown(host.accounting, 1234, 1234)
     with pytest.raises(CannotPrepare, match="account could not be made"):
-        prepare("interposer")
+        prepare("interposer", own_root=False)
 
 
 def test_a_simulated_device_comes_with_its_driver_and_nvidia_smi(prepare: Prepare, host: Host) -> None:
     prepared = prepare("interposer", SIMULATED)
     found = by_target(prepared)
     assert set(found) - LIBFGPU == {
-        "/run/fgpu/simulated",
+        "/run/fgpu/simulated/machine",
+        "/run/fgpu/simulated/libcuda.so.1",
+        "/run/fgpu/simulated/libnvidia-ml.so.1",
         "/run/fgpu/simulated/ledger",
-        "/run/fgpu/simulated/log",
         "/usr/local/bin/nvidia-smi",
     }
-    assert found["/run/fgpu/simulated"] == Mount(host.data / "simulated" / "lab", "/run/fgpu/simulated")
+    at = "/run/fgpu/simulated/machine"
+    assert found[at] == Mount(host.data / "simulated" / "lab" / "machine", at)
     writable = {target for target, mount in found.items() if not mount.read_only}
-    assert {"/run/fgpu/simulated/ledger", "/run/fgpu/simulated/log"} < writable
+    assert writable == {"/run/fgpu/simulated/ledger"}
     assert prepared.search_paths == {"LD_LIBRARY_PATH": "/run/fgpu/simulated"}
 
 
@@ -457,7 +467,7 @@ def test_without_isolation_a_session_is_told_and_not_held(prepare: Prepare) -> N
     prepared = prepare("none", SIMULATED)
     found = by_target(prepared)
     assert {"/etc/ld.so.preload", "/run/fgpu/libfgpu.so"}.isdisjoint(found)
-    assert {"/run/fgpu/limits", "/run/fgpu/simulated"} <= set(found)
+    assert {"/run/fgpu/limits", "/run/fgpu/simulated/machine"} <= set(found)
     assert prepare("none", GPU, native=None, own_root=False).environment == {}
 
 

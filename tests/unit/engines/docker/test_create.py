@@ -9,6 +9,7 @@ import pytest
 from docker.types import Mount as DockerMount
 
 from fgpuspawner.engines.docker.create import parse_environment, sealed_mounts
+from fgpuspawner.engines.docker.volumes import unnamed_volumes
 from fgpuspawner.isolation.base import Mount
 
 OURS = (
@@ -73,6 +74,17 @@ def test_what_is_mounted_above_ours_stays_and_lies_below_them(target: str) -> No
     assert (found["Binds"], displaced) == ([bind], [])
 
 
+def test_a_folder_in_memory_of_ours_takes_the_place_of_anothers() -> None:
+    given = {
+        "Tmpfs": {"/run/fgpu/written": "size=900g", "/tmp": ""},
+        "Binds": ["/evil:/run/fgpu/written/log"],
+    }
+    found, displaced = sealed_mounts(given, OURS, {"/run/fgpu/written": "size=4m"})
+    assert found["Tmpfs"] == {"/tmp": "", "/run/fgpu/written": "size=4m"}
+    assert found["Binds"] == []
+    assert sorted(displaced) == ["/run/fgpu/written", "/run/fgpu/written/log"]
+
+
 def test_what_there_was_is_not_changed() -> None:
     given: dict[str, Any] = {"Binds": ["/evil:/run/fgpu/limits:rw"], "Mounts": []}
     sealed_mounts(given, OURS)
@@ -83,3 +95,11 @@ def test_an_environment_may_be_a_list_as_the_engine_has_it() -> None:
     assert parse_environment(["A=1", "B=", "C", "D=x=y"]) == {"A": "1", "B": "", "C": None, "D": "x=y"}
     assert parse_environment(None) == {}
     assert parse_environment({"A": "1"}) == {"A": "1"}
+
+
+def test_an_image_gets_the_volumes_that_it_asks_for_where_nothing_else_is_mounted() -> None:
+    config = {"Volumes": {"/srv/a": {}, "/home/jovyan/": {}}}
+    assert unnamed_volumes(config, ["/home/jovyan"], "abc") == [
+        {"Type": "volume", "Target": "/srv/a", "VolumeOptions": {"Labels": {"fgpu.unnamed": "abc"}}}
+    ]
+    assert unnamed_volumes({"Volumes": None}, [], "abc") == []

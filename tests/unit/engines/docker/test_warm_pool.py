@@ -12,7 +12,7 @@ from fgpuspawner.engines.docker import warm_pool as warm
 from fgpuspawner.engines.docker.homes import CannotMount, Home
 from fgpuspawner.engines.docker.warm_pool import Unpoolable, WarmPool, busiest, files_of, shape_of
 
-FOLDER, ACCOUNT = Path("/srv/data/limits/7"), Path("/dev/shm/fgpu/7")
+FOLDER = Path("/srv/data/limits/7")
 
 
 def made(session: int = 7, user: str = "alice", **host: Any) -> dict[str, Any]:
@@ -29,13 +29,12 @@ def made(session: int = 7, user: str = "alice", **host: Any) -> dict[str, Any]:
             "PidsLimit": session,
             "NetworkMode": f"fgpu-x-u-{user}",
             "Mounts": [
-                {"Type": "bind", "Source": f"/srv/data/limits/{session}/log", "Target": "/run/fgpu/log"},
-                {"Type": "bind", "Source": f"/srv/data/limits/{session}", "Target": "/run/fgpu"},
                 {
                     "Type": "bind",
-                    "Source": f"/dev/shm/fgpu/{session}/accounting",
-                    "Target": "/run/fgpu/accounting",
+                    "Source": f"/srv/data/limits/{session}/limits",
+                    "Target": "/run/fgpu/limits",
                 },
+                {"Type": "bind", "Source": f"/srv/data/limits/{session}", "Target": "/run/fgpu"},
             ],
             **host,
         },
@@ -48,7 +47,6 @@ def shaped(kwargs: dict[str, Any], session: int = 7) -> str:
         image_id="sha256:1",
         told={"FGPU_SESSION_ID": str(session)},
         folder=FOLDER.with_name(str(session)),
-        account=ACCOUNT.with_name(str(session)),
     )[0].text()
 
 
@@ -93,20 +91,19 @@ def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any
 
 
 def test_a_home_is_what_is_mounted_read_write() -> None:
-    _, homes = shape_of(made(), image_id="", told={}, folder=FOLDER, account=ACCOUNT)
+    _, homes = shape_of(made(), image_id="", told={}, folder=FOLDER)
     assert homes == (Home("home-alice", "/home/jovyan"),)
 
 
 def test_nothing_of_a_session_is_in_its_shape() -> None:
     text = shaped(made())
-    for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "/dev/shm/fgpu/7", "FGPU_SESSION_ID"):
+    for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "FGPU_SESSION_ID"):
         assert own not in text
 
 
-def test_what_is_in_a_sessions_folder_is_noted_but_its_limits_and_its_account(tmp_path: Path) -> None:
+def test_what_is_in_a_sessions_folder_is_noted_but_its_limits(tmp_path: Path) -> None:
     (tmp_path / "simulated").mkdir(mode=0o755)
     (tmp_path / "limits").write_text("of the session")
-    (tmp_path / "accounting").write_bytes(bytes(2 << 20))
     (tmp_path / "ld.so.preload").write_text("/run/fgpu/libfgpu.so\n")
     (tmp_path / "ld.so.preload").chmod(0o444)
     assert files_of(tmp_path) == (

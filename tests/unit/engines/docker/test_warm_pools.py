@@ -44,7 +44,7 @@ class Daemon:
     def rename(self, container: str, name: str) -> None:
         self.made[name] = self.made.pop(container)
 
-    def remove_container(self, name: str, force: bool) -> None:
+    def remove_container(self, name: str, *, v: bool, force: bool) -> None:
         self.made.pop(name, None)
 
     def containers(self, **_: Any) -> list[dict[str, Any]]:
@@ -134,6 +134,8 @@ class Lab:
             "environment": {"FGPU_SESSION_ID": str(session.id)},
             "labels": {"fgpu.session": str(session.id)},
             "host_config": {
+                "Binds": [],
+                "Tmpfs": {"/run/fgpu/written": "size=4m"},
                 "Mounts": [{"Type": "bind", "Source": f"{own}/limits", "Target": "/run/fgpu/limits"}],
                 "DeviceRequests": [DeviceRequest(driver="nvidia", device_ids=uuids)] if uuids else None,
             },
