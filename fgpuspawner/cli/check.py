@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
@@ -12,6 +13,7 @@ from fgpuspawner.cli.command import add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.manager import choices_for
+from fgpuspawner.settings.room import MIB, room_of
 
 if TYPE_CHECKING:
     from fgpuspawner.spawner.base import QueuedSpawner
@@ -53,7 +55,23 @@ def run(given: argparse.Namespace) -> list[str]:
     lines.append(
         f"  images: {len(offered)} ({', '.join(offered)})" + (f", {others} not enabled" if others else "")
     )
-    return [*lines, f"  database: {_database(settings.database_url())}"]
+    lines.append(f"  database: {_database(settings.database_url())}")
+    return [*lines, *_disk(settings.data_path())]
+
+
+def _disk(data: Path) -> list[str]:
+    """Return what is to be known of the disk of the Hub's data."""
+    # It may be for the Hub to make.
+    there = next((folder for folder in (data, *data.parents) if folder.is_dir()), None)
+    if there is None:
+        return []
+    try:
+        room = room_of(there)
+    except OSError as e:
+        return [f"  disk: not known: {e.strerror}"]
+    return [f"  disk: {room.free_bytes // MIB} MiB left for {data}"] + [
+        f"  WARNING: {words}" for words in (room.words(data),) if words
+    ]
 
 
 def _database(url: str) -> str:

@@ -13,6 +13,7 @@ from fgpu_scheduler import FGPUError
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.checks import check_hub, use_subdomains
 from fgpuspawner.hub.roles import follow_the_hub
+from fgpuspawner.hub.room import DiskWatch, answer_health, leave_on_a_full_disk
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.supervisor import Supervisor
 from fgpuspawner.hub.who_asks import note_who_asks
@@ -30,11 +31,15 @@ def start_with_the_hub(app: Any) -> None:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
         use_subdomains(app, settings)
+        watch = DiskWatch(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
         runtime.open_engine([app.hub.api_url, settings.service_url()])
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
+    watch.begin(runtime.background)
+    leave_on_a_full_disk(app, watch)
+    answer_health(app, watch, runtime)
     follow_the_hub(app)
     note_who_asks(app, runtime.opened)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711

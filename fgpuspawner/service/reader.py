@@ -42,6 +42,7 @@ from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.service.model import Savers, World
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.room import Room, room_of
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,13 @@ class Reader:
         await until_it_works(connect, every_s=CONNECT_EVERY_S, failures=failures)
         self._connected = True
         log.info("Connected to the scheduler's database")
+
+    def room(self) -> Room | None:
+        """Return what room there is on the disk of the Hub's data; None where that cannot be told."""
+        try:
+            return room_of(self.settings.data_path())
+        except OSError:
+            return None
 
     async def close(self) -> None:
         """Wait for what is being read, and close every connection."""

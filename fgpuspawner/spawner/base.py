@@ -540,11 +540,15 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         while True:
             await asyncio.sleep(STOP_AGAIN_S)
             current = self.user.spawners.get(self.name)
-            if current is not None and current.active:
+            # Where the Hub could not note the end either, it still has this one for a server that runs.
+            unnoted = current is self and self._phase == self.IDLE
+            if current is not None and current.active and not unnoted:
                 return  # Asked for again meanwhile: that start takes the session up, or ends it.
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
-                return
+                break
+        if current is self and self.active:
+            await self.user.stop(self.name)
 
     async def _end(
         self, session: Session, cause: EndCause, message: str | None, *, now: bool, by: str | None = None

@@ -45,8 +45,13 @@ class Health(RequestHandler):
         except (StoreUnavailable, TimeoutError):
             self.set_status(503)
             self.finish({"status": "unavailable"})
-        else:
-            # Nobody who asks here is known: that something is wrong, and not what.
-            images = self.service.reader.images
-            wrong = images.problem or images.trouble
-            self.finish({"status": "ok"} | ({"catalogue": "last good"} if wrong else {}))
+            return
+        # Nobody who asks here is known: that something is wrong, and not what.
+        images, room = self.service.reader.images, self.service.reader.room()
+        told = {"catalogue": "last good"} if images.problem or images.trouble else {}
+        if room is not None and room.short:
+            told["disk"] = "full" if room.full else "short"
+        if room is not None and room.full:
+            self.set_status(503)
+            told["status"] = "unavailable"
+        self.finish({"status": "ok"} | told)

@@ -54,8 +54,14 @@ class PageHandler(Handler):
                 self.service.reader.engine, admin=viewer is not None and viewer.admin
             ),
             "here": navigation.current(path),
+            "trouble": self._trouble() if viewer is not None and viewer.admin else None,
             "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }
+
+    def _trouble(self) -> str | None:
+        """Return what an administrator has to see to now."""
+        room = self.service.reader.room()
+        return room.words(self.service.settings.data_path()) if room is not None else None
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])

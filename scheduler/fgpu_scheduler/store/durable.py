@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from fgpu_scheduler.store.database import Database
+from fgpu_scheduler.store.schema import meta
 from fgpu_scheduler.store.transaction import Kept, SqlWrite, writing
 
 
@@ -46,6 +47,16 @@ class Durable:
             StoreUnavailable: unreachable, or not (yet) of this version; one line, without the password.
         """
         self._installation_id = self._database.open(migrate=False, write=True)
+
+    def check_writable(self) -> None:
+        """Return if a transaction could be written now; it changes nothing.
+
+        Raises:
+            StoreUnavailable: it could not; one line, without the password.
+        """
+        with self._database.writing() as connection:
+            connection.execute(update(meta).values(version=meta.c.version))
+            connection.rollback()
 
     def close(self) -> None:
         """Close every connection. Idempotent."""

@@ -1,0 +1,198 @@
+"""A Hub whose disk is full: a reserve that it gives up then, and what goes on without writing.
+
+JupyterHub notes at every request when a token or a user was seen last. Where that cannot be written it takes a valid
+token for none. So on a full disk nobody's activity is noted, and the reserve leaves room for what must be written:
+log-ins, and the ends of sessions, which are what makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from jupyterhub.handlers.pages import HealthCheckHandler
+from jupyterhub.utils import maybe_future
+from sqlalchemy.exc import SQLAlchemyError
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.settings.room import Room, room_of
+
+log = logging.getLogger("fgpu")
+
+EVERY_S = 2.0
+SAY_AGAIN_AFTER = 150
+"""Looks after which a disk that is still full is logged again."""
+FILES = 16
+MOST_BYTES = 32 << 20
+SHARE = 16
+"""Of a small file system the reserve is a sixteenth at most."""
+NEVER_S = 100 * 365 * 24 * 3600
+LOOK_WITHIN_S = 5.0
+ANNOUNCEMENT = (
+    "The disk of this Hub is full. What runs goes on, but log-ins and starts can fail. Ask an administrator."
+)
+
+
+class Reserve:
+    """Files that take room (blocks, and inodes) until it is needed. Everything blocks."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = data / "reserve"
+
+    def make(self, room: Room) -> None:
+        """Make what is missing, where there is plenty of room for it."""
+        bytes_each = min(MOST_BYTES, room.total_bytes // SHARE) // FILES
+        left = room.free_bytes
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for number in range(FILES):
+            path = self._folder / str(number)
+            if path.exists():
+                continue
+            left -= bytes_each
+            if Room(left, room.total_bytes, room.files).short:
+                return
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, bytes_each)
+
+    def give_up(self) -> bool:
+        """Remove all of it; return whether there was any."""
+        there = list(self._folder.glob("*"))
+        for path in there:
+            path.unlink(missing_ok=True)
+        return bool(there)
+
+
+class DiskWatch:
+    """Looks at the file system of the Hub's data for as long as the Hub lives."""
+
+    def __init__(self, app: Any, data: Path) -> None:
+        self._app = app
+        self._data = data
+        self._reserve = Reserve(data)
+        self._looks = 0
+        self._usual: tuple[Any, Any] | None = None
+        self.room = room_of(data)
+
+    def begin(self, background: Background) -> None:
+        """Look, again and again; also before anything of the Hub has been started."""
+        self._note(self._looked())
+        background.every(
+            EVERY_S, self.look, failed="The room on the Hub's disk cannot be looked at", foreseen=(OSError,)
+        )
+
+    async def look(self) -> None:
+        """Look once."""
+        self._note(await asyncio.to_thread(self._looked))
+
+    def _looked(self) -> Room:
+        room = room_of(self._data)
+        if room.short:
+            if self._reserve.give_up():
+                log.error("%s The Hub's reserve of room was given up", room.words(self._data))
+        else:
+            try:
+                self._reserve.make(room)
+            except OSError as e:
+                log.debug("The reserve of room cannot be made: %s", e)
+        return room
+
+    def _note(self, room: Room) -> None:
+        self.room = room
+        if not self._app.db.is_active:
+            # What could not be written in the middle of something; until then nothing can be read either.
+            self._app.db.rollback()
+        if not room.short:
+            if self._looks:
+                log.warning("There is room on the Hub's disk again")
+            self._looks = 0
+        else:
+            if self._looks % SAY_AGAIN_AFTER == 0:
+                log.error("%s", room.words(self._data))
+            self._looks += 1
+        self._let_the_hub_know(short=room.short)
+
+    def _let_the_hub_know(self, *, short: bool) -> None:
+        """Have the Hub's handlers note nobody's activity while the disk is full, and say why things fail."""
+        application = getattr(self._app, "tornado_application", None)
+        if application is None:
+            return  # Not made yet: the next look finds it.
+        settings = application.settings
+        if short and self._usual is None:
+            self._usual = settings.get("activity_resolution", 0), settings.get("template_vars")
+            settings["activity_resolution"] = NEVER_S
+            settings["template_vars"] = {**(self._usual[1] or {}), "announcement": ANNOUNCEMENT}
+        elif not short and self._usual is not None:
+            settings["activity_resolution"], settings["template_vars"] = self._usual
+            self._usual = None
+
+    def give_up(self) -> None:
+        """Give the reserve up: the Hub ends, and writes that."""
+        try:
+            if room_of(self._data).short:
+                self._reserve.give_up()
+        except OSError as e:
+            log.warning("The reserve of room could not be given up: %s", e)
+
+
+def leave_on_a_full_disk(app: Any, watch: DiskWatch) -> None:
+    """Have the Hub end when it is told to, also where it cannot write that it does."""
+    usual = app.cleanup
+
+    async def cleanup() -> None:
+        watch.give_up()
+        try:
+            await usual()
+        except SQLAlchemyError as e:
+            log.error("The Hub ends without having noted everything in its database: %s", e)
+            app.db.rollback()
+            if app.cleanup_proxy and app.proxy.should_start:
+                await maybe_future(app.proxy.stop())
+
+    app.cleanup = cleanup
+
+
+class Health(HealthCheckHandler):  # type: ignore[misc]
+    """Whether the Hub can do its work, for monitors, who need no log-in and are told nothing else."""
+
+    watch: DiskWatch
+    runtime: Runtime
+
+    async def prepare(self) -> None:
+        """Do nothing: who asks is nobody's business, and looking that up asks the Hub's database."""
+
+    async def get(self) -> None:
+        """Answer 200 while sessions can start and end, else 503."""
+        parts = {"disk": _disk_word(self.watch.room), "database": "ok", "engine": "ok"}
+        try:
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                await asyncio.to_thread(self.runtime.store.check_writable)
+        except (FGPUError, TimeoutError):
+            parts["database"] = "cannot be written"
+        answering, silent = self.runtime.engine.answering()
+        if silent:
+            parts["engine"] = "some machines are silent" if answering else "silent"
+        works = parts["database"] == "ok" and parts["disk"] != "full" and parts["engine"] != "silent"
+        fine = all(word == "ok" for word in parts.values())
+        self.set_status(200 if works else 503)
+        self.set_header("Cache-Control", "no-store")
+        self.finish({"status": "ok" if fine else "degraded" if works else "unavailable", **parts})
+
+    head = get
+
+
+def _disk_word(room: Room) -> str:
+    return "full" if room.full else "short" if room.short else "ok"
+
+
+def answer_health(app: Any, watch: DiskWatch, runtime: Runtime) -> None:
+    """Have the Hub's own address for monitors tell whether it works."""
+    own = type("Health", (Health,), {"watch": watch, "runtime": runtime})
+    # In place: that the list is set is what this Hub starts by.
+    app.handlers[:] = [
+        (entry[0], own, *entry[2:]) if entry[1] is HealthCheckHandler else entry for entry in app.handlers
+    ]
