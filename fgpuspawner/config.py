@@ -115,6 +115,8 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     c.Spawner.start_timeout = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
     c.Spawner.setdefault("http_timeout", 60)
     c.Spawner.setdefault("poll_interval", 10)
+    # What programs of one session write at home is not to be part of the server of the next.
+    c.Spawner.setdefault("disable_user_config", True)
     # Refusals and failed launches say nothing about the Hub's health.
     c.Spawner.setdefault("consecutive_failure_limit", 0)
     scopes = [

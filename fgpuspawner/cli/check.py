@@ -55,6 +55,9 @@ def run(given: argparse.Namespace) -> list[str]:
     lines.append(
         f"  images: {len(offered)} ({', '.join(offered)})" + (f", {others} not enabled" if others else "")
     )
+    danger = settings.danger_of_sharing(saves_images=able.saves_images, subdomain_host=app.subdomain_host)
+    if danger is not None:
+        lines.append(f"  DANGER: {danger}")
     lines.append(f"  database: {_database(settings.database_url())}")
     return [*lines, *_disk(settings.data_path())]
 

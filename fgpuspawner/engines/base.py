@@ -200,11 +200,15 @@ class SaveSpec:
 
 @dataclass(frozen=True, slots=True)
 class SavedImage:
-    """An image as its engine has it: its id, the bytes beyond what the session ran, and how to build it anew."""
+    """An image as its engine has it: its id, the bytes beyond what the session ran, and how to build it anew.
+
+    ``server_kept``: nothing in the session could change what its server is made of.
+    """
 
     engines_id: str
     size_bytes: int
     recipe: str
+    server_kept: bool
 
 
 @dataclass(frozen=True, slots=True)

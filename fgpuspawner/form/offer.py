@@ -120,7 +120,14 @@ class Offer:
     @property
     def shown_images(self) -> tuple[Image, ...]:
         """The images that the user is shown."""
-        return tuple(image for image in self.images if not image.hidden)
+        return tuple(i for i in self.images if not i.hidden and i.is_accepted_by(self.user))
+
+    @property
+    def offered_images(self) -> tuple[Image, ...]:
+        """The images of others that the user has neither accepted nor declined."""
+        return tuple(
+            i for i in self.images if not i.is_accepted_by(self.user) and self.user not in i.declined_by
+        )
 
     @property
     def max_priority(self) -> int:
@@ -220,7 +227,7 @@ def make_offer(
     if not images:
         raise Refused([Refusal("image", "no_image", "image: you may use no image; ask an administrator")])
     hub_groups = tuple(hub_groups)
-    shown = [image for image in images if not image.hidden]
+    shown = [i for i in images if not i.hidden and i.is_accepted_by(user)]
     image = next((i for i in shown if i.default), next(iter(shown), None))
     longest_s = settings.max_time_limit_s or None
     offer = Offer(

@@ -21,6 +21,11 @@ GPU_BY = "gpu_by"
 IMAGE_NAME = "image_name"
 """Of the form only: an image by its name, in place of one of those that it lists."""
 
+ACCEPT_IMAGE = "accept_image"
+"""An image of somebody else's that is accepted with the start, by its digest: what was seen is what is started."""
+
+NOT_ACCEPTED = "not_accepted"
+
 ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
 """What is the same in every resource group."""
 OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
@@ -67,7 +72,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     given = Given(raw)
     refusals = given.refusals
     for name in raw:
-        if name not in FIELDS:
+        if name not in FIELDS and name != ACCEPT_IMAGE:
             message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
             refusals.append(Refusal("options", "unknown_option", message))
     group = given.choice("group", offer.groups, offer.default.group)
@@ -98,6 +103,26 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     if refusals := refusals or offer.unmet(wanted):
         raise Refused(refusals)
     return wanted
+
+
+def parse_to_start(raw: Mapping[str, object], offer: Offer) -> tuple[Wanted, str]:
+    """Return what ``raw`` asks for, and the digest of the image that is accepted with it; "" where none has to be.
+
+    Raises:
+        Refused: with every reason at once; also where the image is somebody else's, and is not accepted.
+    """
+    wanted = parse(raw, offer)
+    image = offer.image(wanted.image)
+    assert image is not None
+    if image.is_accepted_by(offer.user):
+        return wanted, ""
+    if not image.digest or raw.get(ACCEPT_IMAGE) != image.digest:
+        message = (
+            f"image: {image.slug} is {image.owner}'s, and its programs run as you, with your files; if you trust"
+            f" {image.owner}, accept it with {ACCEPT_IMAGE}={image.digest}"
+        )
+        raise Refused([Refusal("image", NOT_ACCEPTED, message, nearest=image.digest)])
+    return wanted, image.digest
 
 
 def _image(given: Given, offer: Offer) -> Image:

@@ -14,8 +14,9 @@ from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib
 from fgpuspawner.form.offer import Offer, Refused, Wanted
-from fgpuspawner.form.options import GPU_BY, IMAGE_NAME
+from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED
 from fgpuspawner.form.presets import fields_of, one_click
+from fgpuspawner.images.model import Image
 from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.times import hours_minutes
 
@@ -68,6 +69,7 @@ def render(
         search_from=SEARCH_FROM,
         known={"groups": groups, "images": amounts(offer, advice or {}), "labels": LABELS},
         by_link=by_link,
+        accept_image=ACCEPT_IMAGE,
         failed=failed,
         next_step=next_step,
         notice=notice,
@@ -76,6 +78,8 @@ def render(
         models=list(dict.fromkeys(model for group in groups for model in group["models"])),
         values=_values(offer, given),
         refused=_at_fields(refusals),
+        to_accept=_to_accept(offer, given),
+        offered=len(offer.offered_images),
         step=format_milli(offer.caps.fgpu_step_milli),
         most_fgpu=max((g["amounts"][-1] for g in groups if g["amounts"]), key=float, default="0"),
         most_cpu=max((g["max_cpu"] for g in groups), key=float, default="0"),
@@ -123,21 +127,32 @@ def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
+def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
+    """Return the image of somebody else's that is asked for and was not accepted."""
+    image = offer.image(given.get(IMAGE_NAME) or given.get("image"))
+    return None if image is None or image.is_accepted_by(offer.user) else image
+
+
 def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
     """Return what to say at each of the form's fields; of several things at one, all."""
     found: dict[str, list[str]] = {}
     for refusal in refusals:
         field = "time_limit" if refusal.field == "time_limit_s" else refusal.field
-        found.setdefault(field, []).append(refusal.message.removeprefix(f"{refusal.field}: "))
+        found.setdefault(field, []).append(_words(refusal).removeprefix(f"{refusal.field}: "))
     return {field: "; ".join(messages) for field, messages in found.items()}
 
 
 def refusal_words(refused: Refused) -> list[str]:
     """Return the reasons with the form's words for its fields."""
     return [
-        f"{LABELS[r.field]}: {r.message.removeprefix(f'{r.field}: ')}" if r.field in LABELS else r.message
+        f"{LABELS[r.field]}: {_words(r).removeprefix(f'{r.field}: ')}" if r.field in LABELS else r.message
         for r in refused.refusals
     ]
+
+
+def _words(refusal: Refusal) -> str:
+    # The form has a box to tick, where the API has an option.
+    return "somebody else's, which you have not accepted" if refusal.code == NOT_ACCEPTED else refusal.message
 
 
 def refusal_html(refused: Refused) -> str:

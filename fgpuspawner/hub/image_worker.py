@@ -201,6 +201,7 @@ class ImageWorker:
                         engines_id=saved.engines_id,
                         size_bytes=size_bytes,
                         recipe=saved.recipe,
+                        server_kept=saved.server_kept,
                         quota=self._quota,
                     )
                 return

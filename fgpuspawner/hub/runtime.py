@@ -339,6 +339,15 @@ class Runtime:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._filers, self.isolation.remove, session.id)
 
+    async def accept_image(self, engines_id: str, user: str) -> None:
+        """Keep that a user accepts an image of somebody else's, and know it from now on."""
+        answer = PrivateImages(self.store).answer
+        now_s = SystemClock().now_s()
+        await self.queue.patiently(
+            lambda: asyncio.to_thread(answer, engines_id, user=user, accepted=True, now_s=now_s)
+        )
+        await asyncio.to_thread(self.images.refresh)
+
     async def read_for_form(self, read: Callable[..., T], *args: Any) -> T:
         """Run what asks the database for a form, which may hang there longer than anybody waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._form_readers, read, *args)

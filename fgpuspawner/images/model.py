@@ -24,8 +24,9 @@ class Image:
     What is not ``enabled`` is started by nobody; what is ``hidden`` only by who knows the slug.
 
     ``owner`` and ``node_id`` are of private images only, whose slug is their full name: whose it is,
-    and which engine has it. ``groups`` and ``users`` are then whom it is shared with, and ``under`` is the image of the
-    catalogue that it has in it: for whom that one does not exist, this one does not either.
+    and which engine has it. ``groups`` and ``users`` are then whom it is shared with, ``accepted_by`` and ``declined_by``
+    who of them has said so, and ``under`` is the image of the catalogue that it has in it: for whom that one does not
+    exist, this one does not either. ``owners_alone``: all that it was made with was started by its owner.
     """
 
     slug: str
@@ -59,14 +60,25 @@ class Image:
     owner: str = ""
     node_id: str = ""
     under: Image | None = None
+    accepted_by: tuple[str, ...] = ()
+    declined_by: tuple[str, ...] = ()
+    owners_alone: bool = False
 
     def is_visible_to(self, user: str, groups: Collection[str]) -> bool:
-        """Return whether this user of these Hub groups may start it, while it is enabled."""
+        """Return whether this user of these Hub groups may start it, while it is enabled, once they have accepted it."""
         if self.under is not None and not self.under.is_visible_to(user, groups):
             return False
         if not self.groups and not self.users and not self.owner:
             return True
         return user in (self.owner, *self.users) or any(group in groups for group in self.groups)
+
+    def is_accepted_by(self, user: str) -> bool:
+        """Return whether the user need not be asked any more: it is the administrator's, their own, or they said yes."""
+        return user in (self.owner, *self.accepted_by) or not self.owner
+
+    def may_have_others_programs(self, user: str) -> bool:
+        """Return whether there may be something in it that neither the administrator nor this user has put there."""
+        return bool(self.owner) and not (user == self.owner and self.owners_alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +97,11 @@ class Catalogue:
         return found if found is not None and found.enabled else None
 
     def of(self, request: Request) -> Image | None:
-        """Return the image of a request if whoever made it may start it now, or None."""
+        """Return the image of a request if whoever made it may start it now, and accepts it, or None."""
         found = self.get(request.image)
-        return found if found is not None and found.is_visible_to(request.user, request.groups) else None
+        if found is None or not found.is_visible_to(request.user, request.groups):
+            return None
+        return found if found.is_accepted_by(request.user) else None
 
     def startable_by(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
         """Return the images that this user of these Hub groups may start, in order; also hidden ones."""
@@ -95,7 +109,7 @@ class Catalogue:
 
     def visible_to(self, user: str, groups: Collection[str]) -> tuple[Image, ...]:
         """Return the images that this user of these Hub groups is shown, in order."""
-        return tuple(image for image in self.startable_by(user, groups) if not image.hidden)
+        return tuple(i for i in self.startable_by(user, groups) if not i.hidden and i.is_accepted_by(user))
 
 
 def state_words(image: Image) -> list[str]:

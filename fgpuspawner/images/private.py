@@ -41,8 +41,11 @@ def _entry(row: PrivateImage, catalogue: Catalogue) -> Image:
         default=False,
         enabled=True,
         hidden=False,
-        users=row.shared_users,
-        groups=row.shared_groups,
+        users=row.shared_users if row.server_kept else (),
+        groups=row.shared_groups if row.server_kept else (),
+        accepted_by=row.accepted_by,
+        declined_by=row.declined_by,
+        owners_alone=row.owners_alone,
         # Whoever may not start that one any more does not become root in this one either.
         sudo=base.sudo and base.enabled,
         under=base,

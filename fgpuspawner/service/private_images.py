@@ -27,6 +27,14 @@ def may_manage(image: PrivateImage, viewer: Viewer) -> bool:
     return viewer.admin or is_mine(image, viewer)
 
 
+def answer_of(image: PrivateImage, viewer: Viewer) -> str | None:
+    """Return whether the viewer has "accepted" or "declined" what is "offered" to them; None where nothing is."""
+    if image.state is not ImageState.READY or is_mine(image, viewer) or not is_shared_with(image, viewer):
+        return None
+    known = {"accepted": image.accepted_by, "declined": image.declined_by}
+    return next((answer for answer, users in known.items() if viewer.user in users), "offered")
+
+
 def is_visible(image: PrivateImage, viewer: Viewer) -> bool:
     """Return whether the viewer may know of it: others only of what they could start."""
     ready = image.state is ImageState.READY
@@ -86,6 +94,19 @@ async def share(
         "share",
         lambda i, now_s: i.share(int(image_id), users=users, groups=groups, now_s=now_s),
     )
+
+
+async def answer(handler: Handler, image_id: str, *, accepted: bool) -> PrivateImage:
+    """Accept or decline an image that is offered to the caller."""
+    found = await image_of(handler, image_id, to_manage=False)
+    user = handler.viewer.user
+    if user is None or not is_shared_with(found, handler.viewer) or is_mine(found, handler.viewer):
+        raise forbidden(f"{found.name} is not offered to you")
+    engines_id = found.image_id or ""
+    await handler.service.reader.change_private_images(
+        lambda images, now_s: images.answer(engines_id, user=user, accepted=accepted, now_s=now_s)
+    )
+    return await image_of(handler, image_id, to_manage=False)
 
 
 async def delete(handler: Handler, image_id: str) -> PrivateImage | None:

@@ -39,7 +39,8 @@ class ImageSettings(Settings):
     owners_may_commit = Bool(False).tag(example="True")
     """Whether users may save their own running sessions as private images. Administrators always may.
 
-    Sessions must be containers, and homes must be volumes or folders of the host (docs/user-images.md).
+    Sessions must be containers, and homes must be volumes or folders of the host (docs/user-images.md). They can share
+    them, so set ``c.JupyterHub.subdomain_host`` too (docs/network.md).
     """
     max_private_images = Integer(5, min=0, max=LARGEST_QUOTA).tag(example="10", remedy=QUOTA_REMEDY)
     """Most private images of one user, whoever saves them; 0: no limit."""
@@ -64,6 +65,16 @@ class ImageSettings(Settings):
     def image_quota(self) -> ImageQuota:
         """Return what private images each user may have."""
         return ImageQuota(self.max_private_images or None, self.max_private_images_mib or None)
+
+    def danger_of_sharing(self, *, saves_images: bool, subdomain_host: str) -> str | None:
+        """Return what administrators are to be told where users may share images; None where there is nothing to say."""
+        if not (saves_images and self.owners_may_commit) or subdomain_host:
+            return None
+        return (
+            "Users may share images (c.FGPU.owners_may_commit), and their sessions are on the Hub's own domain: programs"
+            " of an image can act on the Hub as whoever opens a session of it, an administrator too. Set"
+            " c.JupyterHub.subdomain_host, such as 'https://hub.example'"
+        )
 
     def _check_images(self) -> None:
         for slug, size in self.warm_pool.items():

@@ -50,7 +50,7 @@ from fgpuspawner.engines.base import (
     LaunchSpec,
 )
 from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
-from fgpuspawner.form.options import parse
+from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
 from fgpuspawner.hub.session_server import it_answers, wait_up
 from fgpuspawner.hub.who_asks import ended_by
@@ -71,6 +71,8 @@ LOOPBACK = "127.0.0.1"
 TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
 PULL_TOLD_EVERY_S = 1.0
+NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
+"""JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
 
 
 class QueuedSpawner(LaunchFormSpawner, Spawner):
@@ -167,7 +169,10 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             session,
             image,
             command=tuple(self.cmd or ()),
-            arguments=tuple(self.get_args()),
+            arguments=(
+                *self.get_args(),
+                *(NO_EXTENSIONS if image.may_have_others_programs(self.user.name) else ()),
+            ),
             environment=self.get_env(),
             told=self._told(),
             prepared=prepared,
@@ -199,7 +204,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         # Of a start that was cancelled an instant ago; there is one launch of a server at a time.
         await self._launch_at_rest()
         try:
-            wanted = parse(dict(self.user_options or {}), self.offer())
+            wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer())
+            if accepted:
+                await self._accept_image(accepted)
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
         except Refused as e:
             why = str(e)
@@ -275,6 +282,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             await asyncio.wait([launch])
         if self._launches.get(self._server_key) is found:
             del self._launches[self._server_key]
+
+    async def _accept_image(self, engines_id: str) -> None:
+        """Keep that the user accepts this image, and that they need not say so again."""
+        await self.runtime.accept_image(engines_id, self.user.name)
+        # A later start with the same options is not to accept again what was declined meanwhile.
+        self.user_options = {k: v for k, v in self.user_options.items() if k != ACCEPT_IMAGE}
+        self.orm_spawner.user_options = self.user_options
+        self.user.db.commit()
 
     async def _enqueue(self, wanted: Wanted) -> Session:
         """Take up this server's waiting request if it asks for the same, else queue a new one at the end."""
@@ -584,7 +599,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if current is None:
             return
         try:
-            parse(Wanted.of(current.own_request).as_options(), self.offer())
+            parse_to_start(Wanted.of(current.own_request).as_options(), self.offer())
         except Refused:
             await self._end(current, EndCause.USER, why, now=True)
         else:

@@ -19,7 +19,7 @@ from fgpuspawner.form import page as form
 from fgpuspawner.form import ticket
 from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
 from fgpuspawner.form.offer import Offer, Refused
-from fgpuspawner.form.options import parse, read_fields
+from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.spawner.failures import failed_lately, last_word, next_step
 
@@ -70,6 +70,7 @@ class LaunchFormSpawner(HasTraits):
 
     # What a spawner of the Hub has.
     user: Any
+    user_options: Any
     hub: Any
     handler: Any
     name: str
@@ -213,8 +214,10 @@ class LaunchFormSpawner(HasTraits):
             OnlyFilledIn: always. The Hub then shows the form.
         """
         sent = Sent(form.first_of(query_data), by_link=True)
+        # Nobody accepts an image by following a link.
+        said = {name: values for name, values in query_data.items() if name != ACCEPT_IMAGE}
         try:
-            parse(read_fields(query_data), self.offer())
+            parse_to_start(read_fields(said), self.offer())
         except Refused as e:
             sent.refusals = e.refusals
         _sent.set(sent)
@@ -227,7 +230,8 @@ class LaunchFormSpawner(HasTraits):
     def _read_form(self, fields: dict[str, list[str]]) -> dict[str, object]:
         _sent.set(Sent(form.first_of(fields)))
         try:
-            return parse(read_fields(fields), self.offer()).as_options()
+            wanted, accepted = parse_to_start(read_fields(fields), self.offer())
+            return wanted.as_options() | ({ACCEPT_IMAGE: accepted} if accepted else {})
         except Refused as e:
             refused_here(e.refusals)
             raise refusal(e, "; ".join(form.refusal_words(e))) from None

@@ -6,8 +6,11 @@ import json
 import os
 from typing import Any
 
+from jupyter_core.paths import jupyter_data_dir
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
+from jupyter_server.kernelspecs.handlers import KernelSpecResourceHandler
+from jupyter_server.kernelspecs.handlers import default_handlers as kernel_files
 from jupyter_server.utils import url_path_join
 from tornado import web
 from traitlets import Float
@@ -173,6 +176,25 @@ class KeepHandler(_Wish):
         return await self.status.reader.keep(session_id)
 
 
+class KernelFileHandler(KernelSpecResourceHandler):  # type: ignore[misc]
+    """A kernel's logo, which programs may have written: opened as a page it runs no script."""
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        self.set_header("Content-Security-Policy", "sandbox; frame-ancestors 'none'")
+
+
+def find_kernels_at_home(server_app: Any) -> None:
+    """Find the kernels that a user has made at home, also where no configuration is read there.
+
+    Kernels are programs of the session. They are no part of its server.
+    """
+    at_home = os.path.join(jupyter_data_dir(), "kernels")
+    folders = server_app.kernel_spec_manager.kernel_dirs
+    if at_home not in folders:
+        server_app.kernel_spec_manager.kernel_dirs = [at_home, *folders]
+
+
 def hub_token(server_app: Any) -> str:
     """Return the token that this server shows the Hub, or "". Its environment need not have it."""
     # JupyterHub's extension is the identity provider; its older servers have this themselves.
@@ -186,10 +208,12 @@ def hub_token(server_app: Any) -> str:
 def load(server_app: Any) -> None:
     """Register the handlers below the server's base URL."""
     status = FGPUStatus(parent=server_app, token=hub_token(server_app))
-    base = url_path_join(server_app.web_app.settings["base_url"], "fgpu", "api")
+    root = server_app.web_app.settings["base_url"]
+    base = url_path_join(root, "fgpu", "api")
     server_app.web_app.add_handlers(
         ".*$",
         [
+            *((url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files),
             (url_path_join(base, "status"), StatusHandler, {"status": status}),
             (url_path_join(base, "explain"), ExplainHandler, {"status": status}),
             # At most 18 digits: what the service's database can hold as an id.
@@ -203,6 +227,7 @@ def load(server_app: Any) -> None:
             ),
         ],
     )
+    find_kernels_at_home(server_app)
     try:
         # It lives as long as the server, and ends with its process.
         status.kernel_socket = KernelSocket(status.payload)

@@ -230,7 +230,15 @@ def ready(store: Store, engine: Engine, session: int, images: PrivateImages) -> 
     engine.client.tag(BASE, repository, tag=tag)
     engines_id = engine.client.inspect_image(BASE)["Id"]
     images.begin(row.id, facts="", now_s=1)
-    return images.made(row.id, engines_id=engines_id, size_bytes=1, recipe=None, quota=ImageQuota(), now_s=1)
+    return images.made(
+        row.id,
+        engines_id=engines_id,
+        size_bytes=1,
+        recipe=None,
+        server_kept=True,
+        quota=ImageQuota(),
+        now_s=1,
+    )
 
 
 async def test_a_rename_is_carried_through_and_the_old_name_is_gone(

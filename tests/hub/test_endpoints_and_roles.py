@@ -38,6 +38,7 @@ POST   save/{id}                           401 403 403 404 403 403 409
 GET    private-images                      302 403 403 200 403 200 200
 POST   private-images/{id}/rename          401 403 403 404 403 409 409
 POST   private-images/{id}/share           401 403 403 404 403 303 303
+POST   private-images/{id}/answer          401 403 403 404 403 403 403
 GET    private-images/{id}/delete          302 403 403 404 403 200 200
 POST   private-images/{id}/delete          401 403 403 404 403 303 303
 GET    admin/images                        302 403 403 403 403 403 200
@@ -78,6 +79,7 @@ GET    api/v1/private-images/{id}          401 403 403 404 403 200 200
 DELETE api/v1/private-images/{id}          401 403 403 404 403 202 202
 PUT    api/v1/private-images/{id}/name     401 403 403 404 403 409 409
 PUT    api/v1/private-images/{id}/shares   401 403 403 404 403 200 200
+PUT    api/v1/private-images/{id}/answer   401 403 403 404 403 403 403
 GET    api/v1/private-images/{id}/recipe   401 403 403 404 403 404 404
 GET    api/v1/admin/queue                  401 403 403 403 403 403 200
 PUT    api/v1/admin/sessions/{id}/priority 401 403 403 403 403 403 409
@@ -100,6 +102,7 @@ BODIES = {
     "api/v1/sessions/{id}/image": {"name": "other"},
     "api/v1/private-images/{id}/name": {"name": "other"},
     "api/v1/private-images/{id}/shares": {"users": [], "groups": []},
+    "api/v1/private-images/{id}/answer": {"accepted": True},
     "api/v1/admin/sessions/{id}/priority": {"priority": 7},
     "api/v1/admin/nodes/{id}": {"action": "uncordon"},
     "api/v1/admin/banner": {"text": "hello"},

@@ -54,6 +54,7 @@ class World:
             engines_id="sha256:0",
             size_bytes=3 * 2**20,
             recipe="FROM x\n# <b>recipe</b>\n",
+            server_kept=True,
             quota=ImageQuota(),
             now_s=now_s(),
         )
@@ -132,6 +133,15 @@ def test_another_user_sees_it_nowhere(world: World) -> None:
     assert "alice" not in page.text
 
 
+def test_administrators_are_told_in_red_that_sharing_needs_a_domain_for_each_user(world: World) -> None:
+    danger = "their sessions are on the Hub's own domain"
+    admin = world.hub.browser("admin", "test-admin-password-0123456789-abcdef")
+    for path in ("admin/images", "admin/queue", "admin/audit"):
+        assert danger in world.hub.page(admin, path).select(".notice.bad[role=alert]")[0].text
+    for page in (world.hub.page(admin, "private-images"), world.hub.page(world.hub.browser("bob"))):
+        assert danger not in page.text
+
+
 def test_only_the_owner_or_an_administrator_saves_a_session(world: World) -> None:
     told = world.ask("POST", f"sessions/{world.alice_runs.id}/image", world.bob, 404, {"name": "torch"})
     assert told["error"]["code"] == "no_such_session"
@@ -164,6 +174,18 @@ def test_sharing_shows_it_to_whom_it_is_shared_with_and_no_more(world: World) ->
     assert (shared["image"]["shared_users"], shared["image"]["shared_groups"]) == (["bob"], ["class"])
     seen = world.ask("GET", path, world.bob, 200)["image"]
     assert (seen["mine"], seen["can_manage"], seen["shared_users"]) == (False, False, None)
+    assert (seen["answer"], seen["accepted_by"], seen["digest"]) == ("offered", None, "sha256:0")
+    slugs = {i["slug"] for i in world.hub.get("images", world.bob)["images"]}
+    assert image["name"] not in slugs, "nothing is listed to start that was not accepted"
+    # Nobody accepts for another, and no session for its owner.
+    for token in (world.alice, world.admin):
+        world.ask("PUT", f"{path}/answer", token, 403, {"accepted": True})
+    told = world.ask("PUT", f"{path}/answer", world.bob, 400, {"accepted": "yes"})["error"]
+    assert told["message"] == "accepted: must be true or false"
+    for accepted, answer in ((True, "accepted"), (False, "declined"), (True, "accepted")):
+        said = world.ask("PUT", f"{path}/answer", world.bob, 200, {"accepted": accepted})["image"]
+        assert said["answer"] == answer
+    assert world.ask("GET", path, world.alice, 200)["image"]["accepted_by"] == ["bob"]
     world.offers(image["name"], world.bob)
     assert world.hub.ask("GET", f"api/v1/{path}/recipe", world.bob).text == "FROM x\n# <b>recipe</b>\n"
     assert world.ask("DELETE", path, world.bob, 403)["error"]["code"] == "forbidden"
@@ -264,6 +286,30 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert world.images.get(image.id).state is ImageState.DELETING
     answer = browser.post(f"{world.hub.url}/services/fgpu/{path}/rename", data={"name": "x"}, timeout=30)
     assert answer.status_code == 403, "a form of another site has no XSRF field"
+
+
+def test_who_is_offered_an_image_accepts_or_declines_it_on_the_page(world: World) -> None:
+    saved = world.save(world.alice_runs, world.alice, "torch")
+    world.ready(saved["id"])
+    world.ask(
+        "PUT", f"private-images/{saved['id']}/shares", world.alice, 200, {"users": ["bob"], "groups": []}
+    )
+    browser, row, path = (
+        world.hub.browser("bob"),
+        f"#image-{saved['id']}",
+        f"private-images/{saved['id']}/answer",
+    )
+    page = world.hub.page(browser, "private-images")
+    assert "Their programs would run as you" in page.select(".notice")[0].text
+    assert "with you, by alice" in " ".join(page.select(row)[0].text.split())
+    for answer, word, buttons in (("no", "declined", ["Accept"]), ("yes", "accepted", ["Decline"])):
+        page = submit_form(world, browser, page, path, accepted=answer)
+        shown = page.select(row)[0]
+        assert shown.select(".badge")[0].text == word
+        assert [b.contents[0] for b in shown.select("form[action$=answer] button")] == buttons
+    assert page.select(".notice") == []
+    cross_site = browser.post(f"{world.hub.url}/services/fgpu/{path}", data={"accepted": "yes"}, timeout=30)
+    assert cross_site.status_code == 403
 
 
 def submit_form(

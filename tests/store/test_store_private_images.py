@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from store_worlds import S, ask, end, node, opened, run
 
@@ -43,11 +45,23 @@ def wish(images: PrivateImages, session_id: int = 1, name: str = "torch", **more
 
 
 def make(
-    images: PrivateImages, found: PrivateImage, *, mib: int = 1, quota: ImageQuota = FREE
+    images: PrivateImages,
+    found: PrivateImage,
+    *,
+    mib: int = 1,
+    quota: ImageQuota = FREE,
+    digest: str = "sha256:0",
+    server_kept: bool = True,
 ) -> PrivateImage:
     assert images.begin(found.id, facts='{"python": "3.11"}', now_s=6)
     return images.made(
-        found.id, engines_id="sha256:0", size_bytes=mib * MIB, recipe="FROM x", quota=quota, now_s=9
+        found.id,
+        engines_id=digest,
+        size_bytes=mib * MIB,
+        recipe="FROM x",
+        server_kept=server_kept,
+        quota=quota,
+        now_s=9,
     )
 
 
@@ -230,6 +244,49 @@ def test_sharing_names_users_and_groups_and_nobody_else_sees_it(images: PrivateI
     for bad in (["\n"], [""], ["a" * 256], ["a"] * 101):
         with pytest.raises(BadImageName, match=r"users: .*(no name|at most 100)"):
             images.share(found.id, users=bad, groups=[], now_s=9)
+
+
+def test_an_answer_is_kept_by_user_and_by_what_the_image_is_whatever_its_name(images: PrivateImages) -> None:
+    found = make(images, wish(images))
+    images.answer("sha256:0", user="bob", accepted=True, now_s=9)
+    images.answer("sha256:0", user="carol", accepted=False, now_s=9)
+    images.answer("sha256:another", user="dan", accepted=True, now_s=9)
+    assert (images.get(found.id).accepted_by, images.get(found.id).declined_by) == (("bob",), ("carol",))
+    renamed = images.rename(found.id, name="vision", tag=None, now_s=10)
+    assert images.all() == (renamed,)
+    assert renamed.accepted_by == ("bob",)
+    images.answer("sha256:0", user="bob", accepted=False, now_s=11)
+    assert images.named(renamed.name).declined_by == ("bob", "carol")
+    # What has its name later is another image, and what is gone has no answers.
+    images.delete(found.id, now_s=12)
+    images.removed(found.id, now_s=13)
+    again = make(images, wish(images, name="vision"), digest="sha256:1")
+    assert (again.name, again.accepted_by, again.declined_by) == (renamed.name, (), ())
+    assert make(images, wish(images, 3)).declined_by == ()
+
+
+def test_what_may_have_another_server_is_its_owners_alone(images: PrivateImages) -> None:
+    found = make(images, wish(images), server_kept=False)
+    with pytest.raises(ImageRefused, match=r"alice/torch:1 cannot be shared: .*without sudo"):
+        images.share(found.id, users=["bob"], groups=[], now_s=9)
+    assert not replace(found, shared_users=("bob",)).is_visible_to("bob", ())
+    assert found.is_visible_to("alice", ())
+    assert images.share(found.id, users=[], groups=[], now_s=9) == found
+
+
+def test_what_an_image_has_of_others_or_of_root_stays_with_all_that_is_made_of_it(
+    store: Store, images: PrivateImages
+) -> None:
+    first = make(images, wish(images), server_kept=False)
+    assert (first.owners_alone, first.server_kept) == (True, False)
+    run(store, replace(ask("alice", "of-mine"), image=first.name), now_s=9)
+    run(store, replace(ask("bob", "of-hers"), image=first.name), now_s=9)
+    mine, theirs = (make(images, wish(images, session)) for session in (4, 5))
+    assert (mine.owners_alone, mine.server_kept) == (True, False)
+    assert (theirs.owners_alone, theirs.server_kept) == (False, False)
+    run(store, replace(ask("bob", "again"), image=theirs.name), now_s=9)
+    assert not make(images, wish(images, 6)).owners_alone
+    assert make(images, wish(images, 2, name="plain")).owners_alone
 
 
 def test_every_change_is_a_version_and_nothing_is_none(store: Store, images: PrivateImages) -> None:

@@ -10,6 +10,8 @@ from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api, sent_text
 from fgpuspawner.service.model import Json, Viewer
 from fgpuspawner.service.private_images import (
+    answer,
+    answer_of,
     delete,
     image_of,
     is_mine,
@@ -32,6 +34,7 @@ def image_object(image: PrivateImage, viewer: Viewer) -> Json:
         "owner": image.owner,
         "mine": is_mine(image, viewer),
         "can_manage": managed,
+        "can_share": managed and image.server_kept,
         "state": image.state.value,
         "message": image.message,
         "session_id": image.session_id,
@@ -40,6 +43,10 @@ def image_object(image: PrivateImage, viewer: Viewer) -> Json:
         "size_mib": None if image.size_bytes is None else shown_mib(image.size_bytes),
         "shared_users": list(image.shared_users) if managed else None,
         "shared_groups": list(image.shared_groups) if managed else None,
+        "accepted_by": list(image.accepted_by) if managed else None,
+        "declined_by": list(image.declined_by) if managed else None,
+        "answer": answer_of(image, viewer),
+        "digest": image.image_id,
         "asked_by": image.asked_by if managed else None,
         "asked_at_s": image.asked_at_s,
         "made_at_s": image.made_at_s,
@@ -116,6 +123,14 @@ class ImageShares(ImageApi):
         given = self.body(("users", "groups"))
         users, groups = (_names(key, given.get(key)) for key in ("users", "groups"))
         self.answer_image(await share(self, image_id, users, groups))
+
+
+class ImageAnswer(ImageApi):
+    async def put(self, image_id: str) -> None:
+        accepted = self.body(("accepted",)).get("accepted")
+        if not isinstance(accepted, bool):
+            raise bad_argument("accepted", "must be true or false")
+        self.answer_image(await answer(self, image_id, accepted=accepted))
 
 
 class Recipe(ImageApi):

@@ -137,6 +137,14 @@ PATHS = paths(
         scope=IMAGES,
     ),
     call(
+        "PUT /private-images/{id}/answer",
+        "answerImage",
+        "Accept or decline a private image that is offered to the caller",
+        IMAGE,
+        body=some_of("accepted:yes_no"),
+        scope=IMAGES,
+    ),
+    call(
         "GET /private-images/{id}/recipe",
         "recipe",
         "A private image's Dockerfile",

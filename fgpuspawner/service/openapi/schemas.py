@@ -150,7 +150,8 @@ SCHEMAS: dict[str, Schema] = {
         """
         id:count name:text owner:text mine:yes_no can_manage:yes_no message:text? session_id:count
         made_from:text base:text size_mib:count? shared_users:text[]? shared_groups:text[]? asked_by:text?
-        asked_at_s:at_s made_at_s:at_s? has_recipe:yes_no
+        asked_at_s:at_s made_at_s:at_s? has_recipe:yes_no accepted_by:text[]? declined_by:text[]? digest:text?
+        answer:text? can_share:yes_no
         """,
         state=one_of(*(state.value for state in ImageState)),
     ),

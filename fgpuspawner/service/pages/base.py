@@ -55,6 +55,9 @@ class PageHandler(Handler):
             ),
             "here": navigation.current(path),
             "trouble": self._trouble() if viewer is not None and viewer.admin else None,
+            "danger": self.service.settings.danger_of_sharing(
+                saves_images=self.service.reader.engine.saves_images, subdomain_host=site.hub_host
+            ),
             "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }
 

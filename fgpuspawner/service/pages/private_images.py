@@ -9,7 +9,7 @@ from fgpuspawner.service.api.private_images import image_object, images_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import may_save
 from fgpuspawner.service.pages.base import PageHandler
-from fgpuspawner.service.private_images import delete, image_of, rename, save_session, share
+from fgpuspawner.service.private_images import answer, delete, image_of, rename, save_session, share
 from fgpuspawner.service.problems import Problem
 
 STATE_WORDS = {
@@ -88,6 +88,12 @@ class RenamePage(ImagePage):
 class SharePage(ImagePage):
     async def post(self, image_id: str) -> None:
         await share(self, image_id, _listed(self.field("users")), _listed(self.field("groups")))
+        self.back()
+
+
+class AnswerPage(ImagePage):
+    async def post(self, image_id: str) -> None:
+        await answer(self, image_id, accepted=self.field("accepted") == "yes")
         self.back()
 
 

@@ -36,7 +36,12 @@ class PrivateImage:
     """One row. ``size_bytes`` is what it has beyond its ``base``; ``message`` is how far it is, or why it failed.
 
     ``made_from`` is what the session ran (perhaps private itself), ``base`` the image of the catalogue under that, and
-    ``facts`` a JSON object of what the catalogue said of it.
+    ``facts`` a JSON object of what the catalogue said of it. ``accepted_by`` and ``declined_by`` are the answers of those
+    whom this very image was offered to, under whatever name.
+
+    ``server_kept``: the server of its sessions is the administrator's, as no program that it was made with could become
+    root. ``owners_alone``: all that it was made with was started by its owner, from images of the catalogue or their own.
+    Of images that were made before this was noted both are False.
     """
 
     id: int
@@ -58,10 +63,15 @@ class PrivateImage:
     asked_by: str
     asked_at_s: int
     made_at_s: int | None
+    server_kept: bool = False
+    owners_alone: bool = False
+    accepted_by: tuple[str, ...] = ()
+    declined_by: tuple[str, ...] = ()
 
     def is_visible_to(self, user: str, groups: Collection[str]) -> bool:
-        """Return whether this user of these Hub groups may start it."""
-        return user == self.owner or user in self.shared_users or any(g in groups for g in self.shared_groups)
+        """Return whether this user of these Hub groups may start it, once they accept what is not their own."""
+        shared = user in self.shared_users or any(g in groups for g in self.shared_groups)
+        return user == self.owner or (shared and self.server_kept)
 
 
 class ImageInUse(ImageRefused):

@@ -7,10 +7,10 @@ an event in the log. What a crash leaves is said with each state.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
@@ -24,6 +24,7 @@ from fgpu_scheduler.store.private_image import (
     check_count,
     check_size,
 )
+from fgpu_scheduler.store.schema import image_answers as answers
 from fgpu_scheduler.store.schema import private_images as table
 from fgpu_scheduler.store.transaction import SqlWrite
 
@@ -44,7 +45,7 @@ class PrivateImages:
     def all(self) -> tuple[PrivateImage, ...]:
         """Return every one, in the order in which they were asked for."""
         with self._store.reading() as connection:
-            return tuple(_image(row) for row in connection.execute(_ROWS.order_by(table.c.id)))
+            return _rows(connection)
 
     def get(self, image_id: int) -> PrivateImage:
         """Return the one with this id.
@@ -53,10 +54,10 @@ class PrivateImages:
             UnknownImage: there is none.
         """
         with self._store.reading() as connection:
-            row = connection.execute(_ROWS.where(table.c.id == image_id)).one_or_none()
-        if row is None:
+            found = _rows(connection, table.c.id == image_id)
+        if not found:
             raise UnknownImage(f"there is no private image {image_id}")
-        return _image(row)
+        return found[0]
 
     def recipe(self, image_id: int) -> str | None:
         """Return an image's Dockerfile; None where there is none, or no such image."""
@@ -72,10 +73,10 @@ class PrivateImages:
             UnknownImage: there is none.
         """
         with self._store.reading() as connection:
-            row = connection.execute(_ROWS.where(table.c.name == name)).one_or_none()
-        if row is None:
+            found = _rows(connection, table.c.name == name)
+        if not found:
             raise UnknownImage(f"there is no private image {name!r}")
-        return _image(row)
+        return found[0]
 
     # -- wishes ---------------------------------------------------------------------------------------
 
@@ -126,6 +127,8 @@ class PrivateImages:
                 "made_from": session.request.image,
                 "base": session.request.image if under is None else under.base,
                 "facts": "{}" if under is None else under.facts,
+                "server_kept": under is None or under.server_kept,
+                "owners_alone": under is None or (under.owner == owner and under.owners_alone),
                 "asked_by": asked_by,
                 "asked_at_s": now_s,
             }
@@ -162,11 +165,12 @@ class PrivateImages:
     def share(
         self, image_id: int, *, users: Sequence[str], groups: Sequence[str], now_s: int
     ) -> PrivateImage:
-        """Let these users and Hub groups, and no others beside the owner, see and start it.
+        """Offer it to these users and Hub groups, and no others: each of them may start it once they have accepted it.
 
         Raises:
             UnknownImage: there is none.
             BadImageName: a name is none, or there are too many.
+            ImageRefused: it may have another server than the administrator's.
         """
         wanted = _names("users", users), _names("groups", groups)
         with self._store.writing(now_s=now_s) as write:
@@ -174,11 +178,28 @@ class PrivateImages:
             users = tuple(user for user in wanted[0] if user != old.owner)
             if (users, wanted[1]) == (old.shared_users, old.shared_groups):
                 return old
+            if (users or wanted[1]) and not old.server_kept:
+                raise ImageRefused(
+                    f"{old.name} cannot be shared: it was saved where programs could become root, or by an earlier"
+                    " version; save one from a session without sudo, or ask an administrator to build its recipe"
+                )
             _change(
                 write, image_id, shared_users=json.dumps(users), shared_groups=json.dumps(list(wanted[1]))
             )
             write.event("images", reason=f"{old.name}: shared with {len(users) + len(wanted[1])}")
             return _one(write, image_id)
+
+    def answer(self, engines_id: str, *, user: str, accepted: bool, now_s: int) -> None:
+        """Keep whether a user accepts what the engines have under this id, whatever its name; nothing of what is gone."""
+        with self._store.writing(now_s=now_s) as write:
+            image = next(iter(_rows(write.connection, table.c.image_id == engines_id)), None)
+            if image is None:
+                return
+            own = (answers.c.image_id == engines_id) & (answers.c.user_name == user)
+            write.connection.execute(delete(answers).where(own))
+            values = {"image_id": engines_id, "user_name": user, "accepted": accepted, "answered_at_s": now_s}
+            write.connection.execute(insert(answers).values(values))
+            write.event("images", reason=f"{image.name}: {'accepted' if accepted else 'declined'} by {user}")
 
     def delete(self, image_id: int, *, now_s: int) -> PrivateImage | None:
         """Ask that it be removed; return it as it is then, or None where nothing was left to remove.
@@ -230,10 +251,11 @@ class PrivateImages:
         engines_id: str,
         size_bytes: int,
         recipe: str | None,
+        server_kept: bool,
         quota: ImageQuota,
         now_s: int,
     ) -> PrivateImage:
-        """Have it be ready: its engine has it, as ``engines_id``.
+        """Have it be ready: its engine has it, as ``engines_id``. ``server_kept`` is what its session alone says of that.
 
         Raises:
             UnknownImage: there is no such row any more.
@@ -250,6 +272,7 @@ class PrivateImages:
                 image_id=engines_id,
                 size_bytes=size_bytes,
                 recipe=recipe,
+                server_kept=old.server_kept and server_kept,
                 made_at_s=now_s,
             )
             write.event("images", reason=f"{old.name}: {old.state} -> {ImageState.READY}")
@@ -306,22 +329,33 @@ _MAKING = (ImageState.WISHED, ImageState.COMMITTING)
 _ROWS = select(*(c for c in table.c if c.name != "recipe"), table.c.recipe.is_not(None).label("has_recipe"))
 
 
-def _image(row: Row[*tuple[Any, ...]]) -> PrivateImage:
+def _rows(connection: Connection, *which: ColumnElement[bool]) -> tuple[PrivateImage, ...]:
+    """Return those that are asked for, in the order in which they were asked for, each with what was answered."""
+    said: dict[str, dict[bool, list[str]]] = {}
+    for answer in connection.execute(select(answers).order_by(answers.c.user_name)):
+        said.setdefault(answer.image_id, {}).setdefault(answer.accepted, []).append(answer.user_name)
+    found = connection.execute(_ROWS.where(*which).order_by(table.c.id))
+    return tuple(_image(row, said.get(row.image_id, {})) for row in found)
+
+
+def _image(row: Row[*tuple[Any, ...]], said: Mapping[bool, Sequence[str]]) -> PrivateImage:
     values = dict(row._mapping)
-    values["has_recipe"] = bool(values["has_recipe"])
+    for known in ("has_recipe", "server_kept", "owners_alone"):
+        values[known] = bool(values[known])
     values["state"] = ImageState(values["state"])
     for shared in ("shared_users", "shared_groups"):
         values[shared] = tuple(json.loads(values[shared]))
-    return PrivateImage(**values)
+    return PrivateImage(
+        **values, accepted_by=tuple(said.get(True, ())), declined_by=tuple(said.get(False, ()))
+    )
 
 
 def _all(write: SqlWrite) -> tuple[PrivateImage, ...]:
-    return tuple(_image(row) for row in write.connection.execute(_ROWS.order_by(table.c.id)))
+    return _rows(write.connection)
 
 
 def _find(write: SqlWrite, image_id: int) -> PrivateImage | None:
-    row = write.connection.execute(_ROWS.where(table.c.id == image_id)).one_or_none()
-    return None if row is None else _image(row)
+    return next(iter(_rows(write.connection, table.c.id == image_id)), None)
 
 
 def _one(write: SqlWrite, image_id: int) -> PrivateImage:
@@ -337,6 +371,7 @@ def _change(write: SqlWrite, row_id: int, **values: Any) -> None:
 
 def _forget(write: SqlWrite, image: PrivateImage) -> None:
     write.connection.execute(delete(table).where(table.c.id == image.id))
+    write.connection.execute(delete(answers).where(answers.c.image_id == image.image_id))
     write.event("images", reason=f"{image.name}: {image.state}, and gone")
 
 

@@ -235,10 +235,23 @@ private_images = Table(
     # JSON arrays.
     Column("shared_users", Text, nullable=False, server_default="[]"),
     Column("shared_groups", Text, nullable=False, server_default="[]"),
+    # NULL where it was made before this was noted.
+    Column("server_kept", Boolean),
+    Column("owners_alone", Boolean),
     Column("asked_by", Text, nullable=False),
     Column("asked_at_s", BigInteger, nullable=False),
     Column("made_at_s", BigInteger),
     sqlite_autoincrement=True,
+)
+
+# By what the image is on its engines, whatever its name: of another one with its name the user is asked anew.
+image_answers = Table(
+    "fgpu_image_answers",
+    metadata,
+    Column("image_id", Text, primary_key=True),
+    Column("user_name", Text, primary_key=True),
+    Column("accepted", Boolean, nullable=False),
+    Column("answered_at_s", BigInteger, nullable=False),
 )
 
 meters = Table(

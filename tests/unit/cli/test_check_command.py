@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
 
@@ -42,6 +44,25 @@ def test_check_says_what_a_good_configuration_gives(
         f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
+
+
+def test_check_warns_where_users_may_share_images_on_the_hubs_own_domain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = replace(LocalFGPUSpawner.capabilities, saves_images=True)
+    for saves, may, host, warned in (
+        (able, True, "", True),
+        (able, False, "", False),
+        (able, True, "https://hub.example", False),
+        (LocalFGPUSpawner.capabilities, True, "", False),
+    ):
+        monkeypatch.setattr(LocalFGPUSpawner, "capabilities", saves)
+        path = write_config(tmp_path, owners_may_commit=may)
+        Path(path).write_text(Path(path).read_text() + f"\nc.JupyterHub.subdomain_host = {host!r}\n")
+        status, out, _ = fgpu(capsys, "check", "--config", path)
+        assert status == 0
+        assert ("  DANGER: Users may share images" in out) is warned
+        assert ("Set c.JupyterHub.subdomain_host" in out) is warned
 
 
 def test_check_says_that_nothing_is_held_where_nothing_was_built(

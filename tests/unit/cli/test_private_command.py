@@ -73,7 +73,13 @@ def make(store: Store, image_id: int, *, seen: threading.Event | None = None) ->
     if seen is not None:
         seen.wait(60)
     images.made(
-        image_id, engines_id="sha256:0", size_bytes=20 * MIB, recipe="FROM x\n", quota=ImageQuota(), now_s=3
+        image_id,
+        engines_id="sha256:0",
+        size_bytes=20 * MIB,
+        recipe="FROM x\n",
+        server_kept=True,
+        quota=ImageQuota(),
+        now_s=3,
     )
 
 

@@ -13,7 +13,7 @@ from traitlets.config import Config
 from fgpu_scheduler import Node, Refusal
 from fgpuspawner.form import page as form
 from fgpuspawner.form.offer import Offer, Refused, Wanted, asks_the_same, make_offer
-from fgpuspawner.form.options import parse, read_fields
+from fgpuspawner.form.options import parse, parse_to_start, read_fields
 from fgpuspawner.form.presets import fields_of
 from fgpuspawner.images.catalogue import Image
 from fgpuspawner.settings import FGPU
@@ -736,3 +736,81 @@ def test_who_may_use_nothing_is_told_so(
     with pytest.raises(Refused) as caught:
         make_offer(own, own.discover_nodes(), images, groups)
     assert str(caught.value) == message
+
+
+SHARED = replace(
+    PYTHON,
+    slug="alice/torch:1",
+    name="alice/torch:1",
+    default=False,
+    owner="alice",
+    users=("bob",),
+    under=PYTHON,
+    digest="sha256:abc",
+)
+
+
+def offered(*images: Image, user: str = "bob") -> Offer:
+    own = settings()
+    return make_offer(own, own.discover_nodes(), (PYTHON, *images), ("default",), user=user)
+
+
+@pytest.mark.parametrize("accept", [None, "", "yes", True, "sha256:abd", ["sha256:abc"]])
+@pytest.mark.parametrize("path", [by_form, by_link, by_api])
+def test_somebody_elses_image_is_not_started_before_it_is_accepted_by_its_digest(
+    path: Callable[[Mapping[str, object]], dict[str, object]], accept: object
+) -> None:
+    raw = path({"image": SHARED.slug} | ({} if accept is None else {"accept_image": accept}))
+    with pytest.raises(Refused) as refused:
+        parse_to_start(raw, offered(SHARED))
+    (refusal,) = refused.value.refusals
+    assert (refusal.field, refusal.code, refusal.nearest) == ("image", "not_accepted", "sha256:abc")
+    assert refusal.message == (
+        "image: alice/torch:1 is alice's, and its programs run as you, with your files; if you trust alice, accept it"
+        " with accept_image=sha256:abc"
+    )
+
+
+def test_who_accepts_it_is_not_asked_again_until_it_is_another_image() -> None:
+    wanted, accepted = parse_to_start({"image": SHARED.slug, "accept_image": "sha256:abc"}, offered(SHARED))
+    assert (wanted.image, accepted) == (SHARED.slug, "sha256:abc")
+    # Nothing of it stays in the options, with which a server may be started again.
+    assert "accept_image" not in wanted.as_options()
+    known = replace(SHARED, accepted_by=("bob",))
+    assert parse_to_start({"image": SHARED.slug}, offered(known)) == (wanted, "")
+    for other in (
+        replace(SHARED, digest="sha256:new"),
+        replace(SHARED, digest=""),
+        replace(known, accepted_by=("dan",)),
+    ):
+        for accept in ("", "sha256:ab"):
+            with pytest.raises(Refused):
+                parse_to_start({"image": SHARED.slug, "accept_image": accept}, offered(other))
+
+
+def test_ones_own_image_and_the_catalogues_are_not_asked_about() -> None:
+    assert parse_to_start({"image": SHARED.slug}, offered(SHARED, user="alice"))[1] == ""
+    assert parse_to_start({"image": "python", "accept_image": "sha256:abc"}, offered(SHARED))[1] == ""
+
+
+def test_the_form_lists_what_was_accepted_and_asks_about_the_rest_with_a_box_that_nothing_ticks() -> None:
+    known = replace(SHARED, slug="alice/known:1", accepted_by=("bob",))
+    declined = replace(SHARED, slug="alice/no:1", declined_by=("bob",))
+    choice = offered(SHARED, known, declined)
+    assert [image.slug for image in choice.shown_images] == ["python", "alice/known:1"]
+
+    def shown(**given: str) -> BeautifulSoup:
+        return BeautifulSoup(form.render(choice, hub_prefix="/hub/", ticket="t", given=given), "html.parser")
+
+    page = shown()
+    assert page.select("#fgpu-accept") == []
+    assert "An image is offered to you" in page.select("#fgpu-offered")[0].text
+    for field in ("image", "image_name"):
+        page = shown(**{field: SHARED.slug, "accept_image": "sha256:abc"})
+        (box,) = page.select("[name=accept_image]")
+        assert box["value"] == "sha256:abc"
+        assert not box.has_attr("checked")
+        assert "alice/torch:1 is alice's image. Its programs run as you" in " ".join(
+            page.select("#fgpu-accept")[0].text.split()
+        )
+    assert "accept_image" not in form.first_of({"accept_image": ["sha256:abc"]})

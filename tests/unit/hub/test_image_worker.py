@@ -161,7 +161,7 @@ async def test_what_is_made_stays_on_its_engine_however_long_the_database_is_awa
 
     def save(_: SaveSpec) -> SavedImage:
         saved.append(1)
-        return SavedImage("sha256:saved", 1024, "FROM base")
+        return SavedImage("sha256:saved", 1024, "FROM base", server_kept=True)
 
     def is_away(images: PrivateImages, *args: Any, **kwargs: Any) -> PrivateImage:
         if len(lost) < 3:
@@ -206,7 +206,7 @@ async def test_what_is_too_large_once_it_is_made_goes_again_and_says_why(
 ) -> None:
     def save(spec: SaveSpec) -> SavedImage:
         spec.check(1024)
-        return SavedImage("sha256:saved", 2 << 20, "FROM base")
+        return SavedImage("sha256:saved", 2 << 20, "FROM base", server_kept=True)
 
     async with working(store, tmp_path, save, quota=ImageQuota(mib=1)) as (_, engine):
         await until(lambda: PrivateImages(store).get(wished.id).state is ImageState.FAILED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fgpu_scheduler import FGPUError
+from fgpu_scheduler import FGPUError, Request
 from fgpuspawner.images.catalogue import Catalogue, CatalogueError, Image, load_catalogue
 from fgpuspawner.images.entry import entry_of, read_entry
 from fgpuspawner.images.values import shown
@@ -157,18 +157,36 @@ def test_what_is_disabled_is_started_by_nobody_and_what_is_hidden_only_by_its_sl
     assert disabled.entry("torch") is not None
 
 
+USERS = ("alice", "bob", "carol", "dan")
+
+
 def test_a_private_image_is_its_owners_and_of_whom_it_is_shared_with(tmp_path: Path) -> None:
     public = load(tmp_path, PYTHON).images[0]
     private = dataclasses.replace(public, slug="alice/mine:1", owner="alice", users=("bob",), groups=("lab",))
     found = Catalogue((public, private))
     seen = {
-        (user, groups): len(found.visible_to(user, groups))
+        (user, groups): len(found.startable_by(user, groups))
         for user in ("alice", "bob", "carol")
         for groups in ((), ("lab",))
     }
     assert [who for who, count in seen.items() if count == 1] == [("carol", ())]
     alone = Catalogue((dataclasses.replace(private, users=(), groups=()),))
-    assert [user for user in ("alice", "bob", "") if alone.visible_to(user, ("lab",))] == ["alice"]
+    assert [user for user in ("alice", "bob", "") if alone.startable_by(user, ("lab",))] == ["alice"]
+    # To be started it has to be accepted, and only then it is among those that are shown.
+    accepted = Catalogue((public, dataclasses.replace(private, accepted_by=("bob",), declined_by=("dan",))))
+    waits = [Request(user, "", private.slug, "default", 0, 1, 1, groups=("lab",)) for user in USERS]
+    for known, users in ((found, ["alice"]), (accepted, ["alice", "bob"])):
+        assert [u for u in USERS if private.slug in [i.slug for i in known.visible_to(u, ("lab",))]] == users
+        assert [request.user for request in waits if known.of(request)] == users
+
+
+def test_somebody_elses_programs_are_all_that_not_its_owner_alone_has_made(tmp_path: Path) -> None:
+    public = load(tmp_path, PYTHON).images[0]
+    private = dataclasses.replace(public, slug="alice/mine:1", owner="alice", users=("bob",))
+    assert [public.may_have_others_programs(user) for user in USERS] == [False] * 4
+    assert [private.may_have_others_programs(user) for user in USERS] == [True] * 4
+    alone = dataclasses.replace(private, owners_alone=True)
+    assert [alone.may_have_others_programs(user) for user in USERS] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(

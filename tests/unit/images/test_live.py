@@ -257,6 +257,7 @@ def saved(store: Store, base: str, **facts: object) -> None:
             }
         ),
         "shared_users": '["bob"]',
+        "server_kept": True,
         "asked_by": "alice",
         "asked_at_s": 1,
     }
@@ -280,7 +281,7 @@ def test_private_images_come_after_the_catalogues_and_are_as_the_image_under_the
     assert (old.framework, old.version, old.kernels, old.sudo) == ("pytorch", "1.5", ("k",), False)
     assert own not in images.listed.catalogue.images
     for user, sees in (("alice", True), ("bob", True), ("carol", False)):
-        assert (own in images.catalogue.visible_to(user, ())) is sees
+        assert (own in images.catalogue.startable_by(user, ())) is sees
     edited = [replace(base, sudo=True, deprecated="use another")]
     assert private_entries(PrivateImages(store).all()[:1], Catalogue(tuple(edited)))[0].sudo
 

@@ -26,13 +26,17 @@ from docker.errors import APIError, ImageNotFound, NotFound
 
 from fgpu_scheduler import MIB, PrivateImage, image_prefix_of
 from fgpuspawner.engines.base import CannotSave, SavedImage
+from fgpuspawner.engines.docker import handover
 from fgpuspawner.engines.docker.containers import LABEL
+from fgpuspawner.engines.docker.create import is_root
 from fgpuspawner.images.labels import PRIVATE
 
 log = logging.getLogger("fgpu.images")
 
 NOT_ITS_OWN = (f"{LABEL}.slug", f"{LABEL}.name", f"{LABEL}.inputs")
 """Labels of the image that a session was started from, which say of that one alone which it is."""
+READ_BY_THE_SERVER = ("JUPYTER_PATH=", "JUPYTER_CONFIG_PATH=", "JUPYTER_CONFIG_DIR=", "JUPYTERLAB_DIR=")
+"""Variables that send a server to other folders for its configuration and extensions."""
 PAUSED_WITHIN_S = 600
 """A container that somebody else has paused is waited for so long: a Hub that died may have left it so."""
 LOOK_EVERY_S = 0.5
@@ -87,6 +91,24 @@ def _home_of(container: Mapping[str, Any]) -> str:
     return posixpath.normpath(environment.get("HOME") or container["Config"].get("WorkingDir") or "/")
 
 
+def keeps_its_server(container: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether the server is what the base made it: its files are root's, and nobody could become root. Pure.
+
+    Nor may it read configuration where the session could write it: in its working folder, or where the base says.
+    """
+    config = base["Config"]
+    apart = (config.get("Labels") or {}).get(handover.LABEL) == str(handover.VERSION)
+    elsewhere = any(entry.startswith(READ_BY_THE_SERVER) for entry in config.get("Env") or ())
+    at_home = posixpath.normpath(config.get("WorkingDir") or "/") in ("/", _home_of(container))
+    options = container["HostConfig"].get("SecurityOpt") or []
+    confined = any(
+        o in ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true") for o in options
+    )
+    privileged = bool(container["HostConfig"].get("Privileged"))
+    as_root = privileged or is_root(str(container["Config"].get("User") or ""))
+    return apart and at_home and not elsewhere and confined and not as_root
+
+
 def written_bytes(client: Any, container: str) -> int:
     """Return how much a container has written beyond its image."""
     listed = client._get(
@@ -137,7 +159,8 @@ def commit(
             raise CannotSave(
                 "the Docker engine made another image than it was asked for; ask an administrator"
             )
-        return SavedImage(engines_id, max(0, int(made["Size"]) - int(base["Size"])), recipe)
+        size_bytes = max(0, int(made["Size"]) - int(base["Size"]))
+        return SavedImage(engines_id, size_bytes, recipe, keeps_its_server(found, base))
     finally:
         # The image has the layers by now; the base may be kept by the session alone, and is not to go with it.
         with contextlib.suppress(ImageNotFound, NotFound):

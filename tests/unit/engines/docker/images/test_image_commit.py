@@ -12,6 +12,7 @@ from fgpu_scheduler import ImageState, PrivateImage
 from fgpuspawner.engines.base import CannotSave
 from fgpuspawner.engines.docker.images.commit import (
     configuration,
+    keeps_its_server,
     labels_of,
     left_behind,
     refuse_what_cannot_be_saved,
@@ -61,6 +62,37 @@ def test_one_whose_home_would_be_in_the_image_is_refused_with_what_would_do(moun
         CannotSave, match=r"home folder /home/jovyan would be in the image.*FGPUSpawner.volumes"
     ):
         refuse_what_cannot_be_saved(container(*mounts))
+
+
+OURS = {"Labels": {"fgpu.handover": "1"}, "Env": ["PATH=/bin"], "WorkingDir": "/home/jovyan"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "host", "user", "base"),
+    [
+        (True, {}, "1000:1000", {}),
+        (True, {"SecurityOpt": ["label=disable", "no-new-privileges:true"]}, "jovyan", {"WorkingDir": ""}),
+        (False, {"SecurityOpt": ["no-new-privileges:false"]}, "1000", {}),
+        (False, {"SecurityOpt": None}, "1000", {}),
+        (False, {"Privileged": True}, "1000", {}),
+        (False, {}, "0:1000", {}),
+        (False, {}, "", {}),
+        # Its server is among the files that users may write, for all that is known.
+        (False, {}, "1000", {"Labels": {"fgpu.handover": ""}}),
+        (False, {}, "1000", {"Labels": None}),
+        # It would read what the session may have written there.
+        (False, {}, "1000", {"WorkingDir": "/work"}),
+        (False, {}, "1000", {"Env": ["JUPYTER_CONFIG_PATH=/opt/env/etc"]}),
+    ],
+)
+def test_the_server_is_the_administrators_where_nobody_could_change_it(
+    kept: bool, host: dict[str, Any], user: str, base: dict[str, Any]
+) -> None:
+    session = {
+        "HostConfig": {"SecurityOpt": ["no-new-privileges"]} | host,
+        "Config": {"User": user, "Env": ["HOME=/home/jovyan"]},
+    }
+    assert keeps_its_server(session, {"Config": OURS | base}) is kept
 
 
 def test_one_that_cannot_have_changed_anything_or_has_ended_is_refused() -> None:
