@@ -42,7 +42,7 @@ class Room:
         files = "" if self.files is None else f" and room for {self.files} files"
         return (
             f"The disk of the Hub's data ({data}) {state}: {self.free_bytes // MIB} MiB{files} left. Make room there; "
-            "sessions run on, but log-ins, starts and ends can fail until then."
+            "sessions run on, but log-ins, starts and ends can fail until then"
         )
 
 

@@ -41,7 +41,8 @@ class PageHandler(Handler):
         namespace: dict[str, Any] = super().get_template_namespace()
         site = self.service.site
         viewer = getattr(self, "viewer", None)
-        path = self.request.path.removeprefix(self.service.prefix)
+        here = navigation.current(self.request.path.removeprefix(self.service.prefix))
+        for_admins = viewer is not None and viewer.admin and here is not None and here.admin
         return namespace | {
             "prefix": self.service.prefix,
             "hub_url": f"{site.hub_base_url}hub/",
@@ -53,18 +54,22 @@ class PageHandler(Handler):
             "navigation": navigation.entries(
                 self.service.reader.engine, admin=viewer is not None and viewer.admin
             ),
-            "here": navigation.current(path),
-            "trouble": self._trouble() if viewer is not None and viewer.admin else None,
-            "danger": self.service.settings.danger_of_sharing(
-                saves_images=self.service.reader.engine.saves_images, subdomain_host=site.hub_host
-            ),
+            "here": here,
+            "alarms": self._alarms() if for_admins else [],
             "banner": world.banner if viewer and (world := self.service.reader.last_world) else None,
         }
 
-    def _trouble(self) -> str | None:
+    def _alarms(self) -> list[str]:
         """Return what an administrator has to see to now."""
-        room = self.service.reader.room()
-        return room.words(self.service.settings.data_path()) if room is not None else None
+        reader, settings = self.service.reader, self.service.settings
+        room = reader.room()
+        found = [
+            room.words(settings.data_path()) if room is not None else None,
+            settings.danger_of_sharing(
+                saves_images=reader.engine.saves_images, subdomain_host=self.service.site.hub_host
+            ),
+        ]
+        return [words for words in found if words]
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def test_check_says_what_a_good_configuration_gives(
     path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
     status, out, err = fgpu(capsys, "check", "--config", path)
     assert (status, err) == (0, "")
-    assert out.splitlines() == [
+    *lines, disk = out.splitlines()
+    assert re.fullmatch(rf"  disk: \d+ MiB left for {re.escape(str(tmp_path))}/data", disk)
+    assert lines == [
         f"OK: {path}",
         "  sessions: local processes, all of one system user (LocalFGPUSpawner)",
         "  node box (group default): 4 CPU, 8192 MiB, 1 GPU",
@@ -90,11 +93,9 @@ def test_check_tells_a_database_that_answers_from_one_that_is_not_used_yet(
     database = tmp_path / "data" / "fgpu.sqlite"
     database.parent.mkdir()
     database.touch()
-    assert fgpu(capsys, "check", "--config", path)[1].endswith(
-        "fgpu.sqlite, made ready when the Hub starts\n"
-    )
+    assert "fgpu.sqlite, made ready when the Hub starts\n" in fgpu(capsys, "check", "--config", path)[1]
     filled(f"sqlite:///{database}")
-    assert fgpu(capsys, "check", "--config", path)[1].endswith("fgpu.sqlite, answers\n")
+    assert "fgpu.sqlite, answers\n" in fgpu(capsys, "check", "--config", path)[1]
 
 
 def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from fgpu_scheduler import MIB, PrivateImage, image_prefix_of
 from fgpuspawner.engines.base import CannotSave, SavedImage
 from fgpuspawner.engines.docker import handover
 from fgpuspawner.engines.docker.containers import LABEL
-from fgpuspawner.engines.docker.create import is_root
+from fgpuspawner.engines.docker.image_user import is_root
 from fgpuspawner.images.labels import PRIVATE
 
 log = logging.getLogger("fgpu.images")
