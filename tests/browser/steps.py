@@ -101,7 +101,7 @@ def refused(page: Page, name: str) -> Locator:
 
 def start(page: Page) -> None:
     """Press the form's button."""
-    page.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Start", exact=True).click()
 
 
 def start_by(page: Page, link: str) -> None:

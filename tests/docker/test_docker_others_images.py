@@ -131,7 +131,7 @@ def test_a_link_to_an_offered_image_starts_nothing_and_asks_naming_its_owner(
     action = form.select("#spawn_form")[0]["action"]
     answer = browser.post(f"{hub.url}{action}", data=sent, timeout=30)
     assert answer.status_code == 400
-    assert "which you have not accepted" in answer.text
+    assert "tick the box below it to accept it" in answer.text
     assert hub.states() == {}
 
 
