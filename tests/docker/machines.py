@@ -40,6 +40,8 @@ class Machine:
     """More of the engine's flags. To be set before it starts, as is the next."""
     disk_mib: int | None = None
     """The size of a disk of the engine's own, which can be full."""
+    daemon_json: str | None = None
+    """The engine's file of settings. It then has an /etc of its own, into which it may write users."""
 
     def __init__(self, *, tls: bool = False) -> None:
         self._tls = tls
@@ -131,7 +133,13 @@ class Machine:
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
-                *("nsenter", f"--net=/var/run/netns/{self.name}", "dockerd", *self.flags),
+                *(
+                    "nsenter",
+                    f"--net=/var/run/netns/{self.name}",
+                    *self._with_its_file(),
+                    "dockerd",
+                    *self.flags,
+                ),
                 *("-H", self.url, "-H", f"unix://{self._folder}/docker.sock", *self._security()),
                 *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")),
                 *(
@@ -148,6 +156,19 @@ class Machine:
             start_new_session=True,
         )
 
+    def _with_its_file(self) -> list[str]:
+        """Return what runs the engine with its file of settings, over this machine's /etc."""
+        if self.daemon_json is None:
+            return []
+        # Root of its containers, who is another user here, has to find its way to their files.
+        self._folder.chmod(0o711)
+        upper, work = self._folder / "etc", self._folder / "etc-work"
+        work.mkdir(exist_ok=True)
+        (upper / "docker").mkdir(parents=True, exist_ok=True)
+        (upper / "docker" / "daemon.json").write_text(self.daemon_json)
+        over = f"lowerdir=/etc,upperdir={upper},workdir={work}"
+        return ["unshare", "--mount", "sh", "-ec", f'mount -t overlay own -o {over} /etc; exec "$@"', "sh"]
+
     def _connected(self) -> docker.APIClient | None:
         if self._daemon is not None and self._daemon.poll() is not None:
             raise AssertionError((self._folder / "dockerd.log").read_text()[-2000:])
@@ -162,6 +183,14 @@ class Machine:
             except OSError:
                 return None
         return docker.APIClient(base_url=f"unix://{self._folder}/docker.sock", version="auto", timeout=60)
+
+    def within(self) -> str:
+        """Return lines that bring a Hub whose configuration has them into the machine's network."""
+        return (
+            "import ctypes, os\n"
+            f"_network = os.open('/var/run/netns/{self.name}', os.O_RDONLY)\n"
+            "assert ctypes.CDLL(None).setns(_network, 0) == 0\n"
+        )
 
     def inside(self, *words: str) -> None:
         """Run a command in the machine's network."""
@@ -225,13 +254,19 @@ class Machine:
 
 @contextlib.contextmanager
 def running(
-    client: docker.APIClient, *, tls: bool = False, flags: tuple[str, ...] = (), disk_mib: int | None = None
+    client: docker.APIClient,
+    *,
+    tls: bool = False,
+    flags: tuple[str, ...] = (),
+    disk_mib: int | None = None,
+    daemon_json: str | None = None,
 ) -> Iterator[Machine]:
     """Have another machine, with the default image of the engine of ``client``."""
     made = Machine(tls=tls)
-    made.flags, made.disk_mib = flags, disk_mib
+    made.flags, made.disk_mib, made.daemon_json = flags, disk_mib, daemon_json
     try:
-        if disk_mib is not None:
+        if disk_mib is not None or daemon_json is not None:
+            # Other people's files are not where this engine keeps its own, or belong to others there.
             made.start().load(client)
         else:
             made.start(loaded(client))

@@ -127,6 +127,8 @@ class RemoteDriver:
                 network_mode="none",
                 # NVML names processes as this container sees them: it has to see the machine's.
                 pid_mode="host",
+                # An engine with user namespaces shares them with nobody in another one.
+                userns_mode="host",
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
                 pids_limit=64,
