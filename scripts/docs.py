@@ -1,4 +1,6 @@
-"""Write docs/lifecycle.md, settings.md and openapi.json from the code; tests/unit/test_docs.py says when they are old.
+"""Write docs/lifecycle.md, settings.md, openapi.json and a table of security.md from the code.
+
+A test, tests/unit/test_docs.py, says when they are old.
 
 docs.py          write them
 docs.py --check  say which of them are out of date, and end with 1 if any is
@@ -27,13 +29,19 @@ from fgpu_scheduler import (
     SessionState,
     WaitReason,
 )
+from fgpuspawner.engines.base import Safeguard
+from fgpuspawner.engines.docker.safeguards import LINES
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.hub.profiles import DEMANDS
 from fgpuspawner.service.openapi import document
 from fgpuspawner.settings import FGPU
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEADER = "<!-- Written by scripts/docs.py from the code. Do not edit: change the code, then run it again. -->"
+
+DEMANDS_BEGIN = "<!-- demands: written by scripts/docs.py from fgpuspawner/hub/profiles.py -->"
+DEMANDS_END = "<!-- end of demands -->"
 
 STATES: dict[SessionState, str] = {
     SessionState.PENDING: "It waits in the queue. There is no container.",
@@ -200,7 +208,24 @@ def openapi() -> str:
     return json.dumps(document(), indent=1) + "\n"
 
 
-PAGES = {"lifecycle.md": lifecycle, "settings.md": settings, "openapi.json": openapi}
+def security() -> str:
+    """Return docs/security.md, which is written by hand, with its table of demands."""
+    before, begin, rest = (DOCS / "security.md").read_text(encoding="utf-8").partition(DEMANDS_BEGIN)
+    _, end, after = rest.partition(DEMANDS_END)
+    rows = [
+        f"| {own.since} | {own.what} | `{LINES[own.judge] if isinstance(own.judge, Safeguard) else own.line}` |"
+        for own in DEMANDS
+    ]
+    table = "\n".join(["| from | what | with |", "|---|---|---|", *rows])
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+PAGES = {
+    "lifecycle.md": lifecycle,
+    "settings.md": settings,
+    "openapi.json": openapi,
+    "security.md": security,
+}
 
 
 def main() -> int:

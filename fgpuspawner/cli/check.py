@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 from fgpu_scheduler import StoreUnavailable, format_milli
 from fgpuspawner.cli.command import add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.hub import profiles
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.manager import choices_for
 from fgpuspawner.settings.room import MIB, room_of
@@ -59,7 +60,16 @@ def run(given: argparse.Namespace) -> list[str]:
     if danger is not None:
         lines.append(f"  DANGER: {danger}")
     lines.append(f"  database: {_database(settings.database_url())}")
-    return [*lines, *_disk(settings.data_path())]
+    lines.extend(_disk(settings.data_path()))
+    with quiet():
+        facts = profiles.facts_of(
+            app,
+            settings,
+            catalogue=catalogue,
+            nodes=nodes,
+            backends={node_id: choice.backend.name for node_id, choice in chosen.items()},
+        )
+    return [*lines, *(f"  {line}" for line in profiles.words(profiles.judged(facts)))]
 
 
 def _disk(data: Path) -> list[str]:

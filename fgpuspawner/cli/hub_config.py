@@ -72,7 +72,7 @@ def checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
         app.hub = None
         app.proxy = app.proxy_class(parent=app, app=app)
         spawner_class = app.spawner_class
-    except TraitError as e:
+    except (TraitError, ValueError) as e:
         raise BadSettings(f"{path}: {e}") from None
     configured = any(service.get("name") == SERVICE for service in app.services)
     if not configured or not issubclass(spawner_class, QueuedSpawner):

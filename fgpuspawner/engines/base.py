@@ -73,6 +73,35 @@ class Capabilities:
         return cls(**{**said, "queue": WhoseQueue(said["queue"])})
 
 
+class Safeguard(StrEnum):
+    """What an engine may see to, so that a session harms neither its machine nor others."""
+
+    UNPRIVILEGED = "unprivileged"
+    """Sessions have no privileges, and gain none."""
+    FILTERED = "filtered"
+    """System calls that a session has no use for are refused."""
+    LIMITS = "limits"
+    """CPU and memory of a session are held to what it asked for."""
+    PROCESSES = "processes"
+    """A session has a limit on its processes."""
+    PORTS = "ports"
+    """The machine's ports are closed to sessions but for the Hub and the service."""
+    COMMANDS = "commands"
+    """Nobody on the network but the Hub commands the engine."""
+    REMAPPED = "remapped"
+    """Root within a session is nobody on the machine."""
+    READ_ONLY = "read-only"
+    """A session's root file system is read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Whether an engine sees to something, None where that cannot be told, and the line that makes it do so."""
+
+    met: bool | None
+    line: str
+
+
 # --- What an engine cannot do now ---
 
 

@@ -34,7 +34,7 @@ def check_hub(app: Any, settings: FGPU) -> None:
             f"c.FGPU.warm_pool: sessions are {able.kind}, of which none can be kept ready; leave it empty, or use "
             "runtime='docker'"
         )
-    beyond = not _is_loopback(public.hostname or "")
+    beyond = not is_loopback(public.hostname or "")
     if beyond and not able.apart and not settings.local_sessions_beyond_loopback:
         raise BadSettings(
             f"c.JupyterHub.bind_url is {app.bind_url}: sessions are {able.kind}, so the Hub binds to 127.0.0.1 only; use "
@@ -86,7 +86,8 @@ def use_subdomains(app: Any, settings: FGPU) -> None:
         app.proxy.extra_routes = {**app.proxy.extra_routes, **own}
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether nobody beyond this machine reaches what listens there."""
     if host == "localhost":
         return True
     try:

@@ -19,12 +19,13 @@ import contextlib
 import functools
 import time
 import weakref
-from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, MutableMapping, Sequence
 from datetime import UTC
 from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import random_port
+from traitlets.config import Config
 
 from fgpu_scheduler import (
     LAUNCHING,
@@ -44,10 +45,12 @@ from fgpuspawner.engines.base import (
     Ended,
     Engine,
     Firewall,
+    Held,
     Installation,
     Launched,
     LaunchFailed,
     LaunchSpec,
+    Safeguard,
 )
 from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
@@ -123,6 +126,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
         """Return what closes a machine to an installation's sessions but for ``urls``, where sessions have networks."""
         raise NotImplementedError
+
+    @classmethod
+    def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
+        """Return what the engine, as it is set up, sees to; what is left out is not known. Blocks."""
+        return {}
 
     async def engine_options(self, image: Image) -> object:
         """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dockerspawner import DockerSpawner
 from traitlets import Bool, Dict, Integer, List, Unicode, default
+from traitlets.config import Config
 
-from fgpuspawner.engines.base import Installation
+from fgpuspawner.engines.base import Held, Installation, Safeguard
+from fgpuspawner.engines.docker import safeguards
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
@@ -126,6 +128,16 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
         """Return the rules for a machine's iptables."""
         return Firewall(rules_for(settings, urls, installation))
+
+    @classmethod
+    def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
+        """Return what the daemons and the settings of containers see to."""
+        given, traits = configured(cls, config), cls.class_traits(config=True)
+        return safeguards.judge(
+            safeguards.look(settings, client_settings(given)),
+            {name: given.get(name, trait.default()) for name, trait in traits.items()},
+            ports=safeguards.ports_closed(settings),
+        )
 
     @property
     def object_name(self) -> str:

@@ -35,7 +35,8 @@ def test_check_says_what_a_good_configuration_gives(
     path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
     status, out, err = fgpu(capsys, "check", "--config", path)
     assert (status, err) == (0, "")
-    *lines, disk = out.splitlines()
+    lines = out.splitlines()
+    disk = lines.pop(7)
     assert re.fullmatch(rf"  disk: \d+ MiB left for {re.escape(str(tmp_path))}/data", disk)
     assert lines == [
         f"OK: {path}",
@@ -45,6 +46,13 @@ def test_check_says_what_a_good_configuration_gives(
         "    isolation: interposer: libfgpu holds memory and compute; its GPUs are simulated",
         "  images: 1 (python), 8 not enabled",
         f"  database: sqlite:///{tmp_path}/data/fgpu.sqlite, made ready when the Hub starts",
+        "  security: for trying only (docs/security.md); for lab it lacks:",
+        '    missing: Sessions run as users of their own: runtime="docker"',
+        '    missing: GPUs are real, or there are none: c.FGPU.simulated_gpus = "0"',
+        "    unknown: CPU and memory of a session are held to what it asked for: what runs local processes, all of one "
+        "system user does not say",
+        "    unknown: Nobody but the Hub commands the engine from the network: what runs local processes, all of one "
+        "system user does not say",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
 
@@ -144,6 +152,12 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
             "c.JupyterHub.spawner_class = 'simple'",
             {},
             "{path} does not set up fgpuspawner: call fgpuspawner.config.configure(c) in it",
+        ),
+        (
+            "c.ConfigurableHTTPProxy.should_start = False",
+            {},
+            "{path}: ConfigurableHTTPProxy.auth_token or CONFIGPROXY_AUTH_TOKEN env is required if "
+            "Proxy.should_start is False",
         ),
         (
             "c.JupyterHub.hub_port = 'x'",
