@@ -9,9 +9,9 @@ from typing import Any
 from fgpuspawner.engines.base import EngineSilent, Held, Safeguard
 from fgpuspawner.engines.docker import firewall
 from fgpuspawner.engines.docker.address import Address, addresses
-from fgpuspawner.engines.docker.create import is_root
 from fgpuspawner.engines.docker.daemon import LOOK_TIMEOUT_S, Daemon
 from fgpuspawner.engines.docker.errors import FAILED
+from fgpuspawner.engines.docker.image_user import is_root
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import is_elsewhere
 
