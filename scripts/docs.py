@@ -80,6 +80,10 @@ END_CAUSES: dict[EndCause, str] = {
     EndCause.TIME_LIMIT: "It ran for as long as it may: by its own limit, or an administrator's. Its owner was warned.",
     EndCause.PREEMPTED: "It made room for a session of higher priority. Its owner was warned; it may be queued again.",
     EndCause.NODE_LOST: "Its node did not answer when it was to start there, or an administrator said that it is gone.",
+    EndCause.DISK_LIMIT: (
+        "It, or its owner's home, took more of the disk than `session_disk_mib` or `home_disk_mib`, or more files, also "
+        "after a warning."
+    ),
     EndCause.ISOLATION_FAILED: (
         "After its start its GPU limit was not in force; or, later, it held more GPU memory than it may, also after a "
         "warning."

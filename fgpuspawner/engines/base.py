@@ -26,6 +26,7 @@ from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import Answer
+from fgpuspawner.meter.disk import DiskUse
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import Machine
 
@@ -381,6 +382,14 @@ class Engine(Launcher):
         Raises:
             LaunchFailed: it could not be run at all.
         """
+
+    async def disk_use(self, session: Session) -> DiskUse:
+        """Return what the session takes of the disk, as far as that can be told. It may take its time.
+
+        Raises:
+            EngineSilent: its machine does not answer.
+        """
+        return DiskUse()
 
     @abstractmethod
     async def stop(self, session: Session, *, now: bool) -> bool:

@@ -36,6 +36,7 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, make_offer
 from fgpuspawner.form.presets import with_unknown_image
+from fgpuspawner.hub.disk_watch import SessionDisks
 from fgpuspawner.hub.gpu_use import GpuUse
 from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
@@ -51,6 +52,7 @@ from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.isolation.drivers import Drivers
 from fgpuspawner.isolation.looks import Looks
 from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.meter.disk import Limit, Limits
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.nodes import as_far_as_known
@@ -268,6 +270,7 @@ class Runtime:
             refresh=self.images.refresh,
             quota=settings.image_quota(),
         ).begin(self.background)
+        self._watch_disks()
         LateNodes(self._away, self.engine.survey, settings.discover_nodes, self._take_in).begin(
             self.background
         )
@@ -302,6 +305,18 @@ class Runtime:
                 await self.audit(session, "session.open", actor=by)
 
         self.background.run(audit(), failed=f"Not in the audit log: {by} opened {user}/{server}")
+
+    def _watch_disks(self) -> None:
+        settings = self.settings
+        limits = Limits(
+            Limit(settings.session_disk_mib, settings.session_files),
+            Limit(settings.home_disk_mib, settings.home_files),
+            settings.disk_grace_s if settings.disk_over == "end" else None,
+        )
+        disks = SessionDisks(
+            self.engine, self.queue, limits, data=settings.data_path(), every_s=settings.disk_every_s
+        )
+        disks.begin(self.background)
 
     async def _take_in(self, node: Node) -> None:
         """Offer what a machine has that was silent when the Hub started."""

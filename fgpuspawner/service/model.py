@@ -27,6 +27,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
+from fgpuspawner.meter.disk import DiskTold
 from fgpuspawner.meter.model import Live, Told
 from fgpuspawner.text.sessions import isolated, server_words
 
@@ -87,7 +88,7 @@ class World:
     ``largest_now`` is, by resource group, the largest amount that starts now; ``isolation`` what holds the sessions of
     each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
     private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
-    running sessions hold and use of their GPUs.
+    running sessions hold and use of their GPUs, ``disks`` what they take of the disk.
     """
 
     snapshot: Snapshot
@@ -100,6 +101,7 @@ class World:
     savers: Savers = Savers.NOBODY
     banner: Notice | None = None
     meters: Told = field(default_factory=Told)
+    disks: DiskTold = field(default_factory=DiskTold)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:

@@ -39,6 +39,7 @@ from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
+from fgpuspawner.meter.disk import read_disk
 from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.service.model import Savers, World
 from fgpuspawner.settings import FGPU
@@ -378,6 +379,7 @@ class Reader:
             savers=self.savers,
             banner=Banner(self._store).at(self._clock.now_s()),
             meters=self._meters.read(),
+            disks=read_disk(self.settings.data_path()),
         )
 
     def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:

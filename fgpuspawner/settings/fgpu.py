@@ -12,6 +12,7 @@ from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.settings.cluster import ClusterSettings
+from fgpuspawner.settings.disk import DiskSettings
 from fgpuspawner.settings.form import FormSettings
 from fgpuspawner.settings.images import ImageSettings
 from fgpuspawner.settings.isolation import IsolationSettings
@@ -30,6 +31,7 @@ class FGPU(
     FormSettings,
     NetworkSettings,
     IsolationSettings,
+    DiskSettings,
 ):
     """What the administrator sets. `checked` refuses what cannot work, with one line that names it."""
 

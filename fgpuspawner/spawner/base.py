@@ -132,6 +132,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         """Return what the engine, as it is set up, sees to; what is left out is not known. Blocks."""
         return {}
 
+    @classmethod
+    def disk_limits(cls, config: Any, settings: FGPU) -> Sequence[str]:
+        """Return for ``fgpu check`` what limits of the disk this machine can hold sessions to, and what not. Blocks."""
+        return ["sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"]
+
     async def engine_options(self, image: Image) -> object:
         """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""
         if not self.capabilities.own_root:

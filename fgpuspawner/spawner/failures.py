@@ -17,6 +17,7 @@ NEXT = {
     EndCause.PULL_FAILED: f"Choose another image, or try again later; if it stays so, {TELL}.",
     EndCause.LAUNCH_FAILED: f"Try again; if it fails again choose another image, or {TELL}.",
     EndCause.ISOLATION_FAILED: f"Nothing ran without its limits. Try again; if it fails again, {TELL}.",
+    EndCause.DISK_LIMIT: "It took more of the disk than it may. Start it again and remove what you do not need.",
     EndCause.OOM: "It needed more memory than it had. Ask for more.",
     EndCause.EXITED: f"Its server ended by itself. Try again; if it fails again choose another image, or {TELL}.",
     EndCause.NODE_LOST: "Its machine does not answer any more. Ask again: another is taken, if there is one.",

@@ -130,8 +130,10 @@ class Queue(Protocol):
         """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
         ...
 
-    async def warn(self, session_id: int, message: str | None) -> Session:
-        """Commit what the owner of a running session is warned of; None: of nothing any more.
+    async def warn(
+        self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED
+    ) -> Session:
+        """Commit what the owner of a running session is warned of, and what it may be ended for; None: of nothing.
 
         One that is not RUNNING any more is left as it is.
         """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from docker.types import DeviceRequest, HostConfig
+from docker.types import DeviceRequest, HostConfig, Ulimit
 from docker.utils import convert_volume_binds
 
 from fgpuspawner.engines.base import LaunchSpec
@@ -46,6 +46,7 @@ class ContainerOptions:
     mounts: Sequence[Any] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     pids_limit: int = 1024
+    ulimits: Mapping[str, int] = field(default_factory=dict)
     cap_drop: Sequence[str] = ("ALL",)
     security_opt: Sequence[str] = ("no-new-privileges",)
     log_config: Mapping[str, Any] = field(default_factory=dict)
@@ -67,11 +68,13 @@ class Place:
 
     name: str
     labels: Mapping[str, str]
-    installation: str
     network: str
     api_version: str
     publish_at: str | None = None
     gpus: DeviceRequest | None = None
+    installation: str = ""
+    disk_mib: int = 0
+    """What the daemon is to limit the container's own files to, where it can."""
     closed: bool = False
     """Whether nothing beyond the machine is to be reached."""
 
@@ -125,6 +128,9 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         # A set-user-id program, which sudo is, gives nothing where new privileges are off.
         security = [option for option in security if not option.startswith("no-new-privileges")]
     ours: dict[str, Any] = {
+        "ulimits": [
+            Ulimit(name=name, soft=most, hard=most) for name, most in sorted(options.ulimits.items())
+        ],
         "security_opt": security,
         "cap_drop": list(options.cap_drop),
         "pids_limit": options.pids_limit,
@@ -158,6 +164,8 @@ def _host(spec: LaunchSpec, options: ContainerOptions, place: Place) -> dict[str
         "cpu_period": period_us,
         "cpu_quota": spec.session.request.cpu_milli * period_us // 1000,
     }
+    if place.disk_mib:
+        limits["storage_opt"] = {"size": f"{place.disk_mib}m"}
     if spec.prepared.hosts_ipc:
         limits["ipc_mode"] = "host"
     if place.gpus is not None:

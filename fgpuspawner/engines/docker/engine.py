@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from docker.errors import APIError, TLSParameterError
+from docker.errors import APIError, NotFound, TLSParameterError
 from docker.types import DeviceRequest
 
 from fgpu_scheduler import BadSettings, EndCause, Observed, PrivateImage, Seen, Session
@@ -31,7 +31,7 @@ from fgpuspawner.engines.base import (
     SavedImage,
     SaveSpec,
 )
-from fgpuspawner.engines.docker import create, handover, volumes
+from fgpuspawner.engines.docker import create, disk, handover, volumes
 from fgpuspawner.engines.docker.address import addresses
 from fgpuspawner.engines.docker.create import ContainerOptions, Place
 from fgpuspawner.engines.docker.daemon import Daemon, OwnTrust
@@ -55,6 +55,7 @@ from fgpuspawner.isolation import machine
 from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.nvml_reader import NvmlReader
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.meter.disk import DiskUse
 from fgpuspawner.settings.nodes import Machine
 
 log = logging.getLogger("fgpu.docker")
@@ -109,6 +110,7 @@ class DockerEngine(Engine):
         self.fleet.connect()
         self.pulls = Pulls(self.fleet, at_a_time=own.pulls_at_a_time)
         self.network = NetworkGuard(own, self.fleet, installation=installation.id)
+        self._limits_disk: dict[Daemon, bool] = {}
         self._saver = ImageSaver(self.fleet, installation.id)
         self.warm: WarmPool | None = None
 
@@ -229,6 +231,7 @@ class DockerEngine(Engine):
                 publish_at=publish_at,
                 gpus=request,
                 closed=self._installation.settings.egress == "closed",
+                disk_mib=await self._disk_mib(daemon, spec.image.reference),
             )
             if found["Id"] not in self._as_root:
                 looks = functools.partial(has_roots_number, helper=f"{place.name}-user")
@@ -342,6 +345,35 @@ class DockerEngine(Engine):
         except (OSError, *FAILED):
             return None
         return next((ln.removeprefix("0::") for ln in lines.splitlines() if ln.startswith("0::/")), None)
+
+    async def disk_use(self, session: Session) -> DiskUse:
+        daemon = self.fleet.answering_for(session)
+        if daemon is None:
+            raise EngineSilent("its machine does not answer")
+        look = functools.partial(
+            disk.take,
+            daemon.client,
+            daemon.containers.name(session),
+            session.request.user,
+            here=not daemon.address.is_elsewhere,
+        )
+        try:
+            return await in_a_thread_of_its_own(look)
+        except NotFound:
+            return DiskUse()  # It has ended meanwhile.
+        except FAILED as e:
+            raise EngineSilent(str(e)) from e
+
+    async def _disk_mib(self, daemon: Daemon, image: str) -> int:
+        """Return the limit that the engine itself is to hold a container's disk to; 0 where it cannot, or need not."""
+        limit_mib = self._installation.settings.session_disk_mib
+        if not limit_mib:
+            return 0
+        if daemon not in self._limits_disk:
+            self._limits_disk[daemon] = await daemon.containers.call(disk.limits_disk, daemon.client, image)
+            how = "limits" if self._limits_disk[daemon] else "cannot limit"
+            log.info("%s %s what a container writes to the disk", daemon.address, how)
+        return limit_mib if self._limits_disk[daemon] else 0
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         daemon = self.fleet.answering_for(session)

@@ -11,7 +11,7 @@ from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Held, Installation, Safeguard
-from fgpuspawner.engines.docker import safeguards
+from fgpuspawner.engines.docker import disk, safeguards
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
@@ -30,6 +30,18 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     pids_limit = Integer(
         1024, help="""Most processes and threads in a session. Example: ``c.FGPUSpawner.pids_limit = 4096``"""
+    ).tag(config=True)
+
+    ulimits = Dict(
+        value_trait=Integer(),
+        default_value={"core": 0},
+        help="""Limits of each process in a session, as ``ulimit`` has them; unless set, no core dumps.
+
+        The engine must be allowed to set them: "nofile" can be no more than its own. Not "nproc": it counts all
+        processes of a user id on the machine, and so those of other sessions.
+
+        Example: ``c.FGPUSpawner.ulimits = {"core": 0, "nofile": 65536}``
+        """,
     ).tag(config=True)
 
     cap_drop = List(
@@ -125,6 +137,15 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         c.FGPU.setdefault("service_ip", address)
 
     @classmethod
+    def disk_limits(cls, config: Any, settings: FGPU) -> Sequence[str]:
+        """Return what this machine's own daemon can hold containers to."""
+        client = connect_here(client_settings(configured(cls, config)))
+        try:
+            return disk.what_is_held(client, settings)
+        finally:
+            client.close()
+
+    @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
         """Return the rules for a machine's iptables."""
         return Firewall(rules_for(settings, urls, installation))
@@ -164,6 +185,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             mounts=self.mount_binds,
             links=self.links,
             pids_limit=self.pids_limit,
+            ulimits=self.ulimits,
             cap_drop=self.cap_drop,
             security_opt=self.security_opt,
             log_config=self.log_config,

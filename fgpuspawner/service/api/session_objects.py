@@ -92,7 +92,15 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "saving": saving_object(session, world),
         "can_save": may_save(session, world, viewer),
         "meter": meter_object(meter_of(session, world)),
+        "disk": _disk(session, world, viewer),
     }
+
+
+def _disk(session: Session, world: World, viewer: Viewer) -> str | None:
+    """Return what a running session takes of the disk, for its owner and administrators: it names their folders."""
+    if session.state is not SessionState.RUNNING or not (is_mine(session, viewer) or viewer.admin):
+        return None
+    return world.disks.sessions.get(session.id)
 
 
 def _wait_object(session: Session, world: World, viewer: Viewer) -> Json:

@@ -93,7 +93,7 @@ def hours(amount: float) -> str:
 def _state(receipt: Json) -> str:
     if receipt["started_at_s"] is None and receipt["end_cause"] in ("USER", "QUEUE_TIMEOUT"):
         return "CANCELLED"
-    failed = ("NODE_LOST", "PULL_FAILED", "LAUNCH_FAILED", "OOM", "ISOLATION_FAILED")
+    failed = ("NODE_LOST", "PULL_FAILED", "LAUNCH_FAILED", "OOM", "ISOLATION_FAILED", "DISK_LIMIT")
     return "ERROR" if receipt["end_cause"] in failed else "TERMINATED"
 
 

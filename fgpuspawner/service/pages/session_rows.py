@@ -37,6 +37,7 @@ END_WORDS = {
     "LAUNCH_FAILED": "it could not be started",
     "OOM": "it ran out of memory",
     "ISOLATION_FAILED": "its GPU limit could not be put in force",
+    "DISK_LIMIT": "it took too much of the disk",
 }
 LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
 MINUTE_S = 60

@@ -70,6 +70,7 @@ FAILURES: tuple[EndCause, ...] = (
     EndCause.LAUNCH_FAILED,
     EndCause.OOM,
     EndCause.ISOLATION_FAILED,
+    EndCause.DISK_LIMIT,
 )
 """Causes after which a session ends in ERROR and not in TERMINATED."""
 

@@ -67,6 +67,7 @@ class EndCause(StrEnum):
     LAUNCH_FAILED = "LAUNCH_FAILED"
     OOM = "OOM"
     ISOLATION_FAILED = "ISOLATION_FAILED"
+    DISK_LIMIT = "DISK_LIMIT"
 
 
 class ShareMode(StrEnum):

@@ -296,9 +296,11 @@ class Scheduler(Queue):
                 # It moved on meanwhile, to a state with another way out.
                 continue
 
-    async def warn(self, session_id: int, message: str | None) -> Session:
+    async def warn(
+        self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED
+    ) -> Session:
         try:
-            session = await self._call(self.store.warn, session_id, message, now_s=self._clock.now_s())
+            session = await self._call(self.store.warn, session_id, message, cause, now_s=self._clock.now_s())
         except InvalidTransition:
             return await self._get(session_id)
         self._announce()

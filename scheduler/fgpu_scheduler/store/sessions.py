@@ -318,8 +318,17 @@ class SessionStore(ABC):
             write.event("attempt", new, was=old.state)
             return new
 
-    def warn(self, session_id: int, message: str | None, *, now_s: int) -> Session:
+    def warn(
+        self,
+        session_id: int,
+        message: str | None,
+        cause: EndCause = EndCause.ISOLATION_FAILED,
+        *,
+        now_s: int,
+    ) -> Session:
         """Keep what the owner of a running session is warned of; None: of nothing any more.
+
+        ``cause`` is what it may be ended for.
 
         Raises:
             UnknownSession: no session has this id.
@@ -329,8 +338,8 @@ class SessionStore(ABC):
             old = expected(write.one(session_id), (S.RUNNING,))
             if old.message == message:
                 return old
-            cause = None if message is None else EndCause.ISOLATION_FAILED
-            return _saved(write, replace(old, message=message), "warned", cause)
+            for_what = None if message is None else cause
+            return _saved(write, replace(old, message=message), "warned", for_what)
 
     def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None:
         """Keep the launcher's note on what it started for this attempt.

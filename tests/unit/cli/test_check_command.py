@@ -36,8 +36,12 @@ def test_check_says_what_a_good_configuration_gives(
     status, out, err = fgpu(capsys, "check", "--config", path)
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    disk = lines.pop(7)
-    assert re.fullmatch(rf"  disk: \d+ MiB left for {re.escape(str(tmp_path))}/data", disk)
+    room, limits = lines.pop(7), lines.pop(7)
+    assert re.fullmatch(rf"  disk: \d+ MiB left for {re.escape(str(tmp_path))}/data", room)
+    assert (
+        limits
+        == "  disk: sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"
+    )
     assert lines == [
         f"OK: {path}",
         "  sessions: local processes, all of one system user (LocalFGPUSpawner)",

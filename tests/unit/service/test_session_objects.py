@@ -81,6 +81,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "url": "/user/alice/gpu-1/",
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
         "meter": None,
+        "disk": None,
         "mine": True,
         "simulated": True,
     }

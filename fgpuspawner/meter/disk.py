@@ -1,0 +1,153 @@
+"""How much of a disk sessions take, who is above a limit, and the file in which the Hub tells the service.
+
+Blocks are counted, not sizes: a file can have more of them than its size says, and a sparse one has less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from fgpuspawner.isolation.files import write_whole
+
+WRITTEN = "disk.json"
+MIB = 2**20
+TENTH_GIB = 2**30 / 10
+GROWN = 0.25
+"""So much of the limit beyond where it was warned, and a session is ended without waiting."""
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a folder takes with all in it. ``files`` is None where that is not told; ``largest`` are folders in it."""
+
+    bytes: int
+    files: int | None = None
+    largest: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """What a session takes: by what it wrote outside its home, and by its home. None where that is not known."""
+
+    session: Taken | None = None
+    home: Taken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much may be taken; 0 is without a limit."""
+
+    mib: int = 0
+    files: int = 0
+
+    def level(self, taken: Taken | None) -> float:
+        """Return how much of the limit is taken: above 1 is too much. What is not known counts as nothing."""
+        if taken is None:
+            return 0.0
+        return max(
+            taken.bytes / (self.mib * MIB) if self.mib else 0.0,
+            (taken.files or 0) / self.files if self.files else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One session's looks so far: ``base`` is the level at the first, or at the warning; both at least 1."""
+
+    base: float
+    above_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What sessions and homes may take, and for how long one may be above it before it is ended; None: for ever."""
+
+    session: Limit
+    home: Limit
+    grace_s: int | None = None
+
+    def level(self, use: DiskUse) -> float:
+        """Return the level of what is nearest to, or furthest above, its limit."""
+        return max(self.session.level(use.session), self.home.level(use.home))
+
+
+def judged(story: Story | None, use: DiskUse, limits: Limits, now_s: float) -> tuple[Story, bool]:
+    """Return the story with this look, and whether the session is to be ended. Pure.
+
+    Who is above is warned first. A home can be above when a session starts: its owner then has the same time to make
+    room in it.
+    """
+    level = limits.level(use)
+    base = max(1.0, level) if story is None else story.base
+    if level <= 1.0:
+        return Story(1.0), False
+    if story is None or story.above_since_s is None:
+        return Story(max(base, level), now_s), False
+    late = limits.grace_s is not None and now_s - story.above_since_s >= limits.grace_s
+    grown = limits.grace_s is not None and level > base + GROWN
+    return story, late or grown
+
+
+def amounts(use: DiskUse, limits: Limits) -> str:
+    """Return what is taken of what may be, for the owner: "3.2 of 20 GiB; home 12 of 50 GiB"."""
+    parts = [
+        f"{name}{_of(taken, limit)}"
+        for name, taken, limit in (("", use.session, limits.session), ("home ", use.home, limits.home))
+        if taken is not None
+    ]
+    largest = _largest(use)
+    return "; ".join(parts) + (f"; most in {largest}" if largest else "")
+
+
+def above_words(use: DiskUse, limits: Limits) -> str:
+    """Return which limits are passed, and by what."""
+    parts = []
+    for name, taken, limit in (("session", use.session, limits.session), ("home", use.home, limits.home)):
+        if taken is not None and limit.level(taken) > 1:
+            parts.append(f"this {name} takes {_of(taken, limit)}")
+    largest = _largest(use)
+    return " and ".join(parts) + (f", most in {largest}" if largest else "")
+
+
+def _of(taken: Taken, limit: Limit) -> str:
+    size = _gib(taken.bytes) + (f" of {_gib(limit.mib * MIB)}" if limit.mib else "") + " GiB"
+    many = limit.files and (taken.files or 0) > limit.files
+    return size + (f" and {taken.files} of {limit.files} files" if many else "")
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / 2**30:.1f}".removesuffix(".0")
+
+
+def _largest(use: DiskUse) -> str:
+    found = [entry for taken in (use.session, use.home) if taken is not None for entry in taken.largest]
+    named = sorted(found, key=lambda entry: -entry[1])[:MOST_NAMED]
+    return ", ".join(f"{path} ({_gib(size)} GiB)" for path, size in named if size >= TENTH_GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTold:
+    """What the Hub told last, in words for the owners, by session."""
+
+    sessions: Mapping[int, str] = field(default_factory=dict)
+
+
+_TOLD = TypeAdapter(DiskTold)
+
+
+def write_disk(data: Path, told: DiskTold) -> None:
+    """Write what is told, in place of what was."""
+    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
+
+
+def read_disk(data: Path) -> DiskTold:
+    """Return what was told last; nothing where the file is not there, or makes no sense."""
+    try:
+        return _TOLD.validate_json((data / WRITTEN).read_bytes())
+    except (OSError, ValueError):
+        return DiskTold()

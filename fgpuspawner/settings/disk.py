@@ -1,0 +1,42 @@
+"""What sessions may take of the disk."""
+
+from __future__ import annotations
+
+from traitlets import Enum, Integer
+
+from fgpuspawner.settings.traits import LARGEST_MIB, Settings, Whole
+
+LARGEST_FILES = 2**40
+
+
+class DiskSettings(Settings):
+    """Limits of a session and of a home. Local processes have none: they are the Hub's own user."""
+
+    session_disk_mib = Whole(20 * 1024, min=0, max=LARGEST_MIB).tag(
+        example="51200", remedy="use MiB such as 20480, or 0 for no limit"
+    )
+    """Most that a session may write outside its home (its system, /tmp, volumes of its image), in MiB; 0: no limit.
+
+    Where the engine can hold it (``fgpu check`` says so), writing more fails. Else it is watched: see ``disk_over``.
+    """
+    session_files = Whole(1_000_000, min=0, max=LARGEST_FILES).tag(
+        example="500_000", remedy="use a number of files, or 0 for no limit"
+    )
+    """Most files and folders that a session may make outside its home; 0: no limit."""
+    home_disk_mib = Whole(50 * 1024, min=0, max=LARGEST_MIB).tag(
+        example="102400", remedy="use MiB such as 51200, or 0 for no limit"
+    )
+    """Most that a user's home may take, in MiB; 0: no limit."""
+    home_files = Whole(2_000_000, min=0, max=LARGEST_FILES).tag(
+        example="500_000", remedy="use a number of files, or 0 for no limit"
+    )
+    """Most files and folders that a user's home may have; 0: no limit."""
+    disk_over = Enum(("end", "warn"), "end").tag(example='"warn"')
+    """What becomes of a session above one of these limits: its owner is warned; with "end" it is ended after that."""
+    disk_grace_s = Integer(600, min=1).tag(example="1800")
+    """How long after the warning the session ends; sooner if it takes a quarter of the limit more.
+
+    A session whose home is above the limit when it starts has this time, too, to make room in it.
+    """
+    disk_every_s = Integer(60, min=5, max=3600).tag(example="300")
+    """How often it is looked what sessions take; 5 to 3600. Large homes keep the disk busy for a while."""

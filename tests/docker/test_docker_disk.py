@@ -1,0 +1,94 @@
+"""Sessions that take too much of the disk, in real containers on an engine that cannot limit them itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from dockerhub import PYTHON, DockerHub, Engine, Running
+
+from hubprocess import until
+
+SETTINGS = {
+    "session_disk_mib": 64,
+    "home_disk_mib": 32,
+    "home_files": 1000,
+    "disk_every_s": 5,
+    "disk_grace_s": 5,
+}
+HOME = "c.FGPUSpawner.volumes = {'fgpu-test-home-{username}': '/home/jovyan'}\n"
+TAKE = """
+import ctypes, sys
+file = open(sys.argv[1], "ab")
+offset, length, KEEP_SIZE = ctypes.c_long(0), ctypes.c_long(int(sys.argv[2]) << 20), 1
+assert ctypes.CDLL(None).fallocate(file.fileno(), KEEP_SIZE, offset, length) == 0
+"""
+MANY = "import os\nfor n in range(1500): open(f'/home/jovyan/{n}', 'w').close()"
+
+
+@pytest.fixture(scope="module")
+def limited(make_hub: Callable[..., DockerHub]) -> DockerHub:
+    if os.geteuid() != 0:
+        pytest.skip("only root can look into containers' files")
+    found = make_hub(**SETTINGS)
+    found.after += HOME
+    return found.start()
+
+
+def ended(hub: DockerHub, user: str) -> str:
+    until(lambda: hub.last(user).end_cause == "DISK_LIMIT", within_s=120, what="it is ended for the disk")
+    return hub.last(user).message or ""
+
+
+def run(engine: Engine, running: Running, *command: str) -> None:
+    status, said = engine.run_in(running.id, PYTHON, "-c", *command)
+    assert status == 0, said
+
+
+def test_who_takes_blocks_that_no_size_tells_of_is_warned_and_then_ended(
+    engine: Engine, limited: DockerHub
+) -> None:
+    running = limited.running("bob", fgpu="0.2")
+    run(engine, running, TAKE, "/tmp/hidden", "70")
+    until(lambda: "session takes" in (limited.sessions()["bob/"].message or ""), what="a warning")
+    warning = limited.sessions()["bob/"].message or ""
+    assert "of 0.1 GiB" in warning
+    assert "within 5 seconds, or the session is ended" in warning
+    assert "takes" in ended(limited, "bob")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [((TAKE, "/home/jovyan/x", "40"), "GiB"), ((MANY,), "of 1000 files")]
+)
+def test_a_home_that_has_too_much_ends_its_session(
+    engine: Engine, limited: DockerHub, code: tuple[str, ...], words: str
+) -> None:
+    user = f"hera{len(code)}"
+    try:
+        run(engine, limited.running(user, fgpu="0.2"), *code)
+        said = ended(limited, user)
+        assert "this home takes" in said
+        assert words in said
+    finally:
+        limited.end(user)
+        engine.remove_volume(f"fgpu-test-home-{user}")
+
+
+FILL_SHM = """
+try:
+    with open("/dev/shm/x", "wb") as file:
+        while True:
+            file.write(b"x" * (1 << 20))
+except OSError:
+    pass
+"""
+
+
+def test_a_full_shared_memory_is_ones_own(engine: Engine, limited: DockerHub) -> None:
+    before = os.statvfs("/dev/shm").f_bfree
+    one, other = limited.running("carl", fgpu="0.2"), limited.running("cora", fgpu="0.2")
+    run(engine, one, FILL_SHM)
+    run(engine, other, "open('/dev/shm/x', 'wb').write(b'x' * (16 << 20))")
+    assert before - os.statvfs("/dev/shm").f_bfree < (32 << 20) / 4096, "the host's own is another"
+    assert {limited.states()[f"{user}/"] for user in ("carl", "cora")} == {"RUNNING"}

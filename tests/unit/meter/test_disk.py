@@ -1,0 +1,91 @@
+"""Who is above a limit of the disk, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fgpuspawner.meter.disk import (
+    DiskTold,
+    DiskUse,
+    Limit,
+    Limits,
+    Story,
+    Taken,
+    above_words,
+    amounts,
+    judged,
+    read_disk,
+    write_disk,
+)
+
+GIB = 2**30
+LIMITS = Limits(Limit(20 * 1024, 1000), Limit(50 * 1024, 1000), grace_s=600)
+
+
+def use(session_gib: float = 0, home_gib: float = 0, files: int = 1) -> DiskUse:
+    return DiskUse(Taken(int(session_gib * GIB), files), Taken(int(home_gib * GIB), 1))
+
+
+def looks(*seen: tuple[float, DiskUse], limits: Limits = LIMITS) -> list[bool]:
+    """Return after which looks the session is to be ended."""
+    story: Story | None = None
+    ends = []
+    for at_s, one in seen:
+        story, end = judged(story, one, limits, at_s)
+        ends.append(end)
+    return ends
+
+
+def test_who_stays_above_is_ended_after_the_warning_and_not_before() -> None:
+    assert looks((0, use(19)), (60, use(21)), (300, use(21)), (659, use(21)), (660, use(21))) == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_who_made_room_has_the_whole_time_again() -> None:
+    assert not any(looks((0, use(21)), (599, use(21)), (600, use(20)), (601, use(21)), (1200, use(21))))
+
+
+def test_who_goes_on_is_ended_before_the_time_is_over() -> None:
+    assert looks((0, use(1)), (60, use(21)), (120, use(26)), (180, use(27))) == [False, False, False, True]
+
+
+def test_a_home_that_was_above_at_the_start_leaves_time_to_make_room_in_it() -> None:
+    assert not any(looks((0, use(0, 90)), (60, use(0, 91)), (599, use(0, 60))))
+    assert looks((0, use(0, 90)), (60, use(0, 110)))[-1], "it may not grow on"
+
+
+def test_files_count_as_well_and_what_is_unknown_or_has_no_limit_does_not() -> None:
+    assert looks((0, use(0, files=1001)), (600, use(0, files=1001)))[-1]
+    assert not any(looks((0, DiskUse()), (600, DiskUse())))
+    none = Limits(Limit(), Limit(), 600)
+    assert not any(looks((0, use(900, 900, 10**9)), (600, use(900, 900, 10**9)), limits=none))
+    only_warned = Limits(LIMITS.session, LIMITS.home, None)
+    assert not any(looks((0, use(21)), (10**6, use(900)), limits=only_warned))
+
+
+def test_the_owner_is_told_what_takes_the_room() -> None:
+    found = DiskUse(
+        Taken(int(21.5 * GIB), 5, (("/opt/env", 11 * GIB), ("/tmp", 10))),
+        Taken(12 * GIB, 5, (("/home/x", 9 * GIB),)),
+    )
+    assert (
+        amounts(found, LIMITS)
+        == "21.5 of 20 GiB; home 12 of 50 GiB; most in /opt/env (11 GiB), /home/x (9 GiB)"
+    )
+    assert above_words(found, LIMITS) == (
+        "this session takes 21.5 of 20 GiB, most in /opt/env (11 GiB), /home/x (9 GiB)"
+    )
+    assert "1001 of 1000 files" in above_words(use(0, files=1001), LIMITS)
+
+
+def test_what_is_told_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_disk(tmp_path) == DiskTold()
+    write_disk(tmp_path, DiskTold({7: "1 of 20 GiB"}))
+    assert read_disk(tmp_path).sessions == {7: "1 of 20 GiB"}
+    (tmp_path / "disk.json").write_text("{")
+    assert read_disk(tmp_path) == DiskTold()
