@@ -196,7 +196,8 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
     images.share(image.id, users=["bob"], groups=[], now_s=2)
 
     def admitted() -> bool:
-        return hub.spawn("bob", options={**ONE, "image": image.name}).status_code in (201, 202)
+        options = {**ONE, "image": image.name, "accept_image": image.image_id}
+        return hub.spawn("bob", options=options).status_code in (201, 202)
 
     until(admitted, what="bob may start it")
     hub.wait_ready("bob")
