@@ -1,4 +1,4 @@
-"""How large a request's body may be: larger ones are dropped as they come, and answered with 413 in words."""
+"""How large and how slow a request may be: larger bodies are dropped as they come, and answered with 413 in words."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import json
 from collections.abc import Awaitable
 from typing import Any
 
+from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, ResponseStartLine
 from tornado.web import Application
 
 MOST_BYTES = 1 << 20
+SLOWEST_S = 60.0
+"""A request's headers are there by then, and its body as long after them. Who sends nothing is let go, too."""
 
 
 def bound_bodies(application: Application) -> None:
-    """Refuse what is larger than `MOST_BYTES`, before anything of this application sees it."""
+    """Refuse what is larger than `MOST_BYTES` or slower than `SLOWEST_S`, before anything of this application sees it."""
     start = application.start_request
 
     def bounded(server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        if isinstance(request_conn, HTTP1Connection):
+            # Tornado waits for an hour, and for a body for ever.
+            request_conn.params.header_timeout = SLOWEST_S
+            request_conn.set_body_timeout(SLOWEST_S)
         return _Bounded(start(server_conn, request_conn), request_conn)
 
     application.start_request = bounded  # type: ignore[method-assign]

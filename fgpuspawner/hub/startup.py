@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import sys
 from typing import Any
 
@@ -20,6 +21,8 @@ from fgpuspawner.hub.who_asks import note_who_asks
 from fgpuspawner.scopes import SERVICE
 from fgpuspawner.settings import FGPU
 
+MOST_FILES = 65_536
+
 
 def start_with_the_hub(app: Any) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
@@ -27,6 +30,7 @@ def start_with_the_hub(app: Any) -> None:
     ours.handlers = app.log.handlers
     ours.setLevel(app.log.level)
     ours.propagate = False
+    _open_more_files()
     try:
         settings = FGPU.from_config(app.config)
         check_hub(app, settings)
@@ -46,6 +50,18 @@ def start_with_the_hub(app: Any) -> None:
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
     runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+
+
+def _open_more_files() -> None:
+    """Let the Hub, and what it starts, have more files and connections open than the 1024 that are usual.
+
+    Every session reaches the Hub's port: a few that open connections and say nothing would be enough for nobody else to
+    be heard, and for the Hub's own databases not to be opened.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def _bound_bodies(app: Any) -> None:

@@ -12,6 +12,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
+from fgpuspawner import bodies
 from fgpuspawner.bodies import MOST_BYTES, bound_bodies
 
 
@@ -69,3 +70,17 @@ async def test_what_is_too_large_is_not_kept(port: int) -> None:
         tracemalloc.stop()
     assert [status for status, _ in answers] == [413] * 4
     assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"POST / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234"],
+)
+async def test_who_sends_nothing_more_is_let_go(
+    port: int, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SLOWEST_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(said)
+    assert await asyncio.wait_for(reader.read(), 30) == b""
+    writer.close()
