@@ -197,6 +197,15 @@ DEMANDS: tuple[Demand, ...] = (
     Demand(Profile.DEPARTMENT, "A session has so many processes at most", Safeguard.PROCESSES),
     Demand(
         Profile.DEPARTMENT,
+        "Sessions and homes that take too much of the disk are ended",
+        lambda facts: (
+            min(facts.settings.session_disk_mib, facts.settings.home_disk_mib) > 0
+            and facts.settings.disk_over == "end"
+        ),
+        'c.FGPU.session_disk_mib = 20480; c.FGPU.home_disk_mib = 51200; c.FGPU.disk_over = "end"',
+    ),
+    Demand(
+        Profile.DEPARTMENT,
         "Nobody becomes root in a session",
         lambda facts: not facts.settings.sudo_groups and not facts.sudo_images,
         "c.FGPU.sudo_groups = [], and no sudo = true in the catalogue",

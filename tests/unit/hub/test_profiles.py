@@ -50,6 +50,7 @@ def test_everything_met_is_a_class_and_lacks_nothing() -> None:
     assert words(judged(FACTS)) == ["security: class (docs/security.md)"]
 
 
+DISK = "Sessions and homes that take too much of the disk are ended"
 CHANGES: list[tuple[str, Profile | None, Facts]] = [
     ("GPUs are real, or there are none", None, replace(FACTS, simulated=["box"])),
     (
@@ -85,6 +86,9 @@ CHANGES: list[tuple[str, Profile | None, Facts]] = [
     ),
     ("The engine refuses needless system calls", Profile.LAB, with_safeguard(Safeguard.FILTERED, False)),
     ("A session has so many processes at most", Profile.LAB, with_safeguard(Safeguard.PROCESSES, False)),
+    (DISK, Profile.LAB, with_settings(session_disk_mib=0)),
+    (DISK, Profile.LAB, with_settings(home_disk_mib=0)),
+    (DISK, Profile.LAB, with_settings(disk_over="warn")),
     ("Nobody becomes root in a session", Profile.LAB, with_settings(sudo_groups=["staff"])),
     ("Nobody becomes root in a session", Profile.LAB, replace(FACTS, sudo_images=["python"])),
     (
