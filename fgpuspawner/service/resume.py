@@ -19,6 +19,9 @@ EVERY_S = 1.0
 ANSWER_WAIT_S = 0.05
 """The Hub answers a start that waits only after a while. It has seen the request by then, in order; and the
 place in the queue is in the store, so that an order that is not kept here is kept there."""
+MOST_IN_FLIGHT = 40
+"""So many starts the Hub has not answered yet. For each it writes a dozen times in its event loop, in which everybody
+else waits. It answers within `slow_spawn_timeout`, 2 s: with one every 50 ms that is what a quick Hub has, too."""
 LONGEST_DELAY_S = 30.0
 
 
@@ -67,6 +70,8 @@ class Resumer:
         self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
         now = asyncio.get_running_loop().time()
         for session in held:
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
+                break
             if session.id not in self._in_flight and self._of(session).next_at <= now:
                 await self._try(session)
 
