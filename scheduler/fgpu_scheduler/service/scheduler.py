@@ -131,6 +131,8 @@ class Scheduler(Queue):
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
         self._left_waiting: list[int] = []
+        self._not_resumed: set[int] = set()
+        self._resumed_at = 0.0
         self._outlook: Outlook | None = None
         self._looking_ahead: asyncio.Future[Outlook] | None = None
         self._away = Away(self._announce)
@@ -152,11 +154,11 @@ class Scheduler(Queue):
         held = await self._call(self.store.hold_waiting, now_s=now_s)
         if held:
             log.info("%d requests of the last run wait to be resumed", held)
-        self._left_waiting = [
-            s.id for s in await self._call(self.store.held_sessions) if s.state is S.PENDING
-        ]
+        left = await self._call(self.store.held_sessions)
+        self._left_waiting = [s.id for s in left if s.state is S.PENDING]
+        self._not_resumed = {s.id for s in left}
         # Instants are of the clock, which may be set; how long something takes is not.
-        self._started = asyncio.get_running_loop().time()
+        self._started = self._resumed_at = asyncio.get_running_loop().time()
         live = (await self._call(self.store.snapshot, now_s)).sessions
         for session in live:
             self._since[session.id] = self._started - max(0, now_s - session.submitted_at_s)
@@ -220,6 +222,9 @@ class Scheduler(Queue):
         future = self._waiting.get(session_id)
         if future is None or future.done():
             future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
+        if session_id in self._not_resumed:
+            self._not_resumed.discard(session_id)
+            self._resumed_at = asyncio.get_running_loop().time()
         session = await self.patiently(
             lambda: self._call(self.store.set_held, session_id, False, now_s=self._clock.now_s())
         )
@@ -511,8 +516,8 @@ class Scheduler(Queue):
         live = {s.id for s in snapshot.sessions}
         self._since = {i: at for i, at in self._since.items() if i in live or i > max(live, default=0)}
         limits = self._deadlines
-        # Nothing is held for longer than this process runs; later it is held because a start failed.
-        long_held = self._running_for_s() >= limits.abandoned_after_s
+        # Ten thousand take an hour to come back: nobody is given up while others still do.
+        long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s
         for session in snapshot.sessions:
             waited_s = self._waited_s(session)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:

@@ -1,0 +1,43 @@
+"""A Hub with thousands of waiting requests takes an hour to resume them after a restart: none is given up meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fgpu_scheduler import EndCause, Session, SessionState, Store
+from lab import NODE, Lab
+
+LONG_S = 1000
+"""Longer than a request is held for."""
+
+
+async def test_while_others_are_still_resumed_no_held_request_is_cancelled() -> None:
+    store = Store("sqlite://")
+    store.open()
+    lab = Lab(store)
+    await lab.scheduler.start([NODE])
+    runs = await lab.ask("alice")
+    await lab.run(runs)
+    resumed, held = await lab.ask("bob"), await lab.ask("carla")
+    lab.clock.at_s += LONG_S
+    await lab.restart()
+
+    async def resume_late() -> Session:
+        # In one step, so that no round comes between.
+        lab.scheduler._resumed_at -= LONG_S
+        lab.scheduler._started -= LONG_S
+        return await lab.scheduler.placed(resumed)
+
+    waiting = asyncio.ensure_future(resume_late())
+    await lab.rounds()
+    assert await lab.state(held) is SessionState.PENDING
+
+    # Nobody has come back for so long: it is given up.
+    lab.scheduler._resumed_at -= LONG_S
+    await lab.rounds()
+    ended = await lab.scheduler.session(held)
+    assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.QUEUE_TIMEOUT)
+    assert await lab.state(resumed) is SessionState.PENDING
+    waiting.cancel()
+    await lab.scheduler.stop()
+    store.close()
