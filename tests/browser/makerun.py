@@ -23,6 +23,7 @@ START_WITHIN_S = 300
 END_WITHIN_S = 120
 KEPT = {
     "admin-password",
+    "disk.json",
     "fgpu.sqlite",
     "home",
     "hub.lock",
@@ -35,6 +36,7 @@ KEPT = {
     "password",
     "proxy-token",
     "pulls.json",
+    "reserve",
     "run",
     "simulated",
     "tools",
