@@ -104,7 +104,10 @@ class Users(Hub):
         if launching and self._chance(40):
             self._end(self._rng.choice(launching).id, EndCause.USER)
         elif sessions:
-            self._end(self._rng.choice(sessions).id, EndCause.USER)
+            session = self._rng.choice(sessions)
+            # Some are ended for what they took of the disk: nothing is drawn for it, so that histories stay as they are.
+            fills = session.state is S.RUNNING and session.id % 5 == 0
+            self._end(session.id, EndCause.DISK_LIMIT if fills else EndCause.USER)
 
     def _idles(self) -> None:
         """Somebody stops to work, or goes on."""

@@ -39,12 +39,12 @@ class Session:
 @contextlib.asynccontextmanager
 async def session(answers: Answers) -> AsyncIterator[Session]:
     found = Session()
-    talking: set[asyncio.Task[None] | None] = set()
+    talks: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talking.add(asyncio.current_task())
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await reader.readuntil(b"\r\n\r\n")
                 found.asked += 1
                 await answers(writer)
@@ -52,16 +52,30 @@ async def session(answers: Answers) -> AsyncIterator[Session]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    # Not a coroutine: a connection that was taken is known in the same turn of the loop.
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        talks.append(asyncio.ensure_future(talk(reader, writer)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
     found.port = server.sockets[0].getsockname()[1]
     try:
         yield found
     finally:
         server.close()
-        for task in talking:
-            assert task is not None
+        # One that was accepted in this turn of the loop is connected two turns later.
+        turns = asyncio.Event()
+        for _ in range(4):
+            asyncio.get_running_loop().call_soon(turns.set)
+            await turns.wait()
+            turns.clear()
+        for task in talks:
             task.cancel()
-        await asyncio.wait([t for t in talking if t] or [asyncio.ensure_future(asyncio.sleep(0))])
+        for writer in writers:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        await asyncio.gather(*talks, return_exceptions=True)
 
 
 def plain(answer: bytes) -> Answers:
@@ -185,6 +199,7 @@ async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
             while len(pauses) < 10:
                 await sleep(0.01)
         asks.cancel()
+        await asyncio.wait([asks])
     assert pauses[:10] == [min(0.03 * 2**n, 2.0) for n in range(10)]
 
 
