@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fgpu_scheduler import MEMORY_GRAIN_MIB
+from fgpu_scheduler import MEMORY_GRAIN_MIB, format_milli
 from fgpuspawner.form.advice import Advice
 from fgpuspawner.form.offer import Offer
-from fgpuspawner.images.entry import amount_text
 from fgpuspawner.images.icons import icon_name, icon_svg
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli, least_words
+from fgpuspawner.text.fields import in_gib
 
 WRITTEN = ("JAX", "Julia", "MXNet", "Python", "PyTorch", "R", "RAPIDS", "TensorFlow")
 TITLES = {title.casefold(): title for title in WRITTEN}
@@ -73,10 +73,10 @@ def amounts(offer: Offer, advice: Mapping[str, Advice]) -> dict[str, Any]:
             "recommended": {
                 "fgpu": bool(image.recommended_fgpu_milli or image.recommended_gpu_memory_mib),
                 "cpu": bool(image.recommended_cpu_milli),
-                "memory_mib": bool(image.recommended_memory_mib),
+                "memory_gib": bool(image.recommended_memory_mib),
             },
             "gpu_memory_mib": {group: _gpu_memory_mib(offer, image, group) for group in offer.groups},
-            "enough": amount_text("fgpu", advice[image.slug].enough_milli) if image.slug in advice else None,
+            "enough": format_milli(advice[image.slug].enough_milli) if image.slug in advice else None,
         }
         for image in offer.shown_images
     }
@@ -94,13 +94,21 @@ def _gpu_memory_mib(offer: Offer, image: Image, group: str) -> int | None:
     return min(asked_mib, most_gpu_memory_mib(offer, group)) if wanted_mib else None
 
 
-def _with(offer: Offer, image: Image, group: str, steps: Sequence[int]) -> dict[str, str]:
+def _with(offer: Offer, image: Image, group: str, steps: Sequence[int]) -> dict[str, str | None]:
     usual = offer.amounts_with(image, group, steps)
-    found = {"fgpu": usual.fgpu_milli, "cpu": usual.cpu_milli, "memory_mib": usual.memory_mib}
-    return {name: amount_text(name, value) for name, value in found.items()}
+    return written(usual.fgpu_milli, usual.cpu_milli, usual.memory_mib)
 
 
 def _least(offer: Offer, image: Image, group: str) -> dict[str, str | None]:
     fgpu = least_fgpu_milli(image, offer.devices_of(group), step_milli=offer.caps.fgpu_step_milli)
-    found = {"fgpu": fgpu, "cpu": image.min_cpu_milli, "memory_mib": image.min_memory_mib}
-    return {name: amount_text(name, value) if value else None for name, value in found.items()}
+    return written(fgpu, image.min_cpu_milli, image.min_memory_mib)
+
+
+def written(fgpu_milli: int, cpu_milli: int, memory_mib: int) -> dict[str, str | None]:
+    """Return three amounts as the form's fields have them, by their names; None where there is none."""
+    found = {
+        "fgpu": format_milli(fgpu_milli),
+        "cpu": format_milli(cpu_milli),
+        "memory_gib": in_gib(memory_mib),
+    }
+    return {name: None if text == "0" else text for name, text in found.items()}

@@ -19,7 +19,7 @@ from fgpu_scheduler import (
     format_milli,
 )
 from fgpuspawner.images.model import Image
-from fgpuspawner.images.needs import amounts_for, inside_a_node, never_held, refusals
+from fgpuspawner.images.needs import beside_for, fgpu_for, never_held, nodes_for, refusals
 from fgpuspawner.settings import FGPU
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
@@ -105,6 +105,7 @@ class Offer:
     Of the images that are hidden only who knows them may ask for; nothing names them. Where all are, ``default`` has
     none.
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
+    ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
     """
 
     images: tuple[Image, ...]
@@ -116,6 +117,8 @@ class Offer:
     quotas: tuple[Quota, ...] = ()
     user: str = ""
     hub_groups: tuple[str, ...] = ()
+    usual_cpu_milli: int = 0
+    usual_memory_mib: int = 0
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
@@ -170,24 +173,42 @@ class Offer:
 
     def amounts_with(self, image: Image, group: str, amounts: Sequence[int] | None = None) -> Wanted:
         """Return what is preselected with an image in a resource group, of which ``amounts`` are known already."""
-        usual = self.default.fgpu_milli, self.default.cpu_milli, self.default.memory_mib
-        fgpu, cpu, memory_mib = amounts_for(
-            image, usual, self.devices_of(group), step_milli=self.caps.fgpu_step_milli
-        )
+        step_milli = self.caps.fgpu_step_milli
+        fgpu = fgpu_for(image, self.default.fgpu_milli, self.devices_of(group), step_milli=step_milli)
         amounts = self.amounts(group) if amounts is None else amounts
         fgpu = next((a for a in amounts if a >= fgpu), amounts[-1] if amounts else fgpu)
-        cpu, memory_mib = inside_a_node(fgpu, cpu, memory_mib, self.nodes_of(group))
-        return self.capped(
-            replace(self.default, image=image.slug, group=group, fgpu_milli=fgpu), cpu, memory_mib
+        cpu, memory_mib = self.beside(fgpu, group, image)
+        return replace(
+            self.default, image=image.slug, group=group, fgpu_milli=fgpu, cpu_milli=cpu, memory_mib=memory_mib
         )
 
-    def capped(self, wanted: Wanted, cpu_milli: int, memory_mib: int) -> Wanted:
-        """Return the same with so much CPU and memory, as far as one session may have it."""
-        return replace(
-            wanted,
-            cpu_milli=min(cpu_milli, self.caps.max_cpu_milli or cpu_milli),
-            memory_mib=min(memory_mib, self.caps.max_memory_mib or memory_mib),
+    def beside(self, fgpu_milli: int, group: str, image: Image | None = None) -> tuple[int, int]:
+        """Return the CPU in thousandths of a core and the memory in MiB that go with an amount of the GPU.
+
+        What is recommended for the image, else the administrators' default, else the same part of a node as the amount
+        is of its GPUs: of the node with the least, so that whoever takes a part of a GPU leaves that much to the others.
+        """
+        able = nodes_for(fgpu_milli, self.nodes_of(group))
+        parts = [
+            (node.cpu_milli * part // total, node.memory_mib * part // total)
+            for node in able
+            if (total := sum(device.capacity_milli for device in node.devices))
+            for part in [min(fgpu_milli, total)]
+        ]
+        cpu = self.usual_cpu_milli or max(100, min((c for c, _ in parts), default=1000) // 100 * 100)
+        memory_mib = self.usual_memory_mib or max(256, min((m for _, m in parts), default=1024) // 256 * 256)
+        if image is not None:
+            cpu, memory_mib = beside_for(image, cpu, memory_mib)
+        inside = [(min(cpu, node.cpu_milli), min(memory_mib, node.memory_mib)) for node in able]
+        cpu, memory_mib = max(inside, default=(cpu, memory_mib))
+        return min(cpu, self.caps.max_cpu_milli or cpu), min(
+            memory_mib, self.caps.max_memory_mib or memory_mib
         )
+
+    def worth_milli(self, gpu_memory_mib: int, group: str) -> int:
+        """Return what exact GPU memory is worth on the largest GPU of a resource group, in thousandths of an fGPU."""
+        largest = max(self.devices_of(group), key=lambda d: d.memory_mib, default=None)
+        return 0 if largest is None else largest.capacity_milli * gpu_memory_mib // max(1, largest.memory_mib)
 
     def unmet(self, wanted: Wanted) -> list[Refusal]:
         """Return what the image of ``wanted`` needs and would not get."""
@@ -251,25 +272,15 @@ def make_offer(
         settings.quotas_given(),
         user,
         hub_groups,
+        settings.milli("default_cpu") or 0,
+        settings.default_memory_mib,
     )
-    offer = replace(offer, default=_preselected(offer, settings, groups[0]))
-    return offer if image is None else replace(offer, default=offer.amounts_with(image, groups[0]))
-
-
-def _preselected(offer: Offer, settings: FGPU, group: str) -> Wanted:
-    """Preselect half a GPU (at least a step) and the part of the node's CPU and memory that goes with it."""
-    step_milli, nodes = offer.caps.fgpu_step_milli, offer.nodes_of(group)
-    amounts = offer.amounts(group) or (step_milli,)
-    smallest = min((d.capacity_milli for d in offer.devices_of(group)), default=step_milli)
+    # Half a GPU, at least a step.
+    amounts = offer.amounts(groups[0]) or (offer.caps.fgpu_step_milli,)
+    smallest = min((d.capacity_milli for d in offer.devices_of(groups[0])), default=amounts[0])
     fgpu = settings.milli("default_fgpu") or smallest // 2
     fgpu = max((a for a in amounts if a <= fgpu), default=amounts[0])
-    node = max(nodes, key=_worth_milli, default=None)
-    cpu, memory = settings.milli("default_cpu"), settings.default_memory_mib
-    if node is not None and (total := _worth_milli(node)):
-        cpu = cpu or max(100, min(node.cpu_milli, node.cpu_milli * fgpu // total) // 100 * 100)
-        memory = memory or max(256, min(node.memory_mib, node.memory_mib * fgpu // total) // 256 * 256)
-    return offer.capped(replace(offer.default, fgpu_milli=fgpu), cpu or 1000, memory or 1024)
-
-
-def _worth_milli(node: Node) -> int:
-    return sum(device.capacity_milli for device in node.devices)
+    cpu, memory_mib = offer.beside(fgpu, groups[0])
+    default = replace(offer.default, fgpu_milli=fgpu, cpu_milli=cpu, memory_mib=memory_mib)
+    offer = replace(offer, default=default)
+    return offer if image is None else replace(offer, default=offer.amounts_with(image, groups[0]))

@@ -13,7 +13,7 @@ from fgpu_scheduler import Refusal, admit
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
-from fgpuspawner.text.fields import FIELDS, Given, short
+from fgpuspawner.text.fields import FIELDS, Given, in_gib, short
 from fgpuspawner.text.times import hours_minutes
 
 GPU_BY = "gpu_by"
@@ -30,6 +30,14 @@ ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
 """What is the same in every resource group."""
 OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
 """Refusals of what several fields ask for together."""
+
+MEMORY_BOUNDS = {
+    "too_small": "below the least of {} GiB",
+    "above_cap": "above the limit of {} GiB per session",
+    "never_fits": "more than any node has; the most is {} GiB",
+    "below_image": "below the least of {} GiB that the image needs",
+}
+"""What is said of memory that is given in GiB, by the code of its refusal."""
 
 
 def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
@@ -79,12 +87,15 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     image = _image(given, offer)
     default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default
     gpu_memory_mib, models = given.maybe_whole("gpu_memory_mib"), offer.models(group)
+    fgpu_milli = given.amount("fgpu", default.fgpu_milli if gpu_memory_mib is None else 0)
+    usual = fgpu_milli if gpu_memory_mib is None else offer.worth_milli(gpu_memory_mib, group)
+    cpu_milli, memory_mib = offer.beside(usual, group, image)
     wanted = Wanted(
         image=image.slug,
         group=group,
-        fgpu_milli=given.amount("fgpu", default.fgpu_milli if gpu_memory_mib is None else 0),
-        cpu_milli=given.amount("cpu", default.cpu_milli),
-        memory_mib=given.whole("memory_mib", default.memory_mib),
+        fgpu_milli=fgpu_milli,
+        cpu_milli=given.amount("cpu", cpu_milli),
+        memory_mib=given.memory_mib(memory_mib),
         count=given.whole("count", default.count),
         gpu_memory_mib=gpu_memory_mib,
         compute_percent=given.maybe_whole("compute_percent"),
@@ -100,7 +111,7 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
     told = [_in_its_notation(raw, wanted, refusal) for refusal in found]
     refusals.extend(_beside(refusals, raw, told) if refusals else told)
-    if refusals := refusals or offer.unmet(wanted):
+    if refusals := refusals or [_in_its_notation(raw, wanted, unmet) for unmet in offer.unmet(wanted)]:
         raise Refused(refusals)
     return wanted
 
@@ -156,10 +167,14 @@ def _beside(before: Sequence[Refusal], raw: Mapping[str, object], found: Iterabl
 
 
 def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal) -> Refusal:
-    """Return the refusal of a time limit in hours and minutes, where it was given so."""
-    if refusal.field != "time_limit_s" or raw.get("time_limit") is None:
+    """Return the refusal of a time limit in hours and minutes, and of memory in GiB, where it was given so."""
+    if refusal.field == "time_limit_s" and raw.get("time_limit") is not None:
+        field, limit = "time_limit", hours_minutes(int(refusal.limit or 0))
+        which = "below the shortest of" if refusal.code == "too_small" else "above the longest of"
+        message = f"{hours_minutes(wanted.time_limit_s or 0)} is {which} {limit}"
+    elif refusal.field == "memory_mib" and raw.get("memory_gib") is not None:
+        field, limit = "memory_gib", in_gib(int(refusal.limit or 0))
+        message = f"{raw['memory_gib']} is {MEMORY_BOUNDS[refusal.code].format(limit)}"
+    else:
         return refusal
-    limit = hours_minutes(int(refusal.limit or 0))
-    which = "below the shortest" if refusal.code == "too_small" else "above the longest"
-    message = f"time_limit: {hours_minutes(wanted.time_limit_s or 0)} is {which} of {limit}"
-    return replace(refusal, field="time_limit", message=message, limit=limit, nearest=limit)
+    return replace(refusal, field=field, message=f"{field}: {message}", limit=limit, nearest=limit)

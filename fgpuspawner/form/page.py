@@ -12,10 +12,11 @@ from markupsafe import Markup
 
 from fgpu_scheduler import Notice, Refusal, Session, format_milli
 from fgpuspawner.form.advice import Advice
-from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib
+from fgpuspawner.form.image_cards import SEARCH_FROM, amounts, cards, most_gpu_memory_mib, written
+from fgpuspawner.form.meaning import meaning
 from fgpuspawner.form.offer import Offer, Refused, Wanted
-from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED
-from fgpuspawner.form.presets import fields_of, one_click
+from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
+from fgpuspawner.form.presets import fields_of, in_form, one_click
 from fgpuspawner.images.model import Image
 from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.times import hours_minutes
@@ -25,6 +26,19 @@ FIELD_MAX_LENGTH = 400
 """What a field of the form can hold: the longest name of a private image, and more."""
 LABELS = {name: field.label for name, field in FIELDS.items()}
 """How the form calls its fields: refusals name options as links and the API have them."""
+AT = {"time_limit_s": "time_limit", "memory_mib": "memory_gib"}
+"""At which of the form's fields something is refused that it has no field for."""
+MORE = (
+    "cpu",
+    "memory_gib",
+    "count",
+    "time_limit",
+    "priority",
+    "gpu_model",
+    "gpu_memory_mib",
+    "compute_percent",
+)
+"""The fields that are shown on demand."""
 FORM_FIELDS = (*FIELDS, GPU_BY, IMAGE_NAME)
 
 _jinja = Environment(
@@ -62,12 +76,20 @@ def render(
         # As it was for that session; an image that is not shown is asked for by its name.
         given = {IMAGE_NAME: "", **fields_of(Wanted.of(failed.request).as_options())}
     groups = [_group(offer, name) for name in offer.groups]
+    refused = _at_fields(refusals)
     template = _jinja.get_template("fgpu_options_form.html")
     return template.render(
         cards=cards(offer, advice or {}),
         images_shown=len(offer.shown_images),
         search_from=SEARCH_FROM,
-        known={"groups": groups, "images": amounts(offer, advice or {}), "labels": LABELS},
+        known={
+            "groups": groups,
+            "images": amounts(offer, advice or {}),
+            "labels": LABELS,
+            "at": AT,
+            # What somebody has chosen does not follow the amount of the GPU.
+            "given": [name for name in given if name in FIELDS],
+        },
         by_link=by_link,
         accept_image=ACCEPT_IMAGE,
         failed=failed,
@@ -77,13 +99,14 @@ def render(
         groups=groups,
         models=list(dict.fromkeys(model for group in groups for model in group["models"])),
         values=_values(offer, given),
-        refused=_at_fields(refusals),
+        refused=refused,
         to_accept=_to_accept(offer, given),
         offered=len(offer.offered_images),
         step=format_milli(offer.caps.fgpu_step_milli),
-        most_fgpu=max((g["amounts"][-1] for g in groups if g["amounts"]), key=float, default="0"),
+        most_fgpu=max((g["amounts"][-1]["fgpu"] for g in groups if g["amounts"]), key=float, default="0"),
         most_cpu=max((g["max_cpu"] for g in groups), key=float, default="0"),
-        most_memory_mib=max((g["max_memory_mib"] for g in groups), default=0),
+        most_memory_gib=max((g["max_memory_gib"] for g in groups), key=float, default="0"),
+        more_refused=not refused.keys().isdisjoint(MORE),
         most_gpu_memory_mib=max((g["max_gpu_memory_mib"] for g in groups), default=0),
         longest=None if offer.max_time_limit_s is None else hours_minutes(offer.max_time_limit_s),
         highest=offer.max_priority,
@@ -98,14 +121,19 @@ def render(
 
 def _group(offer: Offer, name: str) -> dict[str, Any]:
     """Return what the form says of a resource group, and its script knows of it."""
-    own, caps = offer.nodes_of(name), offer.caps
-    counts = Counter(f"{d.model} of {format_milli(d.capacity_milli)} fGPU" for d in offer.devices_of(name))
+    own, caps, devices = offer.nodes_of(name), offer.caps, offer.devices_of(name)
+    counts = Counter(f"{d.model} of {format_milli(d.capacity_milli)} fGPU" for d in devices)
+    most_memory_mib = min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9)
     return {
         "name": name,
-        "amounts": [format_milli(a) for a in offer.amounts(name)],
+        "amounts": [
+            written(a, *offer.beside(a, name)) | {"means": meaning(a, devices)} for a in offer.amounts(name)
+        ],
         "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
-        "max_memory_mib": min(max((n.memory_mib for n in own), default=0), caps.max_memory_mib or 10**9),
+        # Rounded down: what is not there is refused.
+        "max_memory_gib": format_milli(most_memory_mib * 100 // 1024 * 10),
         "max_gpu_memory_mib": most_gpu_memory_mib(offer, name),
+        "fgpu_of_one": format_milli(offer.worth_milli(most_gpu_memory_mib(offer, name), name)),
         "gpus": [f"{count} x {label}" + (" each" if count > 1 else "") for label, count in counts.items()],
         "models": offer.models(name),
     }
@@ -113,18 +141,27 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
 
 def _values(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
     """Return the text of every field: what was given, else what is preselected."""
-    preselected = {name: str(value) for name, value in offer.default.as_options().items()}
-    values: dict[str, str] = {**dict.fromkeys(FORM_FIELDS, ""), **preselected, **given}
+    values: dict[str, str] = {
+        **dict.fromkeys(FORM_FIELDS, ""),
+        **_preselected(offer, given),
+        **in_form(given),
+        **given,
+    }
     if not values[IMAGE_NAME] and not offer.shows(given.get("image")):
         # The form has no button for it: it is asked for by its name.
         values[IMAGE_NAME] = given.get("image", "")
-    # The form asks for the time in hours and minutes; a link may have given it in seconds.
-    seconds = (given if "time_limit" in given else values).get("time_limit_s", "")
-    if not values["time_limit"] and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
-        values["time_limit"] = hours_minutes(int(seconds)) if int(seconds) else ""
     if values[GPU_BY] not in ("fgpu", "memory"):
         values[GPU_BY] = "memory" if given.get("gpu_memory_mib") and not given.get("fgpu") else "fgpu"
     return values
+
+
+def _preselected(offer: Offer, given: Mapping[str, str]) -> dict[str, str]:
+    """Return what is shown in fields that nothing is given for: what goes with what is given, where that can be."""
+    try:
+        found = parse(read_fields({name: [value] for name, value in given.items()}), offer)
+    except Refused:
+        found = offer.default
+    return {name: value for name, value in fields_of(found.as_options()).items() if name != GPU_BY}
 
 
 def _to_accept(offer: Offer, given: Mapping[str, str]) -> Image | None:
@@ -137,7 +174,7 @@ def _at_fields(refusals: Sequence[Refusal]) -> dict[str, str]:
     """Return what to say at each of the form's fields; of several things at one, all."""
     found: dict[str, list[str]] = {}
     for refusal in refusals:
-        field = "time_limit" if refusal.field == "time_limit_s" else refusal.field
+        field = AT.get(refusal.field, refusal.field)
         found.setdefault(field, []).append(_words(refusal).removeprefix(f"{refusal.field}: "))
     return {field: "; ".join(messages) for field, messages in found.items()}
 

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 from fgpu_scheduler import Request, Session, format_milli
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import GPU_BY, parse
-from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS
-from fgpuspawner.text.sessions import amount_words
+from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib
+from fgpuspawner.text.sessions import amount_words, memory_words
 from fgpuspawner.text.times import hours_minutes
 
 LAUNCHES_SHOWN = 5
@@ -57,20 +57,21 @@ def _options(preset: Mapping[str, object]) -> dict[str, object]:
 
 def _preset(preset: Mapping[str, object], wanted: Wanted, offer: Offer) -> dict[str, Any]:
     options = _options(preset)
-    fields = {name: str(value) for name, value in options.items()}
+    said = in_form(options)
+    fields = dict(said)
     if "image" in options and not offer.shows(options["image"]):
         # The form does not know what goes with an image that it does not show.
-        usual = wanted.as_options()
-        for name in ("fgpu", "cpu", "memory_mib"):
+        usual = in_form(wanted.as_options())
+        for name in ("fgpu", "cpu", "memory_gib"):
             if name in usual:
-                fields.setdefault(name, str(usual[name]))
+                fields.setdefault(name, usual[name])
     if not options.keys().isdisjoint(("image", "group", "fgpu", "gpu_memory_mib")):
         fields[GPU_BY] = "memory" if "gpu_memory_mib" in options else "fgpu"
     if "gpu_memory_mib" in options:
         # Without it only memory is limited.
         fields.setdefault("compute_percent", "")
     words = [
-        field.words.format(options[name]) for name, field in FIELDS.items() if field.words and name in options
+        field.words.format(said[name]) for name, field in FIELDS.items() if field.words and said.get(name)
     ]
     if "image" in options:
         words.insert(0, _name(str(options["image"]), offer))
@@ -79,7 +80,7 @@ def _preset(preset: Mapping[str, object], wanted: Wanted, offer: Offer) -> dict[
 
 def _launch(asked: Request, offer: Offer) -> dict[str, Any]:
     options = Wanted.of(asked).as_options()
-    words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", f"{asked.memory_mib} MiB"]
+    words = [amount_words(asked), f"{format_milli(asked.cpu_milli)} CPU", memory_words(asked.memory_mib)]
     if asked.time_limit_s:
         words.append(hours_minutes(asked.time_limit_s))
     return _choice(_name(asked.image, offer), words, fields_of(options), options)
@@ -99,9 +100,20 @@ def _choice(
 
 def fields_of(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the options as what the form's fields are to hold; one that is not said is to be empty."""
-    said = {name: str(value) for name, value in options.items() if value is not None}
-    seconds = int(said.pop("time_limit_s", "0"))
-    if seconds:
-        said["time_limit"] = hours_minutes(seconds)
+    said = in_form({name: value for name, value in options.items() if value is not None})
     empty = {name: "" for name, field in FIELDS.items() if field.is_optional}
     return {**empty, **said, GPU_BY: "memory" if "gpu_memory_mib" in said else "fgpu"}
+
+
+def in_form(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options as text, by the form's own fields: it asks for memory in GiB, and for time in hours and minutes."""
+    said = {name: str(value) for name, value in options.items()}
+    for name, own, words in (
+        ("memory_mib", "memory_gib", in_gib),
+        ("time_limit_s", "time_limit", hours_minutes),
+    ):
+        text = said.pop(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            # No limit of time is an empty field.
+            said[own] = words(int(text)) if int(text) else ""
+    return said

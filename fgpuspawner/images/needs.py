@@ -129,19 +129,19 @@ def _below(image: Image, field: str, asked: int, least: int) -> Refusal | None:
     return Refusal(field, "below_image", message, bound, bound)
 
 
-def amounts_for(
-    image: Image, usual: tuple[int, int, int], devices: Sequence[Device], *, step_milli: int
-) -> tuple[int, int, int]:
-    """Return the fGPU in thousandths, CPU in thousandths and memory in MiB that an image is started with.
-
-    That is what is recommended; where nothing is, the usual of these three, but never below the minimum.
-    """
-    fgpu, cpu, memory_mib = usual
-    fgpu = image.recommended_fgpu_milli or max(fgpu, image.min_fgpu_milli)
+def fgpu_for(image: Image, usual_milli: int, devices: Sequence[Device], *, step_milli: int) -> int:
+    """Return the fGPU in thousandths that an image is started with: the recommended, else the usual or its minimum."""
     wanted_mib = image.recommended_gpu_memory_mib or image.min_gpu_memory_mib
+    return max(
+        image.recommended_fgpu_milli or max(usual_milli, image.min_fgpu_milli),
+        _enough_on_all_milli(wanted_mib, devices, step_milli),
+    )
+
+
+def beside_for(image: Image, cpu_milli: int, memory_mib: int) -> tuple[int, int]:
+    """Return the CPU in thousandths and memory in MiB that an image is started with, by the same rule."""
     return (
-        max(fgpu, _enough_on_all_milli(wanted_mib, devices, step_milli)),
-        image.recommended_cpu_milli or max(cpu, image.min_cpu_milli),
+        image.recommended_cpu_milli or max(cpu_milli, image.min_cpu_milli),
         image.recommended_memory_mib or max(memory_mib, image.min_memory_mib),
     )
 
@@ -152,11 +152,9 @@ def least_fgpu_milli(image: Image, devices: Sequence[Device], *, step_milli: int
     return max(image.min_fgpu_milli, enough)
 
 
-def inside_a_node(fgpu_milli: int, cpu_milli: int, memory_mib: int, nodes: Sequence[Node]) -> tuple[int, int]:
-    """Return so much of the CPU and memory as one node has that could hold the fGPU; all where no node is known."""
-    able = [node for node in nodes if _could_hold(fgpu_milli, node)] or nodes
-    inside = [(min(cpu_milli, node.cpu_milli), min(memory_mib, node.memory_mib)) for node in able]
-    return max(inside, default=(cpu_milli, memory_mib))
+def nodes_for(fgpu_milli: int, nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return those of the nodes that could ever hold an amount; all where none could."""
+    return [node for node in nodes if _could_hold(fgpu_milli, node)] or nodes
 
 
 def _could_hold(fgpu_milli: int, node: Node) -> bool:

@@ -44,9 +44,9 @@ class AmountSettings(Settings):
     default_fgpu = Amount("").tag(example='"0.5"')
     """fGPU preselected in the form; empty: one GPU's half, rounded down to the step."""
     default_cpu = Amount("").tag(example="2")
-    """CPU cores preselected; empty: a fair part of the node."""
+    """CPU cores preselected; empty: they follow the GPU, the same part of the machine."""
     default_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="4096", remedy=MEMORY_REMEDY)
-    """Memory in MiB preselected; 0: a fair part."""
+    """Memory in MiB preselected; 0: it follows the GPU, the same part of the machine."""
     default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
         example="4 * 3600", remedy=TIME_REMEDY
     )

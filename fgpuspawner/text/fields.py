@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from fgpu_scheduler import BadAmount, Refusal, parse_milli
 
 LONGEST_TIME_LIMIT_S = 10_000 * 3600
+GIB = r"[0-9]{1,6}(\.[0-9]{1,4})?"
+"""A number of GiB: four decimals tell every MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +40,15 @@ FIELDS = {
         Field("compute_percent", "Compute (%)", "{} %", 25, is_optional=True),
         Field("gpu_model", "GPU model", "{}", is_optional=True),
         Field("cpu", "CPU (cores)", "{} CPU"),
-        Field("memory_mib", "Memory (MiB)", "{} MiB", 4096),
+        Field("memory_mib", "Memory", "{} MiB", 4096),
+        Field("memory_gib", "Memory (GiB)", "{} GiB"),
         Field("count", "Sessions", "{} sessions", 1),
         Field("time_limit", "Time limit", "{} hours", is_optional=True),
         Field("time_limit_s", "Time limit", "", 3600),
         Field("priority", "Priority", is_optional=True),
     )
 }
-PRESET_FIELDS = tuple(name for name in FIELDS if name not in ("time_limit_s", "priority"))
+PRESET_FIELDS = tuple(name for name in FIELDS if name not in ("time_limit_s", "memory_gib", "priority"))
 """What a preset may say."""
 
 
@@ -103,6 +107,23 @@ class Given:
         self.refuse(name, "not_a_number", f"{short(value)} is not a whole number such as {example}")
         return None
 
+    def memory_mib(self, default: int) -> int:
+        """Return an amount of memory in MiB: ``memory_mib`` is in MiB, ``memory_gib`` in GiB."""
+        value = self.raw.get("memory_gib")
+        if value is None:
+            return self.whole("memory_mib", default)
+        if self.raw.get("memory_mib") is not None:
+            self.refuse(
+                "memory_gib", "given_twice", "given in GiB, and in MiB as memory_mib; give one of them"
+            )
+        elif not isinstance(value, bool) and (found := re.fullmatch(GIB, str(value).strip())):
+            return round(Decimal(found[0]) * 1024)
+        else:
+            self.refuse(
+                "memory_gib", "not_a_number", f"{short(value)} is not a number of GiB such as 4 or 0.5"
+            )
+        return default
+
     def time_limit(self, default_s: int | None, longest_s: int | None) -> int | None:
         """Return for how long a session may run, in seconds; None: for as long as sessions may.
 
@@ -124,6 +145,11 @@ class Given:
             problem = f"{short(self.raw['time_limit'])} is not hours:minutes such as 2:30"
             self.refuse("time_limit", "bad_time", problem)
         return default_s if found_s is None else found_s or longest_s
+
+
+def in_gib(amount_mib: int) -> str:
+    """Return MiB as the number of GiB that `Given.memory_mib` reads as the same."""
+    return f"{Decimal(amount_mib) / 1024:.4f}".rstrip("0").rstrip(".")
 
 
 def short(value: object) -> str:

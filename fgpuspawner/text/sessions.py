@@ -96,6 +96,11 @@ def gib(amount: int) -> str:
     return format_milli(amount * 1000 // 1024)
 
 
+def memory_words(amount_mib: int) -> str:
+    """Return memory for people: exact GiB where these are short, else to a tenth; below half a GiB in MiB."""
+    return mib(amount_mib) if is_gib(amount_mib) or amount_mib < 512 else f"{amount_mib / 1024:.1f} GiB"
+
+
 def ordinal(number: int) -> str:
     """Return "1st", "2nd", "3rd", "4th", "11th", "21st"."""
     if number % 100 in (11, 12, 13):

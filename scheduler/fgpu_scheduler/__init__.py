@@ -60,6 +60,7 @@ from fgpu_scheduler.core.units import (
     MEMORY_GRAIN_MIB,
     format_milli,
     parse_milli,
+    share_compute_percent,
     share_memory_mib,
 )
 from fgpu_scheduler.errors import (

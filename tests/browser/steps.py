@@ -99,6 +99,14 @@ def refused(page: Page, name: str) -> Locator:
     return page.locator(f"#fgpu-{name}-refused")
 
 
+def more(page: Page) -> Page:
+    """Unfold the fields that the form shows on demand."""
+    folded = page.locator("#fgpu-more:not([open]) > summary")
+    if folded.count():
+        folded.click()
+    return page
+
+
 def start(page: Page) -> None:
     """Press the form's button."""
     page.get_by_role("button", name="Start", exact=True).click()
@@ -112,18 +120,16 @@ def start_by(page: Page, link: str) -> None:
 
 def asked_for(page: Page) -> Amounts:
     """Return what the form's fields say."""
-    return _fields(page, lambda field: field.input_value())
+    fgpu, cpu, memory_gib = (
+        Decimal(page.locator(f"#fgpu-{name}").input_value()) for name in ("fgpu", "cpu", "memory")
+    )
+    return Amounts(fgpu, cpu, memory_gib * 1024)
 
 
-def offered(page: Page) -> Amounts:
-    """Return the most that the form's fields allow: with one node, what the node has."""
-    return _fields(page, lambda field: field.get_attribute("max") or "")
-
-
-def _fields(page: Page, read: object) -> Amounts:
-    assert callable(read)
-    values = [Decimal(read(page.locator(f"#fgpu-{name}"))) for name in ("fgpu", "cpu", "memory")]
-    return Amounts(*values)
+def whole_group(page: Page) -> Amounts:
+    """Return what the first resource group has, as the service says to whoever looks at its page."""
+    total = page.evaluate("fetch('api/v1/capacity').then((r) => r.json()).then((c) => c.groups[0].total)")
+    return Amounts(*(Decimal(total[name]) for name in ("fgpu", "cpu", "memory_mib")))
 
 
 # -- the sessions page --------------------------------------------------------------------------------

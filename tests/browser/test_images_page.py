@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from hubprocess import HubProcess, until
-from steps import Person, about_image, choose_image, forecast, images, scrolls_sideways
+from steps import Person, about_image, choose_image, forecast, images, more, scrolls_sideways
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -113,11 +113,11 @@ def test_with_an_image_the_form_preselects_what_is_recommended_but_keeps_what_wa
         return images(page) == ["Python 3.11", "PyTorch 1.9"]
 
     until(offered, what="the form has both images")
-    page.fill("#fgpu-memory", "640")
+    more(page).fill("#fgpu-memory", "0.625")
     choose_image(page, "torch")
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.7")
     expect(page.locator("#fgpu-cpu")).to_have_value("0.5")
-    expect(page.locator("#fgpu-memory")).to_have_value("640")
+    expect(page.locator("#fgpu-memory")).to_have_value("0.625")
     hint = about_image(page, "torch")
     expect(hint).to_contain_text("At least 0.4 fGPU.")
     expect(hint).to_contain_text("Deprecated: Removed in May.")

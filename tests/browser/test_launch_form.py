@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -23,6 +24,7 @@ from steps import (
     choose_image,
     forecast,
     images,
+    more,
     refused,
     scrolls_sideways,
     start,
@@ -146,11 +148,11 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     assert page.evaluate("document.activeElement === window.offered && window.offered.isConnected")
     # Another leaves the focus on what is offered then.
     with page.expect_response("**/forecast?**time_limit=0%3A30**"):
-        page.locator("#fgpu-time").evaluate(
+        more(page).locator("#fgpu-time").evaluate(
             "e => { e.value = '0:30'; e.dispatchEvent(new Event('input', { bubbles: true })); }"
         )
     expect(forecast(page)).not_to_have_attribute("aria-busy", "true")
-    page.fill("#fgpu-time", "")
+    more(page).fill("#fgpu-time", "")
     expect(forecast(page)).not_to_have_attribute("aria-busy", "true")
     take.click()
     expect(field).to_have_value("0.5")
@@ -162,11 +164,73 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     slider.press("ArrowLeft")
     expect(forecast(page)).to_have_text("Starts now.")
 
-    for name, number in (("CPU (cores)", "#fgpu-cpu"), ("Memory (MiB)", "#fgpu-memory")):
+    for name, number in (("CPU (cores)", "#fgpu-cpu"), ("Memory (GiB)", "#fgpu-memory")):
         page.get_by_role("slider", name=name).press("End")
         expect(page.locator(number)).to_have_value(page.locator(number).get_attribute("max") or "none")
     page.get_by_role("slider", name="Sessions").press("End")
     expect(page.locator("#fgpu-count")).to_have_value("8")
+
+
+def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_edited(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = log_in(hub.url, "amy", "test-password").page
+    field, means, cpu = page.locator("#fgpu-fgpu"), page.locator("#fgpu-means"), page.locator("#fgpu-cpu")
+    expect(means).to_have_text("1 fGPU = 1/2 GPU: 4 GiB GPU memory, 50 % compute")
+    field.press("ArrowDown")
+    expect(field).to_have_value("0.9")
+    field.press("ArrowUp")
+    field.press("ArrowUp")
+    expect(means).to_have_text("1.1 fGPU = 11/20 GPU: 4.375 GiB GPU memory, 55 % compute")
+    cores = Decimal(cpu.get_attribute("max") or "0")
+    for fgpu in ("0.5", "2"):
+        field.fill(fgpu)
+        expect(cpu).to_have_value(f"{(cores * Decimal(fgpu) / 2).quantize(Decimal('0.1'), ROUND_DOWN).normalize():f}")
+    field.fill("0.5")
+    expect(page.locator("#fgpu-more-now")).to_contain_text(f"{cpu.input_value()} core")
+    expect(forecast(page)).to_have_text("Starts now.")
+    # What was edited stays as it is.
+    more(page).fill("#fgpu-cpu", "0.3")
+    field.fill("0.2")
+    expect(cpu).to_have_value("0.3")
+    memory = Decimal(page.locator("#fgpu-memory").input_value())
+    page.locator("#fgpu-memory").press("ArrowUp")
+    assert Decimal(page.locator("#fgpu-memory").input_value()) - memory <= 1
+    # The other way to ask is told in the same place.
+    page.get_by_label("Exact GPU memory and compute").check()
+    page.fill("#fgpu-gpu-memory", "2048")
+    page.fill("#fgpu-compute", "10")
+    expect(means).to_have_text("2 GiB of GPU memory, 10 % compute")
+
+
+def test_where_cpu_is_short_the_amount_that_starts_now_is_offered(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = log_in(hub.url, "abe", "test-password").page
+    page.fill("#fgpu-fgpu", "0.2")
+    more(page).locator("#fgpu-cpu").fill(page.locator("#fgpu-cpu").get_attribute("max") or "none")
+    page.get_by_role("button", name=re.compile("^Take .* cores? and .* GiB: starts now$")).click()
+    expect(forecast(page)).to_have_text("Starts now.")
+    expect(page.locator("#fgpu-fgpu")).to_have_value("0.2")
+
+
+def test_what_decides_stands_on_the_first_screen(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+    page = log_in(hub.url, "uma", "test-password", viewport={"width": 1366, "height": 768}).page
+    expect(forecast(page)).to_contain_text("in the queue")
+    expect(page.get_by_role("group", name="Presets")).to_be_visible()
+    for part in (
+        page.get_by_role("radio", name="Python 3.11"),
+        page.locator("#fgpu-fgpu"),
+        page.locator("#fgpu-means"),
+        page.locator("#fgpu-forecast"),
+        page.get_by_role("button", name="Start", exact=True),
+    ):
+        expect(part).to_be_in_viewport(ratio=1)
+    # Nothing of the amount is behind the bar, which stays where it is.
+    means, foot = page.locator("#fgpu-means").bounding_box(), page.locator(".fgpu-form .foot").bounding_box()
+    assert means is not None
+    assert foot is not None
+    assert means["y"] + means["height"] <= foot["y"]
 
 
 def test_what_is_offered_in_place_of_an_amount_is_enough_for_the_image(
@@ -246,7 +310,7 @@ def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(
     presets.first.click()
     expect(presets.first).to_contain_text("Exercise <b>1</b>")
     expect(page.get_by_role("radio", name="PyTorch 2.3")).to_be_checked()
-    for field, value in (("fgpu", "0.2"), ("cpu", "0.4"), ("memory", "384")):
+    for field, value in (("fgpu", "0.2"), ("cpu", "0.4"), ("memory", "0.375")):
         expect(page.locator(f"#fgpu-{field}")).to_have_value(value)
     expect(forecast(page)).to_have_text("Starts now.")
     assert "dee/" not in hub.states()
@@ -255,7 +319,7 @@ def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(
     presets.nth(3).click()
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.4")
     presets.first.click()
-    page.fill("#fgpu-time", "1:30")
+    more(page).fill("#fgpu-time", "1:30")
     start(page)
     page.wait_for_url("**/user/dee/**", timeout=START_MS)
     asked = hub.sessions()["dee/"].request
@@ -265,7 +329,7 @@ def test_a_preset_and_a_last_launch_fill_in_the_form_and_start_nothing(
     launches = page.get_by_role("group", name="Your last launches").get_by_role("button")
     expect(launches).to_have_count(1)
     expect(launches).to_contain_text("0.2 fGPU, 0.4 CPU, 384 MiB, 1:30")
-    page.get_by_label("Exact GPU memory and compute").check()
+    more(page).get_by_label("Exact GPU memory and compute").check()
     launches.click()
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.2")
     expect(page.locator("#fgpu-time")).to_have_value("1:30")
@@ -329,12 +393,12 @@ def test_every_refusal_is_at_its_field_and_the_button_stays(
     choose_image(page, "torch-3")
     # The browser itself would hold back too much.
     page.locator("#spawn_form").evaluate("form => { form.noValidate = true; }")
-    page.fill("#fgpu-time", "soon")
+    more(page).fill("#fgpu-time", "soon")
     expect(refused(page, "time_limit")).to_have_text("'soon' is not hours:minutes such as 2:30")
     expect(page.locator("#fgpu-time")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#fgpu-time")).to_have_accessible_description(re.compile("^'soon' is not"))
     expect(forecast(page)).to_contain_text("It would be refused: Time limit: 'soon' is not")
-    page.fill("#fgpu-time", "")
+    more(page).fill("#fgpu-time", "")
     page.fill("#fgpu-fgpu", "0.1")
     expect(refused(page, "fgpu")).to_contain_text("below the least of 0.2 that PyTorch 2.3 needs")
     expect(refused(page, "time_limit")).to_be_hidden()
@@ -355,10 +419,11 @@ def test_what_was_typed_for_the_other_way_to_ask_for_a_gpu_keeps_nobody_from_sta
     sendable = "document.getElementById('spawn_form').checkValidity()"
     by_fgpu, by_memory = (page.locator(f"[name=gpu_by][value={way}]") for way in ("fgpu", "memory"))
     page.fill("#fgpu-fgpu", "9")
+    more(page)
     by_memory.check()
-    page.fill("#fgpu-gpu-memory", "256")
+    more(page).fill("#fgpu-gpu-memory", "256")
     assert page.evaluate(sendable)
-    page.fill("#fgpu-gpu-memory", "999999")
+    more(page).fill("#fgpu-gpu-memory", "999999")
     assert not page.evaluate(sendable)
     by_fgpu.check()
     page.fill("#fgpu-fgpu", "0.1")
@@ -382,12 +447,12 @@ def test_what_may_not_wait_beside_what_waits_is_said_before_and_after_it_is_sent
     expect(forecast(page)).to_have_text(f"It would be refused: Sessions: {words}")
     expect(refused(page, "count")).to_have_text(words)
     page.fill("#fgpu-fgpu", "0.1")
-    page.fill("#fgpu-memory", "640")
+    more(page).fill("#fgpu-memory", "0.625")
     start(page)
     expect(page.locator(".spawn-error-msg")).to_contain_text(words)
     expect(refused(page, "count")).to_have_text(words)
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.1")
-    expect(page.locator("#fgpu-memory")).to_have_value("640")
+    expect(page.locator("#fgpu-memory")).to_have_value("0.625")
 
 
 def test_a_refused_link_is_shown_at_the_fields_of_its_own_form_and_of_no_other(
@@ -449,11 +514,11 @@ def test_nothing_keeps_anybody_from_using_the_form(
     check_page(page)
     # With marks, a refusal, the other way to ask for a GPU, and an offer.
     choose_image(page, "torch-3")
-    page.fill("#fgpu-time", "soon")
+    more(page).fill("#fgpu-time", "soon")
     expect(refused(page, "time_limit")).to_be_visible()
     check_page(page)
-    page.fill("#fgpu-time", "")
-    page.get_by_label("Exact GPU memory and compute").check()
+    more(page).fill("#fgpu-time", "")
+    more(page).get_by_label("Exact GPU memory and compute").check()
     page.fill("#fgpu-gpu-memory", "4096")
     expect(page.get_by_role("button", name="Take 0.5 fGPU: starts now")).to_be_visible()
     check_page(page)

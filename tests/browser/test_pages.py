@@ -21,6 +21,7 @@ from steps import (
     expect_lab,
     fact,
     forecast,
+    more,
     refused,
     scrolls_sideways,
     start,
@@ -88,8 +89,8 @@ def test_the_form_works_without_javascript(run: MakeRun, log_in: Callable[..., P
     expect(page.get_by_role("radio", name="Python 3.11")).to_be_checked()
     expect(about_image(page, "python")).to_contain_text("Plain Python with JupyterLab")
     page.fill("#fgpu-fgpu", "0.3")
-    page.fill("#fgpu-cpu", "0.2")
-    page.fill("#fgpu-memory", "512")
+    more(page).fill("#fgpu-cpu", "0.2")
+    more(page).fill("#fgpu-memory", "0.5")
     start(page)
     page.wait_for_url(re.compile("/hub/spawn-pending/dan|/user/dan/"))
     # Nothing is shown that would do nothing, or say nothing.
@@ -122,7 +123,7 @@ def test_a_refused_form_comes_back_with_the_words_and_what_was_typed(
         page.locator("#spawn_form").evaluate("form => { form.noValidate = true; }")
         page.locator("#fgpu-fgpu").evaluate("field => { field.type = 'text'; }")
         page.fill("#fgpu-fgpu", typed)
-        page.fill("#fgpu-memory", "640")
+        more(page).fill("#fgpu-memory", "0.625")
         start(page)
         # Where the Hub is slow, a page that waits is shown first.
         expect(refusal.or_(page.locator("#fgpu-waiting"))).to_be_visible()
@@ -132,7 +133,7 @@ def test_a_refused_form_comes_back_with_the_words_and_what_was_typed(
     expect(refusal).to_contain_text("GPU (fGPU):")
     expect(page.locator("#planted")).to_have_count(0)
     assert page.locator("#fgpu-fgpu").get_attribute("value") == typed
-    expect(page.locator("#fgpu-memory")).to_have_value("640")
+    expect(page.locator("#fgpu-memory")).to_have_value("0.625")
     # What was refused can be put right, and asked for again.
     expect(page.get_by_role("button", name="Start")).to_be_visible()
 

@@ -13,7 +13,7 @@ from axe import check_page
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
-from steps import START_MS, Amounts, Person, Sessions
+from steps import START_MS, Amounts, Person, Sessions, forecast, more, start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,6 +97,21 @@ def test_a_persons_sessions_from_start_to_receipt(hub: HubProcess, log_in: Calla
         page.get_by_role("link", name="CSV").click()
     found = list(csv.DictReader(download.value.path().read_text().splitlines()))
     assert [one["server_name"] for one in found] == ["third", "second", ""]
+
+
+def test_four_sessions_of_half_an_fgpu_all_start_on_an_empty_gpu_of_two_with_the_defaults(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    fay = log_in(hub.url, "fay", "test-password")
+    page = fay.page
+    page.goto(fay.link())
+    page.fill("#fgpu-fgpu", "0.5")
+    more(page).fill("#fgpu-count", "4")
+    expect(forecast(page)).to_have_text("All 4 start now.")
+    start(page)
+    page.wait_for_url("**/user/fay/**", timeout=START_MS)
+    hub.reach({f"fay/{name}": "RUNNING" for name in ("", "gpu-2", "gpu-3", "gpu-4")})
+    fay.end_all()
 
 
 def test_an_administrator_ends_another_persons_session(

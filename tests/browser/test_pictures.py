@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, insert, select
 from fgpu_scheduler.store import schema
 from hubprocess import ROOT, HubProcess, until
 from labsteps import BUILD, TAKE, new_notebook, open_panel, run_last_cell, status_item
-from steps import START_MS, Person
+from steps import START_MS, Person, more
 
 pytestmark = [
     pytest.mark.timeout(560),
@@ -278,7 +278,7 @@ def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: 
     other.goto(f"{hub.url}/hub/spawn/ana/gpu-2")
     other.get_by_role("radio", name="2.6").check()
     other.locator("#fgpu-fgpu").fill("1.6")
-    other.locator("#fgpu-cpu").fill("0.1")
+    more(other).locator("#fgpu-cpu").fill("0.1")
     expect(other.locator("#fgpu-forecast")).to_contain_text("in the queue")
     take(other, "form.png", WIDE, "light", whole=True)
     # As high as the form is: what stays in sight would stand in the middle of it.

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
-from steps import START_MS, Person, Sessions, fact, forecast, start, start_by
+from steps import START_MS, Person, Sessions, fact, forecast, more, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,8 +54,8 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
     page = fay.page
     expect(forecast(page)).to_contain_text("now")
     page.fill("#fgpu-fgpu", "2")
-    page.fill("#fgpu-cpu", "0.2")
-    page.fill("#fgpu-memory", "512")
+    more(page).fill("#fgpu-cpu", "0.2")
+    more(page).fill("#fgpu-memory", "0.5")
     start(page)
     page.wait_for_url(re.compile(rf"^http://fay\.hub\.localhost:{hub.port}/user/fay/"), timeout=START_MS)
     item = page.locator(".jp-fgpu-StatusItem")

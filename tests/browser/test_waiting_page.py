@@ -14,7 +14,7 @@ from playwright.sync_api import Route, expect
 
 from fgpu_scheduler import Banner, BannerLevel, Notice, Store
 from hubprocess import HubProcess, running, until
-from steps import START_MS, Person, fact, forecast, start, start_by
+from steps import START_MS, Person, fact, forecast, more, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -197,9 +197,9 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     page.goto(dan.link("second"))
     page.get_by_role("radio", name="Broken").check()
     page.fill("#fgpu-fgpu", "0.7")
-    page.fill("#fgpu-cpu", "0.3")
-    page.fill("#fgpu-memory", "640")
-    page.fill("#fgpu-time", "2:30")
+    more(page).fill("#fgpu-cpu", "0.3")
+    more(page).fill("#fgpu-memory", "0.625")
+    more(page).fill("#fgpu-time", "2:30")
     start(page)
     expect(page.locator(".alert-danger").first).to_contain_text(
         "its environment has no python", timeout=START_MS

@@ -26,6 +26,7 @@ from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.api.session_objects import waits_for
 from fgpuspawner.service.model import Json, Viewer, World
 from fgpuspawner.service.problems import Problem, forbidden
+from fgpuspawner.text.fields import in_gib
 
 INSTEAD_OF = "instead_of"
 MOST_DIGITS = 15
@@ -47,11 +48,17 @@ def forecast_object(
         "wait_reason": None if found.reason is None else found.reason.value,
         "waits_for": waits_for(found.ahead, world, viewer),
         "largest_now": None if found.largest_now_milli is None else format_milli(found.largest_now_milli),
+        "beside_now": None if found.beside_now is None else beside_object(*found.beside_now),
         "soonest": None if found.soonest_milli is None else format_milli(found.soonest_milli),
         "soonest_at_s": found.soonest_at_s,
         "refusals": [],
         "simulated": simulated,
     }
+
+
+def beside_object(cpu_milli: int, memory_mib: int) -> Json:
+    """Return amounts of CPU and memory."""
+    return {"cpu": format_milli(cpu_milli), "memory_mib": memory_mib, "memory_gib": in_gib(memory_mib)}
 
 
 def _forecast_text(found: RequestForecast, count: int) -> str:
@@ -75,6 +82,7 @@ def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) 
         "wait_reason",
         "waits_for",
         "largest_now",
+        "beside_now",
         "soonest",
         "soonest_at_s",
     )
@@ -185,6 +193,11 @@ class Forecast(Api):
             return await self.service.reader.forecast(asked, offer.user, offer.hub_groups, world)
 
         found = await ask(wanted)
+        if found.beside_now is not None:
+            cpu_milli, memory_mib = found.beside_now
+            if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
+                # It is too little for the image.
+                found = replace(found, beside_now=None)
         named = found.largest_now_milli or found.soonest_milli
         if named is None or offer.takes(wanted, named):
             return found

@@ -99,9 +99,26 @@ function offer(amount, what) {
     showWay();
     typed.add("fgpu");
     sliders.fgpu.set(amount);
+    follow();
     changed = true;
     ask();
     field("fgpu").focus();
+  });
+}
+/** Offer less CPU and memory beside the same GPU. */
+function offerBeside(cpu, memory_gib, what) {
+  const take = add("button", "Take " + cpu + (cpu === "1" ? " core" : " cores") + " and " + memory_gib + " GiB: " + what,
+    "btn btn-sm btn-outline-secondary take");
+  take.type = "button";
+  take.addEventListener("click", () => {
+    for (const [name, value] of [["cpu", cpu], ["memory_gib", memory_gib]]) {
+      typed.add(name);
+      sliders[name].set(value);
+    }
+    showMore();
+    changed = true;
+    ask();
+    more.querySelector("summary").focus();
   });
 }
 /** Return a refusal without the name of its option, which is none of the form's words. */
@@ -112,7 +129,7 @@ function mark(refusals) {
   if (!changed && !refusals.length) { return; }
   for (const place of root.querySelectorAll("[data-refused]")) {
     const name = place.dataset.refused;
-    const here = refusals.filter((r) => r.field.replace("time_limit_s", "time_limit") === name);
+    const here = refusals.filter((r) => (known.at[r.field] || r.field) === name);
     const text = here.map(reason).join("; ");
     if (place.textContent !== text) { place.textContent = text; }
     place.hidden = !here.length;
@@ -120,6 +137,7 @@ function mark(refusals) {
     if (!marked) { continue; }
     marked.classList.toggle("is-invalid", here.length > 0);
     if (here.length) { marked.setAttribute("aria-invalid", "true"); } else { marked.removeAttribute("aria-invalid"); }
+    if (here.length && more.contains(marked)) { more.open = true; }
   }
 }
 function showQuota(quota) {
@@ -181,8 +199,11 @@ function describeAnswer(f) {
   }
   if (f.waits_for) { add("span", sentence(f.waits_for.text)); }
   add("span", sentence((start ? "Going by " : "Expected start ") + f.basis));
-  if (f.largest_now && (byMemory() || Number(f.largest_now) < Number(field("fgpu").value))) {
-    offer(f.largest_now, f.count > 1 ? "all " + f.count + " start now" : "starts now");
+  const starts = f.count > 1 ? "all " + f.count + " start now" : "starts now";
+  if (f.beside_now) {
+    offerBeside(f.beside_now.cpu, f.beside_now.memory_gib, starts);
+  } else if (f.largest_now && (byMemory() || Number(f.largest_now) < Number(field("fgpu").value))) {
+    offer(f.largest_now, starts);
   } else if (f.soonest) {
     offer(f.soonest, (f.count > 1 ? "the last starts " : "starts ") + when(f.soonest_at_s));
   }

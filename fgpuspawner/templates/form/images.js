@@ -27,25 +27,26 @@ function describe() {
     }
   }
 }
-// With the image goes what is recommended for it, but for what was typed.
-const typed = new Set();
+// With the image goes what is recommended for it, but for what was typed or given.
+const typed = new Set(known.given);
 root.addEventListener("input", (event) => {
   const track = event.target.closest("[data-track]");
   typed.add(track ? track.dataset.track : event.target.name);
 });
 function preselect() {
   const found = chosen() && known.images[chosen().value];
-  if (!found) { return; }
-  const amounts = found.amounts[own().name];
-  for (const name of ["fgpu", "cpu", "memory_mib"]) {
-    if (!typed.has(name)) { sliders[name].set(amounts[name]); }
+  if (!found) {
+    follow();
+    return;
   }
+  if (!typed.has("fgpu")) { sliders.fgpu.set(found.amounts[own().name].fgpu); }
   const gpuMemory = found.gpu_memory_mib[own().name];
   if (gpuMemory && !typed.has("gpu_memory_mib")) { field("gpu_memory_mib").value = gpuMemory; }
+  follow();
 }
 function showMarks() {
   const found = chosen() && known.images[chosen().value];
-  for (const name of ["fgpu", "cpu", "memory_mib"]) {
+  for (const name of ["fgpu", "cpu", "memory_gib"]) {
     sliders[name].mark(found ? {
       least: found.least[own().name][name],
       recommended: found.recommended[name] ? found.amounts[own().name][name] : null,

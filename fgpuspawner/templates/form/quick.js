@@ -3,7 +3,7 @@
 const quick = by("fgpu-quick");
 function fill(fields) {
   if (fields.image || fields.group) {
-    for (const name of ["fgpu", "cpu", "memory_mib", "gpu_memory_mib"]) { typed.delete(name); }
+    for (const name of ["fgpu", "cpu", "memory_gib", "gpu_memory_mib"]) { typed.delete(name); }
   }
   for (const [name, value] of Object.entries(fields)) {
     if (name === "image") {
@@ -19,12 +19,13 @@ function fill(fields) {
     }
     typed.add(name);
   }
-  if (fields.image || fields.group) { preselect(); }
+  if (fields.image || fields.group) { preselect(); } else { follow(); }
   for (const slider of Object.values(sliders)) { slider.show(); }
   showWay();
   showModels();
   describe();
   showMarks();
+  showMore();
 }
 if (quick) {
   quick.hidden = false;

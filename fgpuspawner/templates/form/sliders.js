@@ -27,6 +27,17 @@ class Slider {
     this.input.parentElement.hidden = false;
     this.input.addEventListener("input", () => { this.set(this.all()[this.input.value]); });
     this.field.addEventListener("input", () => this.show());
+    // The arrows of a number field would go up by one: they go to the next amount that can be asked for.
+    this.field.addEventListener("keydown", (event) => {
+      const by = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+      if (!by) { return; }
+      event.preventDefault();
+      const values = this.all();
+      const next = values[Math.min(values.length - 1, Math.max(0, this.at(this.field.value) + by))];
+      if (next === this.field.value) { return; }
+      this.set(next);
+      this.field.dispatchEvent(new Event("input", { bubbles: true }));
+    });
     this.show();
   }
   all() {
@@ -77,9 +88,9 @@ class Slider {
   }
 }
 const sliders = {
-  fgpu: new Slider("fgpu", "fgpu-slider", " fGPU", () => own().amounts),
+  fgpu: new Slider("fgpu", "fgpu-slider", " fGPU", () => own().amounts.map((amount) => amount.fgpu)),
   cpu: new Slider("cpu", "fgpu-cpu-slider", " cores", () => steps(own().max_cpu > 4 ? 0.5 : 0.1, own().max_cpu)),
-  memory_mib: new Slider("memory_mib", "fgpu-memory-slider", " MiB",
-    () => steps(own().max_memory_mib > 32768 ? 1024 : 256, own().max_memory_mib)),
+  memory_gib: new Slider("memory_gib", "fgpu-memory-slider", " GiB",
+    () => steps(own().max_memory_gib > 32 ? 1 : 0.25, own().max_memory_gib)),
   count: new Slider("count", "fgpu-count-slider", " sessions", () => steps(1, Number(field("count").max)))
 };

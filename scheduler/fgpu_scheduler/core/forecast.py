@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import assert_never
 
 from fgpu_scheduler.core import order, placement
-from fgpu_scheduler.core.admission import Caps, amounts_that_fit
+from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB, Caps, amounts_that_fit
 from fgpu_scheduler.core.backfill import SURE_ENDS
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
@@ -32,6 +33,7 @@ from fgpu_scheduler.core.quota import Ledger, quota_words
 from fgpu_scheduler.core.scores.chosen import score_for
 from fgpu_scheduler.core.shares import Shape, shape
 from fgpu_scheduler.core.shortage import shortage
+from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
 from fgpu_scheduler.core.usage import held_milli
 
 BASIS_NOW = "free now"
@@ -52,6 +54,12 @@ SOON_S = 60
 
 MOST_PASSES = 3000
 """Bound of the passes that a forecast makes; who would start later is told nothing."""
+
+CPU_GRAIN_MILLI = 100
+"""Other amounts of CPU are offered in tenths of a core."""
+SIDE_BY_SIDE = 8
+MOST_OFFERS = 8
+"""Bound of the other amounts of CPU and memory that are planned for one forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +301,8 @@ class RequestForecast:
 
     ``largest_now_milli`` is the largest amount with which all would start at once. Where there is none, ``soonest_milli``
     is the amount with which all have started soonest, at ``soonest_at_s``, if that is sooner than with what was asked
-    for. ``reason`` and ``ahead`` are those of the first that waits.
+    for. ``beside_now`` is the most CPU, in thousandths of a core, and memory in MiB beside the same GPU with which all
+    would start at once, where only these are short. ``reason`` and ``ahead`` are those of the first that waits.
     """
 
     startable_now: int
@@ -306,6 +315,7 @@ class RequestForecast:
     ahead: Ahead | None = None
     soonest_milli: int | None = None
     soonest_at_s: int | None = None
+    beside_now: tuple[int, int] | None = None
 
 
 def forecast_request(
@@ -339,6 +349,7 @@ def forecast_request(
         largest_now_milli=largest,
         reason=first.reason,
         ahead=first.ahead,
+        beside_now=_beside_now(request, count, snapshot, policy),
     )
     if largest is not None:
         return told
@@ -373,13 +384,44 @@ def largest_now_milli(
     score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
     left = placement.free(snapshot)
     for asked in reversed(_amounts(request, snapshot, caps)):
-        if not _is_free(asked, count, left, score):
-            continue
-        submitted, ids = _submitted(snapshot, asked, count)
-        placed = {p.session_id for p in plan(submitted, policy).placed}
-        if placed.issuperset(ids):
+        if _is_free(asked, count, left, score) and _all_start(asked, count, snapshot, policy):
             return asked.fgpu_milli
     return None
+
+
+def _all_start(asked: Request, count: int, snapshot: Snapshot, policy: Policy) -> bool:
+    """Return whether ``count`` of a request, submitted to a copy of the world, are all placed there at once."""
+    submitted, ids = _submitted(snapshot, asked, count)
+    return {p.session_id for p in plan(submitted, policy).placed}.issuperset(ids)
+
+
+def _beside_now(request: Request, count: int, snapshot: Snapshot, policy: Policy) -> tuple[int, int] | None:
+    """Return the most CPU and memory with which all would start at once with the same GPU; None where less does not help.
+
+    What is tried is what each node has left, for one of them or for several side by side.
+    """
+    score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
+    left = placement.free(snapshot)
+    least = replace(request, cpu_milli=MIN_CPU_MILLI, memory_mib=MIN_MEMORY_MIB)
+    if not _is_free(least, count, left, score):
+        return None
+    own = [n for n in left if n.node.resource_group == request.resource_group]
+    sides = sorted({*range(1, min(count, SIDE_BY_SIDE) + 1), -(-count // len(own)), count})
+    tried = {
+        (
+            min(request.cpu_milli, node.cpu_milli // side // CPU_GRAIN_MILLI * CPU_GRAIN_MILLI),
+            min(request.memory_mib, node.memory_mib // side // MEMORY_GRAIN_MIB * MEMORY_GRAIN_MIB),
+        )
+        for node in own
+        for side in sides
+    }
+    offers = (
+        replace(request, cpu_milli=c, memory_mib=m) for c, m in sorted(tried, reverse=True) if c > 0 and m > 0
+    )
+    fits = (asked for asked in offers if _is_free(asked, count, left, score))
+    starts = (asked for asked in islice(fits, MOST_OFFERS) if _all_start(asked, count, snapshot, policy))
+    found = next(starts, None)
+    return None if found is None else (found.cpu_milli, found.memory_mib)
 
 
 def _is_free(asked: Request, count: int, left: placement.Free, score: placement.Score) -> bool:

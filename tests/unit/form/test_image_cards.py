@@ -73,11 +73,11 @@ def test_what_an_image_needs_and_what_is_recommended_is_marked() -> None:
     needs = replace(NEW, min_gpu_memory_mib=3000, min_cpu_milli=500, recommended_fgpu_milli=1500)
     told = amounts(offer(PYTHON, needs), {})["tf-2"]
     # 0.8 of 2 fGPU is 3200 MiB of 8192; 0.7 is too little.
-    assert told["least"]["default"] == {"fgpu": "0.8", "cpu": "0.5", "memory_mib": None}
-    assert told["recommended"] == {"fgpu": True, "cpu": False, "memory_mib": False}
+    assert told["least"]["default"] == {"fgpu": "0.8", "cpu": "0.5", "memory_gib": None}
+    assert told["recommended"] == {"fgpu": True, "cpu": False, "memory_gib": False}
     assert told["amounts"]["default"]["fgpu"] == "1.5"
     plain = amounts(offer(PYTHON, needs), {})["python"]
-    assert plain["least"]["default"] == {"fgpu": None, "cpu": None, "memory_mib": None}
+    assert plain["least"]["default"] == {"fgpu": None, "cpu": None, "memory_gib": None}
 
 
 def test_the_exact_memory_that_is_filled_in_is_one_that_can_be_asked_for() -> None:

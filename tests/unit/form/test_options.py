@@ -17,6 +17,7 @@ from fgpuspawner.form.options import parse, parse_to_start, read_fields
 from fgpuspawner.form.presets import fields_of
 from fgpuspawner.images.catalogue import Image
 from fgpuspawner.settings import FGPU
+from fgpuspawner.text.fields import Given, in_gib
 
 PYTHON = Image("python", "Python 3.11", "python", "3.11", "3.11", "fgpuspawner/base:0.1", default=True)
 TORCH = Image("torch", "PyTorch", "pytorch", "2.13", "3.12", "lab/torch:2.13")
@@ -70,8 +71,8 @@ NUMBER = "is not a number such as 0.5"
 LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
-    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_model, cpu, memory_mib, count, time_limit, "
-    "time_limit_s, priority"
+    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_model, cpu, memory_mib, memory_gib, count, "
+    "time_limit, time_limit_s, priority"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
@@ -99,6 +100,18 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"fgpu": LONG}, "fgpu", "bad_amount",
      f"fgpu: {'9' * 40}... is too large; at most 1000000 is possible"),
     (TEXTS, {"fgpu": MARKUP}, "fgpu", "bad_amount", f"fgpu: '{MARKUP}' {NUMBER}"),
+    (TEXTS, {"memory_gib": "lots"}, "memory_gib", "not_a_number",
+     "memory_gib: 'lots' is not a number of GiB such as 4 or 0.5"),
+    (TEXTS, {"memory_gib": "0.12345"}, "memory_gib", "not_a_number",
+     "memory_gib: '0.12345' is not a number of GiB such as 4 or 0.5"),
+    (TEXTS, {"memory_gib": "-1"}, "memory_gib", "not_a_number",
+     "memory_gib: '-1' is not a number of GiB such as 4 or 0.5"),
+    (TEXTS, {"memory_gib": "0.1"}, "memory_gib", "too_small",
+     "memory_gib: 0.1 is below the least of 0.125 GiB"),
+    (TEXTS, {"memory_gib": "16.1"}, "memory_gib", "never_fits",
+     "memory_gib: 16.1 is more than any node has; the most is 16 GiB"),
+    (TEXTS, {"memory_gib": "1", "memory_mib": "1024"}, "memory_gib", "given_twice",
+     "memory_gib: given in GiB, and in MiB as memory_mib; give one of them"),
     (TEXTS, {"cpu": "0"}, "cpu", "too_small", "cpu: 0 is below the least of 0.01 cores"),
     (TEXTS, {"cpu": "0.001"}, "cpu", "too_small", "cpu: 0.001 is below the least of 0.01 cores"),
     # Digits of other scripts are no digits, in amounts and in whole numbers alike.
@@ -435,6 +448,10 @@ def test_markup_in_a_refusal_is_shown_as_text() -> None:
 
 # --- Good input ---
 
+HALF = {"fgpu_milli": 500, "cpu_milli": 1000, "memory_mib": 2048}
+"""What goes with half an fGPU: as much of the node as of its GPUs."""
+BESIDE = {"cpu_milli": 2500, "memory_mib": 5120}
+"""The same of 5 GiB of a GPU of 8, of which there are two."""
 DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mib=4096)
 
 
@@ -443,20 +460,22 @@ DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mi
     ("raw", "changes"),
     [
         ({}, {}),
-        ({"fgpu": "0.5"}, {"fgpu_milli": 500}),
-        ({"fgpu": " 0.5 "}, {"fgpu_milli": 500}),
-        ({"fgpu": "+0.500"}, {"fgpu_milli": 500}),
-        ({"fgpu": "5e-1"}, {"fgpu_milli": 500}),
-        ({"fgpu": 0.5}, {"fgpu_milli": 500}),
-        ({"fgpu": 2}, {"fgpu_milli": 2000}),
+        ({"fgpu": "0.5"}, HALF),
+        ({"fgpu": " 0.5 "}, HALF),
+        ({"fgpu": "+0.500"}, HALF),
+        ({"fgpu": "5e-1"}, HALF),
+        ({"fgpu": 0.5}, HALF),
+        ({"fgpu": 2}, {"fgpu_milli": 2000, "cpu_milli": 4000, "memory_mib": 8192}),
         ({"fgpu": "4", "cpu": "8", "memory_mib": "16384"},
          {"fgpu_milli": 4000, "cpu_milli": 8000, "memory_mib": 16384}),
         ({"image": "torch", "group": "class", "cpu": 0.25, "memory_mib": 128, "count": 8},
          {"image": "torch", "group": "class", "cpu_milli": 250, "memory_mib": 128, "count": 8}),
+        ({"memory_gib": "1.5"}, {"memory_mib": 1536}),
+        ({"memory_gib": "0.5625"}, {"memory_mib": 576}),
         ({"count": "02"}, {"count": 2}),
         ({"gpu_memory_mib": "5120", "compute_percent": "25"},
-         {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25}),
-        ({"gpu_memory_mib": 5120}, {"fgpu_milli": 0, "gpu_memory_mib": 5120}),
+         {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25, **BESIDE}),
+        ({"gpu_memory_mib": 5120}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, **BESIDE}),
         ({"gpu_model": "Simulated GPU 8192 MiB"}, {"gpu_model": "Simulated GPU 8192 MiB"}),
         ({"time_limit": "2:30"}, {"time_limit_s": 9000}),
         ({"time_limit_s": 9000}, {"time_limit_s": 9000}),
@@ -503,7 +522,7 @@ def test_options_are_read_again_as_what_they_were_written_from() -> None:
         ({"default_time_limit_s": 3600}, {"time_limit_s": None}),
         ({"default_time_limit_s": 3600}, {"time_limit_s": 7200}),
         ({"max_priority": {"*": 5}}, {"priority": 4}),
-        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25}),
+        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25, **BESIDE}),
         ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "gpu_model": "Simulated GPU 8192 MiB"}),
     ],
     ids=str,
@@ -706,6 +725,37 @@ def test_half_a_gpu_and_the_part_of_the_node_that_goes_with_it_are_preselected(
     assert (default.fgpu_milli, default.cpu_milli, default.memory_mib) == expected
     assert (default.image, default.group, default.count) == ("python", "default", 1)
     assert parse({}, offer(**given)) == default
+
+
+def test_every_mib_has_its_own_number_of_gib() -> None:
+    for amount_mib in (*range(128, 5000), 24_105, 999_999):
+        given = Given({"memory_gib": in_gib(amount_mib)})
+        assert (given.memory_mib(0), given.refusals) == (amount_mib, [])
+
+
+@pytest.mark.parametrize(("fgpu", "sessions"), [("0.1", 40), ("0.3", 13), ("0.5", 8), ("1", 4), ("2", 2)])
+def test_as_many_sessions_as_the_gpus_hold_have_cpu_and_memory_by_default(fgpu: str, sessions: int) -> None:
+    found = parse({"fgpu": fgpu, "group": "default"}, offer())
+    assert found.cpu_milli * sessions <= 8000
+    assert found.memory_mib * sessions <= 16384
+    # And hardly less than their part.
+    assert (found.cpu_milli + 100) * sessions > 8000 * 0.9
+
+
+def test_of_unlike_nodes_the_one_with_the_least_beside_its_gpus_counts() -> None:
+    poor = {"name": "poor", "cpu": 2, "memory_mib": 65536, "gpus": {"simulated": 2, "memory_mib": 8192}}
+    found = parse({"fgpu": "1"}, offer(nodes=[DUO, poor, SOLO, EMPTY]))
+    assert (found.cpu_milli, found.memory_mib) == (500, 4096)
+
+
+def test_the_form_shows_what_goes_with_what_a_link_gives() -> None:
+    page = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5"}, by_link=True))
+    values = {name: page.select_one(f"[name={name}]")["value"] for name in ("fgpu", "cpu", "memory_gib")}
+    assert values == {"fgpu": "0.5", "cpu": "1", "memory_gib": "2"}
+    kept = form.render(
+        offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5", "memory_mib": "576"}, by_link=True
+    )
+    assert shown(kept).select_one("[name=memory_gib]")["value"] == "0.5625"
 
 
 def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -> None:

@@ -89,12 +89,12 @@ def test_presets_of_the_example_are_taken() -> None:
 
 def test_a_preset_fills_in_what_it_says_and_its_link_asks_for_the_same() -> None:
     small, exact = one_click(offer(), [SMALL, EXACT], ())["presets"]
-    assert (small["title"], small["words"]) == ("Small", "Python 3.11, 0.2 fGPU, 1 CPU, 2048 MiB, 2:30 hours")
+    assert (small["title"], small["words"]) == ("Small", "Python 3.11, 0.2 fGPU, 1 CPU, 2 GiB, 2:30 hours")
     assert json.loads(small["fields"]) == {
         "image": "python",
         "fgpu": "0.2",
         "cpu": "1",
-        "memory_mib": "2048",
+        "memory_gib": "2",
         "time_limit": "2:30",
         "gpu_by": "fgpu",
     }
@@ -149,7 +149,7 @@ def test_a_preset_of_an_image_alone_says_so_and_asks_for_the_amounts_that_go_wit
         "image": "exam",
         "fgpu": "0.7",
         "cpu": "3",
-        "memory_mib": "9000",
+        "memory_gib": "8.7891",
         "gpu_by": "fgpu",
     }
     assert parse({"image": "exam", "cpu": 3}, found) == Wanted("exam", "default", 700, 3000, 9000)
@@ -169,7 +169,7 @@ def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still(
 def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() -> None:
     wanted = replace(LAST, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25, time_limit_s=5400)
     (launch,) = one_click(offer(), (), [session(1, wanted)])["launches"]
-    assert launch["words"] == "2048 MiB + 25 %, 1 CPU, 2048 MiB, 1:30"
+    assert launch["words"] == "2048 MiB + 25 %, 1 CPU, 2 GiB, 1:30"
     fields = json.loads(launch["fields"])
     assert fields == {
         "image": "python",
@@ -179,7 +179,7 @@ def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() ->
         "compute_percent": "25",
         "gpu_model": "",
         "cpu": "1",
-        "memory_mib": "2048",
+        "memory_gib": "2",
         "count": "1",
         "time_limit": "1:30",
         "priority": "",

@@ -125,8 +125,8 @@ def test_without_amounts_a_request_gets_what_is_recommended_or_else_at_least_the
     )
     got = parse({"image": "big"}, offer(recommended))
     assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == (200, 1000, 512)
-    got = parse({"image": "big"}, offer(big(min_fgpu_milli=700, min_cpu_milli=5000, min_memory_mib=9000)))
-    assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == (700, 5000, 9000)
+    got = parse({"image": "big"}, offer(big(min_fgpu_milli=700, min_cpu_milli=6000, min_memory_mib=12000)))
+    assert (got.fgpu_milli, got.cpu_milli, got.memory_mib) == (700, 6000, 12000)
     got = parse({"image": "big"}, offer(big(min_gpu_memory_mib=6000)))
     assert got.fgpu_milli == 800
     # What is asked for is taken as it is, and of the rest what is recommended.

@@ -296,6 +296,23 @@ def test_the_largest_amount_that_starts_now_is_beside_the_same_cpu_and_memory() 
     assert asks(lab, "1", cpu=9).largest_now_milli is None
 
 
+def test_where_cpu_or_memory_is_short_the_amounts_that_start_now_are_told() -> None:
+    lab = world(devices=0).node("n1", cpu=4, node_memory_mib=8192).node("n2", cpu=8, node_memory_mib=4096)
+    # Each node has one of them: both are told of one node, and that is the one with more CPU.
+    assert asks(lab, "0.5", cpu=8, memory_mib=8192).beside_now == (8000, 4096)
+    assert asks(lab, "0.5", cpu=4, memory_mib=8192).beside_now is None, "it starts as it is"
+    # Three on two nodes: two of them stand side by side.
+    assert asks(lab, "0.5", 3, cpu=4, memory_mib=4096).beside_now == (4000, 2048)
+    busy = lab.running("a", "1", on="GPU-n1-0").running("b", "1", on="GPU-n2-0")
+    assert asks(busy, "0.5", cpu=9).beside_now is None, "the GPUs are short too"
+
+
+def test_no_amounts_are_told_that_others_who_wait_are_to_have() -> None:
+    lab = world(devices=2, cpu=4).running("a", "0.1", cpu=3)
+    assert asks(lab, "0.5", cpu=2).beside_now == (1000, 1024)
+    assert asks(lab.pending("b", "0.5", cpu=1), "0.5", cpu=2).beside_now is None
+
+
 def test_the_largest_amount_is_below_the_cap_and_behind_those_who_start_now() -> None:
     lab = world(devices=2)
     assert asks(lab, "0.5", caps=Caps(100, max_fgpu_milli=700)).largest_now_milli == 700
