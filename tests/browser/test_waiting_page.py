@@ -212,7 +212,7 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
     page.get_by_role("button", name="Back to the form").click()
     expect(page.locator("#fgpu-failed-lately")).to_contain_text("its environment has no python")
     expect(page.get_by_role("radio", name="Broken")).to_be_checked()
-    for field, value in (("fgpu", "0.7"), ("cpu", "0.3"), ("memory", "640"), ("time", "2:30")):
+    for field, value in (("fgpu", "0.7"), ("cpu", "0.3"), ("memory", "0.625"), ("time", "2:30")):
         expect(page.locator(f"#fgpu-{field}")).to_have_value(value)
     # Of another server of the same user it says nothing.
     page.goto(dan.link("third"))
