@@ -28,6 +28,13 @@ async () => {
   return mine.length;
 }
 """
+WHOLE_GROUP = """
+async () => {
+  const live = document.getElementById("live");
+  const headers = {"X-XSRFToken": live.dataset.xsrf};
+  return (await (await fetch(live.dataset.prefix + "api/v1/capacity", {headers})).json()).groups[0].total;
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ def asked_for(page: Page) -> Amounts:
 
 def whole_group(page: Page) -> Amounts:
     """Return what the first resource group has, as the service says to whoever looks at its page."""
-    total = page.evaluate("fetch('api/v1/capacity').then((r) => r.json()).then((c) => c.groups[0].total)")
+    total = page.evaluate(WHOLE_GROUP)
     return Amounts(*(Decimal(total[name]) for name in ("fgpu", "cpu", "memory_mib")))
 
 
@@ -160,6 +167,8 @@ class Sessions:
         self.row(name).get_by_role("button", name=f"End {name}").click()
         dialog = self.page.get_by_role("dialog", name=f"End {name}?")
         expect(dialog).to_contain_text("Its programs stop")
+        # Only the owner of another's session is told something.
+        expect(dialog.locator("#confirm-told")).to_be_hidden()
         dialog.get_by_role("button", name="End the session").click()
         expect(dialog).to_be_hidden(timeout=60_000)
 

@@ -23,6 +23,7 @@ from steps import (
     forecast,
     more,
     refused,
+    run_in_notebook,
     scrolls_sideways,
     start,
     start_by,
@@ -69,6 +70,16 @@ def test_a_link_fills_the_form_in_and_its_one_button_starts_the_session(
     expect_lab(ben.page, "ben")
     env = environment_of_server(run, "ben", "")
     assert (env["FGPU_AMOUNT"], env["FGPU_MEMORY_MIB"], env["FGPU_COMPUTE_PERCENT"]) == ("0.5", "2048", "25")
+    # Its kernels have the magic, and its terminals the session's own commands, without another step.
+    run_in_notebook(ben.page, "%fgpu", "no request is waiting")
+    found = Path(env["HOME"]) / "found"
+    ben.page.get_by_role("button", name="New Launcher (").click()
+    ben.page.locator(".jp-LauncherCard[title='Start a new terminal session']").click()
+    screen = ben.page.locator(".jp-Terminal .xterm-screen")
+    expect(screen).to_be_visible(timeout=START_MS)
+    screen.click()
+    ben.page.keyboard.type(f"command -v nvidia-smi fgpu-smi fgpu-verify > {found}\n")
+    until(lambda: found.is_file() and len(found.read_text().split()) == 3, within_s=START_MS / 1000, what="it finds all three")
 
 
 def test_a_bad_link_shows_why_at_the_fields(run: MakeRun, log_in: Callable[..., Person]) -> None:

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 ADDRESS = "127.0.0.1"
 SERVER = "jupyterhub-singleuser"
+SHELL = "--ServerApp.terminado_settings={'shell_command': ['bash']}"
+"""Terminals are no log-in shells: the machine's profile would take away the PATH with the session's own commands."""
 STOPPERS = 16
 """Servers that ignore the first signal keep them for long: then others wait to be stopped, and nothing else does."""
 LOOKERS = 4
@@ -74,7 +76,8 @@ class LocalEngine(Engine):
         sealed = sealed_environment(given, spec.told, spec.prepared)
         environment = {name: value for name, value in sealed.items() if value is not None}
         root = ["--allow-root"] if os.geteuid() == 0 else []
-        command = [program, *spec.command[1:], *spec.arguments, *root]
+        shell = [SHELL] if Path(program).name == SERVER else []
+        command = [program, *spec.command[1:], *shell, *spec.arguments, *root]
         self._launched[spec.session.id] = spec.port, spec.folder
         start = functools.partial(
             self._processes.start, spec.session, command, environment, Path(environment["HOME"])
