@@ -181,7 +181,7 @@ class Queue(Protocol):
     async def forecasts(self) -> Mapping[int, Forecast]:
         """Return the forecast of every waiting session, in the order of the queues: position, reason, expected start.
 
-        It is not older than the question, but for the clock.
+        It is not older than the question, but for the clock; and for some seconds where it takes seconds to find out.
         """
         ...
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
-from fgpu_scheduler import EndCause, Session, SessionState, Store
+from fgpu_scheduler import EndCause, Request, Session, SessionState, Store
 from lab import NODE, Lab
 
 LONG_S = 1000
@@ -39,5 +40,24 @@ async def test_while_others_are_still_resumed_no_held_request_is_cancelled() -> 
     assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.QUEUE_TIMEOUT)
     assert await lab.state(resumed) is SessionState.PENDING
     waiting.cancel()
+    await lab.scheduler.stop()
+    store.close()
+
+
+async def test_nobody_waits_while_it_is_found_out_who_of_thousands_is_back() -> None:
+    store = Store("sqlite://")
+    store.open()
+    asked = [Request(f"u{n}", "", "python", "default", 2000, 100, 256) for n in range(15_000)]
+    store.submit(asked, now_s=0)
+    lab = Lab(store)
+    await lab.scheduler.start([NODE])
+    worst_s, until = 0.0, time.monotonic() + 2
+    while time.monotonic() < until:
+        lab.scheduler.wake()
+        began = time.monotonic()
+        await asyncio.sleep(0.01)
+        worst_s = max(worst_s, time.monotonic() - began)
+    # Compared each with each they took seconds, in which the Hub answered nobody.
+    assert worst_s < 1
     await lab.scheduler.stop()
     store.close()

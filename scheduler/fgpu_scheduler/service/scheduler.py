@@ -32,7 +32,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Snapshot,
 )
-from fgpu_scheduler.core.outlook import Outlook, outlook
+from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.reconcile import (
@@ -88,6 +88,10 @@ class Deadlines:
 
 FORECAST_FOR_S = 30
 """How long a forecast may be shown while nothing changes; expected ends move with the clock."""
+QUICK_FORECAST_S = 0.25
+FORECAST_REST = 4
+"""A forecast that took longer than that is shown for so many times as long, whatever changes: one of ten thousand takes
+seconds, something always changes there, and everything else in this process runs beside it."""
 SILENT_AFTER_S = 5.0
 """A database that takes longer than this to answer is away, as far as those who wait are told."""
 AGAIN_S = 1.0
@@ -130,11 +134,14 @@ class Scheduler(Queue):
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._started = 0.0
-        self._left_waiting: list[int] = []
+        self._left_waiting: set[int] = set()
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
         self._outlook: Outlook | None = None
         self._looking_ahead: asyncio.Future[Outlook] | None = None
+        self._look_ahead_again_at = 0.0
+        # Its own: who submits, starts or ends does not wait for a forecast.
+        self._forecaster = ThreadPoolExecutor(1, thread_name_prefix="fgpu-forecast")
         self._away = Away(self._announce)
         self._since: dict[int, float] = {}
         self._ghosts: dict[str, Observed] = {}
@@ -155,7 +162,7 @@ class Scheduler(Queue):
         if held:
             log.info("%d requests of the last run wait to be resumed", held)
         left = await self._call(self.store.held_sessions)
-        self._left_waiting = [s.id for s in left if s.state is S.PENDING]
+        self._left_waiting = {s.id for s in left if s.state is S.PENDING}
         self._not_resumed = {s.id for s in left}
         # Instants are of the clock, which may be set; how long something takes is not.
         self._started = self._resumed_at = asyncio.get_running_loop().time()
@@ -180,7 +187,8 @@ class Scheduler(Queue):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
-        self._thread.shutdown(wait=True)
+        for thread in (self._forecaster, self._thread):
+            thread.shutdown(wait=True)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -341,22 +349,35 @@ class Scheduler(Queue):
     async def forecasts(self) -> Mapping[int, Forecast]:
         """Return the forecast of every waiting session: one computation for all who ask at a time.
 
-        It is not older than the question, in versions of the store; in seconds at most `FORECAST_FOR_S`.
+        It is not older than the question, in versions of the store; in seconds at most `FORECAST_FOR_S`. Where it takes
+        long, see `FORECAST_REST`.
         """
         version = await self._call(self.store.version)
         while self._outlook is None or self._is_older(self._outlook.snapshot, version):
             task = self._looking_ahead
             if task is None:
-                task = self._looking_ahead = asyncio.ensure_future(self._call(self._look_ahead))
+                task = self._looking_ahead = asyncio.ensure_future(self._look_ahead())
                 task.add_done_callback(self._looked_ahead)
             self._outlook = await asyncio.shield(task)
         return self._outlook.forecasts
 
     def _is_older(self, snapshot: Snapshot, version: int) -> bool:
+        if asyncio.get_running_loop().time() < self._look_ahead_again_at:
+            return False
         return snapshot.version < version or not 0 <= self._clock.now_s() - snapshot.now_s < FORECAST_FOR_S
 
-    def _look_ahead(self) -> Outlook:
-        return outlook(self.store.snapshot(self._clock.now_s()), self.policy, self.store.typical_length_s)
+    async def _look_ahead(self) -> Outlook:
+        snapshot = await self.snapshot()
+        typical = {
+            group: await self._call(self.store.typical_length_s, group) for group in resource_groups(snapshot)
+        }
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await loop.run_in_executor(self._forecaster, outlook, snapshot, self.policy, typical.get)
+        took_s = loop.time() - began
+        if took_s > QUICK_FORECAST_S:
+            self._look_ahead_again_at = loop.time() + FORECAST_REST * took_s
+        return found
 
     def _looked_ahead(self, task: asyncio.Future[Outlook]) -> None:
         # Whoever waited may have left: one that failed then is nothing to those who ask next.
@@ -435,10 +456,10 @@ class Scheduler(Queue):
     async def _resuming(self) -> bool:
         """Return whether placing has to wait until the requests of the last run are back in their order."""
         if self._left_waiting and self._running_for_s() < self._deadlines.resume_grace_s:
-            held = [s.id for s in await self._call(self.store.held_sessions)]
-            self._left_waiting = [i for i in self._left_waiting if i in held]
+            held = {s.id for s in (await self.snapshot()).sessions if s.held}
+            self._left_waiting &= held
             return bool(self._left_waiting)
-        self._left_waiting = []
+        self._left_waiting = set()
         return False
 
     async def _watch(self) -> None:
@@ -514,7 +535,8 @@ class Scheduler(Queue):
         snapshot = await self._call(self.store.snapshot, self._clock.now_s())
         await self._tell_those_who_wait(snapshot)
         live = {s.id for s in snapshot.sessions}
-        self._since = {i: at for i, at in self._since.items() if i in live or i > max(live, default=0)}
+        newest = max(live, default=0)
+        self._since = {i: at for i, at in self._since.items() if i in live or i > newest}
         limits = self._deadlines
         # Ten thousand take an hour to come back: nobody is given up while others still do.
         long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s

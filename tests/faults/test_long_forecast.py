@@ -1,0 +1,78 @@
+"""A forecast that takes seconds, as of ten thousand who wait: nobody else waits for it, and the database is not away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fgpu_scheduler import Policy, Snapshot, Store
+from fgpu_scheduler.core.outlook import Outlook, outlook
+from fgpu_scheduler.service import scheduler
+from lab import NODE, Lab
+
+
+class Long:
+    """Forecasts when it is let, and counts."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        self.made = 0
+
+    def __call__(self, snapshot: Snapshot, policy: Policy, typical_s: Callable[[str], int | None]) -> Outlook:
+        self.made += 1
+        self.begun.release()
+        assert self.go_on.wait(60)
+        return outlook(snapshot, policy, typical_s)
+
+
+async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any) -> None:
+    long = Long()
+    monkeypatch.setattr(scheduler, "outlook", long)
+    monkeypatch.setattr(scheduler, "SILENT_AFTER_S", 0.05)
+    store = Store("sqlite://")
+    store.open()
+    lab = Lab(store)
+    await lab.scheduler.start([NODE])
+    first = await lab.ask("alice")
+    await lab.run(first)
+    waits = await lab.ask("bob")
+    asking = asyncio.ensure_future(lab.scheduler.forecasts())
+    assert await asyncio.to_thread(long.begun.acquire, timeout=60)
+    async with asyncio.timeout(60):
+        await lab.end(first)
+        await lab.run(waits)
+        last = await lab.ask("carla")
+        await asyncio.sleep(0.1)
+    assert not asking.done()
+    assert not lab.scheduler.database_is_away
+    long.go_on.set()
+    assert set(await asking) == {waits}
+    assert set(await lab.scheduler.forecasts()) == {last}
+    lab.waiting[last].cancel()
+    await lab.scheduler.stop()
+    store.close()
+
+
+async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypatch: Any) -> None:
+    long = Long()
+    long.go_on.set()
+    monkeypatch.setattr(scheduler, "outlook", long)
+    monkeypatch.setattr(scheduler, "QUICK_FORECAST_S", 0.0)
+    monkeypatch.setattr(scheduler, "FORECAST_REST", 10**6)
+    store = Store("sqlite://")
+    store.open()
+    lab = Lab(store)
+    await lab.scheduler.start([NODE])
+    await lab.run(await lab.ask("alice"))
+    waits = [await lab.ask("bob")]
+    await lab.scheduler.forecasts()
+    for user in ("carla", "dora", "emil"):
+        waits.append(await lab.ask(user))
+        assert set(await lab.scheduler.forecasts()) == {waits[0]}
+    assert long.made == 1
+    for session_id in waits:
+        lab.waiting[session_id].cancel()
+    await lab.scheduler.stop()
+    store.close()
