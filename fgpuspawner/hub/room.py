@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ SHARE = 16
 """Of a small file system the reserve is a sixteenth at most."""
 NEVER_S = 100 * 365 * 24 * 3600
 LOOK_WITHIN_S = 5.0
+LOOK_AGAIN_S = 1.0
 ANNOUNCEMENT = (
     "The disk of this Hub is full. What runs goes on, but log-ins and starts can fail. Ask an administrator."
 )
@@ -156,11 +158,44 @@ def leave_on_a_full_disk(app: Any, watch: DiskWatch) -> None:
     app.cleanup = cleanup
 
 
+class Writable:
+    """Whether the scheduler's database can be written. Looked at once for all who ask at about the same time.
+
+    Anybody may ask, as often as they like, and each look takes the lock that submissions, starts and ends wait for.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._look: asyncio.Future[bool] | None = None
+        self._until = 0.0
+
+    async def now(self) -> bool:
+        """Return whether it can."""
+        look = self._look
+        if look is None or (look.done() and asyncio.get_running_loop().time() >= self._until):
+            look = self._look = asyncio.ensure_future(self._looked())
+        try:
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                return await asyncio.shield(look)
+        except TimeoutError:
+            return False
+
+    async def _looked(self) -> bool:
+        try:
+            await asyncio.to_thread(self._check)
+        except FGPUError:
+            return False
+        finally:
+            self._until = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+        return True
+
+
 class Health(HealthCheckHandler):  # type: ignore[misc]
     """Whether the Hub can do its work, for monitors, who need no log-in and are told nothing else."""
 
     watch: DiskWatch
     runtime: Runtime
+    writable: Writable
 
     async def prepare(self) -> None:
         """Do nothing: who asks is nobody's business, and looking that up asks the Hub's database."""
@@ -168,10 +203,7 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
     async def get(self) -> None:
         """Answer 200 while sessions can start and end, else 503."""
         parts = {"disk": _disk_word(self.watch.room), "database": "ok", "engine": "ok"}
-        try:
-            async with asyncio.timeout(LOOK_WITHIN_S):
-                await asyncio.to_thread(self.runtime.store.check_writable)
-        except (FGPUError, TimeoutError):
+        if not await self.writable.now():
             parts["database"] = "cannot be written"
         answering, silent = self.runtime.engine.answering()
         if silent:
@@ -191,7 +223,8 @@ def _disk_word(room: Room) -> str:
 
 def answer_health(app: Any, watch: DiskWatch, runtime: Runtime) -> None:
     """Have the Hub's own address for monitors tell whether it works."""
-    own = type("Health", (Health,), {"watch": watch, "runtime": runtime})
+    writable = Writable(runtime.store.check_writable)
+    own = type("Health", (Health,), {"watch": watch, "runtime": runtime, "writable": writable})
     # In place: that the list is set is what this Hub starts by.
     app.handlers[:] = [
         (entry[0], own, *entry[2:]) if entry[1] is HealthCheckHandler else entry for entry in app.handlers

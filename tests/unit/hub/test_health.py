@@ -1,0 +1,59 @@
+"""The Hub's address for monitors: anybody may ask, and nobody else's write waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from fgpu_scheduler import StoreUnavailable
+from fgpuspawner.hub import room
+from fgpuspawner.hub.room import Writable
+
+
+class Lock:
+    """A database whose lock is had by one at a time, when it is let."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go_on = threading.Event()
+        self.fails = False
+
+    def check(self) -> None:
+        self.asked += 1
+        assert self.go_on.wait(60)
+        if self.fails:
+            raise StoreUnavailable("it is away")
+
+
+async def test_a_thousand_who_ask_at_once_take_the_databases_lock_once() -> None:
+    lock = Lock()
+    writable = Writable(lock.check)
+    asking = [asyncio.ensure_future(writable.now()) for _ in range(1000)]
+    await asyncio.sleep(0)
+    lock.go_on.set()
+    assert await asyncio.gather(*asking) == [True] * 1000
+    # And again at once, of somebody who never stops asking.
+    assert await writable.now()
+    assert lock.asked == 1
+
+
+async def test_what_changes_is_told_soon(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "LOOK_AGAIN_S", 0.0)
+    lock = Lock()
+    lock.go_on.set()
+    writable = Writable(lock.check)
+    assert await writable.now()
+    lock.fails = True
+    assert not await writable.now()
+    lock.fails = False
+    assert await writable.now()
+
+
+async def test_a_database_that_hangs_takes_one_thread_and_is_told_of(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "LOOK_WITHIN_S", 0.05)
+    lock = Lock()
+    writable = Writable(lock.check)
+    assert await asyncio.gather(*(writable.now() for _ in range(100))) == [False] * 100
+    assert lock.asked == 1
+    lock.go_on.set()
