@@ -6,11 +6,13 @@ import asyncio
 import logging
 import resource
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from jupyterhub import orm
+from sqlalchemy import delete, update
 
-from fgpu_scheduler import FGPUError
+from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.checks import check_hub, use_subdomains
 from fgpuspawner.hub.roles import follow_the_hub
@@ -22,6 +24,8 @@ from fgpuspawner.scopes import SERVICE
 from fgpuspawner.settings import FGPU
 
 MOST_FILES = 65_536
+MOST_AT_ONCE = 500
+"""Rows that one statement names: databases take a few thousand values at most."""
 
 
 def start_with_the_hub(app: Any) -> None:
@@ -46,10 +50,39 @@ def start_with_the_hub(app: Any) -> None:
     answer_health(app, watch, runtime)
     follow_the_hub(app)
     note_who_asks(app, runtime.opened)
+    let_go_of_waiting(app.db, runtime.store.snapshot(0).sessions)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
     runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+
+
+def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
+    """Take back what the Hub has of servers whose sessions only waited when it ended. They are asked for again.
+
+    It would look at each, and undo each by itself, in its event loop: of ten thousand everybody else waits for minutes.
+    """
+    waiting = {(s.request.user, s.request.server_name) for s in sessions if s.state is SessionState.PENDING}
+    columns = (
+        orm.Spawner.id,
+        orm.Spawner.server_id,
+        orm.Spawner.oauth_client_id,
+        orm.User.name,
+        orm.Spawner.name,
+    )
+    there = db.query(*columns).join(orm.User).filter(orm.Spawner.server_id.is_not(None))
+    found = [(own, server, client) for own, server, client, user, name in there if (user, name) in waiting]
+    for first in range(0, len(found), MOST_AT_ONCE):
+        own, servers, clients = zip(*found[first : first + MOST_AT_ONCE], strict=True)
+        none_of = {"server_id": None, "oauth_client_id": None, "started": None}
+        for statement in (
+            update(orm.Spawner).where(orm.Spawner.id.in_(own)).values(none_of),
+            delete(orm.Server).where(orm.Server.id.in_(servers)),
+            delete(orm.OAuthClient).where(orm.OAuthClient.identifier.in_(clients)),
+        ):
+            db.execute(statement.execution_options(synchronize_session=False))
+    db.commit()
+    db.expire_all()
 
 
 def _open_more_files() -> None:

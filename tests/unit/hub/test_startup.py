@@ -1,0 +1,39 @@
+"""What the Hub kept of servers that only waited is taken back when it starts; of all others nothing is."""
+
+from __future__ import annotations
+
+from jupyterhub import orm
+
+from fgpu_scheduler import Request, Session, SessionState
+from fgpuspawner.hub.startup import MOST_AT_ONCE, let_go_of_waiting
+
+S = SessionState
+
+
+def with_server(db: orm.Session, user: orm.User, name: str) -> orm.Spawner:
+    client = orm.OAuthClient(identifier=f"client-{user.name}-{name}", secret="", redirect_uri="")
+    spawner = orm.Spawner(name=name, user=user, server=orm.Server(base_url=f"/user/{user.name}/{name}"))
+    spawner.oauth_client = client
+    db.add_all([client, spawner])
+    return spawner
+
+
+def session(number: int, user: str, name: str, state: SessionState) -> Session:
+    return Session(number, Request(user, name, "python", "default", 1000, 1000, 1024), state, 0)
+
+
+def test_only_servers_that_waited_are_let_go() -> None:
+    db = orm.new_session_factory("sqlite://")()
+    users = {name: orm.User(name=name) for name in ("alice", "bob")}
+    db.add_all(users.values())
+    waits = [with_server(db, users["alice"], f"w{n}") for n in range(MOST_AT_ONCE + 2)]
+    stay = [with_server(db, users["bob"], name) for name in ("", "runs", "ends", "w1", "unknown")]
+    db.commit()
+    sessions = [session(n, "alice", f"w{n}", S.PENDING) for n in range(len(waits))]
+    sessions += [session(1000, "bob", "runs", S.RUNNING), session(1001, "bob", "ends", S.TERMINATING)]
+    sessions += [session(1002, "bob", "", S.PREPARING)]
+    let_go_of_waiting(db, sessions)
+    assert all((s.server, s.oauth_client, s.started) == (None, None, None) for s in waits)
+    assert all(s.server is not None and s.oauth_client is not None for s in stay)
+    assert db.query(orm.Server).count() == db.query(orm.OAuthClient).count() == len(stay)
+    db.close()
