@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -51,6 +53,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 4
+FORECASTERS = 2
 FRESH_S = 1.5
 """A reading serves this long while the store's version stays the same: forecasts move with the clock."""
 RECENT_S = 15
@@ -97,6 +100,8 @@ class Reader:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
         # One at a time, and never in the way of what everybody asks for.
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="fgpu-report")
+        self._forecasts = ThreadPoolExecutor(FORECASTERS, thread_name_prefix="fgpu-forecast")
+        self._forecasting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._connected = False
         self._why_not = "the database is not connected yet"
         self._reading = asyncio.Lock()
@@ -134,7 +139,7 @@ class Reader:
 
     async def close(self) -> None:
         """Wait for what is being read, and close every connection."""
-        for pool in (self._pool, self._reports):
+        for pool in (self._pool, self._forecasts, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(pool.shutdown, wait=True)
         await asyncio.to_thread(self._queue.close)
@@ -236,11 +241,17 @@ class Reader:
     async def forecast(
         self, wanted: Wanted, user: str, hub_groups: Sequence[str], world: World
     ) -> RequestForecast:
-        """Return what would become of a request that may queue."""
+        """Return what would become of a request that may queue.
+
+        One of a user at a time, and never in the way of what everybody asks for: a long queue takes seconds.
+        """
+        self._check_connected()
         # Its name is none that a server can have: the request is only thought of.
-        return await self._read(
-            self._queue.forecast, wanted.request(user, "/", hub_groups), wanted.count, world.snapshot
-        )
+        request = wanted.request(user, "/", hub_groups)
+        async with self._in_time(), self._forecasting.setdefault(user, asyncio.Lock()):
+            return await self._run(
+                self._forecasts, lambda: self._queue.forecast(request, wanted.count, world.snapshot)
+            )
 
     async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
         """Return a page of what has ended, of one user or of all (None), newest first."""
@@ -341,9 +352,14 @@ class Reader:
             raise StoreUnavailable(self._why_not)
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        async with self._in_time():
+            return await self._run(self._pool, lambda: function(*args, **kwargs))
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                return await self._run(self._pool, lambda: function(*args, **kwargs))
+                yield
         except TimeoutError:
             raise StoreUnavailable(
                 f"the scheduler's database has not answered for {ANSWER_WITHIN_S:.0f} seconds"

@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 from traitlets.config import Config
 
-from fgpu_scheduler import Banner, Notice, Store, StoreUnavailable, SystemClock
+from fgpu_scheduler import (
+    Banner,
+    Notice,
+    Request,
+    RequestForecast,
+    Snapshot,
+    Store,
+    StoreUnavailable,
+    SystemClock,
+)
 from fgpuspawner.engines.base import Capabilities
+from fgpuspawner.form.offer import Wanted
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World
 from fgpuspawner.service.reader import THREADS, Reader
@@ -153,6 +163,41 @@ def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
             monkeypatch.setattr("fgpuspawner.service.reader.REPORT_WITHIN_S", 0.2)
             with pytest.raises(TimeoutError):
                 await reader.report(long)
+        finally:
+            go_on.set()
+            await reader.close()
+
+    asyncio.run(ask())
+
+
+def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request("", "", "python", "default", 1000, 1000, 1024)
+    thought_of: list[str] = []
+    go_on = threading.Event()
+
+    def slow(asked: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+        thought_of.append(asked.user)
+        assert asked.user != "mallory" or go_on.wait(30)
+        return RequestForecast(count, None, 0, "now", "starts now", None)
+
+    async def ask() -> None:
+        reader = reader_of(store)
+        reader._connected = True
+        monkeypatch.setattr(reader._queue, "forecast", slow)
+        world = await reader.now()
+        floods = [
+            asyncio.create_task(reader.forecast(Wanted.of(request), "mallory", (), world)) for _ in range(200)
+        ]
+        try:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                assert (await reader.world()).snapshot == world.snapshot
+                assert (await reader.forecast(Wanted.of(request), "alice", (), world)).text == "starts now"
+            assert thought_of == ["mallory", "alice"]
+            go_on.set()
+            await asyncio.gather(*floods)
         finally:
             go_on.set()
             await reader.close()
