@@ -26,6 +26,8 @@ log = logging.getLogger("fgpu")
 
 ENGINES = "fgpuspawner.engines"
 """The group of entry points under which packages offer the spawner classes of their engines, ours among them."""
+NAMED_SERVERS = 100
+"""So many names of servers a user may have, unless more may wait or be asked for at a time."""
 SLACK_S = 60
 """Room for what the Hub does around our own deadlines, so that ours are the ones that end a spawn."""
 
@@ -100,6 +102,9 @@ def _use_hub(c: Any, settings: FGPU) -> None:
         raise BadSettings(f"c.FGPU.data_dir: {data} cannot be written to by the Hub's user")
     hub = c.JupyterHub
     hub.setdefault("allow_named_servers", True)
+    # The Hub keeps each name for ever, with the options that were sent for it.
+    most = max(NAMED_SERVERS, settings.max_sessions + settings.max_pending_per_user)
+    hub.setdefault("named_server_limit_per_user", most)
     hub.setdefault("db_url", f"sqlite:///{data / 'jupyterhub.sqlite'}")
     hub.setdefault("cookie_secret_file", str(data / "jupyterhub_cookie_secret"))
     hub.setdefault("cleanup_servers", False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from fgpu_scheduler import Refusal, admit
 from fgpuspawner.form.offer import Offer, Refused, Wanted
@@ -25,6 +26,10 @@ ACCEPT_IMAGE = "accept_image"
 """An image of somebody else's that is accepted with the start, by its digest: what was seen is what is started."""
 
 NOT_ACCEPTED = "not_accepted"
+
+MOST_UNKNOWN = 5
+"""Options that there are not are refused by name up to here: a request may name a hundred thousand, and each word of a
+refusal is in the Hub's log."""
 
 ANY_GROUP = {"count", "time_limit", "time_limit_s", "priority"}
 """What is the same in every resource group."""
@@ -79,10 +84,10 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
     """
     given = Given(raw)
     refusals = given.refusals
-    for name in raw:
-        if name not in FIELDS and name != ACCEPT_IMAGE:
-            message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
-            refusals.append(Refusal("options", "unknown_option", message))
+    unknown = (name for name in raw if name not in FIELDS and name != ACCEPT_IMAGE)
+    for name in islice(unknown, MOST_UNKNOWN):
+        message = f"{short(name)}: no such option; the options are {', '.join(FIELDS)}"
+        refusals.append(Refusal("options", "unknown_option", message))
     group = given.choice("group", offer.groups, offer.default.group)
     image = _image(given, offer)
     default = offer.amounts_with(image, group) if "image" in raw or "group" in raw else offer.default

@@ -154,5 +154,8 @@ def in_gib(amount_mib: int) -> str:
 
 def short(value: object) -> str:
     """Return ``value`` for a message: quoted, and cut where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "what is nested so deep"
     return text if len(text) <= 60 else text[:57] + "..."

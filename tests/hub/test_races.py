@@ -214,11 +214,14 @@ def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(
         late = anybody.get(f"{service}api/v1/forecast?fgpu=1", headers=ticket, timeout=60)
         assert (late.status_code, late.json()["error"]["code"]) == (401, "bad_ticket")
     # Neither the Hub nor the service keeps a body that is larger than anything they take.
-    for url in (f"{service}api/v1/private-images/1/share", f"{hub.url}/hub/api/users/alice/activity"):
+    for url, most in (
+        (f"{service}api/v1/private-images/1/share", "1 MiB"),
+        (f"{hub.url}/hub/api/users/alice/activity", "64 KiB"),
+    ):
         large = requests.post(url, data=b"x" * 3_000_000, headers=headers, timeout=60)
         assert (large.status_code, large.json()["message"]) == (
             413,
-            "the request has more than 1 MiB; send less",
+            f"the request has more than {most}; send less",
         )
 
 

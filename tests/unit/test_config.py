@@ -121,6 +121,7 @@ def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
     c = configured(folder, queue_timeout_s=1000, launch_timeout_s=100)
     assert (c.JupyterHub.concurrent_spawn_limit, c.JupyterHub.active_server_limit) == (0, 0)
     assert c.JupyterHub.allow_named_servers is True
+    assert c.JupyterHub.named_server_limit_per_user == 100
     assert c.JupyterHub.cleanup_servers is False
     assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 2}
     # The Hub's limit is the last to come: ours give better words.
@@ -221,6 +222,7 @@ def test_single_values_that_were_set_before_stay(folder: Path) -> None:
     c.JupyterHub.cookie_secret_file = "/srv/secret"
     c.JupyterHub.cleanup_servers = True
     c.JupyterHub.allow_named_servers = False
+    c.JupyterHub.named_server_limit_per_user = 0
     c.Spawner.http_timeout = 5
     c.Spawner.poll_interval = 7
     c.Spawner.consecutive_failure_limit = 4
@@ -231,6 +233,7 @@ def test_single_values_that_were_set_before_stay(folder: Path) -> None:
         "/srv/secret",
     )
     assert (c.JupyterHub.cleanup_servers, c.JupyterHub.allow_named_servers) == (True, False)
+    assert c.JupyterHub.named_server_limit_per_user == 0
     assert (c.Spawner.http_timeout, c.Spawner.poll_interval) == (5, 7)
     assert (c.Spawner.consecutive_failure_limit, c.Spawner.server_token_scopes) == (4, ["self"])
 

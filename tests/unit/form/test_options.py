@@ -392,6 +392,13 @@ def test_a_field_that_is_given_twice_is_refused(
     assert caught.value.refusals == (Refusal(field, "given_twice", message),)
 
 
+def test_of_a_hundred_thousand_options_that_there_are_not_a_few_are_named() -> None:
+    with pytest.raises(Refused) as caught:
+        parse({f"{n}": 1 for n in range(100_000)}, offer())
+    assert {r.code for r in caught.value.refusals} == {"unknown_option"}
+    assert len(str(caught.value)) < 2000
+
+
 def test_every_reason_is_told_at_once() -> None:
     with pytest.raises(Refused) as caught:
         parse({"image": "none", "fgpu": "x", "cpu": "y", "color": "red"}, offer())
