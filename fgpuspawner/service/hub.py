@@ -1,4 +1,4 @@
-"""The two calls to the Hub's own API: start a server again, and end one. Tokens stay in headers."""
+"""The calls to the Hub's own API: start a server again, and end one. Tokens stay in headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tornado.httpclient import HTTPError, HTTPRequest
+from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 TIMEOUT_S = 60.0
@@ -56,6 +56,14 @@ class Hub:
         """
         return await self._call("DELETE", user, server_name, token)
 
+    async def has_time(self) -> None:
+        """Return as soon as the Hub is through with what it does at the moment, so that it answers.
+
+        Raises:
+            HubUnreachable: it does not.
+        """
+        await self._fetch(HTTPRequest(f"{self._api_url}/", connect_timeout=5.0, request_timeout=TIMEOUT_S))
+
     def close(self) -> None:
         """Give up on calls that are not answered."""
         self._http.close()
@@ -73,13 +81,16 @@ class Hub:
             request_timeout=TIMEOUT_S,
             follow_redirects=False,
         )
+        response = await self._fetch(request)
+        return Answer(response.code, _message(response.body) if response.code >= 400 else "")
+
+    async def _fetch(self, request: HTTPRequest) -> HTTPResponse:
         try:
-            response = await self._http.fetch(request, raise_error=False)
+            return await self._http.fetch(request, raise_error=False)
         except HTTPError as e:
             raise HubSilent(f"the Hub has not answered: {e}") from None
         except OSError as e:
             raise HubUnreachable(f"the Hub does not answer: {e}") from None
-        return Answer(response.code, _message(response.body) if response.code >= 400 else "")
 
 
 def _message(body: bytes) -> str:

@@ -66,7 +66,7 @@ class Resumer:
         for session, task in tuple(self._in_flight.values()):
             self._take(session, task)
         # What is known of one that has ended is kept until its last answer is there.
-        ids = [*(session.id for session in held), *self._in_flight]
+        ids = {*(session.id for session in held), *self._in_flight}
         self._attempts = {i: a for i, a in self._attempts.items() if i in ids}
         now = asyncio.get_running_loop().time()
         for session in held:
@@ -86,6 +86,8 @@ class Resumer:
         )
         self._in_flight[session.id] = session, task
         await asyncio.wait([task], timeout=ANSWER_WAIT_S)
+        # A busy Hub would take up all that it was asked for meanwhile in one go, and answer nobody else.
+        await self._hub.has_time()
         self._take(session, task)
 
     def _take(self, session: Session, task: asyncio.Task[Answer]) -> None:

@@ -74,6 +74,9 @@ LOOPBACK = "127.0.0.1"
 TELL_WITHIN_S = 6.0
 """A waiting page is told something by then: if nothing else, that the database does not answer."""
 PULL_TOLD_EVERY_S = 1.0
+FURTHER_EVERY_S = 0.05
+"""So often the Hub is asked for one of the further sessions of all submissions: each takes it a dozen writes in the event
+loop, in which everybody else waits. Their places in the queue are theirs before."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
 
@@ -276,6 +279,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     _by_session: ClassVar[MutableMapping[int, QueuedSpawner]] = weakref.WeakValueDictionary()
     """The spawners of servers that are up, by their sessions."""
 
+    _spawning_further: ClassVar[asyncio.Semaphore] = asyncio.Semaphore(1)
+
     _launches: ClassVar[dict[tuple[str, str], tuple[Launch, asyncio.Future[Session]]]] = {}
     """The launches in flight, by server: the Hub may make a new spawner for one while another comes to rest."""
 
@@ -382,16 +387,30 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
         async def spawn(session: Session) -> None:
             name = session.request.server_name
-            try:
+            async with self._spawning_further:
+                current = await self.runtime.queue.serving(self.user.name, name)
+                if current is None or current.id != session.id:
+                    return  # It was ended meanwhile: nothing new is asked for in its place.
                 self.user.get_or_create_spawner(name, name, replace_failed=True)
-                await handler.spawn_single_user(self.user, name, name, options=options)
+                starting = asyncio.ensure_future(
+                    handler.spawn_single_user(self.user, name, name, options=options)
+                )
+                # What the Hub writes is written by then; it may wait in the queue for hours.
+                await asyncio.wait([starting], timeout=FURTHER_EVERY_S)
+            await starting
+
+        async def spawn_or_hold(session: Session) -> None:
+            try:
+                await spawn(session)
             except Exception as e:
                 # Held, it keeps its place, and the service asks the Hub for it again.
-                self.log.warning("Could not start %s:%s yet: %s", self.user.name, name, e)
+                self.log.warning(
+                    "Could not start %s:%s yet: %s", self.user.name, session.request.server_name, e
+                )
                 await self._hold(session)
 
         for session in sessions:
-            self._beside(spawn(session))
+            self._beside(spawn_or_hold(session))
 
     # -- poll, stop -----------------------------------------------------------------------------------
 

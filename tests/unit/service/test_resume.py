@@ -50,6 +50,38 @@ class SlowHub:
         self.waiting -= 1
         return Answer(202, "")
 
+    async def has_time(self) -> None:
+        return None
+
+
+class BusyHub(SlowHub):
+    """Has no time while it takes up what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_through = asyncio.Event()
+
+    async def has_time(self) -> None:
+        await self.is_through.wait()
+
+
+async def test_a_hub_that_is_busy_is_asked_for_one_after_the_other(monkeypatch: Any) -> None:
+    monkeypatch.setattr(resume, "EVERY_S", 0.01)
+    monkeypatch.setattr(resume, "ANSWER_WAIT_S", 0.0001)
+    hub = BusyHub()
+    resumer = Resumer(Reader(), hub, "token")  # type: ignore[arg-type]
+    background = Background(logging.getLogger(__name__))
+    resumer.begin(background)
+    try:
+        await asyncio.sleep(0.1)
+        assert hub.asked == ["s1"]
+        hub.is_through.set()
+        async with asyncio.timeout(30):
+            await hub.full.wait()
+    finally:
+        await background.close()
+        await resumer.close()
+
 
 async def test_a_hub_that_is_slow_is_not_asked_for_more(monkeypatch: Any) -> None:
     monkeypatch.setattr(resume, "EVERY_S", 0.01)
