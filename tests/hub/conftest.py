@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,12 @@ def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]
         yield hub.start()
     finally:
         hub.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process open as many connections as it takes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import resource
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import requests
+from slowclients import BODY, CLIENTS, HEADERS, USUAL, slow_clients
 
 from hubprocess import HubProcess, until
 
 pytestmark = pytest.mark.slow
 
-CLIENTS = 800
 WITHIN_S = 20.0
 """So long an answer may take, on a machine that is busy with other things."""
-USUAL = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-"""
-"""Lines of a Hub that is started with as many open files as a service usually is."""
-HEADERS = "POST {path} HTTP/1.1\r\nHost: hub.example\r\n"
-BODY = f"{HEADERS}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{{{"
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    """Let this process open as many connections as it takes."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def slow_clients(stack: contextlib.ExitStack, port: int, words: str) -> None:
-    for _ in range(CLIENTS):
-        client = stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", port), 60)))
-        client.sendall(words.encode())
 
 
 def test_slow_clients_keep_nobody_else_waiting_and_end_no_session(tmp_path: Path, many_files: None) -> None:
