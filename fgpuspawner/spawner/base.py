@@ -222,6 +222,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         try:
             wanted, accepted = parse_to_start(dict(self.user_options or {}), self.offer())
             if accepted:
+                self.refuse_others_answer(wanted.image)
                 await self._accept_image(accepted)
             session = await self.runtime.queue.patiently(lambda: self._enqueue(wanted))
         except Refused as e:

@@ -21,6 +21,7 @@ from fgpuspawner.form.advice import LOOKED_THROUGH, Advice, advice_by_image
 from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.hub.runtime import Runtime
+from fgpuspawner.hub.who_asks import name_of
 from fgpuspawner.spawner.failures import failed_lately, last_word, next_step
 
 log = logging.getLogger("fgpu")
@@ -122,6 +123,22 @@ class LaunchFormSpawner(HasTraits):
             else "",
             notice=await self.announcement(),
         )
+
+    def refuse_others_answer(self, image: str) -> None:
+        """Refuse that somebody else accepts an image for this server's owner, whose files its programs would have.
+
+        Who may start a server for others, as a group's administrator, may not read their files for that. What stands in
+        options that were kept counts for nothing: others may have written these as well.
+
+        Raises:
+            Refused: it is not the owner's own request that says so.
+        """
+        asker = None if self.handler is None else self.handler.current_user
+        said_now = asker is not None and ACCEPT_IMAGE.encode() in self.handler.request.body
+        if said_now and name_of(asker, other_than=self.user.name) is None:
+            return
+        message = f"image: only {self.user.name} can accept {image}, on the page My images or with a start of their own"
+        raise Refused([Refusal("image", "others_answer", message)])
 
     def most_sessions(self, most: int) -> int:
         """Return how many of ``most`` sessions one request may start: each but the first is a named server more."""

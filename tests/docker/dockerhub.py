@@ -249,10 +249,10 @@ class DockerHub(HubProcess):
         return f"fgpu-{self.installation}-{session.id}-{session.attempt}"
 
     def running(self, user: str, server: str = "", **options: Any) -> Running:
-        """Ask for a server and return it when the Hub says that it is ready."""
+        """Have a user ask for a server of theirs, and return it when the Hub says that it is ready."""
         token = self.add_user(user)
         self.wait_free(user, server)
-        answer = self.spawn(user, server, options={**ONE, **options})
+        answer = self.spawn(user, server, options={**ONE, **options}, token=token)
         assert answer.status_code in (201, 202), answer.text
         self.wait_ready(user, server)
         session = self.sessions()[f"{user}/{server}"]

@@ -24,6 +24,10 @@ IN_THE_IMAGE = "/opt/env/share/jupyter/labextensions"
 AT_HOME = "/home/jovyan/.local/share/jupyter"
 ASKED = "is eve's, and its programs run as you"
 LEFT_BY_CONFIG = "/tmp/user-config-was-read"
+TUTOR = """
+c.JupyterHub.load_groups = {"class": {"users": ["bob"]}}
+c.JupyterHub.load_roles.append({"name": "tutor", "users": ["eve"], "scopes": ["admin:servers!group=class"]})
+"""
 
 
 def extension(name: str, folder: str) -> str:
@@ -45,7 +49,7 @@ def hub(
     path = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     path.write_text(entry("python", BASE))
     homes = f"c.FGPUSpawner.volumes = {{'{engine.prefix}-others-{{username}}': '/home/jovyan'}}\n"
-    made = make_hub(after=homes, catalogue=str(path), owners_may_commit=True).start()
+    made = make_hub(after=homes + TUTOR, catalogue=str(path), owners_may_commit=True).start()
     yield made
     made.end_all_but(set())
     for image in images_of(engine, made.installation):
@@ -199,4 +203,32 @@ def test_what_a_session_writes_at_home_is_no_part_of_the_next_ones_server(
     again = hub.running("bob")
     assert "at-home" not in lab_of(hub, "bob", again.token)
     assert engine.run_in(again.id, "test", "-e", LEFT_BY_CONFIG)[0] == 1
+    hub.end("bob")
+
+
+def test_who_may_start_servers_for_others_accepts_no_image_for_them(
+    hub: DockerHub, images: PrivateImages, hostile: PrivateImage
+) -> None:
+    """Eve may start bob's servers, and read none of his files: her image would, in his name."""
+    images.share(hostile.id, users=["bob"], groups=[], now_s=4)
+    eve, bob = hub.add_user("eve"), hub.add_user("bob")
+    options = {**ONE, "image": hostile.name, "accept_image": hostile.image_id}
+    until(lambda: ASKED in words(hub, "bob", image=hostile.name), what="it is offered to bob")
+
+    def said(server: str, token: str, **more: Any) -> str:
+        def answer() -> str:
+            given = hub.spawn("bob", server, token=token, **more)
+            return "" if given.status_code < 400 or "is pending" in given.text else given.json()["message"]
+
+        return str(until(answer, what="it is refused"))
+
+    only = f"image: only bob can accept {hostile.name}"
+    assert said("", eve, options=options).startswith(only)
+    # Nor does she put words into his mouth, for when he starts it as it was set up.
+    kept = hub.api("PUT", "users/bob/servers/later", token=eve, json={"user_options": options})
+    assert kept.status_code == 201, kept.text
+    assert said("later", bob).startswith(only)
+    assert images.get(hostile.id).accepted_by == ()
+    assert hub.states() == {}
+    hub.running("bob", image=hostile.name, accept_image=hostile.image_id)
     hub.end("bob")

@@ -282,11 +282,11 @@ class HubProcess:
         return f"users/{user}/servers/{server}" if server else f"users/{user}/server"
 
     def spawn(
-        self, user: str, server: str = "", *, options: dict[str, Any] | None = None
+        self, user: str, server: str = "", *, options: dict[str, Any] | None = None, token: str | None = None
     ) -> requests.Response:
         """Ask for a server, with these options or with the Hub's last ones."""
         kwargs = {} if options is None else {"json": {"user_options": options}}
-        return self.api("POST", self._server(user, server), **kwargs)
+        return self.api("POST", self._server(user, server), token=token, **kwargs)
 
     def refused(
         self, user: str, server: str = "", *, options: dict[str, Any] | None = None
