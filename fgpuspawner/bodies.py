@@ -1,10 +1,17 @@
-"""How large and how slow a request may be: larger bodies are dropped as they come, and answered with 413 in words."""
+"""How large and how slow a request may be, and whose is begun next.
+
+Larger bodies are dropped as they come, and answered with 413 in words. Requests are begun one after the other, each time
+of another address: a thousand of one address keep nobody else waiting for longer than one of them takes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
 import re
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tornado.http1connection import HTTP1Connection
@@ -26,16 +33,16 @@ SLOWEST_S = 60.0
 def bound_bodies(application: Application) -> None:
     """Refuse what is larger than `MOST_BYTES` (or `MOST_OWN_BYTES`) or slower than `SLOWEST_S`.
 
-    That is before anything of this application sees it.
+    That is before anything of this application sees it. What is not refused is begun in turn.
     """
-    start = application.start_request
+    start, turns = application.start_request, _InTurn()
 
     def bounded(server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         if isinstance(request_conn, HTTP1Connection):
             # Tornado waits for an hour, and for a body for ever.
             request_conn.params.header_timeout = SLOWEST_S
             request_conn.set_body_timeout(SLOWEST_S)
-        return _Bounded(start(server_conn, request_conn), request_conn)
+        return _Bounded(start(server_conn, request_conn), request_conn, turns)
 
     application.start_request = bounded  # type: ignore[method-assign]
 
@@ -43,9 +50,11 @@ def bound_bodies(application: Application) -> None:
 class _Bounded(HTTPMessageDelegate):
     """Passes a request on, as long as its body is not too large."""
 
-    def __init__(self, delegate: HTTPMessageDelegate, connection: HTTPConnection) -> None:
+    def __init__(self, delegate: HTTPMessageDelegate, connection: HTTPConnection, turns: _InTurn) -> None:
         self._delegate = delegate
         self._connection = connection
+        self._turns = turns
+        self._whose = ""
         self._bytes = 0
         self._most = MOST_BYTES
         self._nested = _Nested()
@@ -53,6 +62,7 @@ class _Bounded(HTTPMessageDelegate):
     def headers_received(self, start_line: Any, headers: HTTPHeaders) -> Awaitable[None] | None:
         if OWN.search(start_line.path):
             self._most = MOST_OWN_BYTES
+        self._whose = whose(self._connection, headers)
         return self._delegate.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
@@ -76,7 +86,7 @@ class _Bounded(HTTPMessageDelegate):
             words = f"lists and objects are more than {DEEPEST} deep in each other; send something flatter"
             self._refuse(400, "Bad Request", "too_deep", words)
         else:
-            self._delegate.finish()
+            self._turns.wait(self._whose, self._begin)
 
     def _refuse(self, status: int, reason: str, code: str, words: str) -> None:
         # The service's form of an error, and JupyterHub's.
@@ -85,6 +95,14 @@ class _Bounded(HTTPMessageDelegate):
         headers = HTTPHeaders({"Content-Type": "application/json", "Content-Length": str(len(body))})
         self._connection.write_headers(ResponseStartLine("HTTP/1.1", status, reason), headers, body)
         self._connection.finish()
+
+    def _begin(self) -> None:
+        stream = getattr(self._connection, "stream", None)
+        if stream is None or stream.closed():
+            # Who sent it has gone meanwhile.
+            self._delegate.on_connection_close()
+        else:
+            self._delegate.finish()
 
     def on_connection_close(self) -> None:
         self._delegate.on_connection_close()
@@ -114,3 +132,50 @@ class _Nested:
                 self.deepest = max(self.deepest, self._depth)
             else:
                 self._depth -= 1
+
+
+class _InTurn:
+    """Begins what waits: one in each round of the event loop, each time of the next address."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+
+    def wait(self, who: str, begin: Callable[[], None]) -> None:
+        """Have something begun when it is its turn."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting.setdefault(who, deque()).append(begin)
+
+    def _next(self) -> None:
+        who = next(iter(self._waiting))
+        line = self._waiting.pop(who)
+        begin = line.popleft()
+        if line:
+            # Behind all others.
+            self._waiting[who] = line
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        begin()
+
+
+def whose(connection: HTTPConnection, headers: HTTPHeaders) -> str:
+    """Return the address that a request is from: what a proxy on this machine says, and else the connection's own.
+
+    Whoever connects directly could say anything.
+    """
+    context = getattr(connection, "context", None)
+    stream = getattr(connection, "stream", None)
+    if context is None or stream is None or stream.socket is None or not context.address:
+        return ""
+    peer, here = str(context.address[0]), str(stream.socket.getsockname()[0])
+    if peer != here and not _is_loopback(peer):
+        return peer
+    said = [ip.strip() for ip in headers.get("X-Forwarded-For", "").split(",")]
+    return next((ip for ip in reversed(said) if ip not in context.trusted_downstream), "") or peer
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -6,23 +6,32 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPConnection, HTTPHeaders
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from fgpuspawner import bodies
-from fgpuspawner.bodies import DEEPEST, MOST_BYTES, MOST_OWN_BYTES, bound_bodies
+from fgpuspawner.bodies import DEEPEST, MOST_BYTES, MOST_OWN_BYTES, bound_bodies, whose
+
+BEGUN: list[str] = []
 
 
 class Length(RequestHandler):
     def post(self) -> None:
         self.write(str(len(self.request.body)))
 
+    def get(self) -> None:
+        BEGUN.append(self.request.headers["X-Forwarded-For"])
+
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
+    BEGUN.clear()
     application = Application([("/.*", Length)])
     bound_bodies(application)
     server = HTTPServer(application)
@@ -121,3 +130,50 @@ async def test_who_sends_nothing_more_is_let_go(
     writer.write(said)
     assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
+
+
+async def test_hundreds_of_requests_of_one_address_are_behind_one_of_another(port: int) -> None:
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(301)]
+    mallory = ["10.0.0.1", "203.0.113.7, 10.0.0.1"]
+    for number, (_, writer) in enumerate(connections):
+        # What a client says of itself is before what its proxy says of it.
+        said = "10.0.0.2" if number == 300 else mallory[number % 2]
+        writer.write(f"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {said}\r\n\r\n".encode())
+    for reader, writer in connections:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert BEGUN.index("10.0.0.2") < 50
+    assert len(BEGUN) == 301
+
+
+async def test_a_request_whose_sender_has_gone_is_not_begun(port: int) -> None:
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+    for _, writer in connections:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n")
+    for _, writer in connections[1:]:
+        writer.transport.abort()
+    assert (await connections[0][0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    connections[0][1].close()
+    assert (await send(port, 5))[0] == 200
+    assert len(BEGUN) < 300
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "address"),
+    [
+        ("127.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("172.17.0.1", "1.2.3.4, 10.0.0.1", "10.0.0.1"),
+        ("127.0.0.1", "10.0.0.1, 10.9.9.9", "10.0.0.1"),
+        ("127.0.0.1", None, "127.0.0.1"),
+        ("172.17.0.9", "10.0.0.1", "172.17.0.9"),
+        ("172.17.0.9", None, "172.17.0.9"),
+    ],
+)
+def test_only_a_proxy_of_this_machine_says_whose_a_request_is(
+    peer: str, said: str | None, address: str
+) -> None:
+    context = SimpleNamespace(address=(peer, 4711), trusted_downstream={"10.9.9.9"})
+    stream = SimpleNamespace(socket=SimpleNamespace(getsockname=lambda: ("172.17.0.1", 8081)))
+    connection = cast(HTTPConnection, SimpleNamespace(context=context, stream=stream))
+    headers = HTTPHeaders({} if said is None else {"X-Forwarded-For": said})
+    assert whose(connection, headers) == address
