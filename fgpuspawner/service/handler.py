@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import unquote, urlencode
 
 from jupyterhub.services.auth import HubOAuth, HubOAuthenticated
-from tornado.web import HTTPError, RequestHandler
+from tornado.web import Finish, HTTPError, RequestHandler
 
 from fgpu_scheduler import FGPUError, Session, Store, StoreUnavailable
 from fgpuspawner import scopes
+from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.model import Site, Viewer, is_visible
@@ -42,6 +43,15 @@ STATUS_OF = {
 }
 """Of errors that are no fault of what was sent."""
 
+AT_A_TIME = 4
+"""Requests of one user that are worked on at a time; a browser has six connections, and a few tabs."""
+MOST_THERE = 1000
+"""Of one user, with those that wait."""
+
+MOST_LOG_INS = 10_000
+LONGEST_ADDRESS = 2000
+"""To which a browser returns from a log-in."""
+
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -67,6 +77,18 @@ class Service:
     site: Site
     prefix: str
     forecast_key: str
+    turns: Turns = field(default_factory=lambda: Turns(at_a_time=AT_A_TIME, most=MOST_THERE))
+
+
+class LogIns(HubOAuth):  # type: ignore[misc]
+    """Who asks, by the Hub. Of log-ins that were begun so many are kept at most: nobody has to be known for that."""
+
+    def generate_state(self, next_url: str | None = None, **more: Any) -> str:
+        """Note a log-in that begins, and return its id; too long an address is not returned to."""
+        while len(self._oauth_states) >= MOST_LOG_INS:
+            del self._oauth_states[next(iter(self._oauth_states.values))]
+        short = next_url if len(next_url or "") <= LONGEST_ADDRESS else None
+        return str(super().generate_state(short, **more))
 
 
 class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
@@ -80,6 +102,8 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     needs_scope: ClassVar[str | None] = scopes.QUEUE_READ
     service: Service
     viewer: Viewer
+    _whose_turn: str | None = None
+    _has_gone = False
 
     def initialize(self, service: Service) -> None:
         self.service = service
@@ -136,6 +160,37 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             raise forbidden(f"this needs the scope {self.needs_scope}")
         self.current_user = model
         self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
+        await self.wait_for_turn()
+
+    async def wait_for_turn(self) -> None:
+        """Wait until this is among the few requests of its user that are worked on. Other services do not wait."""
+        who = self.viewer.user
+        if who is None:
+            return
+        try:
+            await self.service.turns.take(who)
+        except TooMany:
+            message = f"{MOST_THERE} of your requests are waiting; send the next when some are answered"
+            raise Problem(429, "too_many_requests", message) from None
+        self._whose_turn = who
+        if self._has_gone:
+            raise Finish
+
+    def on_connection_close(self) -> None:
+        self._has_gone = True
+
+    def leave_turn(self) -> None:
+        """Let the next request of this user be worked on. Idempotent."""
+        who, self._whose_turn = self._whose_turn, None
+        if who is not None:
+            self.service.turns.leave(who)
+
+    async def _execute(self, *args: Any, **kwargs: Any) -> None:
+        # Tornado has no hook for the end of a handler that holds also where the client has gone.
+        try:
+            await super()._execute(*args, **kwargs)
+        finally:
+            self.leave_turn()
 
     async def identify(self) -> dict[str, Any] | None:
         """Return the Hub's model of who asks; None for nobody that it knows."""

@@ -12,7 +12,6 @@ import sys
 from typing import Any
 from urllib.parse import urlparse
 
-from jupyterhub.services.auth import HubOAuth
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from traitlets import TraitError
@@ -23,7 +22,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.service.app import make_app
-from fgpuspawner.service.handler import Service
+from fgpuspawner.service.handler import LogIns, Service
 from fgpuspawner.service.hub import Hub
 from fgpuspawner.service.model import Site
 from fgpuspawner.service.reader import Reader
@@ -128,12 +127,16 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     """Serve until told to end."""
     # Not whose child it is by now: the Hub may have died already.
     parent = int(environment.get("FGPU_HUB_PID") or os.getppid())
-    auth = HubOAuth.instance(cache_max_age=AUTH_CACHE_S)
+    hub_host, own_host = hosts_from(environment)
+    # On a domain of its own no other may set its cookies, where browsers can tell. JupyterHub tells services nothing.
+    only_own = own_host.startswith("https:")
+    auth = LogIns.instance(cache_max_age=AUTH_CACHE_S, cookie_host_prefix_enabled=only_own)
     base_url = environment.get("JUPYTERHUB_BASE_URL", "/")
     site = Site(
         base_url,
         images.names,
-        *hosts_from(environment),
+        hub_host,
+        own_host,
         is_offered=lambda request: images.catalogue.of(request) is not None,
     )
     reader = Reader(store, settings, images, SystemClock(), engine_from(environment))

@@ -31,6 +31,8 @@ class Events(Api):
         self._left = listener.end
         try:
             sent = await self._begin(after_id)
+            # It may be open for hours.
+            self.leave_turn()
             checked_at = time.monotonic()
             while True:
                 quiet, changes = False, None

@@ -153,6 +153,7 @@ class Forecast(Api):
             raise Problem(401, e.code, str(e)) from None
         groups = self.service.settings.groups_of(ticket.user, ticket.hub_groups)
         self.viewer = Viewer(ticket.user, groups=groups, hub_groups=ticket.hub_groups)
+        await self.wait_for_turn()
 
     async def get(self) -> None:
         reader, viewer = self.service.reader, self.viewer

@@ -22,7 +22,7 @@ MEANINGS = {
     "502": "JupyterHub failed",
     "503": "the database or JupyterHub does not answer",
 }
-ALWAYS = ("400", "401", "403", "503")
+ALWAYS = ("400", "401", "403", "429", "503")
 
 
 def asks(name: str, schema: Schema, description: str) -> Schema:

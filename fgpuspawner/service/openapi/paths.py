@@ -171,6 +171,5 @@ PATHS = paths(
         LAST_EVENT,
         EVENT,
         media="text/event-stream",
-        errors=("429",),
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.service.handler import server_of
+from fgpuspawner.service import handler
+from fgpuspawner.service.handler import LONGEST_ADDRESS, LogIns, server_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,14 @@ def test_the_calling_server_is_told_by_the_one_server_that_its_token_opens(
     scopes: list[str], server: str | None
 ) -> None:
     assert server_of("alice", scopes) == server
+
+
+def test_log_ins_that_nobody_goes_on_with_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for a page without a cookie begins one: nobody has to be known for that."""
+    monkeypatch.setattr(handler, "MOST_LOG_INS", 100)
+    auth = LogIns(api_token="-", oauth_client_id="service-fgpu")
+    ids = [auth.generate_state(f"/services/fgpu/?{number}") for number in range(1000)]
+    assert len(auth._oauth_states) == 100
+    assert [auth.get_next_url(one) for one in ids[-2:]] == ["/services/fgpu/?998", "/services/fgpu/?999"]
+    long = auth.generate_state("/services/fgpu/?" + "x" * LONGEST_ADDRESS)
+    assert auth.get_next_url(long) == auth.base_url

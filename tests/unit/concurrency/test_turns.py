@@ -1,0 +1,56 @@
+"""Turns: of each caller so many requests are worked on at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fgpuspawner.concurrency.turns import TooMany, Turns
+
+
+async def ask(turns: Turns, who: str, log: list[str], go_on: asyncio.Event) -> None:
+    await turns.take(who)
+    log.append(who)
+    try:
+        await go_on.wait()
+    finally:
+        turns.leave(who)
+
+
+async def test_one_callers_many_wait_for_each_other_and_nobody_else_does() -> None:
+    turns, log, go_on = Turns(at_a_time=2, most=100), list[str](), asyncio.Event()
+    many = [asyncio.create_task(ask(turns, "mallory", log, go_on)) for _ in range(50)]
+    await asyncio.sleep(0)
+    alice = asyncio.create_task(ask(turns, "alice", log, go_on))
+    await asyncio.sleep(0)
+    assert log == ["mallory", "mallory", "alice"]
+    go_on.set()
+    await asyncio.gather(alice, *many)
+    assert log.count("mallory") == 50
+
+
+async def test_beyond_the_most_one_is_refused_and_who_left_makes_room() -> None:
+    turns, log, go_on = Turns(at_a_time=1, most=3), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(ask(turns, "mallory", log, go_on)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooMany):
+        await turns.take("mallory")
+    # One that waits, and the one that is worked on.
+    for task in tasks[1::-1]:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert log == ["mallory"] * 2, "the third has its turn"
+    go_on.set()
+    await tasks[2]
+    await turns.take("mallory")
+    turns.leave("mallory")
+
+
+async def test_nothing_is_kept_of_callers_who_have_gone() -> None:
+    turns = Turns(at_a_time=1, most=3)
+    for number in range(10):
+        await turns.take(f"user-{number}")
+        turns.leave(f"user-{number}")
+    assert turns._lines == {}
