@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 Cell = str | int | float | bool | None
 
-FORMULA = ("=", "+", "-", "@")
-"""With these a spreadsheet begins to compute, also behind space, tabs and ends of lines."""
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""With these a spreadsheet begins to compute, also behind space, tabs and ends of lines; with the wide ones in Japan."""
+ELSEWHERE = re.compile(rf"(?<=[;\t\r\n])(?=\s*[{re.escape(''.join(FORMULA))}])")
+"""Where a cell begins for a spreadsheet that separates otherwise: by semicolons where numbers have a comma."""
 
 
 def csv_text(columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
@@ -22,6 +25,8 @@ def csv_text(columns: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
 
 
 def _as_text(cell: Cell) -> Cell:
-    if isinstance(cell, str) and (cell.lstrip().startswith(FORMULA) or cell[:1] in ("\t", "\r", "\n")):
-        return f"'{cell}"
-    return cell
+    if not isinstance(cell, str):
+        return cell
+    if cell.lstrip().startswith(FORMULA) or cell[:1] in ("\t", "\r", "\n"):
+        cell = f"'{cell}"
+    return ELSEWHERE.sub("'", cell)
