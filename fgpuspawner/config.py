@@ -111,6 +111,9 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     # Waiting requests count as pending spawns and active servers; the queue is what limits them.
     hub.concurrent_spawn_limit = 0
     hub.active_server_limit = 0
+    if str(_given(hub, "subdomain_host", "")).startswith("https:"):
+        # A page of a user's domain could else log its visitor in as somebody else, with a cookie for all domains.
+        hub.setdefault("cookie_host_prefix_enabled", True)
     tornado_settings = dict(_given(hub, "tornado_settings", {}))
     tornado_settings.setdefault("slow_spawn_timeout", 2)
     hub.tornado_settings = tornado_settings

@@ -49,6 +49,7 @@ class Facts:
     public: str
     outer_proxy: bool
     own_domains: bool
+    own_cookies: bool
     own_accounts: bool
     users_config_off: bool
     simulated: Collection[str]
@@ -92,6 +93,7 @@ def facts_of(
         or (app.config.JupyterHub.get("bind_url", "") if outer else ""),
         outer_proxy=outer,
         own_domains=bool(app.subdomain_host),
+        own_cookies=bool(app.cookie_host_prefix_enabled),
         own_accounts=FOR_ALL.isdisjoint(kind.__name__ for kind in app.authenticator_class.mro()),
         users_config_off=bool(configured(spawner_class, app.config).get("disable_user_config", False)),
         simulated=[node.id for node in nodes if any(d.simulated for d in node.devices)],
@@ -178,6 +180,12 @@ DEMANDS: tuple[Demand, ...] = (
         "Each user's servers have a domain of their own",
         lambda facts: facts.own_domains,
         'c.JupyterHub.subdomain_host = "https://hub.example"',
+    ),
+    Demand(
+        Profile.DEPARTMENT,
+        "No page of a user's domain logs its visitor in as somebody else",
+        lambda facts: facts.own_cookies,
+        "c.JupyterHub.cookie_host_prefix_enabled = True",
     ),
     Demand(
         Profile.DEPARTMENT,

@@ -23,6 +23,7 @@ FACTS = Facts(
     public="https://hub.example",
     outer_proxy=False,
     own_domains=True,
+    own_cookies=True,
     own_accounts=True,
     users_config_off=True,
     simulated=(),
@@ -72,6 +73,11 @@ CHANGES: list[tuple[str, Profile | None, Facts]] = [
     ("Something holds sessions to their slices", None, replace(FACTS, held={"a": "mig", "b": "none"})),
     ("Everybody has an account of their own", Profile.LAB, replace(FACTS, own_accounts=False)),
     ("Each user's servers have a domain of their own", Profile.LAB, replace(FACTS, own_domains=False)),
+    (
+        "No page of a user's domain logs its visitor in as somebody else",
+        Profile.LAB,
+        replace(FACTS, own_cookies=False),
+    ),
     ("What lies in a home sets up no server", Profile.LAB, replace(FACTS, users_config_off=False)),
     ("The machine's ports are closed to sessions", Profile.LAB, with_safeguard(Safeguard.PORTS, False)),
     (
