@@ -14,6 +14,10 @@ from urllib.parse import parse_qs, urlparse
 from jupyterhub import orm
 from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
 from jupyterhub.handlers import BaseHandler
+from tornado.web import HTTPError
+
+MOST_OF_A_USER = 16 << 10
+"""Bytes of a request of somebody who is no administrator; the form of a launch has less than one KiB."""
 
 _deletes: ContextVar[Any] = ContextVar("deletes", default=None)
 """Whose request to end or to delete something this is. Other requests begin what goes on long after them."""
@@ -45,6 +49,9 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     class Noting(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
             await super().prepare()
+            if len(self.request.body) > MOST_OF_A_USER and not getattr(self.current_user, "admin", True):
+                # Of much of what users send the Hub keeps every byte, in as many rows as they like.
+                raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
             if self.request.method == "DELETE":
                 _deletes.set(self.current_user)
 

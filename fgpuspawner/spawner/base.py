@@ -77,6 +77,8 @@ PULL_TOLD_EVERY_S = 1.0
 FURTHER_EVERY_S = 0.05
 """So often the Hub is asked for one of the further sessions of all submissions: each takes it a dozen writes in the event
 loop, in which everybody else waits. Their places in the queue are theirs before."""
+MOST_TOLD = 20
+"""Waiting pages of one server: each asks the scheduler's one thread at every change of the queue."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
 
@@ -105,6 +107,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self._failure: tuple[EndCause, str] | None = None
         self._own_token = "", 0.0
         self._notifying = asyncio.Lock()
+        self._pages_told = 0
 
     # -- for the classes of engines -------------------------------------------------------------------
 
@@ -649,6 +652,16 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what to show while the session waits and starts, whenever that changes."""
+        if self._pages_told >= MOST_TOLD:
+            return  # The Hub still tells these of the end.
+        self._pages_told += 1
+        try:
+            async for event in self._progress_events():
+                yield event
+        finally:
+            self._pages_told -= 1
+
+    async def _progress_events(self) -> AsyncIterator[dict[str, Any]]:
         last: dict[str, Any] | None = None
         async for _ in self.runtime.queue.changes(at_least_every_s=self._told_every_s):
             try:
