@@ -216,16 +216,19 @@ class SaveSpec:
     """What is to be saved as an image, and how it is to be known.
 
     ``base`` is the catalogue's entry that the session was started from, None if it is there no more; ``recipe`` is
-    what was recorded of the private image that it was made from, None where it was none. ``check`` is told how many
-    bytes the session has written, and raises where that is too much; ``note`` is told how far it is. Both block.
+    what was recorded of the private image that it was made from, and ``under_id`` what that is on its engine, None where
+    it was none. ``check`` is told how many bytes the session has written, and raises where that is too much; ``note`` is
+    told how far it is. Both block. ``again``: it was begun before, and did not come to its end.
     """
 
     session: Session
     image: PrivateImage
     base: Image | None
     recipe: str | None
+    under_id: str | None
     check: Callable[[int], None]
     note: Callable[[str], None]
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)

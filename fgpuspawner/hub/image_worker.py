@@ -170,8 +170,10 @@ class ImageWorker:
                 begun,
                 base,
                 recipe=await asyncio.to_thread(self._images.recipe, under.id) if under is not None else None,
+                under_id=under.image_id if under is not None else None,
                 check=lambda written: check_size(self._images.all(), begun, inherited + written, self._quota),
                 note=lambda message: self._note(begun, message),
+                again=row.state is ImageState.COMMITTING,
             )
         )
         size_bytes = inherited + saved.size_bytes

@@ -14,6 +14,8 @@ import requests
 from dockerhub import BASE, ONE, PYTHON, DockerHub, Engine, Running, entry, until
 
 from fgpu_scheduler import ImageQuota, ImageState, PrivateImage, PrivateImages, Store
+from fgpuspawner.engines.base import CannotSave
+from fgpuspawner.engines.docker.images.commit import commit
 
 SECRET = "secret-of-the-lab-0123456789"
 HOME_FILE = "only-in-the-home-9876543210"
@@ -183,7 +185,7 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
     hub: DockerHub, images: PrivateImages, saved: tuple[Running, PrivateImage]
 ) -> None:
     _, image = saved
-    hub.add_user("bob")
+    token = hub.add_user("bob")
 
     def words(name: str) -> str:
         answer = hub.refused("bob", options={**ONE, "image": name})
@@ -197,7 +199,7 @@ def test_another_user_is_told_what_they_are_told_of_an_image_that_does_not_exist
 
     def admitted() -> bool:
         options = {**ONE, "image": image.name, "accept_image": image.image_id}
-        return hub.spawn("bob", options=options).status_code in (201, 202)
+        return hub.spawn("bob", options=options, token=token).status_code in (201, 202)
 
     until(admitted, what="bob may start it")
     hub.wait_ready("bob")
@@ -260,6 +262,38 @@ def test_an_image_of_an_image_has_both_and_is_renamed_and_removed_on_the_engine(
     until(lambda: second.id not in [i.id for i in images.all()], what="it is removed")
     assert wanted not in images_of(engine, hub.installation)
     assert first.reference in images_of(engine, hub.installation)
+
+
+def test_what_is_counted_is_what_is_copied(
+    hub: DockerHub, engine: Engine, images: PrivateImages, saved: tuple[Running, PrivateImage]
+) -> None:
+    """A file that is short while it is counted, and long while it is copied, would fill the engine's disk."""
+    alice, image = saved
+    told: list[tuple[int, bool]] = []
+
+    def check(size: int) -> None:
+        told.append((size, engine.client.inspect_container(alice.id)["State"]["Paused"]))
+        raise CannotSave("too large")
+
+    grows = "while :; do truncate -s 300M /opt/env/grows; truncate -s 0 /opt/env/grows; done"
+    engine.run_in(alice.id, "bash", "-c", f"({grows}) > /dev/null 2>&1 & echo $! > /tmp/grows")
+    with pytest.raises(CannotSave, match="too large"):
+        commit(
+            engine.client,
+            alice.id,
+            image,
+            installation=hub.installation,
+            recipe="",
+            check=check,
+            note=lambda message: None,
+            again=False,
+            made_at_s=1,
+        )
+    ((_, paused),) = told
+    assert paused
+    assert not engine.client.inspect_container(alice.id)["State"]["Paused"], "it goes on"
+    assert [name for name in images_of(engine, hub.installation) if "carrier" in name] == []
+    engine.run_in(alice.id, "bash", "-c", "kill $(cat /tmp/grows); rm /opt/env/grows")
 
 
 def test_what_is_larger_than_the_quota_is_refused_and_nothing_is_left(

@@ -246,12 +246,17 @@ def test_sharing_names_users_and_groups_and_nobody_else_sees_it(images: PrivateI
             images.share(found.id, users=bad, groups=[], now_s=9)
 
 
-def test_an_answer_is_kept_by_user_and_by_what_the_image_is_whatever_its_name(images: PrivateImages) -> None:
+def test_an_answer_is_kept_by_user_and_by_what_the_image_is_whatever_its_name(
+    store: Store, images: PrivateImages
+) -> None:
     found = make(images, wish(images))
     images.answer("sha256:0", user="bob", accepted=True, now_s=9)
     images.answer("sha256:0", user="carol", accepted=False, now_s=9)
     images.answer("sha256:another", user="dan", accepted=True, now_s=9)
     assert (images.get(found.id).accepted_by, images.get(found.id).declined_by) == (("bob",), ("carol",))
+    version = store.version()
+    images.answer("sha256:0", user="bob", accepted=True, now_s=9)
+    assert store.version() == version, "what was said already is nothing new"
     renamed = images.rename(found.id, name="vision", tag=None, now_s=10)
     assert images.all() == (renamed,)
     assert renamed.accepted_by == ("bob",)
@@ -287,6 +292,17 @@ def test_what_an_image_has_of_others_or_of_root_stays_with_all_that_is_made_of_i
     run(store, replace(ask("bob", "again"), image=theirs.name), now_s=9)
     assert not make(images, wish(images, 6)).owners_alone
     assert make(images, wish(images, 2, name="plain")).owners_alone
+
+
+def test_a_session_of_an_image_that_nobody_knows_by_its_name_any_more_is_not_saved(
+    store: Store, images: PrivateImages
+) -> None:
+    # A Hub that has not read of the renaming yet has started it by the name of before.
+    rooted = make(images, wish(images), server_kept=False)
+    images.rename(rooted.id, name="hidden", tag=None, now_s=9)
+    run(store, replace(ask("alice", "of-it"), image=rooted.name), now_s=9)
+    with pytest.raises(ImageRefused, match=r"alice/torch:1 that session 4 runs has another name, or is gone"):
+        wish(images, 4, name="clean")
 
 
 def test_every_change_is_a_version_and_nothing_is_none(store: Store, images: PrivateImages) -> None:

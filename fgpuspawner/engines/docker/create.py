@@ -96,7 +96,8 @@ def arguments(
     if as_root or is_root(str(config.get("User") or "")):
         given.setdefault("user", options.container_user)
     made: dict[str, Any] = {
-        "image": spec.image.reference,
+        # What was accepted is started, whoever gives its name to another one meanwhile.
+        "image": image["Id"] if spec.image.owner else spec.image.reference,
         "environment": dict(spec.environment),
         "volumes": sorted(bind["bind"] for bind in options.volumes.values()),
         "name": place.name,

@@ -70,6 +70,11 @@ def reference_of(installation_id: str, full_name: str) -> str:
     return image_prefix_of(installation_id) + full_name
 
 
+def is_private(name: str) -> bool:
+    """Return whether this is the full name of a private image, and no slug of the catalogue: these have no /."""
+    return "/" in name
+
+
 def checked_name(installation_id: str, owner: str, name: str) -> str:
     """Return ``OWNER/NAME``, without a tag.
 

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, u
 from fgpu_scheduler.core.model import SessionState
 from fgpu_scheduler.errors import BadImageName, ImageNameTaken, ImageRefused, UnknownImage
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.image_names import checked_name, checked_tag, reference_of
+from fgpu_scheduler.store.image_names import checked_name, checked_tag, is_private, reference_of
 from fgpu_scheduler.store.private_image import (
     ImageInUse,
     ImageQuota,
@@ -117,6 +117,12 @@ class PrivateImages:
             for old in failed[:-MOST_FAILED]:
                 _forget(write, old)
             under = next((i for i in known if i.name == session.request.image), None)
+            if under is None and is_private(session.request.image):
+                # Nobody knows any more what is in it.
+                raise ImageRefused(
+                    f"the image {session.request.image} that session {session_id} runs has another name, or is gone;"
+                    " start it anew to save it"
+                )
             values: dict[str, Any] = {
                 "owner": owner,
                 "name": full,
@@ -193,7 +199,7 @@ class PrivateImages:
         """Keep whether a user accepts what the engines have under this id, whatever its name; nothing of what is gone."""
         with self._store.writing(now_s=now_s) as write:
             image = next(iter(_rows(write.connection, table.c.image_id == engines_id)), None)
-            if image is None:
+            if image is None or user in (image.accepted_by if accepted else image.declined_by):
                 return
             own = (answers.c.image_id == engines_id) & (answers.c.user_name == user)
             write.connection.execute(delete(answers).where(own))

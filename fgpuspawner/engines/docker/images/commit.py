@@ -18,7 +18,7 @@ import posixpath
 import re
 import tarfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,14 +65,21 @@ def labels_of(image: PrivateImage, installation: str, made_at_s: int) -> dict[st
     }
 
 
-def refuse_what_cannot_be_saved(container: Mapping[str, Any]) -> None:
+def refuse_what_cannot_be_saved(container: Mapping[str, Any], *, under_id: str | None = None) -> None:
     """Refuse a container whose home would be in the image, or which can have changed nothing.
+
+    ``under_id`` is what it is noted to be made from, where that is a private image: what is known of another one with its
+    name by now says nothing of this.
 
     Raises:
         CannotSave: with words for the owner.
     """
     if not container["State"]["Running"]:
         raise CannotSave("the session has ended")
+    if under_id is not None and container["Image"] != under_id:
+        raise CannotSave(
+            "the image that the session runs has another name, or is gone; start it anew to save it"
+        )
     if container["HostConfig"].get("ReadonlyRootfs"):
         raise CannotSave(
             "there is nothing to save: sessions here cannot write outside their volumes (read_only_root)"
@@ -126,13 +133,16 @@ def commit(
     *,
     installation: str,
     recipe: str,
+    check: Callable[[int], None],
     note: Callable[[str], None],
+    again: bool,
     made_at_s: int,
 ) -> SavedImage:
     """Make the image, under its reference. Again after a crash: it begins anew, and what was left is overwritten.
 
     ``container`` is the session's, by name. ``note`` is told how far it is. The session is paused while the engine
-    copies its files.
+    copies its files, and while ``check`` is told how many bytes these are: it could make them more in between.
+    ``again``: a Hub that has died may have left it paused.
 
     Raises:
         CannotSave: with words for the owner.
@@ -141,12 +151,15 @@ def commit(
     found = client.inspect_container(container)
     refuse_what_cannot_be_saved(found)
     base = client.inspect_image(found["Image"])
-    _until_not_paused(client, found["Id"])
-    size = written_bytes(client, found["Id"])
-    note(f"the session is paused while {max(1, -(-size // MIB))} MiB are written")
     carrier = f"{carriers_of(installation)}:{image.id}"
     repository, tag = carrier.rsplit(":", 1)
-    client.commit(found["Id"], repository=repository, tag=tag, pause=True)
+    if not again:
+        _until_not_paused(client, found["Id"])
+    with _paused(client, found["Id"]):
+        size = written_bytes(client, found["Id"])
+        check(size)
+        note(f"the session is paused while {max(1, -(-size // MIB))} MiB are written")
+        client.commit(found["Id"], repository=repository, tag=tag, pause=False)
     try:
         note("the session goes on; its image is put together")
         layers = client.inspect_image(carrier)["RootFS"]["Layers"]
@@ -173,6 +186,18 @@ def _until_not_paused(client: Any, container: str) -> None:
         if time.monotonic() > deadline:
             client.unpause(container)
         time.sleep(LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _paused(client: Any, container: str) -> Iterator[None]:
+    """Have a container stand still, and go on whatever comes of it."""
+    if not client.inspect_container(container)["State"]["Paused"]:
+        client.pause(container)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(APIError):  # It has ended.
+            client.unpause(container)
 
 
 def configuration(

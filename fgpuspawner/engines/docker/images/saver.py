@@ -60,7 +60,7 @@ class ImageSaver:
         name = daemon.containers.name(spec.session)
         with contextlib.closing(daemon.another_client(timeout_s=SILENT_S)) as client:
             found = client.inspect_container(name)
-            commit.refuse_what_cannot_be_saved(found)
+            commit.refuse_what_cannot_be_saved(found, under_id=spec.under_id)
             spec.check(commit.written_bytes(client, found["Id"]))
             spec.note("what was installed is being recorded")
             text = self._recorded(client, found, spec)
@@ -70,7 +70,9 @@ class ImageSaver:
                 spec.image,
                 installation=self._installation,
                 recipe=text,
+                check=spec.check,
                 note=spec.note,
+                again=spec.again,
                 made_at_s=int(time.time()),
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +34,15 @@ SESSION = Session(
 PLACE = Place("fgpu-abc-7-1", {"fgpu.session": "7"}, "fgpu-abc-u-1", "1.41")
 
 
-async def made(**settings: Any) -> dict[str, Any]:
+async def made(image: Image = TORCH, **settings: Any) -> dict[str, Any]:
     """Return docker-py's arguments for a session's container, with these settings of ``c.DockerSpawner``."""
     spawner = FGPUSpawner(config=Config({"DockerSpawner": settings}))
     spawner.user = SimpleNamespace(name="alice", url="/user/alice/", escaped_name="alice")
     spawner._session = SESSION
-    options = await spawner.engine_options(TORCH)
+    options = await spawner.engine_options(image)
     spec = LaunchSpec(
         SESSION,
-        TORCH,
+        image,
         command=(),
         arguments=(),
         environment={},
@@ -52,7 +53,7 @@ async def made(**settings: Any) -> dict[str, Any]:
         port=8888,
         options=options,
     )
-    kwargs, _ = arguments(spec, options, PLACE, {"Config": {"Cmd": ["server"]}})
+    kwargs, _ = arguments(spec, options, PLACE, {"Id": "sha256:1", "Config": {"Cmd": ["server"]}})
     return kwargs
 
 
@@ -63,6 +64,11 @@ async def made(**settings: Any) -> dict[str, Any]:
 async def test_how_a_container_ended_is_seen_before_it_goes(settings: dict[str, Any]) -> None:
     host = (await made(**settings))["host_config"]
     assert not host.get("AutoRemove")
+
+
+async def test_an_image_of_somebodys_is_started_by_what_it_is_and_not_by_its_name() -> None:
+    assert (await made())["image"] == TORCH.reference
+    assert (await made(replace(TORCH, owner="eve")))["image"] == "sha256:1"
 
 
 async def test_what_an_administrator_sets_beside_is_kept() -> None:
