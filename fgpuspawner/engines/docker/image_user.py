@@ -42,9 +42,10 @@ def has_roots_number(client: docker.APIClient, image: Mapping[str, Any], *, help
 def numbers_of(name: str, passwd: bytes) -> list[int]:
     """Return the numbers that a user has in a file of users, in its order; what is no number is 0."""
     found = []
-    for line in passwd.decode(errors="replace").splitlines():
-        fields = line.split(":")
-        if fields[0] == name and len(fields) > 2:
+    # As the engine reads it: lines end with a line feed alone, space around them is none, and a number left out is 0.
+    for line in passwd.decode(errors="replace").split("\n"):
+        fields = [*line.strip().split(":"), "", ""]
+        if fields[0] == name:
             found.append(int(fields[2]) if fields[2].isascii() and fields[2].isdigit() else 0)
     return found
 

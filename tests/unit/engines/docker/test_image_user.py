@@ -11,7 +11,7 @@ PASSWD = b"root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\njovyan:x:1000:100::
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("toor", [0]), ("jovyan", [1000]), ("odd", [0]), ("nobody", []), ("short", []), ("", [])],
+    [("toor", [0]), ("jovyan", [1000]), ("odd", [0]), ("nobody", []), ("short", [0])],
 )
 def test_a_name_has_the_numbers_of_the_images_own_file(name: str, numbers: list[int]) -> None:
     assert numbers_of(name, PASSWD) == numbers
@@ -19,6 +19,24 @@ def test_a_name_has_the_numbers_of_the_images_own_file(name: str, numbers: list[
 
 def test_of_two_lines_with_one_name_both_count() -> None:
     assert numbers_of("a", b"a:x:1000:0:::\na:x:0:0:::\n") == [1000, 0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"a",
+        b"a:x",
+        b"a:x:",
+        b" a:x:0:0",
+        b"\ta:x:0:0",
+        b"a:x\x0b:0:0",
+        b"a:x\xe2\x80\xa8:0:0",
+        b"a:\r:0",
+        b"\xc2\xa0a:x:+0",
+    ],
+)
+def test_a_line_that_is_roots_for_the_engine_is_not_hidden_before_another(line: bytes) -> None:
+    assert 0 in numbers_of("a", line + b"\na:x:1000:1000::/:\n")
 
 
 @pytest.mark.parametrize(

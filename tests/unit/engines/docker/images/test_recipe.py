@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +56,21 @@ def test_packages_are_read_from_the_names_of_their_folders() -> None:
     }
     assert found.uninstalled == {OWN: ["old"]}
     assert (found.elsewhere, found.unreadable, found.apt) == ([], 0, {})
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"\n", b"a\n", b"%07x\n", b"Package: a\n", b"%07x: b\n", b" x\n"],
+)
+def test_a_list_of_packages_that_is_none_takes_little_room(piece: bytes) -> None:
+    many = 2**20 // len(piece % 0 if b"%" in piece else piece)
+    status = b"".join(piece % n if b"%" in piece else piece for n in range(many))
+    tracemalloc.start()
+    try:
+        assert packages_of(status) == {}
+        assert tracemalloc.get_traced_memory()[1] < len(status)
+    finally:
+        tracemalloc.stop()
 
 
 def test_of_debians_python_and_of_one_in_usr_local_the_right_one_is_asked() -> None:
