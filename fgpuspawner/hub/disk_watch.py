@@ -77,6 +77,10 @@ class SessionDisks:
             except EngineSilent as e:
                 log.debug("Session %d: %s", session.id, e)
                 continue
+            except Exception:
+                # Whatever it was, it is of this session alone: the others are still looked at.
+                log.exception("What session %d takes of the disk is not known", session.id)
+                continue
             if use != DiskUse():
                 told[session.id] = amounts(use, self._limits)
                 try:

@@ -18,16 +18,21 @@ MIB = 2**20
 TENTH_GIB = 2**30 / 10
 GROWN = 0.25
 """So much of the limit beyond where it was warned, and a session is ended without waiting."""
+ABOVE = 1.01
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a folder takes with all in it. ``files`` is None where that is not told; ``largest`` are folders in it."""
+    """What a folder takes with all in it. ``files`` is None where that is not told; ``largest`` are folders in it.
+
+    ``uncounted`` says why it can be more: its owner keeps it from being counted.
+    """
 
     bytes: int
     files: int | None = None
     largest: tuple[tuple[str, int], ...] = ()
+    uncounted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,14 @@ class Limit:
     files: int = 0
 
     def level(self, taken: Taken | None) -> float:
-        """Return how much of the limit is taken: above 1 is too much. What is not known counts as nothing."""
+        """Return how much of the limit is taken: above 1 is too much. What is not known counts as nothing.
+
+        What cannot be counted counts as a little too much: nobody gets more by that.
+        """
         if taken is None:
             return 0.0
         return max(
+            ABOVE if taken.uncounted and (self.mib or self.files) else 0.0,
             taken.bytes / (self.mib * MIB) if self.mib else 0.0,
             (taken.files or 0) / self.files if self.files else 0.0,
         )
@@ -115,9 +124,11 @@ def above_words(use: DiskUse, limits: Limits) -> str:
 
 
 def _of(taken: Taken, limit: Limit) -> str:
+    least = "at least " if taken.uncounted else ""
     size = _gib(taken.bytes) + (f" of {_gib(limit.mib * MIB)}" if limit.mib else "") + " GiB"
     many = limit.files and (taken.files or 0) > limit.files
-    return size + (f" and {taken.files} of {limit.files} files" if many else "")
+    why = f" (it cannot be counted: {taken.uncounted})" if taken.uncounted else ""
+    return least + size + (f" and {taken.files} of {limit.files} files" if many else "") + why
 
 
 def _gib(amount: float) -> str:

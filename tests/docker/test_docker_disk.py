@@ -17,12 +17,24 @@ SETTINGS = {
     "disk_every_s": 5,
     "disk_grace_s": 5,
 }
-HOME = "c.FGPUSpawner.volumes = {'fgpu-test-home-{username}': '/home/jovyan'}\n"
+COURSE = "fgpu-test-course"
+HOME = f"c.FGPUSpawner.volumes = {{'fgpu-test-home-{{username}}': '/home/jovyan', '{COURSE}': '/course'}}\n"
 TAKE = """
 import ctypes, sys
 file = open(sys.argv[1], "ab")
 offset, length, KEEP_SIZE = ctypes.c_long(0), ctypes.c_long(int(sys.argv[2]) << 20), 1
 assert ctypes.CDLL(None).fallocate(file.fileno(), KEEP_SIZE, offset, length) == 0
+"""
+NAMELESS = """
+import ctypes, os, sys, time
+if os.fork():
+    sys.exit()
+file = open(sys.argv[1], "wb")
+os.posix_fallocate(file.fileno(), 0, int(sys.argv[2]) << 20)
+os.unlink(sys.argv[1])
+for kept in (0, 1, 2):
+    os.close(kept)
+time.sleep(3600)
 """
 MANY = "import os\nfor n in range(1500): open(f'/home/jovyan/{n}', 'w').close()"
 
@@ -73,6 +85,44 @@ def test_a_home_that_has_too_much_ends_its_session(
     finally:
         limited.end(user)
         engine.remove_volume(f"fgpu-test-home-{user}")
+
+
+def test_a_file_that_was_removed_and_is_kept_open_counts(engine: Engine, limited: DockerHub) -> None:
+    try:
+        run(engine, limited.running("nora", fgpu="0.2"), NAMELESS, "/tmp/x", "100")
+        assert "this session takes" in ended(limited, "nora")
+        run(engine, limited.running("nils", fgpu="0.2"), NAMELESS, "/home/jovyan/x", "40")
+        assert "this home takes" in ended(limited, "nils")
+    finally:
+        for user in ("nora", "nils"):
+            limited.end_all_but(set())
+            engine.remove_volume(f"fgpu-test-home-{user}")
+
+
+def test_the_engines_files_that_root_in_a_session_can_write_count(engine: Engine, limited: DockerHub) -> None:
+    try:
+        rosa = limited.running("rosa", fgpu="0.2")
+        status, said = engine.run_in(rosa.id, PYTHON, "-c", TAKE, "/etc/hosts", "70", user="0:0")
+        assert status == 0, said
+        assert "this session takes" in ended(limited, "rosa")
+    finally:
+        engine.remove_volume("fgpu-test-home-rosa")
+
+
+def test_what_others_fill_ends_nobody(engine: Engine, limited: DockerHub) -> None:
+    mallory, victim = limited.running("mallory", fgpu="0.2"), limited.running("victor", fgpu="0.2")
+    try:
+        engine.run_in(victim.id, "chmod", "777", "/course", user="0:0")
+        run(engine, mallory, TAKE, "/course/x", "100")
+        # Who is above is ended at the third look, and a home is looked at in each of them.
+        run(engine, mallory, TAKE, "/home/jovyan/x", "40")
+        assert "this home takes" in ended(limited, "mallory")
+        assert limited.states()["victor/"] == "RUNNING"
+        assert limited.sessions()["victor/"].message is None
+    finally:
+        limited.end_all_but(set())
+        for volume in (COURSE, "fgpu-test-home-mallory", "fgpu-test-home-victor"):
+            engine.remove_volume(volume)
 
 
 FILL_SHM = """

@@ -6,25 +6,38 @@ be root. Elsewhere the engine tells the size of what was written, and nothing of
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import os
+import posixpath
+import re
+import stat
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker
 from docker.errors import APIError
 
+from fgpuspawner.engines.docker.containers import numbers_are_the_hosts
 from fgpuspawner.engines.docker.endings import as_text
 from fgpuspawner.engines.docker.homes import PLACE
 from fgpuspawner.engines.docker.volumes import LABEL
-from fgpuspawner.meter.disk import DiskUse, Taken
+from fgpuspawner.meter.disk import TENTH_GIB, DiskUse, Taken
 from fgpuspawner.settings import FGPU
 
 LIMITING_DRIVERS = ("btrfs", "zfs", "devicemapper")
 WITHIN_S = 300
 DEEP = 2
 MOST_LARGEST = 5
+TRIES = 3
+MOST_OPEN = 100_000
+"""Of the files that a session's processes keep open: so many are looked at."""
+MOVED = "folders in it are moved while they are counted"
+HIDDEN = f"its programs keep more than {MOST_OPEN} files open"
 
 
 def limits_disk(client: docker.APIClient, image: str) -> bool:
@@ -97,8 +110,25 @@ def _has_project_quotas(folder: Path) -> bool:
     return any({"prjquota", "pquota"} & set(said.split()[-1].split(",")) for said in of_it)
 
 
-def take(client: docker.APIClient, container: str, user: str, *, here: bool) -> DiskUse:
-    """Return what a container takes. Blocks, for as long as folders take to be read.
+def own_targets(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where in containers each user's own folder or volume is mounted, as patterns. Pure.
+
+    Of ``volumes`` and ``mounts`` those whose source is called after a user: what all have is nobody's home.
+    """
+    pairs = [
+        (source, target["bind"] if isinstance(target, Mapping) else target)
+        for source, target in (settings.get("volumes") or {}).items()
+    ]
+    mounts = (m for m in settings.get("mounts") or () if isinstance(m, Mapping))
+    pairs += [(str(m.get("source", "")), m.get("target", "")) for m in mounts]
+    own = (str(target) for source, target in pairs if "username}" in source)
+    return tuple(posixpath.normpath(re.sub(r"\{[^{}]*\}", "*", target)) for target in own)
+
+
+def take(
+    client: docker.APIClient, container: str, user: str, *, here: bool, own: Collection[str] = ()
+) -> DiskUse:
+    """Return what a container takes; ``own`` are `own_targets`. Blocks, for as long as folders take to be read.
 
     Raises:
         DockerException: the engine does not answer, or there is no such container.
@@ -112,11 +142,17 @@ def take(client: docker.APIClient, container: str, user: str, *, here: bool) -> 
     homes = {
         source: str(m["Destination"])
         for m in mounts
-        if m not in unnamed and (source := _home_of(m, user, container)) is not None
+        if m not in unnamed and (source := _home_of(m, user, container, own)) is not None
     }
-    session = _measured({written: "", **{str(m["Source"]): str(m["Destination"]) for m in unnamed}})
-    home = _measured(homes) if homes else None
-    return DiskUse(session, home)
+    folders = {written: "", **{str(m["Source"]): str(m["Destination"]) for m in unnamed}}
+    if found.get("HostsPath"):
+        # The engine's own files for it, which root in it can write: /etc/hosts and the like.
+        folders[str(Path(found["HostsPath"]).parent)] = "/etc"
+    in_homes = _places(homes)
+    elsewhere = _places(str(m["Source"]) for m in unnamed) - in_homes
+    nameless = _nameless(client, found)
+    session = _measured(folders, nameless, {*elsewhere, nameless.root})
+    return DiskUse(session, _measured(homes, nameless, in_homes) if homes else None)
 
 
 def _told_by_engine(client: docker.APIClient, container: str) -> Taken | None:
@@ -130,51 +166,164 @@ def _is_unnamed(client: docker.APIClient, name: str) -> bool:
     return LABEL in (client.inspect_volume(name).get("Labels") or {})
 
 
-def _home_of(mount: Mapping[str, Any], user: str, container: str) -> str | None:
-    """Return the folder of what is mounted if it is the user's own: a volume, or a folder that is called after them."""
-    source = Path(str(mount.get("Source", "")))
+def _home_of(mount: Mapping[str, Any], user: str, container: str, own: Collection[str]) -> str | None:
+    """Return the folder of what is mounted if it is the user's own: by `own_targets`, else by its name."""
+    source, target = Path(str(mount.get("Source", ""))), posixpath.normpath(str(mount.get("Destination", "")))
+    words = source.parts if mount.get("Type") != "volume" else re.split(r"[^\w.]+", str(mount["Name"]))
+    if user not in words and not any(fnmatch.fnmatchcase(target, pattern) for pattern in own):
+        return None
     places, *rest = source.relative_to(PLACE).parts if source.is_relative_to(PLACE) else ("",)
     if places.startswith("fgpu-homes-"):
         # Brought to a warm container, whose places go by its new name.
         return str(PLACE.joinpath(places, container, *rest[1:]))
-    return str(source) if mount.get("Type") == "volume" or user in source.parts else None
+    return str(source)
 
 
-def _measured(folders: Mapping[str, str]) -> Taken | None:
-    """Return what these folders take together; ``folders`` has how their paths begin for the owner."""
-    total, files = 0, 0
+@dataclass(frozen=True, slots=True)
+class _Nameless:
+    """What open files without a name take, by the number of their file system; ``root`` is of the container."""
+
+    bytes: Mapping[int, int]
+    root: int = -1
+    too_many: bool = False
+
+
+def _nameless(client: docker.APIClient, container: Mapping[str, Any]) -> _Nameless:
+    """Look at what a container's processes keep open, where they can be seen; ``du`` knows files by their names."""
+    found: dict[tuple[int, int], int] = {}
+    looked_at = 0
+    try:
+        root = os.stat(f"/proc/{container['State']['Pid']}/root/").st_dev
+        processes = client.top(container["Id"], ps_args="-eo pid")["Processes"] or ()
+    except (OSError, APIError):
+        return _Nameless({})  # It has ended.
+    if not numbers_are_the_hosts():
+        return _Nameless({})
+    for process in processes:
+        for path in _opened(f"/proc/{process[0]}"):
+            looked_at += 1
+            if looked_at > MOST_OPEN:
+                return _Nameless({}, root, too_many=True)
+            try:
+                seen = os.stat(path)
+            except OSError:
+                continue
+            if seen.st_nlink == 0 and stat.S_ISREG(seen.st_mode):
+                found[seen.st_dev, seen.st_ino] = seen.st_blocks * 512
+    by_place: dict[int, int] = {}
+    for (place, _), size in found.items():
+        by_place[place] = by_place.get(place, 0) + size
+    return _Nameless(by_place, root)
+
+
+def _places(folders: Iterable[str]) -> frozenset[int]:
+    found = set()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.add(os.stat(folder).st_dev)
+    return frozenset(found)
+
+
+def _opened(process: str) -> Iterator[str]:
+    """Return paths that lead to all that a process has open or mapped."""
+    for kind in ("fd", "map_files"):
+        try:
+            with os.scandir(f"{process}/{kind}") as entries:
+                yield from (entry.path for entry in entries)
+        except OSError:
+            continue
+
+
+def _measured(folders: Mapping[str, str], nameless: _Nameless, places: Collection[int]) -> Taken | None:
+    """Return what these folders take together; ``folders`` has how their paths begin for the owner.
+
+    ``places`` are the file systems whose files without a name count with it.
+    """
+    total, files = sum(nameless.bytes.get(place, 0) for place in places), 0
+    uncounted = HIDDEN if nameless.too_many else ""
     largest: list[tuple[str, int]] = []
     for folder, shown in folders.items():
         sizes = _du(["-B1", f"--max-depth={DEEP}"], folder)
         counted = _du(["--inodes", "-s"], folder)
-        if folder not in sizes or folder not in counted:
+        if sizes is None or counted is None:
             return None
-        total += sizes.pop(folder)
-        files += counted[folder]
-        largest += _deepest(folder, shown, sizes)
-    return Taken(total, files, tuple(sorted(largest, key=lambda entry: -entry[1])[:MOST_LARGEST]))
+        if not (sizes.whole and counted.whole):
+            uncounted = MOVED
+        total += sizes.total
+        files += counted.total
+        largest += _deepest(folder, shown, sizes.large)
+    ordered = sorted(largest, key=lambda entry: -entry[1])
+    return Taken(total, files, tuple(ordered[:MOST_LARGEST]), uncounted)
 
 
 def _deepest(folder: str, shown: str, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     """Return folders with their sizes: not one whose size is mostly that of a folder in it that is named, too."""
+    within: dict[str, int] = {}
     for path, size in sizes.items():
-        within = max((s for p, s in sizes.items() if p.startswith(f"{path}/")), default=0)
-        if within < size / 2:
+        above = os.path.dirname(path)
+        within[above] = max(size, within.get(above, 0))
+    for path, size in sizes.items():
+        if within.get(path, 0) < size / 2:
             yield as_text(f"{shown}{path.removeprefix(folder)}"), size
 
 
-def _du(options: Sequence[str], folder: str) -> dict[str, int]:
-    """Return what ``du`` says, by path; what it could not read in time is missing."""
-    command = ["nice", "-n", "19", "du", "-x", "-0", *options, "--", folder]
-    environment = {"LC_ALL": "C", "PATH": os.defpath}
-    try:
-        # Files go while they are counted: that it then ends with 1 says nothing.
-        done = subprocess.run(command, capture_output=True, timeout=WITHIN_S, check=False, env=environment)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    found: dict[str, int] = {}
-    for line in done.stdout.split(b"\0"):
-        size, tab, path = line.partition(b"\t")
-        if tab and size.isdigit():
-            found[os.fsdecode(path)] = int(size)
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What ``du`` said: of all, and of the folders that are worth to be named.
+
+    It gives up when a folder that it is in is moved: then what it has counted is not the ``whole``.
+    """
+
+    total: int
+    large: Mapping[str, int]
+    whole: bool
+
+
+def _du(options: Sequence[str], folder: str) -> _Counted | None:
+    """Return what ``du`` says; None where it cannot look, or not in time. Whoever moves folders has it try again."""
+    found = None
+    for _ in range(TRIES):
+        found = _du_once(options, folder)
+        if found is None or found.whole:
+            break
     return found
+
+
+def _du_once(options: Sequence[str], folder: str) -> _Counted | None:
+    command = ["nice", "-n", "19", "du", "-x", "-0", "-c", *options, "--", folder]
+    environment = {"LC_ALL": "C", "PATH": os.defpath}
+    large: dict[str, int] = {}
+    total = whole = None
+    try:
+        # Files go while they are counted: that it then ends with 1, or has much to say of it, says nothing.
+        du = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    except OSError:
+        return None
+    with du:
+        assert du.stdout is not None
+        late = threading.Timer(WITHIN_S, du.kill)
+        late.start()
+        try:
+            # Line by line: a home can have millions of folders.
+            for line in _records(du.stdout):
+                size, tab, path = line.partition(b"\t")
+                if not (tab and size.isdigit()):
+                    continue
+                if path == b"total":
+                    total = int(size)
+                elif path == os.fsencode(folder):
+                    whole = True
+                elif int(size) >= TENTH_GIB:
+                    large[os.fsdecode(path)] = int(size)
+        finally:
+            late.cancel()
+    if total is None or not os.path.isdir(folder):
+        return None
+    return _Counted(total, large, whole is not None)
+
+
+def _records(output: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while piece := output.read(65536):
+        *records, rest = (rest + piece).split(b"\0")
+        yield from records

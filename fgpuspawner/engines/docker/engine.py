@@ -111,6 +111,7 @@ class DockerEngine(Engine):
         self.pulls = Pulls(self.fleet, at_a_time=own.pulls_at_a_time)
         self.network = NetworkGuard(own, self.fleet, installation=installation.id)
         self._limits_disk: dict[Daemon, bool] = {}
+        self._homes = disk.own_targets(settings)
         self._saver = ImageSaver(self.fleet, installation.id)
         self.warm: WarmPool | None = None
 
@@ -356,6 +357,7 @@ class DockerEngine(Engine):
             daemon.containers.name(session),
             session.request.user,
             here=not daemon.address.is_elsewhere,
+            own=self._homes,
         )
         try:
             return await in_a_thread_of_its_own(look)

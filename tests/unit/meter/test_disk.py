@@ -68,6 +68,15 @@ def test_files_count_as_well_and_what_is_unknown_or_has_no_limit_does_not() -> N
     assert not any(looks((0, use(21)), (10**6, use(900)), limits=only_warned))
 
 
+def test_what_its_owner_keeps_from_being_counted_is_a_little_too_much() -> None:
+    hidden = DiskUse(Taken(GIB, 1, uncounted="folders in it are moved while they are counted"))
+    assert looks((0, hidden), (599, hidden), (600, hidden)) == [False, False, True]
+    assert not any(looks((0, hidden), (600, hidden), limits=Limits(Limit(), Limit(), 600)))
+    assert above_words(hidden, LIMITS) == (
+        "this session takes at least 1 of 20 GiB (it cannot be counted: folders in it are moved while they are counted)"
+    )
+
+
 def test_the_owner_is_told_what_takes_the_room() -> None:
     found = DiskUse(
         Taken(int(21.5 * GIB), 5, (("/opt/env", 11 * GIB), ("/tmp", 10))),
