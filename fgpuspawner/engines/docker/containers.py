@@ -71,7 +71,7 @@ class Containers:
         self._stoppers = ThreadPoolExecutor(STOPPERS, thread_name_prefix="fgpu-stop")
         self._lookers = ThreadPoolExecutor(LOOKERS, thread_name_prefix="fgpu-look")
         self._left_alone: set[str] = set()
-        self._seen: frozenset[str] = frozenset()
+        self._seen: frozenset[tuple[str, str]] = frozenset()
         self._ends: dict[str, Ended] = {}
         self._going: dict[str, asyncio.Task[bool]] = {}
         """Containers that have ended, and are being removed by us: nothing more is to be said of them."""
@@ -113,7 +113,7 @@ class Containers:
             found = await asyncio.gather(*(self._observed(entry) for entry in listed))
         except FAILED as e:
             raise EngineSilent(str(e)) from e
-        self._seen = frozenset(o.handle for o in found if o is not None)
+        self._seen = frozenset((o.node_id, o.handle) for o in found if o is not None)
         return [o for o in found if o is not None]
 
     async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
@@ -146,12 +146,12 @@ class Containers:
             for name, node_id in sorted(names.items())
             if name not in there and (named := session_and_attempt(name, self.installation)) is not None
         ]
-        self._seen |= {o.handle for o in left}
+        self._seen |= {(o.node_id, o.handle) for o in left}
         return left
 
     def has_seen(self, observed: Observed) -> bool:
-        """Return whether `look` has last returned this one here."""
-        return observed.handle in self._seen
+        """Return whether `look` has last returned this one here: another daemon can say that it runs one of that name."""
+        return (observed.node_id, observed.handle) in self._seen
 
     async def _look(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Ask what there is, with little patience, in threads that nothing slower is done in."""

@@ -27,6 +27,7 @@ from fgpuspawner.concurrency.waiting import in_a_thread_of_its_own
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker import remote_files
 from fgpuspawner.engines.docker.address import Address
+from fgpuspawner.engines.docker.client import Client
 from fgpuspawner.engines.docker.containers import Containers
 from fgpuspawner.engines.docker.errors import FAILED, GONE
 from fgpuspawner.engines.docker.events import Events, call_soon_and_again
@@ -76,9 +77,7 @@ def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APICli
         BadSettings: it does not answer.
     """
     try:
-        return docker.APIClient(
-            **{**CLIENT, "timeout": CALL_TIMEOUT_S, **kwargs_from_env(), **client_kwargs, **more}
-        )
+        return Client(**{**CLIENT, "timeout": CALL_TIMEOUT_S, **kwargs_from_env(), **client_kwargs, **more})
     except DockerException as e:
         raise BadSettings(
             f"the Docker engine does not answer; is it running, and may the Hub use it? ({e})"
@@ -177,7 +176,7 @@ class Daemon:
         try:
             if self._tunnel is not None:
                 given["base_url"] = self._tunnel.open()
-            return docker.APIClient(**given)
+            return Client(**given)
         except (DockerException, OSError, TunnelFailed, *GONE) as e:
             raise BadSettings(f"{own} ({own.url}) does not answer: {e}") from e
 
@@ -208,7 +207,11 @@ class Daemon:
         except FAILED as e:
             log.warning("%s does not answer: %s", self.address, e)
             return None
-        found = Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+        try:
+            found = Machine(1000 * int(info["NCPU"]), int(info["MemTotal"]) // 2**20)
+        except (KeyError, TypeError, ValueError, OverflowError) as e:
+            log.warning("%s says nothing that makes sense of its machine (%r)", self.address, e)
+            return None
         if not self.address.has_gpus_to_find:
             return found
         try:

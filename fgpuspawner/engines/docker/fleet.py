@@ -27,6 +27,7 @@ class Fleet:
         self._by_node = {node_id: daemon for daemon in daemons for node_id in daemon.address.node_ids}
         self._late: dict[Daemon, asyncio.Task[Seen]] = {}
         self._slow: set[Daemon] = set()
+        self._not_believed: set[str] = set()
 
     def connect(self) -> None:
         """Connect to all of them. Blocks. Those of other machines may stay silent.
@@ -120,12 +121,21 @@ class Fleet:
             if not look.done():
                 self._late[daemon] = look
                 look.add_done_callback(functools.partial(self._has_answered, daemon))
-        seen = [look.result() for look in looks.values() if look.done()]
+        seen = {daemon: look.result() for daemon, look in looks.items() if look.done()}
         return Seen(
-            [thing for one in seen for thing in one.things],
-            [node_id for one in seen for node_id in one.nodes],
+            [thing for daemon, one in seen.items() for thing in one.things if self._may_say(daemon, thing)],
+            [node_id for one in seen.values() for node_id in one.nodes],
             [node_id for daemon in self._late for node_id in daemon.address.node_ids],
         )
+
+    def _may_say(self, daemon: Daemon, thing: Observed) -> bool:
+        """Return whether this is for a daemon to say: a machine says nothing of what another one runs."""
+        own = self._by_node.get(thing.node_id, daemon)
+        if own is not daemon and thing.handle not in self._not_believed:
+            self._not_believed.add(thing.handle)
+            words = "%s says that it runs %s of node %s, which is another machine's; that is not believed"
+            log.error(words, daemon.address, thing.handle, thing.node_id)
+        return own is daemon
 
     def _has_answered(self, daemon: Daemon, look: asyncio.Task[Seen]) -> None:
         """Have a late daemon looked at again, and waited for then: it may always take that long."""

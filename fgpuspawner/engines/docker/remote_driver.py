@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import tarfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,16 @@ from fgpuspawner.engines.docker.gpu_requests import all_gpus
 from fgpuspawner.isolation import nvml_child
 from fgpuspawner.isolation.facts import NVML
 from fgpuspawner.isolation.nvml_reader import NvmlReader, NvmlUnknown
+from fgpuspawner.settings.traits import LARGEST_MIB
 
 AT = "/fgpu"
 MACHINE_AT = "/machine"
 ASK = 'python=/opt/fgpu/bin/python; [ -x "$python" ] || python=python3; printf "%s\\n" "$1" | "$python" -I -S "$0" "$2"'
 MOST_BYTES = 1 << 20
 NOBODY = "65534:65534"
+UUID = re.compile(r"(?:GPU|MIG)-[!-~]{1,91}")
+LONGEST_MODEL = 96
+"""As long as NVML's own."""
 
 
 class NoRemoteDriver(NvmlUnknown):
@@ -61,11 +66,20 @@ class RemoteDriver:
         Raises:
             NvmlUnknown: they cannot be told.
         """
-        found = self.ask({"do": "devices"})["devices"]
-        return tuple(
-            FoundDevice(str(d["uuid"]), index, str(d["model"]), int(d["memory_mib"]))
-            for index, d in enumerate(found)
-        )
+        answer = self.ask({"do": "devices"})
+        try:
+            found = tuple(
+                FoundDevice(str(d["uuid"]), index, str(d["model"]), int(d["memory_mib"]))
+                for index, d in enumerate(answer["devices"])
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as e:
+            raise NvmlUnknown(f"{self.name}: an answer that makes no sense ({e!r})") from e
+        if not all(
+            UUID.fullmatch(d.uuid) and len(d.model) <= LONGEST_MODEL and 0 < d.memory_mib <= LARGEST_MIB
+            for d in found
+        ):
+            raise NvmlUnknown(f"{self.name}: GPUs that cannot be: {found}"[:500])
+        return found
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one question; see nvml_child.py.

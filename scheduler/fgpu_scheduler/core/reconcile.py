@@ -94,7 +94,9 @@ def reconcile(
             or session.placement.node_id not in reachable
         ):
             continue
-        own = sorted(by_session.get(session.id, ()), key=lambda o: (o.attempt, o.handle))
+        # What another machine says that it runs of this session is a ghost there, and says nothing of the session.
+        there = (o for o in by_session.get(session.id, ()) if o.node_id == session.placement.node_id)
+        own = sorted(there, key=lambda o: (o.attempt, o.handle))
         current = [o for o in own if o.attempt == session.attempt]
         if session.state is SessionState.RUNNING:
             if not any(o.alive for o in current):
@@ -124,12 +126,12 @@ def ghostly(thing: Observed, session: Session | None) -> str | None:
     """Return why ``thing`` belongs to nobody, or None if it is some session's own."""
     if session is None or session.state in ENDED:
         return "its session has ended or never was"
+    if session.placement is not None and thing.node_id != session.placement.node_id:
+        return f"its session is on node {session.placement.node_id}"
     if session.state is SessionState.TERMINATING:
         return None  # Stop, above.
     if session.state not in (*LAUNCHING, SessionState.RUNNING):
         return f"its session is {session.state} and has launched nothing"
     if thing.attempt != session.attempt:
         return f"it is of attempt {thing.attempt}, and its session is at attempt {session.attempt}"
-    if session.placement is not None and thing.node_id != session.placement.node_id:
-        return f"its session is on node {session.placement.node_id}"
     return None

@@ -125,10 +125,20 @@ def test_a_container_of_a_session_that_has_launched_nothing_is_a_ghost(state: Se
     assert healed(a(state), of(1)) == (Remove(of(1), f"its session is {state} and has launched nothing"),)
 
 
-@pytest.mark.parametrize("state", [S.PREPARING, S.PULLING, S.RUNNING])
+@pytest.mark.parametrize("state", [S.PREPARING, S.PULLING, S.RUNNING, S.TERMINATING])
 def test_a_container_on_another_node_than_its_session_is_a_ghost(state: SessionState) -> None:
     healings = healed(a(state), of(1), of(1, node="n2"))
-    assert healings == (Remove(of(1, node="n2"), "its session is on node n1"),)
+    assert [h for h in healings if h != Stop(1, of(1))] == [
+        Remove(of(1, node="n2"), "its session is on node n1")
+    ]
+
+
+def test_what_another_node_runs_neither_keeps_a_session_nor_its_share() -> None:
+    there = of(1, node="n2")
+    ghost = Remove(there, "its session is on node n1")
+    ended = Ended(1, 1, EndCause.EXITED, "the session's container or process is gone; nobody here ended it")
+    assert healed(a(S.RUNNING), there) == (ended, ghost)
+    assert healed(a(S.TERMINATING), there) == (Finish(1), ghost)
 
 
 @pytest.mark.parametrize("state", [S.PREPARING, S.PULLING])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import docker
@@ -118,6 +122,74 @@ async def test_what_one_daemon_says_wrong_is_nothing_to_the_others() -> None:
     here = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
     seen = await Fleet([Daemonless("far", KeyError("Id")), Daemonless("here", here)]).observe()
     assert (list(seen.things), list(seen.nodes)) == ([here], ["here"])
+
+
+async def test_a_machine_says_and_ends_nothing_of_what_another_one_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Observed("here", 1, 1, "fgpu-abc-1-1", alive=True)
+    forged = [replace(ours, alive=False), replace(ours, node_id="far")]
+    here, far = Daemonless("here", ours), Daemonless("far", *forged)
+    removed: list[tuple[str, Observed]] = []
+    for daemon, seen in ((here, [ours]), (far, forged)):
+        daemon.containers._seen = frozenset((o.node_id, o.handle) for o in seen)
+
+        async def remove(observed: Observed, at: str = str(daemon.address)) -> bool:
+            removed.append((at, observed))
+            return True
+
+        monkeypatch.setattr(daemon.containers, "remove", remove)
+    fleet = Fleet([here, far])
+    for _ in range(2):
+        assert list((await fleet.observe()).things) == [ours, forged[1]]
+    assert caplog.text.count("is not believed") == 1
+    # As a ghost it is removed where it is said to be, and not where its name is somebody's session.
+    await fleet.remove(forged[1])
+    assert removed == [("the Docker engine of far", forged[1])]
+
+
+@pytest.mark.parametrize("said", [{}, {"NCPU": "many", "MemTotal": 1}, {"NCPU": 1, "MemTotal": None}, []])
+def test_a_machine_that_says_nonsense_of_itself_is_as_good_as_silent(
+    said: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = Daemonless("far")
+    looker: Any = SimpleNamespace(info=lambda: said)
+    far.containers.looker = looker
+    assert far.machine() is None
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    """A daemon whose every other answer than its version has no end."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                asked = connection.recv(65536)
+                connection.sendall(VERSION if b"/version" in asked else JSON + b"\r\n[")
+                while b"/version" not in asked:
+                    connection.sendall(b" " * (1 << 20))
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+
+
+async def test_an_answer_without_an_end_is_none_and_takes_little_memory(endless: str) -> None:
+    daemon = Daemon(Address(endless, ("far",), {}, "127.0.0.1"), installation="abc")
+    looking = daemon._connected(30)
+    containers = Containers(looking, installation="abc")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(EngineSilent, match="more than 64 MiB"):
+        await containers.look()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
+    looking.close()
 
 
 async def test_a_daemon_that_answers_nothing_but_a_greeting_is_not_asked_in_a_circle(
