@@ -80,11 +80,12 @@ class Site:
     def get(self, path: str, *, token: str | None = None) -> None:
         """Ask for something as a browser that is logged in, or with a token."""
         began = time.monotonic()
-        if token is None:
-            answer = self.browser.get(f"{self.hub.url}/{path}", timeout=120)
-        else:
-            headers = {"Authorization": f"token {token}"}
-            answer = requests.get(f"{self.hub.url}/{path}", headers=headers, timeout=120)
+        headers = {} if token is None else {"Authorization": f"token {token}"}
+        ask = self.browser.get if token is None else requests.get
+        answer = ask(f"{self.hub.url}/{path}", headers=headers, timeout=120)
+        while answer.status_code == 503 and time.monotonic() - began < WITHIN_S:
+            # On a machine that is very busy the service says so: try again in a moment.
+            answer = ask(f"{self.hub.url}/{path}", headers=headers, timeout=120)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:300]}"
         assert "hub/login" not in answer.url, path
         self.timed(path.partition("?")[0] or "/", began)
@@ -194,7 +195,7 @@ def test_ten_thousand_wait_and_eight_hundred_are_slow(
         site.ask_all()
         until(
             lambda: sum(bool(s["pending"]) for s in hub.servers("eager").values()) == AT_ONCE,
-            within_s=300,
+            within_s=900,
             what="the Hub has asked for all of one submission",
         )
         site.took_s[f"{site.phase}: all are asked for"].append(time.monotonic() - began)
