@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlparse
 from jupyterhub import orm
 from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
 from jupyterhub.handlers import BaseHandler
+from jupyterhub.user import User
 from tornado.web import HTTPError
 
 MOST_OF_A_USER = 16 << 10
@@ -42,6 +43,10 @@ def note_who_asks(app: Any, opened: Callable[[str, str, str], None]) -> None:
     app.handlers[:] = [(one[0], _noting(one[1], opened), *one[2:]) for one in app.handlers]
 
 
+def _is_ordinary(who: Any) -> bool:
+    return isinstance(who, User) and not who.admin
+
+
 def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     if not (isinstance(handler, type) and issubclass(handler, BaseHandler)):
         return handler
@@ -49,7 +54,7 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
     class Noting(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
             await super().prepare()
-            if len(self.request.body) > MOST_OF_A_USER and not getattr(self.current_user, "admin", True):
+            if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
                 # Of much of what users send the Hub keeps every byte, in as many rows as they like.
                 raise HTTPError(413, f"the request has more than {MOST_OF_A_USER >> 10} KiB; send less")
             if self.request.method == "DELETE":

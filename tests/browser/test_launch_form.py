@@ -185,7 +185,9 @@ def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_e
     cores = Decimal(cpu.get_attribute("max") or "0")
     for fgpu in ("0.5", "2"):
         field.fill(fgpu)
-        expect(cpu).to_have_value(f"{(cores * Decimal(fgpu) / 2).quantize(Decimal('0.1'), ROUND_DOWN).normalize():f}")
+        expect(cpu).to_have_value(
+            f"{(cores * Decimal(fgpu) / 2).quantize(Decimal('0.1'), ROUND_DOWN).normalize():f}"
+        )
     field.fill("0.5")
     expect(page.locator("#fgpu-more-now")).to_contain_text(f"{cpu.input_value()} core")
     expect(forecast(page)).to_have_text("Starts now.")

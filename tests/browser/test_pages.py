@@ -79,7 +79,11 @@ def test_a_link_fills_the_form_in_and_its_one_button_starts_the_session(
     expect(screen).to_be_visible(timeout=START_MS)
     screen.click()
     ben.page.keyboard.type(f"command -v nvidia-smi fgpu-smi fgpu-verify > {found}\n")
-    until(lambda: found.is_file() and len(found.read_text().split()) == 3, within_s=START_MS / 1000, what="it finds all three")
+    until(
+        lambda: found.is_file() and len(found.read_text().split()) == 3,
+        within_s=START_MS / 1000,
+        what="it finds all three",
+    )
 
 
 def test_a_bad_link_shows_why_at_the_fields(run: MakeRun, log_in: Callable[..., Person]) -> None:

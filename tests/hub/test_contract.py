@@ -387,3 +387,15 @@ def test_a_look_that_fails_as_the_hub_starts_ends_no_session(make_hub: Any) -> N
     until(lambda: "nobody foresaw this" in hub.log_text(), what="the look has failed")
     until(lambda: hub.ready("alice"), what="the Hub has taken it up")
     assert {key: (s.id, s.state) for key, s in hub.sessions().items()} == {"alice/": (session.id, "RUNNING")}
+
+
+def test_what_a_user_sends_is_small(
+    shared_hub: HubProcess,
+) -> None:
+    mallory = shared_hub.add_user("mallory")
+    large = {"note": "x" * 20_000}
+    for path in ("users/mallory/tokens", "users/mallory/servers/x"):
+        answer = shared_hub.api("POST", path, token=mallory, json=large)
+        assert answer.status_code == 413, answer.text
+        assert answer.json()["message"] == "the request has more than 16 KiB; send less"
+    assert shared_hub.api("POST", "users/mallory/tokens", json=large).status_code == 201

@@ -1,0 +1,93 @@
+"""Of each user a few requests are worked on at a time: real connections to a handler that answers when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
+
+from fgpuspawner.concurrency.turns import Turns
+from fgpuspawner.service.handler import AT_A_TIME, Handler
+from fgpuspawner.service.model import Viewer
+
+WORKED_ON: list[str] = []
+
+
+class Waits(Handler):
+    """Knows who asks without a Hub."""
+
+    go_on: asyncio.Event
+
+    async def prepare(self) -> None:
+        self.viewer = Viewer(self.get_query_argument("user"))
+        self.current_user = {"name": self.viewer.user}
+        await self.wait_for_turn()
+
+    async def get(self) -> None:
+        WORKED_ON.append(str(self.viewer.user))
+        if self.viewer.user == "fails":
+            raise ValueError("as it happens")
+        if self.viewer.user != "alice":
+            await self.go_on.wait()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    WORKED_ON.clear()
+    Waits.go_on = asyncio.Event()
+    service = SimpleNamespace(turns=Turns(at_a_time=AT_A_TIME, most=20))
+    server = HTTPServer(Application([("/", Waits, {"service": service})], log_function=lambda handler: None))
+    (socket,) = bind_sockets(0, "127.0.0.1")
+    server.add_sockets([socket])
+    yield socket.getsockname()[1]
+    Waits.go_on.set()
+    server.stop()
+    await server.close_all_connections()
+    assert service.turns._lines == {}, "every turn is given back"
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def ask(port: int, user: str) -> Connection:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /?user={user} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return reader, writer
+
+
+async def status(connection: Connection) -> int:
+    head = await asyncio.wait_for(connection[0].readuntil(b"\r\n\r\n"), 30)
+    connection[1].close()
+    return int(head.split()[1])
+
+
+async def test_nobody_waits_behind_the_many_of_another_and_too_many_are_refused(port: int) -> None:
+    many = [await ask(port, "mallory") for _ in range(20)]
+    assert await status(await ask(port, "alice")) == 200
+    assert WORKED_ON.count("mallory") == AT_A_TIME
+    assert await status(await ask(port, "mallory")) == 429
+    Waits.go_on.set()
+    assert {await status(one) for one in many} == {200}
+    assert WORKED_ON.count("mallory") == 20
+
+
+async def test_a_request_that_fails_gives_its_turn_back(port: int) -> None:
+    assert [await status(await ask(port, "fails")) for _ in range(AT_A_TIME + 1)] == [500] * (AT_A_TIME + 1)
+
+
+async def test_what_its_sender_has_left_is_not_worked_on(port: int) -> None:
+    many = [await ask(port, "mallory") for _ in range(19)]
+    assert await status(await ask(port, "alice")) == 200
+    for _, writer in many[AT_A_TIME:]:
+        writer.transport.abort()
+    # The server has read that they are gone when it has read this.
+    assert await status(await ask(port, "alice")) == 200
+    Waits.go_on.set()
+    assert {await status(one) for one in many[:AT_A_TIME]} == {200}
+    assert await status(await ask(port, "mallory")) == 200
+    assert WORKED_ON.count("mallory") == AT_A_TIME + 1
