@@ -229,7 +229,7 @@ def test_a_transaction_that_the_server_has_cut_off_is_one_line(tmp_path: Path) -
 
         # The server's last words are lost where its reset of the connection comes before they are read.
         with pytest.raises(
-            StoreUnavailable, match="idle-in-transaction timeout|server closed the connection"
+            StoreUnavailable, match=r"idle-in-transaction timeout|server closed the connection"
         ) as e:
             idle()
         assert "\n" not in str(e.value)
