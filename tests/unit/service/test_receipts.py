@@ -129,7 +129,7 @@ def test_a_clock_that_was_set_back_makes_no_amount_negative() -> None:
     assert (found["wait_s"], found["run_s"], found["gpu_hours"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)"])
 def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None:
     hostile = replace(ENDED, request=replace(ENDED.request, server_name=name), message=f'{name}","x')
     text = csv_text(COLUMNS, [cells(receipt(Past(hostile, MEASURED), world(GPU), ALICE, SITE))])
