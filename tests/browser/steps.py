@@ -32,7 +32,9 @@ WHOLE_GROUP = """
 async () => {
   const live = document.getElementById("live");
   const headers = {"X-XSRFToken": live.dataset.xsrf};
-  return (await (await fetch(live.dataset.prefix + "api/v1/capacity", {headers})).json()).groups[0].total;
+  const answer = await fetch(live.dataset.prefix + "api/v1/capacity", {headers});
+  if (!answer.ok) { throw new Error(await answer.text()); }
+  return (await answer.json()).groups[0].total;
 }
 """
 
@@ -130,7 +132,7 @@ def asked_for(page: Page) -> Amounts:
     fgpu, cpu, memory_gib = (
         Decimal(page.locator(f"#fgpu-{name}").input_value()) for name in ("fgpu", "cpu", "memory")
     )
-    return Amounts(fgpu, cpu, memory_gib * 1024)
+    return Amounts(fgpu, cpu, Decimal(round(memory_gib * 1024)))
 
 
 def whole_group(page: Page) -> Amounts:
