@@ -51,14 +51,16 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     But in the form an empty time limit is none, and no image is no image.
 
     Raises:
-        Refused: a field is given twice.
+        Refused: a field is given twice, or as a file.
     """
     raw: dict[str, object] = {}
     for name, values in fields.items():
+        field = name if name in FIELDS else "options"
         if len(values) > 1:
-            field = name if name in FIELDS else "options"
             message = f"{short(name)}: given {len(values)} times; give it once"
             raise Refused([Refusal(field, "given_twice", message)])
+        if values and not isinstance(values[0], str):
+            raise Refused([Refusal(field, "no_text", f"{short(name)}: a file was sent; send a text")])
         if values and values[0].strip():
             raw[name] = values[0].strip()
     by, named = raw.pop(GPU_BY, None), raw.pop(IMAGE_NAME, None)

@@ -8,6 +8,7 @@ on disk.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -136,7 +137,9 @@ class Processes:
         child = self._children.get(handle)
         status = child.poll() if child is not None else None
         try:
-            tail = self.log_path(session).read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+            with self.log_path(session).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                tail = file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
         except OSError:
             tail = ""
         return status, tail

@@ -375,6 +375,13 @@ def test_only_amounts_inside_ones_quotas_are_offered_and_preselected() -> None:
     assert parse({}, offered) == offered.default
 
 
+def test_a_field_that_is_sent_as_a_file_is_refused() -> None:
+    # What the Hub makes of a part of a form that has a file name.
+    file: Any = [{"filename": "x", "body": b"python"}]
+    with pytest.raises(Refused, match=r"^'image_file': a file was sent; send a text$"):
+        read_fields({"image_file": file})
+
+
 @pytest.mark.parametrize("edge", ["form", "link"])
 @pytest.mark.parametrize(
     ("name", "values", "field", "message"),
