@@ -6,6 +6,7 @@ The proxy is a process beside the Hub. So a Hub that dies is started again while
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import secrets
 import signal
@@ -14,12 +15,20 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.2
 PROXY_ENDS_WITHIN_S = 10
 MOST_RESTARTS, RESTARTS_WITHIN_S = 5, 60
 """A Hub that dies more often than this is not started again."""
+PORTS = 4
+LOG, LARGEST_LOG = "make-run.log", 10 << 20
+RUNNING = "make-run.json"
+"""Which processes belong to the run of a data folder, each by its id and when it began."""
+LAST_WORDS = 15
 
 
 def answers(port: int) -> bool:
@@ -34,16 +43,77 @@ def answers(port: int) -> bool:
         connection.close()
 
 
-def proxy_answers(api_port: int, token: str) -> bool:
-    """Return whether the proxy on this API port is ours."""
+def routes(api_port: int, token: str) -> dict[str, object] | None:
+    """Return what the proxy on this API port routes, if it is ours; None while it does not answer."""
     connection = http.client.HTTPConnection("127.0.0.1", api_port, timeout=2)
     try:
         connection.request("GET", "/api/routes", headers={"Authorization": f"token {token}"})
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
+        answer = connection.getresponse()
+        return dict(json.loads(answer.read())) if answer.status == 200 else None
+    except (OSError, ValueError):
+        return None
     finally:
         connection.close()
+
+
+def whose(port: int) -> str | None:
+    """Return which program listens on this port, in words; None where none does."""
+    for found in psutil.net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port:
+            try:
+                name = psutil.Process(found.pid).name() if found.pid else ""
+                return f"{name} (process {found.pid})" if name else "another user's program"
+            except psutil.Error:
+                return "another program"
+    return None
+
+
+def known(process: psutil.Process | subprocess.Popen[bytes]) -> list[float]:
+    """Return what a process is found again by: ids are given away again."""
+    return [process.pid, psutil.Process(process.pid).create_time()]
+
+
+def of_earlier(data: Path) -> dict[str, psutil.Process]:
+    """Return what is left of the last run with this data folder, by what it is: run, hub, proxy."""
+    try:
+        noted = json.loads((data / RUNNING).read_text())
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for what, (pid, began) in noted.items():
+        try:
+            process = psutil.Process(int(pid))
+            if process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE:
+                found[what] = process
+        except psutil.Error:
+            pass
+    return found
+
+
+def end_earlier(data: Path) -> str | None:
+    """End what a run that was killed has left: its sessions go on. Return why it cannot be, if a run goes on."""
+    left = of_earlier(data)
+    if "run" in left:
+        return f"A Hub with the data in {data} runs already (process {left['run'].pid}); end it with Ctrl-C there"
+    # As when a Hub dies: the next one takes its sessions over.
+    for process in left.values():
+        process.kill()
+    psutil.wait_procs(list(left.values()), timeout=PROXY_ENDS_WITHIN_S)
+    return None
+
+
+def open_log(data: Path) -> IO[bytes]:
+    """Return the file that the Hub's and the proxy's words go to; only the owner can read it."""
+    path = data / LOG
+    if path.exists() and path.stat().st_size > LARGEST_LOG:
+        path.replace(path.with_suffix(".log.1"))
+    path.touch(mode=0o600)
+    return path.open("ab")
+
+
+def last_words(data: Path) -> str:
+    """Return the end of the log."""
+    return "\n".join((data / LOG).read_text(errors="replace").splitlines()[-LAST_WORDS:])
 
 
 def can_be_asked_to_end(pid: int) -> bool:
@@ -88,8 +158,10 @@ def banner(port: int, data: Path, runtime: str) -> str:
 class Run:
     """The proxy and the Hub, each in a process group of its own: Ctrl-C reaches them through us, in order."""
 
-    def __init__(self, port: int, env: Mapping[str, str], token: str) -> None:
+    def __init__(self, port: int, env: Mapping[str, str], token: str, data: Path) -> None:
         self.port = port
+        self.data = data
+        self.log = open_log(data)
         self.env = dict(env)
         self.token = token
         self.stopping = False
@@ -115,16 +187,29 @@ class Run:
         ]
         # Not among its arguments: others on the machine can see those.
         env = {**self.env, "CONFIGPROXY_AUTH_TOKEN": self.token}
-        self.proxy = subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True)
-        while (
-            self.proxy.poll() is None and not self.stopping and not proxy_answers(self.port + 2, self.token)
-        ):
+        self.proxy = self._start(words, env)
+        while self.proxy.poll() is None and not self.stopping and self._routes() is None:
             time.sleep(LOOK_EVERY_S)
+
+    def _routes(self) -> dict[str, object] | None:
+        return routes(self.port + 2, self.token)
+
+    def _start(self, words: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            words, cwd=ROOT, env=dict(env), stdout=self.log, stderr=self.log, start_new_session=True
+        )
+
+    def note(self) -> None:
+        """Keep which processes are ours, for a run after one that was killed."""
+        ours = {"run": psutil.Process(), "proxy": self.proxy, "hub": self.hub}
+        noted = {what: known(p) for what, p in ours.items() if p is not None and psutil.pid_exists(p.pid)}
+        (self.data / RUNNING).write_text(json.dumps(noted))
 
     def start_hub(self) -> None:
         """Start the Hub."""
         words = [sys.executable, "-m", "jupyterhub", "-f", str(ROOT / "jupyterhub_config.py")]
-        self.hub = subprocess.Popen(words, cwd=ROOT, env=self.env, start_new_session=True)
+        self.hub = self._start(words, self.env)
+        self.note()
 
     def stop(self, number: int, frame: object) -> None:
         """Have the Hub ended, and with it all sessions. For signals; `until_ended` does it."""
@@ -135,12 +220,9 @@ class Run:
     def until_up(self) -> bool:
         """Wait until the Hub can be used, and return whether it can."""
         assert self.hub is not None
-        # First the Hub itself, then through the proxy, which has no route to it before the very end.
-        # With containers the Hub itself listens on their network only.
-        local = (self.env.get("RUNTIME") or "local") == "local"
-        for where in (self.port + 1, self.port) if local else (self.port,):
-            while self.hub.poll() is None and not self.stopping and not answers(where):
-                time.sleep(LOOK_EVERY_S)
+        # The proxy has its route at the very end: who asks through it before is told that there is nothing.
+        while self.hub.poll() is None and not self.stopping and not (self._routes() and answers(self.port)):
+            time.sleep(LOOK_EVERY_S)
         self._was_up = self.hub.poll() is None and not self.stopping
         return self._was_up
 
@@ -164,6 +246,7 @@ class Run:
             if self.proxy is not None and self.proxy.poll() is not None and not self.stopping:
                 print("The proxy has ended; starting it again", file=sys.stderr, flush=True)
                 self.start_proxy()
+                self.note()
             time.sleep(LOOK_EVERY_S)
 
     def _may_start_again(self) -> bool:
@@ -189,29 +272,39 @@ def main() -> int:
     if not port.isdigit() or not 1 <= int(port) <= 65532:
         print(f"PORT is {port!r}; it must be a number between 1 and 65532", file=sys.stderr)
         return 2
-    if answers(int(port)):
-        print(f"Something answers on port {port} already; use another: make run PORT=9000", file=sys.stderr)
-        return 1
     env = dict(os.environ, PORT=port)
     data = Path(env.setdefault("FGPU_DATA", str(ROOT / "data"))).absolute()
     programs = [ROOT / ".node" / "node_modules" / ".bin", ROOT / ".node" / "bin", Path(sys.prefix) / "bin"]
     env["PATH"] = os.pathsep.join([*map(str, programs), env.get("PATH", os.defpath)])
-    run = Run(int(port), env, proxy_token(data))
+    token = proxy_token(data)
+    if why_not := end_earlier(data):
+        print(why_not, file=sys.stderr)
+        return 1
+    for number in range(int(port), int(port) + PORTS):
+        if program := whose(number):
+            print(f"Port {number} is used by {program}; use others: make run PORT=9000", file=sys.stderr)
+            return 1
+    print(f"Starting, in about ten seconds. What the Hub says is in {data / LOG}", flush=True)
+    run = Run(int(port), env, token, data)
     signal.signal(signal.SIGINT, run.stop)
     signal.signal(signal.SIGTERM, run.stop)
     try:
         run.start_proxy()
         if run.proxy is not None and run.proxy.poll() is not None:
-            print(f"The proxy could not be started on ports {port} and {int(port) + 2}", file=sys.stderr)
+            print(f"The proxy ended as it started; its last words:\n{last_words(data)}", file=sys.stderr)
             return 1
         if run.stopping:
             return 0
         run.start_hub()
         if run.until_up():
             print(banner(int(port), data, env.get("RUNTIME") or "local"), flush=True)
-        return run.until_ended()
+        status = run.until_ended()
+        if status:
+            print(f"The Hub ended with {status}; its last words:\n{last_words(data)}", file=sys.stderr)
+        return status
     finally:
         run.end_proxy()
+        (data / RUNNING).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ BANNER = "fgpuspawner is running"
 # The first time in a new checkout, it installs what it needs.
 START_WITHIN_S = 300
 END_WITHIN_S = 120
+SAYS_AT_MOST = 25
+"""Lines that a person reads, with those of the set-up."""
 KEPT = {
     "admin-password",
     "disk.json",
@@ -32,6 +34,7 @@ KEPT = {
     "jupyterhub_cookie_secret",
     "limits",
     "logs",
+    "make-run.log",
     "meters.json",
     "password",
     "proxy-token",
@@ -121,6 +124,10 @@ class MakeRun:
         """Return what it has printed."""
         return self.log.read_text(errors="replace")
 
+    def hub_log(self) -> str:
+        """Return what the Hub has said."""
+        return (self.data / "make-run.log").read_text(errors="replace")
+
     def password(self) -> str:
         """Return what the banner says that anybody logs in with."""
         found = re.search(r"log in with any name and +(\S+)", self.said())
@@ -132,6 +139,12 @@ class MakeRun:
         """Note that this user's volume is to be removed afterwards."""
         self._homes.add(user)
 
+    def kill(self) -> None:
+        """Kill `make` and its script, as a closed machine or a full memory does; the Hub and its proxy are left."""
+        assert self._make is not None
+        os.killpg(self._make.pid, signal.SIGKILL)
+        self._make.wait(END_WITHIN_S)
+
     def end(self) -> None:
         """Press Ctrl-C, and look that nothing but data is left."""
         assert self._make is not None
@@ -141,8 +154,9 @@ class MakeRun:
         psutil.wait_procs(self._own(), timeout=20)
         left = self._own()
         assert not left, f"left by `make run`: {left}"
-        _, ending, said = self.said().partition("Ending the Hub and all sessions")
-        assert ending
+        assert "Ending the Hub and all sessions" in self.said()
+        assert len(self.said().splitlines()) < SAYS_AT_MOST, self.said()
+        _, _, said = self.hub_log().rpartition("Received signal SIGTERM")
         said = HEALTH_OF_WHAT_ENDED.sub("", said)
         assert "Traceback" not in said, said
         for port in range(self.port, self.port + 4):
