@@ -1,7 +1,8 @@
-"""Who works in which session: its GPUs by the driver, its kernels by its own server, and the Hub's last activity.
+"""Who works in which session: its GPUs by the driver, its kernels, terminals and input by its own server.
 
-Idle is only who is known to be, by all three: a kernel that computes without a word is busy, a server that does not
-answer is not idle, and neither is a GPU of which the driver tells nothing.
+Idle is only who is known to be, by all of them: a kernel that computes without a word is busy, a server that does not
+answer is not idle, and neither is a GPU of which the driver tells nothing. The Hub's last activity counts only where a
+server does not note its user's input: an open tab of JupyterLab asks for much by itself, also where nobody is there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -22,6 +24,17 @@ log = logging.getLogger("fgpu.idle")
 ASK_WITHIN_S = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Since when, in UTC seconds, a server's kernels and terminals are idle.
+
+    ``notes_input``: and nobody has used a keyboard or a pointer. Else it counts every request, those of tabs among them.
+    """
+
+    since_s: int
+    notes_input: bool
+
+
 class Servers(Protocol):
     """The spawners of the sessions' servers."""
 
@@ -31,8 +44,8 @@ class Servers(Protocol):
         ...
 
     @classmethod
-    async def kernels_idle_since_s(cls, session: Session) -> int | None:
-        """Ask the session's server since when its kernels are idle; None where they are not, or that is not known."""
+    async def quiet(cls, session: Session) -> Quiet | None:
+        """Ask the session's server since when nothing is done there; None where something is, or that is not known."""
         ...
 
 
@@ -61,29 +74,35 @@ class SessionActivity:
         return {session.id: since for session, since in zip(sessions, found, strict=True)}
 
     async def _since(self, session: Session, gpu_since_s: int | None, now_s: int) -> int | None:
-        heard_s = self._servers.last_activity_s(session)
-        if gpu_since_s is None or heard_s is None:
-            return None
-        since_s = max(gpu_since_s, heard_s, session.started_at_s or now_s)
-        if now_s - since_s < self._idle_after_s(session):
+        long_enough_s = self._idle_after_s(session)
+        started_s = session.started_at_s or now_s
+        if gpu_since_s is None or now_s - max(gpu_since_s, started_s) < long_enough_s:
             return None
         # The Hub hears of activity every few minutes only: the server itself has the last word.
-        kernels_s = await self._servers.kernels_idle_since_s(session)
-        if kernels_s is None or now_s - kernels_s < self._idle_after_s(session):
+        quiet = await self._servers.quiet(session)
+        heard_s = self._servers.last_activity_s(session)
+        if quiet is None or heard_s is None:
             return None
-        return max(since_s, kernels_s)
+        since_s = max(gpu_since_s, started_s, quiet.since_s, 0 if quiet.notes_input else heard_s)
+        return None if now_s - since_s < long_enough_s else since_s
 
 
-async def ask_kernels(base_url: str, token: str) -> int | None:
-    """Return since when a Jupyter server's kernels and terminals are idle (UTC seconds); None if busy or unknown."""
+async def ask_quiet(base_url: str, token: str) -> Quiet | None:
+    """Return since when nothing is done at a Jupyter server; None where something is, or that is not known."""
     try:
         # One after the other: what is left in the middle of an answer would not be closed.
-        status = await _ask(f"{base_url}api/status", token)
+        noted = await _ask(f"{base_url}fgpu/api/input?no_track_activity=1", token, may_be_missing=True)
         # To be asked is no activity; the server would else never be idle for longer than between two questions.
         kernels = await _ask(f"{base_url}api/kernels?no_track_activity=1", token)
         if any(kernel["execution_state"] != "idle" for kernel in kernels):
             return None
-        return max(instant_s(one["last_activity"]) for one in (status, *kernels))
+        if noted is None:
+            others, input_at_s = [await _ask(f"{base_url}api/status", token)], 0
+        else:
+            others = await _ask(f"{base_url}api/terminals?no_track_activity=1", token)
+            input_at_s = int(noted["input_at_s"])
+        since_s = max(input_at_s, *(instant_s(one["last_activity"]) for one in (*others, *kernels)), 0)
+        return Quiet(since_s, notes_input=noted is not None)
     # The server is the user's own: whatever it answers, the others are still asked.
     except (NoAnswer, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as e:
         words = f"{e!r}"[:500]
@@ -91,9 +110,11 @@ async def ask_kernels(base_url: str, token: str) -> int | None:
         return None
 
 
-async def _ask(url: str, token: str) -> Any:
+async def _ask(url: str, token: str, *, may_be_missing: bool = False) -> Any:
     headers = {"Authorization": f"token {token}", "Accept": "application/json"}
     answer = await ask(url, headers=headers, within_s=ASK_WITHIN_S)
+    if answer.code == 404 and may_be_missing:
+        return None
     if answer.code != 200:
         raise NoAnswer(f"{url} answers with {answer.code}")
     return json.loads(answer.body)

@@ -533,12 +533,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return None if heard is None else int(heard.replace(tzinfo=UTC).timestamp())
 
     @classmethod
-    async def kernels_idle_since_s(cls, session: Session) -> int | None:
-        """Ask the session's server since when its kernels are idle; None where they are not, or that is not known."""
+    async def quiet(cls, session: Session) -> idle.Quiet | None:
+        """Ask the session's server since when nothing is done there; None where something is, or that is not known."""
         spawner = cls._by_session.get(session.id)
         if spawner is None or spawner._phase != cls.UP or spawner._stop_pending:
             return None
-        return await idle.ask_kernels(await spawner.get_url(), spawner._token_for_itself())
+        return await idle.ask_quiet(await spawner.get_url(), spawner._token_for_itself())
 
     def _token_for_itself(self) -> str:
         """Return a token that opens this server and nothing else, of this process and for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from jupyter_core.paths import jupyter_data_dir
@@ -70,6 +71,8 @@ class FGPUStatus(LoggingConfigurable):
         self.shared = SharedRead(self.reader.read, max_age_s=self.cache_s)
         self.details = DetailsReader(self.reader.client, lambda: kernels_of(self.parent))
         self.kernel_socket: KernelSocket | None = None
+        # That it was started counts: whoever did so is about to do something.
+        self.input_at_s = int(time.time())
         self.shared_details = SharedRead(self._read_details, max_age_s=self.cache_s)
 
     async def _read_details(self) -> dict[str, Any]:
@@ -130,6 +133,26 @@ class ExplainHandler(_Handler):
         found = await self.status.explanation(int(text) if text else None)
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(found))
+
+
+class InputHandler(_Handler):
+    """`fgpu/api/input`: when somebody last used a keyboard or a pointer. POST says: now.
+
+    An open tab asks this server for much by itself, also while nobody is there.
+    """
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        self.finish(json.dumps({"input_at_s": self.status.input_at_s}))
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        self.status.input_at_s = int(time.time())
+        await self.get()
 
 
 class _Wish(_Handler):
@@ -216,6 +239,7 @@ def load(server_app: Any) -> None:
             *((url_path_join(root, path), KernelFileHandler) for path, _ in kernel_files),
             (url_path_join(base, "status"), StatusHandler, {"status": status}),
             (url_path_join(base, "explain"), ExplainHandler, {"status": status}),
+            (url_path_join(base, "input"), InputHandler, {"status": status}),
             # At most 18 digits: what the service's database can hold as an id.
             *(
                 (

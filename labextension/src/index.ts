@@ -13,6 +13,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { addCommands, CommandIDs } from './commands';
 import { statusBarText } from './format';
 import { sliceIcon } from './icon';
+import { tellOfInput } from './input';
 import type { IHubLocation } from './links';
 import { FGPUModel } from './model';
 import { addNotices } from './notices';
@@ -37,6 +38,7 @@ const model: JupyterFrontEndPlugin<IFGPUModel> = {
     const model = new FGPUModel(app.serviceManager.serverSettings);
     // The server has enough to do until the page is there.
     void app.restored.then(() => model.start());
+    tellOfInput(app.serviceManager.serverSettings);
     return model;
   }
 };

@@ -226,6 +226,25 @@ async def test_polling_is_no_activity_and_needs_a_login(
     assert answer.code == 403
 
 
+async def test_input_is_noted_when_it_is_told_and_asking_for_it_is_none(
+    caller: Caller, extension: Any, jp_serverapp: Any, http_server_client: Any, jp_base_url: str
+) -> None:
+    started = extension.input_at_s
+    assert started > 0
+    extension.input_at_s = 7
+    before = jp_serverapp.web_app.settings.get("api_last_activity")
+    assert await caller.call("input") == (200, {"input_at_s": 7})
+    code, body = await caller.call("input", method="POST")
+    assert (code, body["input_at_s"] >= started) == (200, True)
+    assert await caller.call("input") == (200, body)
+    assert jp_serverapp.web_app.settings.get("api_last_activity") == before
+    answer = await http_server_client.fetch(
+        jp_base_url + "fgpu/api/input", method="POST", body="{}", raise_error=False
+    )
+    assert answer.code == 403
+    assert extension.input_at_s == body["input_at_s"]
+
+
 async def test_the_token_is_in_no_answer_and_no_log_line(
     caller: Caller, standin: StandIn, extension: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import expect
 
-from hubprocess import HubProcess
+from fgpu_scheduler import EndCause
+from hubprocess import HubProcess, until
 from labsteps import BUILD, status_item
-from steps import START_MS, Person, Sessions, start_by
+from steps import START_MS, Person, Sessions, expect_lab, start_by
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,3 +65,19 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     # What the notification says is no longer so.
     expect(notice).to_have_count(0, timeout=60_000)
     assert all(session.kept_until_s for session in hub.sessions().values())
+
+
+def test_a_tab_that_is_open_keeps_no_session_and_somebody_who_is_there_does(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    hal = log_in(hub.url, "hal", "test-password")
+    start_by(hal.page, hal.link(**LITTLE))
+    expect_lab(hal.page, "hal")
+
+    def cause() -> EndCause | None:
+        return hub.sessions()["hal/"].ends_cause
+
+    # The page asks its server for much, and the Hub hears of that.
+    until(lambda: cause() is EndCause.IDLE, within_s=90, what="the session is warned, with its tab open")
+    hal.page.keyboard.press("Shift")
+    until(lambda: cause() is None, within_s=60, what="the warning is taken back")

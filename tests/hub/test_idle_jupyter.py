@@ -11,18 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from fgpuspawner.hub.idle import ask_kernels
+from fgpuspawner.hub.idle import ask_quiet
 from hubprocess import free_ports, until
 
 
+@pytest.fixture(params=[True, False], ids=["with our extension", "without"])
+def extended(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path, extended: bool) -> Iterator[str]:
     port = free_ports(1)
     command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}"]
     own = [
         "--IdentityProvider.token=sesame",
         f"--ServerApp.root_dir={tmp_path}",
-        "--ServerApp.jpserver_extensions={}",
+        f"--ServerApp.jpserver_extensions={{'jupyterlab_fgpu': {extended}}}",
     ]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, *own], cwd=tmp_path, stdout=log, stderr=log)
@@ -33,8 +38,10 @@ def server(tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_to_be_asked_is_no_activity(server: str) -> None:
-    first_s = until(lambda: asyncio.run(ask_kernels(server, "sesame")), what="the server answers")
-    until(lambda: time.time() >= first_s + 2)
-    assert asyncio.run(ask_kernels(server, "sesame")) == first_s
-    assert asyncio.run(ask_kernels(server, "sesame")) == first_s
+def test_to_be_asked_is_no_activity(server: str, extended: bool) -> None:
+    first = until(lambda: asyncio.run(ask_quiet(server, "sesame")), what="the server answers")
+    assert first is not None
+    assert first.notes_input is extended
+    until(lambda: time.time() >= first.since_s + 2)
+    assert asyncio.run(ask_quiet(server, "sesame")) == first
+    assert asyncio.run(ask_quiet(server, "sesame")) == first

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState, Share
-from fgpuspawner.hub.idle import SessionActivity, ask_kernels, instant_s
+from fgpuspawner.hub.idle import Quiet, SessionActivity, ask_quiet, instant_s
 
 
 def session(number: int = 1, *uuids: str) -> Session:
@@ -38,7 +38,7 @@ class Gpus:
 
 class Servers:
     heard_s: ClassVar[int | None] = 0
-    kernels_s: ClassVar[int | None] = 0
+    found: ClassVar[Quiet | None] = None
     asked: ClassVar[int] = 0
 
     @classmethod
@@ -46,35 +46,45 @@ class Servers:
         return cls.heard_s
 
     @classmethod
-    async def kernels_idle_since_s(cls, session: Session) -> int | None:
+    async def quiet(cls, session: Session) -> Quiet | None:
         cls.asked += 1
-        return cls.kernels_s
+        return cls.found
 
 
 @pytest.mark.parametrize(
-    ("gpu_s", "heard_s", "kernels_s", "since_s", "asked"),
+    ("gpu_s", "heard_s", "quiet_s", "since_s", "asked"),
     [
         (1000, 1100, 1200, 1200, 1),
         (1200, 1100, 1000, 1200, 1),
-        # Not for long enough, each by itself: then nobody is asked.
+        # Not for long enough, each by itself.
         (9900, 0, 0, None, 0),
-        (0, 9900, 0, None, 0),
+        (0, 9900, 0, None, 1),
         (0, 0, 9900, None, 1),
         # Not known.
         (None, 0, 0, None, 0),
-        (0, None, 0, None, 0),
+        (0, None, 0, None, 1),
         (0, 0, None, None, 1),
         # Never since before it ran.
         (0, 0, 0, 100, 1),
     ],
 )
+@pytest.mark.parametrize("notes_input", [False, True])
 def test_a_session_is_idle_since_the_last_of_all_that_was_done_in_it(
-    gpu_s: int | None, heard_s: int | None, kernels_s: int | None, since_s: int | None, asked: int
+    gpu_s: int | None,
+    heard_s: int | None,
+    quiet_s: int | None,
+    since_s: int | None,
+    asked: int,
+    notes_input: bool,
 ) -> None:
     class Own(Servers):
         pass
 
-    Own.heard_s, Own.kernels_s = heard_s, kernels_s
+    Own.heard_s = heard_s
+    Own.found = None if quiet_s is None else Quiet(quiet_s, notes_input)
+    if notes_input and heard_s == 9900:
+        # An open tab asks for much by itself, also while nobody is there.
+        since_s = 100
     gpus: Any = Gpus(gpu_s)
     activity = SessionActivity(Own, gpus, Clock(), idle_after_s=lambda _: 3600)
     assert asyncio.run(activity.idle_since([session()])) == {1: since_s}
@@ -89,7 +99,7 @@ def server(answers: dict[str, Any]) -> Iterator[str]:
         def do_GET(self) -> None:
             allowed = self.headers.get("Authorization") == "token sesame"
             found = answers.get(urlparse(self.path).path.removeprefix("/base/"))
-            self.send_response(200 if allowed and found is not None else 403)
+            self.send_response(403 if not allowed else 404 if found is None else 200)
             self.end_headers()
             self.wfile.write(found if isinstance(found, bytes) else json.dumps(found).encode())
 
@@ -131,13 +141,42 @@ def test_kernels_are_idle_where_their_server_says_so(
     answers: dict[str, Any], token: str, since_s: int | None
 ) -> None:
     with server(answers) as url:
-        assert asyncio.run(ask_kernels(url, token)) == since_s
+        found = asyncio.run(ask_quiet(url, token))
+    assert found == (None if since_s is None else Quiet(since_s, notes_input=False))
+
+
+TERMINAL = {"name": "1", "last_activity": "1970-01-01T00:06:40Z"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "since_s"),
+    [
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/terminals": [], "api/kernels": []}, 60),
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/terminals": [], "api/kernels": [kernel()]}, 300),
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/terminals": [TERMINAL], "api/kernels": [kernel()]}, 400),
+        (
+            {"fgpu/api/input": {"input_at_s": 500}, "api/terminals": [TERMINAL], "api/kernels": [kernel()]},
+            500,
+        ),
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/terminals": [], "api/kernels": [kernel("busy")]}, None),
+        # Not known.
+        ({"fgpu/api/input": {}, "api/terminals": [], "api/kernels": []}, None),
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/terminals": 7, "api/kernels": []}, None),
+        ({"fgpu/api/input": {"input_at_s": 60}, "api/kernels": []}, None),
+    ],
+)
+def test_nobody_is_there_where_input_kernels_and_terminals_say_so(
+    answers: dict[str, Any], since_s: int | None
+) -> None:
+    with server(answers) as url:
+        found = asyncio.run(ask_quiet(url, "sesame"))
+    assert found == (None if since_s is None else Quiet(since_s, notes_input=True))
 
 
 def test_a_server_that_is_gone_is_not_idle() -> None:
     with server({}) as url:
         pass
-    assert asyncio.run(ask_kernels(url, "sesame")) is None
+    assert asyncio.run(ask_quiet(url, "sesame")) is None
 
 
 @pytest.mark.parametrize(

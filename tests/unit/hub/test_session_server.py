@@ -16,7 +16,7 @@ from jupyterhub import __version__ as hub_version
 from jupyterhub._version import _check_version
 
 from fgpuspawner.hub import session_server
-from fgpuspawner.hub.idle import ask_kernels
+from fgpuspawner.hub.idle import ask_quiet
 from fgpuspawner.hub.session_server import MOST_BODY_BYTES, NoAnswer, ask, it_answers, wait_up
 
 Answers = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -207,7 +207,7 @@ async def test_a_server_that_answers_wrongly_is_asked_less_and_less(
 async def test_what_kernels_do_is_not_known_of_a_server_that_answers_like_this(answers: Answers) -> None:
     async with session(answers) as server:
         with little_memory():
-            assert await ask_kernels(server.url, "sesame") is None
+            assert await ask_quiet(server.url, "sesame") is None
 
 
 @pytest.mark.parametrize(
