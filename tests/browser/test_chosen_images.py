@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from fgpuspawner.engines.docker.daemon import connect_here
 from hubprocess import until
-from steps import START_MS, Person, Sessions, choose_image, expect_lab, run_in_notebook, start, start_by
+from steps import START_MS, Person, Sessions, choose_image, expect_lab, more, run_in_notebook, start, start_by
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("images")]
 
@@ -62,8 +62,8 @@ def test_image_after_image_each_with_its_own_python_and_version(
     for slug in ("old", "new"):
         page.goto(ann.link())
         choose_image(page, slug)
-        for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1024")):
-            page.locator(f"#fgpu-{field}").fill(value)
+        for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1")):
+            more(page).fill(f"#fgpu-{field}", value)
         start(page)
         expect_lab(page, ann.name)
         expect_versions(page, hub, two, slug)

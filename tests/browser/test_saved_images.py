@@ -19,6 +19,7 @@ from steps import (
     Sessions,
     choose_image,
     expect_lab,
+    more,
     run_in_notebook,
     scrolls_sideways,
     start,
@@ -123,5 +124,5 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
 
 def ask_for_little(page: Page) -> None:
     """Fill in the form's amounts."""
-    for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1024")):
-        page.locator(f"#fgpu-{field}").fill(value)
+    for field, value in (("fgpu", "0.5"), ("cpu", "0.5"), ("memory", "1")):
+        more(page).fill(f"#fgpu-{field}", value)
