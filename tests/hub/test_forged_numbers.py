@@ -88,5 +88,6 @@ def test_of_fifty_requests_at_once_no_more_hold_or_wait_than_quotas_allow(hub: H
     assert hub.spawn("racer", first.request.server_name, options=one).status_code in (201, 202)
     newest = max(hub.sessions().values(), key=lambda s: s.id)
     assert newest.request.server_name == first.request.server_name
-    refused = hub.refused("alice", "another", options={**one, "priority": 1})
+    hub.add_user("bea")
+    refused = hub.refused("bea", options={**one, "priority": 1})
     assert "priority: 1 is above the highest that you may ask for, 0" in refused.text
