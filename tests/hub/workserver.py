@@ -25,7 +25,8 @@ class Answer(BaseHTTPRequestHandler):
         if path.endswith("/api/kernels"):
             FILE.with_suffix(".token").write_text(self.headers.get("Authorization", ""))
             body = kernels
-        self.send_response(200)
+        # It notes no input, as a server without our extension.
+        self.send_response(404 if path.endswith("/fgpu/api/input") else 200)
         self.send_header("X-JupyterHub-Version", "6.1.1")
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
