@@ -88,7 +88,7 @@ def render(
             "labels": LABELS,
             "at": AT,
             # What somebody has chosen does not follow the amount of the GPU.
-            "given": [name for name in given if name in FIELDS],
+            "given": [AT.get(name, name) for name in given if name in FIELDS],
         },
         by_link=by_link,
         accept_image=ACCEPT_IMAGE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -770,6 +771,9 @@ def test_the_form_shows_what_goes_with_what_a_link_gives() -> None:
         offer(), hub_prefix="/hub/", ticket="t", given={"fgpu": "0.5", "memory_mib": "576"}, by_link=True
     )
     assert shown(kept).select_one("[name=memory_gib]")["value"] == "0.5625"
+    # What the link gives does not follow the GPU; the rest does.
+    known = json.loads(shown(kept).select_one(".fgpu-form")["data-known"])
+    assert known["given"] == ["fgpu", "memory_gib"]
 
 
 def test_the_first_group_and_the_default_image_that_are_open_are_preselected() -> None:
