@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jupyterhub.app import JupyterHub
+from jupyterhub.handlers import BaseHandler
+from tornado.web import authenticated
 from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings, FGPUError
@@ -18,6 +20,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
 from fgpuspawner.hub.startup import start_with_the_hub
 from fgpuspawner.scopes import ACCESS, ADMIN, CUSTOM, IMAGES, KEEP, QUEUE_READ, SERVICE
+from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner.base import QueuedSpawner
 from fgpuspawner.spawner.launch_form import is_no_link
@@ -56,16 +59,45 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         setattr(c.FGPU, name, value)
     c.JupyterHub.spawner_class = spawner_class
     spawner_class.set_up(c)
+    c.FGPU.finds_nodes = spawner_class.capabilities.finds_nodes
     found = FGPU.from_config(c).checked()
-    _use_hub(c, found)
+    _use_hub(c, found, spawner_class)
     _use_service(c, found, spawner_class.capabilities)
     if JupyterHub.initialized():
         # `handlers` is the last thing that the Hub makes before it looks at its servers: by then every
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
         app = JupyterHub.instance()
         app.log.addFilter(is_no_link)
-        app.observe(lambda change: start_with_the_hub(app), names="handlers")
+        app.observe(lambda change: _start(app), names="handlers")
     return found
+
+
+def _start(app: Any) -> None:
+    # Before every handler is told who asks: Home leads to the sessions.
+    app.handlers.insert(0, (f"{app.hub_prefix}home", Home))
+    header, own = _header(app), app.tornado_settings["template_vars"]
+    # Pages of somebody else's server have their name as `user`; the header has who looks.
+    shown = {"fgpu": lambda user: header | {"viewer": user and user.name}}
+    app.tornado_settings["template_vars"] = {**own, **shown}
+    start_with_the_hub(app)
+
+
+class Home(BaseHandler):  # type: ignore[misc]
+    """The Hub's own Home: the sessions page has all that it had, and the places in the queue."""
+
+    @authenticated
+    def get(self) -> None:
+        self.redirect(f"{self.base_url}services/{SERVICE}/")
+
+
+def _header(app: Any) -> dict[str, object]:
+    """Return what the Hub's pages need for the header that they share with the service's."""
+    return {
+        "name": FGPU.from_config(app.config).site_name,
+        "pages": navigation.entries(app.spawner_class.capabilities, admin=True),
+        "header_css": (STATIC / "header.css").read_text(),
+        "header_js": (STATIC / "header.js").read_text(),
+    }
 
 
 def spawner_of(runtime: str) -> type[QueuedSpawner]:
@@ -89,7 +121,7 @@ def spawner_of(runtime: str) -> type[QueuedSpawner]:
     return found
 
 
-def _use_hub(c: Any, settings: FGPU) -> None:
+def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None:
     data = settings.data_path()
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,6 +140,7 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     hub.setdefault("db_url", f"sqlite:///{data / 'jupyterhub.sqlite'}")
     hub.setdefault("cookie_secret_file", str(data / "jupyterhub_cookie_secret"))
     hub.setdefault("cleanup_servers", False)
+    hub.setdefault("logo_file", str(STATIC / "logo.svg"))
     # Waiting requests count as pending spawns and active servers; the queue is what limits them.
     hub.concurrent_spawn_limit = 0
     hub.active_server_limit = 0
@@ -120,7 +153,10 @@ def _use_hub(c: Any, settings: FGPU) -> None:
     hub.template_paths = [*_given(hub, "template_paths", []), str(Path(__file__).parent / "templates")]
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
     # The Hub's one limit covers queue, pull and launch; ours are inside it and give better words.
-    c.Spawner.start_timeout = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
+    for section in ["Spawner", *(kind.__name__ for kind in spawner_class.mro())]:
+        # One that is set for a class between them, such as KubeSpawner, would win.
+        if section == "Spawner" or "start_timeout" in c.get(section, {}):
+            c[section].start_timeout = settings.queue_timeout_s + settings.launch_timeout_s + SLACK_S
     c.Spawner.setdefault("http_timeout", 60)
     c.Spawner.setdefault("poll_interval", 10)
     # What programs of one session write at home is not to be part of the server of the next.

@@ -13,7 +13,7 @@ ADMIN = "custom:fgpu:admin"
 
 CUSTOM: dict[str, dict[str, object]] = {
     QUEUE_READ: {"description": "See the GPU queue, capacity and one's own sessions"},
-    KEEP: {"description": "Keep one's own idle GPU sessions from being ended"},
+    KEEP: {"description": "Keep one's own idle GPU sessions, and extend their time limits"},
     IMAGES: {"description": "Save one's own GPU sessions as private images, and manage these"},
     ADMIN: {
         "description": "See and manage everybody's GPU sessions and private images",

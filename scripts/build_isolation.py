@@ -17,7 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ROOT / "fgpuspawner" / "native"
 COMMANDS = ROOT / "labextension" / "jupyterlab_fgpu"
-PARTS = ("libfgpu.so", "probe", "probe-static", "simulated/libcuda.so.1", "simulated/libnvidia-ml.so.1")
+PARTS = (
+    "libfgpu.so",
+    "probe",
+    "probe-static",
+    "put-files",
+    "simulated/libcuda.so.1",
+    "simulated/libnvidia-ml.so.1",
+)
 INSTALL = "apt-get install gcc make libc6-dev"
 
 

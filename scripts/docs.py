@@ -56,37 +56,36 @@ STATES: dict[SessionState, str] = {
 }
 
 WAIT_REASONS: dict[WaitReason, str] = {
-    WaitReason.RESOURCES: "The amount, or the CPU or memory beside it, is not free. Its text says which.",
-    WaitReason.HELD: (
-        "Nobody waits to launch it: the Hub restarted, and has not taken it up again yet. It keeps its place."
+    WaitReason.RESOURCES: "The GPU amount, the CPU or the memory is not free. The text says which.",
+    WaitReason.HELD: ("The Hub has restarted, and has not resumed it yet. It keeps its place."),
+    WaitReason.QUOTA: "A quota is used up: that of its owner, of a Hub group or of everybody.",
+    WaitReason.PRIORITY: "Enough is free, but it is kept for somebody ahead in the queue.",
+    WaitReason.CLUSTER: (
+        "It had a place, and the cluster did not give it. The text has the cluster's words. For 30 seconds, then twice "
+        "as long up to 5 minutes, it is put on other machines only, and blocks nobody."
     ),
-    WaitReason.QUOTA: "A quota is used up: its owner, their Hub group or everybody holds as much as they may.",
-    WaitReason.PRIORITY: "It would fit, but what is free is kept for somebody before it in the queue.",
-    WaitReason.RESERVED: "What is free is promised to somebody before it, or it is itself the one whose place is kept.",
+    WaitReason.RESERVED: "A place is kept for it, or for somebody ahead of it to whom a start was promised.",
 }
 
 END_CAUSES: dict[EndCause, str] = {
     EndCause.USER: "Its owner or an administrator ended or cancelled it, or replaced it by a new request.",
-    EndCause.EXITED: (
-        "Its server ended by itself, or its container or process is gone and nobody here removed it."
-    ),
+    EndCause.EXITED: ("Its server ended, or its container or process was removed outside JupyterHub."),
     EndCause.QUEUE_TIMEOUT: (
         "It waited for `queue_timeout_s`, or nobody resumed it for `abandoned_after_s` after a restart."
     ),
-    EndCause.PULL_FAILED: "Its image is not there and could not be fetched, or is not in the catalogue any more.",
+    EndCause.PULL_FAILED: "Its image could not be pulled, or is not in the catalogue any more.",
     EndCause.LAUNCH_FAILED: "Its server ended while it started, or did not answer within `launch_timeout_s`.",
-    EndCause.OOM: "It used more memory than it asked for, and the engine killed it. (Memory, not GPU memory.)",
-    EndCause.IDLE: "Its GPU and its kernels were idle for too long, and its owner did not ask to keep it when warned.",
-    EndCause.TIME_LIMIT: "It ran for as long as it may: by its own limit, or an administrator's. Its owner was warned.",
-    EndCause.PREEMPTED: "It made room for a session of higher priority. Its owner was warned; it may be queued again.",
-    EndCause.NODE_LOST: "Its node did not answer when it was to start there, or an administrator said that it is gone.",
+    EndCause.OOM: "It used more memory than it asked for, so the engine killed it. (Memory, not GPU memory.)",
+    EndCause.IDLE: "It was idle for too long, and its owner did not press *Keep running* when warned.",
+    EndCause.TIME_LIMIT: "It reached its time limit: its own, or an administrator's. Its owner was warned.",
+    EndCause.PREEMPTED: "It made room for a session of higher priority, after a warning. It may wait in the queue again.",
+    EndCause.NODE_LOST: "Its machine did not answer at the start, or an administrator declared it gone.",
+    EndCause.HUB_STOPPED: "JupyterHub stopped, and was set to end all sessions (`c.JupyterHub.cleanup_servers`).",
     EndCause.DISK_LIMIT: (
-        "It, or its owner's home, took more of the disk than `session_disk_mib` or `home_disk_mib`, or more files, also "
-        "after a warning."
+        "It or its owner's home took more of the disk, or more files, than the limits allow, also after a warning."
     ),
     EndCause.ISOLATION_FAILED: (
-        "After its start its GPU limit was not in force; or, later, it held more GPU memory than it may, also after a "
-        "warning."
+        "Its GPU limit was not in force after its start, or it held too much GPU memory, also after a warning."
     ),
 }
 
@@ -136,7 +135,8 @@ def lifecycle() -> str:
         "a new attempt of the same session: the attempt's number is in the container's name.",
         "",
         "PREPARING is written before the first effect. After it every end passes TERMINATING, because only a container "
-        "that its engine reports exited or absent frees the GPU.",
+        "that its engine reports exited or absent frees the GPU. A session goes back to PENDING only where the engine "
+        "says that nothing of it is left.",
         "",
         "## Why a session waits (`wait_reason`)",
         "",

@@ -40,6 +40,8 @@ def run(given: argparse.Namespace) -> list[str]:
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}
     lines = [f"OK: {given.config}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
+    if settings.finds_nodes:
+        lines.append("  nodes: those that the engine finds, when the Hub starts and while it runs")
     for node in nodes:
         lines.append(
             f"  node {node.id} (group {node.resource_group}): {format_milli(node.cpu_milli)} CPU, {node.memory_mib} MiB, "

@@ -5,12 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fgpu_scheduler import Policy, Store
 from fgpuspawner.cli.hub_config import CONFIG, load_config
 from fgpuspawner.settings import FGPU
+
+
+class Report(list[str]):
+    """Lines that are all printed, and the exit status after them."""
+
+    def __init__(self, lines: Iterable[str], *, status: int = 0) -> None:
+        super().__init__(lines)
+        self.status = status
 
 
 def add_command(

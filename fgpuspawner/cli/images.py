@@ -29,7 +29,7 @@ from fgpuspawner.settings import FGPU
 
 DONE = {
     Action.ENABLE: "may be started again",
-    Action.DISABLE: "may be started by nobody; what runs goes on",
+    Action.DISABLE: "nobody may start it; running sessions go on",
     Action.HIDE: "is not shown any more; who knows its slug may start it",
     Action.SHOW: "is shown again",
     Action.DEFAULT: "is the default",

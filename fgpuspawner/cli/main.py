@@ -16,7 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli import check, firewall, images, node, private_images, replay, status
+from fgpuspawner.cli import check, firewall, images, kube, node, private_images, replay, status
+from fgpuspawner.cli.command import Report
 from fgpuspawner.cli.hub_config import UsageError
 
 
@@ -35,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (status, check, firewall, node):
         command.add_to(commands)
     private_images.add_to(images.add_to(commands))
+    kube.add_to(commands)
     replay.add_to(commands)
     return parser
 
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Its reader (``| head``) has seen enough. Python would complain once more while it ends.
         sys.stdout = None
-    return 0
+    return lines.status if isinstance(lines, Report) else 0
 
 
 def _fail(message: str, status: int) -> int:

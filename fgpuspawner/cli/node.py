@@ -1,4 +1,4 @@
-"""The command ``fgpu node``: what is to become of a node."""
+"""The command ``fgpu node``: what is to become of a node, or of one of its GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import Any
 
-from fgpu_scheduler import NodeAction, Store, act_on_node
+from fgpu_scheduler import BadSettings, NodeAction, Store, act_on_gpu, act_on_node
 from fgpuspawner.cli.command import add_command, add_config, settings_of, who
 
 
@@ -17,20 +17,26 @@ def add_to(commands: Any) -> None:
         commands,
         run,
         "node",
-        "take a machine out of use, or say that it is gone",
-        "Set what is to become of a node. cordon: it takes no more sessions, and keeps those that it has. uncordon: "
-        "it takes sessions again. gone: of a node that does not answer, and of which you know that nothing runs on "
-        "it any more; its sessions are ended, and their shares are free.",
+        "take a machine or a GPU out of use, or say that a machine is gone",
+        "Take a machine, or with --gpu one of its GPUs, out of use and back. cordon: it takes no more sessions, and "
+        "keeps those that it has. uncordon: it takes sessions again. gone: the machine does not answer, and you know "
+        "that nothing runs on it any more; its sessions are ended, and their shares are free.",
     )
     parser.add_argument("node", metavar="NODE", help="the node's name")
     parser.add_argument("action", choices=sorted(NodeAction), help="what becomes of it")
+    parser.add_argument("--gpu", metavar="GPU", help="only this GPU of it: its index or UUID")
+    parser.add_argument("--reason", default="", help="why this GPU is cordoned, for the other administrators")
     add_config(parser)
 
 
 def run(given: argparse.Namespace) -> list[str]:
-    """Set a node's state, and return what follows."""
+    """Set the state of a node or of a GPU, and return what follows."""
+    if given.reason and given.gpu is None:
+        raise BadSettings("--reason: only with --gpu")
     with contextlib.closing(Store(settings_of(given.config).database_url())) as store:
         store.open()
-        action = NodeAction(given.action)
-        follows = act_on_node(store, given.node, action, by=f"{who()} (fgpu)", now_s=int(time.time()))
-    return [f"node {given.node}: {follows}"]
+        action, by, now_s = NodeAction(given.action), f"{who()} (fgpu)", int(time.time())
+        if given.gpu is None:
+            return [f"node {given.node}: {act_on_node(store, given.node, action, by=by, now_s=now_s)}"]
+        follows = act_on_gpu(store, given.node, given.gpu, action, reason=given.reason, by=by, now_s=now_s)
+        return [f"GPU {given.gpu} of node {given.node}: {follows}"]

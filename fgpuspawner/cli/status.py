@@ -95,6 +95,8 @@ def _group(group: str, left: Free) -> Json:
                         "memory_mib": d.device.memory_mib,
                         **_fgpu(d.device.capacity_milli, d.fgpu_milli),
                         "simulated": d.device.simulated,
+                        "cordoned": d.device.cordoned,
+                        "cordon_reason": d.device.cordon_reason,
                     }
                     for d in n.devices
                 ],
@@ -165,6 +167,7 @@ def status_lines(found: Json) -> list[str]:
             lines.extend(
                 f"      {d['index']}: {d['fgpu_used']} of {d['fgpu_total']} fGPU, {d['model']}, {d['uuid']}"
                 + (" (simulated)" if d["simulated"] else "")
+                + _cordon(d)
                 for d in node["devices"]
             )
     if not found["groups"]:
@@ -179,6 +182,11 @@ def status_lines(found: Json) -> list[str]:
         waiting.append((w["position"] or "now", w["id"], *asked, instant(w["since_s"]), w["wait_text"]))
     lines += ["", "Sessions", *_table("id,user/server,state,amount,node,since", sessions)]
     return [*lines, "", "Queue", *_table("position,id,user/server,amount,group,since,why", waiting)]
+
+
+def _cordon(device: Json) -> str:
+    reason = f": {printable(device['cordon_reason'])}" if device["cordon_reason"] else ""
+    return f" CORDONED{reason}" if device["cordoned"] else ""
 
 
 def _table(heading: str, rows: Sequence[Sequence[object]]) -> list[str]:

@@ -45,7 +45,8 @@ class Capabilities:
     ``kind`` is in words, for ``fgpu check``: "containers". ``own_root``: a session has a root file system of its own,
     an image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
     are enforced, not only counted. ``apart``: sessions run as users of their own, whom the engine keeps apart;
-    ``networks``: also on the network. ``machines``: nodes may be other machines.
+    ``networks``: also on the network. ``machines``: nodes may be other machines. ``finds_nodes``: the engine says which
+    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Capabilities:
     apart: bool = False
     networks: bool = False
     machines: bool = False
+    finds_nodes: bool = False
     saves_images: bool = False
     fetches_images: bool = False
     warm_pool: bool = False
@@ -120,6 +122,15 @@ class LaunchFailed(FGPUError):
     def __init__(self, message: str, cause: EndCause = EndCause.LAUNCH_FAILED) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class NotBound(FGPUError):
+    """The place that a session was given cannot be had after all, and nothing of the launch is left there.
+
+    The session waits again, at its old place. The message, in the cluster's own words, is what its owner reads.
+    """
+
+    code = "not_bound"
 
 
 class PullFailed(FGPUError):
@@ -298,14 +309,17 @@ class Installation:
 class HubSide:
     """The Hub that an engine works for, once that is open.
 
-    ``urls`` are what sessions have to reach. ``ended`` returns so many of the sessions that ended last,
-    ``kept_images`` the names of all private images that somebody has; both block, and raise StoreUnavailable.
+    ``urls`` are what sessions have to reach. ``nodes_changed`` is to be called, in the Hub's event loop, when `survey`
+    may say something else than before: it is asked soon then, and else about once a minute. ``ended`` returns so many of
+    the sessions that ended last, ``kept_images`` the names of all private images that somebody has; both block, and
+    raise StoreUnavailable.
     """
 
     isolation: Isolation
     queue: Queue
     background: Background
     urls: tuple[str, ...]
+    nodes_changed: Callable[[], None]
     ended: Callable[[int], Sequence[Session]]
     kept_images: Callable[[], Collection[str]]
 
@@ -325,10 +339,14 @@ class Engine(Launcher):
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
-    def survey(self, nodes: Collection[str] | None = None) -> Mapping[str, Machine | None]:
+    def survey(self) -> Mapping[str, Machine | None]:
         """Return what other machines than the Hub's say of themselves, by node; None for one that is silent. Blocks.
 
-        All are asked, or those of these nodes.
+        An engine that finds nodes returns all that there are: one that is left out is gone, and its devices too. What
+        others use of a machine is left out of what it has. Asked again while the Hub runs, from another thread.
+
+        Raises:
+            EngineSilent: it is not known which there are; everything stays as it was.
         """
         return {}
 
@@ -370,6 +388,7 @@ class Engine(Launcher):
 
         Raises:
             LaunchFailed: with words for the owner.
+            NotBound: the place is not to be had now, and what was launched is known to be gone again.
         """
 
     @abstractmethod

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from fgpu_scheduler import Device, share_compute_percent, share_memory_mib
-from fgpuspawner.text.sessions import memory_words
+from fgpu_scheduler import Device, memory_words, share_compute_percent, share_memory_mib
 
 FINEST = 20
 """Parts of a GPU with a larger denominator are told in percent."""

@@ -37,9 +37,9 @@ OF_SEVERAL = {"above_quota", "compute_alone", "never_fits_together", "two_ways"}
 """Refusals of what several fields ask for together."""
 
 MEMORY_BOUNDS = {
-    "too_small": "below the least of {} GiB",
+    "too_small": "too small; choose at least {}",
     "above_cap": "above the limit of {} GiB per session",
-    "never_fits": "more than any node has; the most is {} GiB",
+    "never_fits": "more than any machine has; choose at most {}",
     "below_image": "below the least of {} GiB that the image needs",
 }
 """What is said of memory that is given in GiB, by the code of its refusal."""
@@ -177,7 +177,7 @@ def _in_its_notation(raw: Mapping[str, object], wanted: Wanted, refusal: Refusal
     """Return the refusal of a time limit in hours and minutes, and of memory in GiB, where it was given so."""
     if refusal.field == "time_limit_s" and raw.get("time_limit") is not None:
         field, limit = "time_limit", hours_minutes(int(refusal.limit or 0))
-        which = "below the shortest of" if refusal.code == "too_small" else "above the longest of"
+        which = "too short; choose at least" if refusal.code == "too_small" else "too long; choose at most"
         message = f"{hours_minutes(wanted.time_limit_s or 0)} is {which} {limit}"
     elif refusal.field == "memory_mib" and raw.get("memory_gib") is not None:
         field, limit = "memory_gib", in_gib(int(refusal.limit or 0))

@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import Request, Session, format_milli
+from fgpu_scheduler import Request, Session, format_milli, memory_words
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import GPU_BY, parse
 from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib
-from fgpuspawner.text.sessions import amount_words, memory_words
+from fgpuspawner.text.sessions import amount_words
 from fgpuspawner.text.times import hours_minutes
 
 LAUNCHES_SHOWN = 5

@@ -11,7 +11,10 @@ from urllib.parse import urlparse
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.scopes import SERVICE
-from fgpuspawner.settings import FGPU
+from fgpuspawner.settings import FGPU, configured
+
+CULLERS = ("jupyterhub_idle_culler", "jupyterhub-idle-culler", "cull_idle_servers")
+"""Words in the command of a service that ends idle servers."""
 
 log = logging.getLogger("fgpu")
 
@@ -40,6 +43,8 @@ def check_hub(app: Any, settings: FGPU) -> None:
             f"c.JupyterHub.bind_url is {app.bind_url}: sessions are {able.kind}, so the Hub binds to 127.0.0.1 only; use "
             "runtime='docker', or set c.FGPU.local_sessions_beyond_loopback = True"
         )
+    _check_sessions(app, settings)
+    app.spawner_class.check_settings(app.config, settings)
     ports = {
         "c.JupyterHub.bind_url": public.port,
         "c.JupyterHub.hub_port": urlparse(app.hub.url).port if app.hub else app.hub_port,
@@ -59,9 +64,33 @@ def check_hub(app: Any, settings: FGPU) -> None:
             _check_given(json.loads(service["environment"]["FGPU_SETTINGS"]), settings)
     if able.apart and not app.subdomain_host:
         log.warning(
-            "All users' servers share the Hub's origin: a page of one user's server can act as whoever visits it, an "
-            "administrator too. Set c.JupyterHub.subdomain_host, such as 'https://hub.example'"
+            "All users' servers share the Hub's origin: a page of one user's server can act as its "
+            "visitors, administrators too. Set c.JupyterHub.subdomain_host, such as 'https://hub.example'"
         )
+
+
+def _check_sessions(app: Any, settings: FGPU) -> None:
+    """Refuse what sessions cannot live with, though servers that nobody queues for can."""
+    count, kind = settings.max_sessions, app.spawner_class
+    if count > 1 and not app.allow_named_servers:
+        raise BadSettings(
+            f"c.JupyterHub.allow_named_servers is False, and c.FGPU.max_sessions is {count}: others than the first "
+            "are named servers; set c.JupyterHub.allow_named_servers = True, or c.FGPU.max_sessions = 1"
+        )
+    limit = configured(kind, app.config).get("consecutive_failure_limit", 0)
+    if limit:
+        raise BadSettings(
+            f"consecutive_failure_limit is {limit}: so many failed launches in a row would end the Hub; set "
+            f"c.{kind.__name__}.consecutive_failure_limit = 0"
+        )
+    for service in app.services:
+        command = service.get("command") or ()
+        said = command if isinstance(command, str) else " ".join(map(str, command))
+        if any(culler in said for culler in CULLERS):
+            raise BadSettings(
+                f"service {service['name']!r} ends idle sessions without a warning; take it out of c.JupyterHub.services "
+                'and set c.FGPU.reclaim = {"*": {"idle_after_s": 3600}}'
+            )
 
 
 def _check_given(given: Mapping[str, object], settings: FGPU) -> None:

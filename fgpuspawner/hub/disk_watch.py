@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import EndCause, FGPUError, Session, SessionState
+from fgpu_scheduler import EndCause, FGPUError, Session, SessionState, duration
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.meter.disk import (
@@ -112,5 +112,4 @@ class SessionDisks:
         grace_s = self._limits.grace_s
         if grace_s is None:
             return ""
-        within = f"within {grace_s // 60} minutes" if grace_s >= 120 else f"within {grace_s} seconds"
-        return f" {within}, or the session is ended; sooner if it takes much more"
+        return f" within {duration(grace_s)}, or the session is ended; sooner if it takes much more"

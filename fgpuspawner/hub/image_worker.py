@@ -35,7 +35,7 @@ log = logging.getLogger("fgpu.images")
 LOOK_EVERY_S = 1.0
 AGAIN_AFTER_S = 5.0
 MOST_TRIES = 3
-UNFORESEEN = "it failed in a way that was not foreseen; an administrator finds more in the log of the Hub"
+UNFORESEEN = "internal error; the Hub's log says more"
 KEPT = (ImageState.WISHED, ImageState.COMMITTING, ImageState.READY)
 
 Work = Callable[[PrivateImage], Coroutine[Any, Any, None]]
@@ -102,7 +102,7 @@ class ImageWorker:
             await work(row)
         except Exception as e:
             foreseen = isinstance(e, StoreUnavailable | EngineSilent | CannotSave | OSError)
-            said = "" if foreseen else "this was not foreseen: "
+            said = "" if foreseen else "internal error: "
             log.warning(
                 "Private image %s: %s%s. It is tried again",
                 row.name,
@@ -139,7 +139,7 @@ class ImageWorker:
             # Each try may pause the session: there is an end to them.
             if self._one_more_try(row) < MOST_TRIES:
                 raise
-            log.exception("Private image %s: this was not foreseen", row.name)
+            log.exception("Private image %s: internal error", row.name)
             await self._fail(row, UNFORESEEN)
         else:
             self._tries.pop(row.id, None)

@@ -23,7 +23,7 @@ LOOK_EVERY_S = 15.0
 QUIET_S = 0.5
 """Between two looks, however much changes."""
 AGAIN_AFTER_S = 300.0
-"""What could not be fetched beforehand is not tried again for so long, nor what was there looked for."""
+"""What could not be pre-pulled is not tried again for so long, nor what was there looked for."""
 
 PLACED = (SessionState.SCHEDULED, *LAUNCHING)
 
@@ -59,7 +59,7 @@ class Prefetch:
     def begin(self, background: Background) -> None:
         """Look after the queue from now on, if anything is to be fetched beforehand."""
         if self._first and self._engine.capabilities.fetches_images:
-            background.run(self._always(), failed="Images are not fetched beforehand any more")
+            background.run(self._always(), failed="Images are not pre-pulled any more")
 
     async def _always(self) -> None:
         failures = Failures(log, "Whose image is to be fetched is not known now", level=logging.DEBUG)
@@ -151,7 +151,7 @@ class Prefetch:
                 self.failed.pop(session_id, None)
                 await self._engine.fetch_image(image, node_id, session_id, ahead=True)
         except PullFailed as e:
-            log.warning("Session %d waits, and its image could not be fetched beforehand: %s", session_id, e)
+            log.warning("Session %d waits, and its image could not be pre-pulled: %s", session_id, e)
             self._outcomes[wish[1:]] = e
         except EngineSilent as e:
             log.debug("Node %s: %s", node_id, e)

@@ -240,7 +240,7 @@ DEMANDS: tuple[Demand, ...] = (
     ),
     Demand(
         Profile.CLASS,
-        "Nobody holds more than their part, or for ever",
+        "Nobody holds more than their part, or without end",
         _nobody_hoards,
         'c.FGPU.quotas = [{"user": "*", "max_sessions": 2, "max_lifetime_s": 14400}]',
     ),

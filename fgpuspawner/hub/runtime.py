@@ -29,7 +29,6 @@ from fgpu_scheduler import (
     SessionState,
     Store,
     SystemClock,
-    known_or_as_it_was,
 )
 from fgpuspawner.concurrency.background import Background, Failures, until_it_works
 from fgpuspawner.concurrency.waiting import to_the_end
@@ -37,10 +36,11 @@ from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.disk_watch import SessionDisks
+from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.hub.gpu_use import GpuUse
 from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
-from fgpuspawner.hub.late_nodes import LateNodes
+from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.retention import keep_forgetting
@@ -55,7 +55,6 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import Limit, Limits
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import as_far_as_known
 from fgpuspawner.text.sessions import server_words
 
 log = logging.getLogger("fgpu")
@@ -99,6 +98,8 @@ class Runtime:
         self._filers = ThreadPoolExecutor(FILERS, thread_name_prefix="fgpu-files")
         self._form_readers = ThreadPoolExecutor(FORM_READERS, thread_name_prefix="fgpu-form")
         self.background = Background(log)
+        self.hub_stops = False
+        """Whether the Hub ends, and so what it ends is nobody's wish."""
 
     @classmethod
     def current(cls) -> Runtime:
@@ -129,13 +130,8 @@ class Runtime:
         self.engine = self._spawner_class.make_engine(
             Installation(self.store.installation_id, self.settings, self._config, lambda: self.catalogue)
         )
-        stored = self.store.snapshot(0).nodes
-        known = [node.id for node in stored if node.devices]
-        machines = as_far_as_known(self.engine.survey(), self.settings.nodes, known)
-        self._away = [node_id for node_id, machine in machines.items() if machine is None]
-        found = self.settings.discover_nodes(machines)
-        self.nodes: tuple[Node, ...] = known_or_as_it_was(found, stored)
-        self.isolation = Isolation(self.settings, self.nodes)
+        nodes = nodes_at_start(self.settings, self.engine.survey, self.store.snapshot(0).nodes)
+        self.isolation = Isolation(self.settings, nodes)
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         self.drivers = Drivers(self.isolation, self.engine)
@@ -158,6 +154,7 @@ class Runtime:
             ),
         )
         self.queue.on_end = self._spawner_class.ended
+        self.inventory = Inventory(self.settings, self.engine.survey, self.isolation, self.queue, nodes)
         self._prefetch = Prefetch(
             self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
         )
@@ -191,6 +188,7 @@ class Runtime:
                 queue=self.queue,
                 background=self.background,
                 urls=tuple(dict.fromkeys(urls)),
+                nodes_changed=self.inventory.changed,
                 ended=lambda limit: self.store.ended(user=None, limit=limit),
                 kept_images=lambda: kept_names(PrivateImages(self.store)),
             )
@@ -255,6 +253,7 @@ class Runtime:
             looks_every_s=self._looks_every_s,
         )
         sampler.begin(self.background)
+        GpuWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
         looks = Looks(self.drivers, self.queue.live, every_s=self._looks_every_s)
         looks.begin(self.background, (watchdog.saw, self._gpu_use.saw, sampler.saw))
         atexit.register(looks.close)
@@ -271,9 +270,7 @@ class Runtime:
             quota=settings.image_quota(),
         ).begin(self.background)
         self._watch_disks()
-        LateNodes(self._away, self.engine.survey, settings.discover_nodes, self._take_in).begin(
-            self.background
-        )
+        self.inventory.begin(self.background)
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
         self.engine.begin()
@@ -317,12 +314,6 @@ class Runtime:
             self.engine, self.queue, limits, data=settings.data_path(), every_s=settings.disk_every_s
         )
         disks.begin(self.background)
-
-    async def _take_in(self, node: Node) -> None:
-        """Offer what a machine has that was silent when the Hub started."""
-        await asyncio.to_thread(self.isolation.take_in, node)
-        await self.queue.change_node(node)
-        self.nodes = tuple(node if n.id == node.id else n for n in self.nodes)
 
     async def ready(self) -> None:
         """Wait until what the last run left is known and healed."""
@@ -371,6 +362,11 @@ class Runtime:
     def catalogue(self) -> Catalogue:
         """The images in force now."""
         return self.images.catalogue
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, as they were seen last."""
+        return self.inventory.nodes
 
     @property
     def simulated(self) -> bool:

@@ -50,11 +50,23 @@ def start_with_the_hub(app: Any) -> None:
     answer_health(app, watch, runtime)
     follow_the_hub(app)
     note_who_asks(app, runtime.opened)
+    _note_the_end(app, runtime)
     let_go_of_waiting(app.db, runtime.store.snapshot(0).sessions)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
     runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
+
+
+def _note_the_end(app: Any, runtime: Runtime) -> None:
+    """Have the runtime know that the Hub stops: with ``cleanup_servers`` it then ends everybody's sessions itself."""
+    clean_up = app.cleanup
+
+    async def cleanup() -> None:
+        runtime.hub_stops = True
+        await clean_up()
+
+    app.cleanup = cleanup
 
 
 def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:

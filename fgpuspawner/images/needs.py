@@ -60,7 +60,7 @@ def never_held(image: Image, nodes: Sequence[Node], caps: Caps) -> str | None:
                 bound = amount_text(key, most)
                 return (
                     f"image {shown(image.slug)}: minimum.{key}: {amount_text(key, least)} is more than {whose} ({bound}),"
-                    f" so nobody is offered it; write at most {bound}"
+                    f" so no user sees it; write at most {bound}"
                 )
     models = list(dict.fromkeys(device.model for device in devices))
     if models and not models_for(image, models):

@@ -67,6 +67,8 @@ class Drivers:
                 library = str(folder / "libnvidia-ml.so.1") if device.simulated else NVML
                 place = Place(library, node.id if elsewhere else None, device.simulated)
                 found.setdefault(place, []).append(device.uuid)
+        for place in [place for place in list(self._readers) if place.node_id and place not in found]:
+            self._readers.pop(place).close()
         return found
 
     def reader(self, place: Place) -> NvmlReader:

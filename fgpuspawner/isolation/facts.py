@@ -115,7 +115,7 @@ def _read_cache(cache: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as e:
-        log.warning("%s cannot be read and is measured anew: %s", cache, e)
+        log.warning("%s cannot be read and is measured again: %s", cache, e)
         return {}
 
 

@@ -22,7 +22,6 @@ from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.mig import Mig
 from fgpuspawner.isolation.mps import Mps
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import is_elsewhere
 
 log = logging.getLogger("fgpu.isolation")
 
@@ -40,8 +39,7 @@ def make_backends(host: Host) -> dict[str, Backend]:
 
 def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, installation: str = "") -> Host:
     """Return what there is on this machine. Asks the driver only where there are real GPUs; writes nothing."""
-    away = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
-    real = [d for n in nodes for d in n.devices if not d.simulated and n.id not in away]
+    real = [d for n in nodes for d in n.devices if not d.simulated and not settings.is_elsewhere(n.id)]
     driver = facts.driver_facts() if real else {}
     pipe = Path(settings.mps_pipe_directory) if settings.mps_pipe_directory else None
     return Host(
@@ -88,7 +86,6 @@ class Isolation:
     def __init__(self, settings: FGPU, nodes: tuple[Node, ...]) -> None:
         self._settings = settings
         self._nodes: Mapping[str, Node] = {node.id: node for node in nodes}
-        self._elsewhere = {spec["name"] for spec in settings.nodes if is_elsewhere(spec)}
         self._folder = settings.data_path() / "limits"
         # Slots are given out by one at a time: each must see what the one before has written.
         self._preparing = threading.Lock()
@@ -107,13 +104,20 @@ class Isolation:
         self._use(replace(host, commands=native.install_commands(host.data)), self._nodes)
 
     def take_in(self, node: Node) -> None:
-        """Choose the backend of a node on another machine, whose devices were not known until now.
+        """Choose the backend of a node on another machine that is new, or whose devices have changed.
 
         Raises:
             BadSettings: it can have none. Nothing has changed.
         """
         with self._preparing:
             self._use(self.host, {**self._nodes, node.id: node}, only=node.id)
+
+    def forget_nodes(self, node_ids: Collection[str]) -> None:
+        """Forget nodes that are gone. What still runs there is only ended."""
+        with self._preparing:
+            self._nodes = {name: node for name, node in self._nodes.items() if name not in node_ids}
+            self.choices = {name: one for name, one in self.choices.items() if name not in node_ids}
+            write_choices(self.host.data, self.choices.values())
 
     def _use(self, host: Host, nodes: Mapping[str, Node], *, only: str | None = None) -> None:
         """Choose for all nodes, or for one that is new, and write what their sessions will be given."""
@@ -137,7 +141,7 @@ class Isolation:
 
     def is_elsewhere(self, node_id: str) -> bool:
         """Return whether a node is another machine."""
-        return node_id in self._elsewhere
+        return self._settings.is_elsewhere(node_id)
 
     def _backends_of(self, node_id: str, host: Host) -> dict[str, Backend]:
         return make_backends(host_elsewhere(host) if self.is_elsewhere(node_id) else host)

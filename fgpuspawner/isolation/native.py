@@ -42,8 +42,13 @@ class Native:
         return {name: self.folder / "simulated" / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
 
     @property
+    def put_files(self) -> Path:
+        """The program that puts a session's files into a pod."""
+        return self.folder / "put-files"
+
+    @property
     def parts(self) -> tuple[Path, ...]:
-        """Everything that a build makes."""
+        """Everything that a build makes for sessions."""
         return (self.library, *self.probes.values(), *self.simulated.values())
 
 
@@ -74,16 +79,21 @@ def install_commands(data: Path) -> Path:
     """
     tools = make_folder(data / "tools", mode=0o755)
     simulated = make_folder(tools / "simulated", mode=0o755)
-    for name, source in COMMANDS.items():
-        text = _source(name, source)
-        if text is None:
-            continue
-        if not text.startswith(b"#!"):
-            text = b"#!/usr/bin/env python3\n" + text
+    for name, text in command_files().items():
         _write_program(tools / name, text)
         if name == "fgpu-smi":
             _write_program(simulated / SIMULATED_COMMAND, text)
     return tools
+
+
+def command_files() -> dict[str, bytes]:
+    """Return the commands for sessions, as sessions are given them, by name; without what is not to be found."""
+    found = {}
+    for name, source in COMMANDS.items():
+        text = _source(name, source)
+        if text is not None:
+            found[name] = text if text.startswith(b"#!") else b"#!/usr/bin/env python3\n" + text
+    return found
 
 
 def _source(name: str, source: str) -> bytes | None:

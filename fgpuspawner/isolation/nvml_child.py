@@ -7,6 +7,9 @@
 ``{"do": "look", "uuids": [...], "since_us": {uuid: ...}}`` -> ``{"devices": {uuid: {"processes": [[pid, bytes or
 null, mean percent or null, most percent or null, pid in its session, name or null], ...], "seen_us": ...,
 "energy_mj": ... or null}}}``
+``{"do": "health", "uuids": [...]}`` -> ``{"devices": {uuid: {"use_percent": 12, "memory_used_bytes": ...,
+"temperature_c": 45, "power_mw": ..., "power_limit_mw": ..., "ecc_errors": 0, "xid": ...}}}``, each null where NVML does
+not tell; ``xid`` is the newest error since the question before, 0 for none
 ``{"do": "cgroup", "uuid": ..., "cgroup": ...}`` -> ``{"hard_limit": bytes}``
 
 What fails is ``{"error": "..."}``, of the whole answer or of one device: never a 0, and never nothing.
@@ -20,10 +23,21 @@ import sys
 import time
 from typing import Any
 
+NOT_SUPPORTED = 3
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 NOT_AVAILABLE = 2**64 - 1
 LISTS = ("Compute", "Graphics", "MPSCompute")
+ON_THE_CHIP = 0
+UNCORRECTED = 1
+SINCE_LOADED = 0
+TIMED_OUT = 10
+NO_FUNCTION = 13
+XID_ERRORS = 8
+PROGRAMS_XIDS = frozenset((13, 31, 43, 45))
+"""Errors that a program on the GPU causes: an illegal address, say. The GPU is well."""
+AGAIN_S = 600.0
+MOST_EVENTS = 1000
 
 
 class NvmlFailed(Exception):
@@ -81,6 +95,29 @@ class MemoryLimits(ctypes.Structure):
     ]
 
 
+class Rates(ctypes.Structure):
+    """nvmlUtilization_t."""
+
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class Event(ctypes.Structure):
+    """nvmlEventData_t."""
+
+    _fields_ = [
+        ("device", ctypes.c_void_p),
+        ("kind", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+def worse_xid(new: int, old: int) -> int:
+    """Return the error that counts of two: what the driver cleans up after hides no error of the GPU."""
+    return old if old and old not in PROGRAMS_XIDS and new in PROGRAMS_XIDS else new
+
+
 class Nvml:
     """The few calls that are needed, of one library."""
 
@@ -90,6 +127,10 @@ class Nvml:
         except OSError as e:
             raise NvmlFailed(f"{path} cannot be loaded: {e}") from None
         self.begun = False
+        self.watched: dict[str, ctypes.c_void_p] = {}
+        """Of each device whose errors are listened for, what they come to."""
+        self.failing: set[str] = set()
+        self.begun_s = 0.0
 
     def call(self, name: str, *arguments: Any, accept: tuple[int, ...] = (0,)) -> int:
         """Call a function and return its status; raise for one that is not to be accepted."""
@@ -111,12 +152,13 @@ class Nvml:
         """Initialise, once; again after a failure."""
         if not self.begun:
             self.call("nvmlInit_v2")
-            self.begun = True
+            self.begun, self.begun_s = True, time.monotonic()
 
     def end(self) -> None:
         """Forget everything, so that the next question begins anew."""
         if self.begun:
             self.begun = False
+            self.watched = {}
             self.library.nvmlShutdown()
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
@@ -157,9 +199,77 @@ class Nvml:
                 found[uuid] = self.looked_at(self.handle(uuid), int(question["since_us"].get(uuid, 0)))
             except NvmlFailed as e:
                 found[uuid] = {"error": str(e)}
-        if any("error" in device for device in found.values()):
+        failing = {uuid for uuid, device in found.items() if "error" in device}
+        if failing and (failing != self.failing or time.monotonic() > self.begun_s + AGAIN_S):
+            # Not each time: one GPU that is lost would keep the errors of all others from being heard.
             self.end()
+        self.failing = failing
         return {"devices": found}
+
+    def health(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return how each device is."""
+        found: dict[str, Any] = {}
+        for uuid in question["uuids"]:
+            try:
+                found[uuid] = self.health_of(uuid)
+            except NvmlFailed as e:
+                found[uuid] = {"error": str(e)}
+        return {"devices": found}
+
+    def health_of(self, uuid: str) -> dict[str, Any]:
+        """Return one device's answer to `health`."""
+        handle, rates, memory = self.handle(uuid), Rates(), Memory()
+        knows_rates = self.tells("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
+        knows_memory = self.tells("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        kinds = ctypes.c_uint(UNCORRECTED), ctypes.c_uint(SINCE_LOADED)
+        return {
+            "use_percent": rates.gpu if knows_rates else None,
+            "memory_used_bytes": memory.used if knows_memory else None,
+            "temperature_c": self.number("nvmlDeviceGetTemperature", handle, ctypes.c_uint(ON_THE_CHIP)),
+            "power_mw": self.number("nvmlDeviceGetPowerUsage", handle),
+            "power_limit_mw": self.number("nvmlDeviceGetEnforcedPowerLimit", handle),
+            "ecc_errors": self.number("nvmlDeviceGetTotalEccErrors", handle, *kinds, kind=ctypes.c_ulonglong),
+            "xid": self.heard(uuid, handle),
+        }
+
+    def tells(self, name: str, *arguments: Any) -> bool:
+        """Return whether a function is there and succeeds; raise where it fails though the device has it."""
+        if not hasattr(self.library, name):
+            return False
+        return self.call(name, *arguments, accept=(0, NOT_SUPPORTED, NO_FUNCTION)) == 0
+
+    def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
+        """Return the number that a function puts into its last argument; None where it does not."""
+        found = kind()
+        return int(found.value) if self.tells(name, *arguments, ctypes.byref(found)) else None
+
+    def heard(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
+        """Return what `xid` does; None also where the driver does not let errors be listened for."""
+        try:
+            return self.xid(uuid, handle)
+        except NvmlFailed:
+            self.watched.pop(uuid, None)
+            return None
+
+    def xid(self, uuid: str, handle: ctypes.c_void_p) -> int | None:
+        """Return the worst error of a device since the last call, 0 for none; None where it was not listened for."""
+        events = self.watched.get(uuid)
+        if events is None:
+            events = ctypes.c_void_p()
+            if self.tells("nvmlEventSetCreate", ctypes.byref(events)):
+                if self.tells("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(XID_ERRORS), events):
+                    self.watched[uuid] = events
+                else:
+                    self.tells("nvmlEventSetFree", events)
+            return None
+        newest, event = 0, Event()
+        for _ in range(MOST_EVENTS):
+            wait = ctypes.byref(event), ctypes.c_uint(0)
+            if self.call("nvmlEventSetWait_v2", events, *wait, accept=(0, TIMED_OUT)) == TIMED_OUT:
+                break
+            if event.kind == XID_ERRORS:
+                newest = worse_xid(int(event.data), newest)
+        return newest
 
     def processes(self, handle: ctypes.c_void_p) -> dict[int, int | None]:
         """Return what each process holds, in bytes; None where NVML does not know."""
@@ -273,6 +383,7 @@ def main() -> None:
                 "facts": nvml.facts,
                 "devices": nvml.devices,
                 "look": nvml.look,
+                "health": nvml.health,
                 "cgroup": nvml.cgroup,
             }
             answer = tasks[question["do"]](question)

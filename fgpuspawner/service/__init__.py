@@ -3,3 +3,8 @@
 It reads the scheduler's database, and writes to it what the owner of an idle session wishes: to keep it. Sessions are
 ended through the Hub's own API, with the caller's own rights.
 """
+
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+"""Scripts and styles. The Hub's pages have the header of them."""

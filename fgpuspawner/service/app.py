@@ -10,7 +10,8 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.template import Loader
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
-from fgpuspawner.service.admin import audit, banner, images, nodes, queue, quotas, usage
+from fgpuspawner.service import STATIC
+from fgpuspawner.service.admin import audit, banner, images, nodes, overview, queue, quotas, usage
 from fgpuspawner.service.api import capacity, events, forecast, me, meters
 from fgpuspawner.service.api import history as past_api
 from fgpuspawner.service.api import images as images_api
@@ -43,6 +44,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     (r"sessions\.csv", sessions.SessionsFile),
     (f"end/{ID}", sessions_end.EndPage),
     (f"keep/{ID}", sessions_end.KeepPage),
+    (f"extend/{ID}", sessions_end.ExtendPage),
     ("map", map.MapPage),
     ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),
@@ -52,6 +54,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"private-images/{ID}/share", private_images.SharePage),
     (f"private-images/{ID}/answer", private_images.AnswerPage),
     (f"private-images/{ID}/delete", private_images.DeletePage),
+    ("admin/overview", overview.OverviewPage),
     ("admin/queue", queue.QueuePage),
     ("admin/nodes", nodes.NodesPage),
     ("admin/nodes/(drain|gone)", nodes.ConfirmPage),
@@ -71,6 +74,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("sessions", sessions_api.Sessions),
     (f"sessions/{ID}", sessions_api.OneSession),
     (f"sessions/{ID}/keep", sessions_api.Keep),
+    (f"sessions/{ID}/extend", sessions_api.Extend),
     (f"sessions/{ID}/image", private_api.SaveSession),
     (f"sessions/{ID}/meter", meters.SessionMeter),
     (f"sessions/{ID}/receipt", past_api.OneReceipt),
@@ -89,6 +93,7 @@ API: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("forecast", forecast.Forecast),
     ("images", images_api.Images),
     ("events", events.Events),
+    ("admin/overview", overview.OverviewApi),
     ("admin/queue", queue.QueueApi),
     (f"admin/sessions/{ID}/priority", queue.PriorityApi),
     ("admin/nodes", nodes.NodesApi),
@@ -129,7 +134,7 @@ def make_app(service: Service) -> Application:
         template_path=str(HERE / "templates"),
         # Of long tables, line by line: without a handler's lookups for every one.
         lines=Loader(str(HERE / "templates")),
-        static_path=str(HERE / "static"),
+        static_path=str(STATIC),
         static_url_prefix=f"{prefix}static/",
         static_handler_class=Static,
         log_function=log_request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fgpu_scheduler import (
     HOLDING,
@@ -75,23 +75,28 @@ def mine_in(world: World, viewer: Viewer, group: str) -> Amounts:
     )
 
 
-def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
-    """Return what the viewer could still get in a group: what is free on nodes that take sessions, inside their quotas.
-
-    Nothing where the viewer may not use the group. Never negative, even where nodes were made smaller.
-    """
-    if group not in viewer.groups:
-        return Amounts()
+def free_in(world: World, group: str) -> Amounts:
+    """Return what is free in a group on nodes that take sessions. Never negative, even where nodes were made smaller."""
     left = [
         n for n in free(world.snapshot) if n.node.resource_group == group and n.node.state is NodeState.READY
     ]
-    # A GPU that is shared by as many sessions as may share it has nothing to give.
-    milli = sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0)
     return Amounts(
-        inside_quotas(milli, world, viewer, group),
+        # A GPU that is shared by as many sessions as may share it has nothing to give.
+        sum(max(0, d.fgpu_milli) for n in left for d in n.devices if d.shares > 0),
         sum(max(0, n.cpu_milli) for n in left),
         sum(max(0, n.memory_mib) for n in left),
     )
+
+
+def allocatable_in(world: World, viewer: Viewer, group: str) -> Amounts:
+    """Return what the viewer could still get in a group: what is free there, inside their quotas.
+
+    Nothing where the viewer may not use the group.
+    """
+    if group not in viewer.groups:
+        return Amounts()
+    left = free_in(world, group)
+    return replace(left, fgpu_milli=inside_quotas(left.fgpu_milli, world, viewer, group))
 
 
 def inside_quotas(milli: int, world: World, viewer: Viewer, group: str, *, in_all: bool = False) -> int:

@@ -15,6 +15,7 @@ from tornado.web import Finish, HTTPError, RequestHandler
 
 from fgpu_scheduler import FGPUError, Session, Store, StoreUnavailable
 from fgpuspawner import scopes
+from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub
@@ -77,6 +78,7 @@ class Service:
     site: Site
     prefix: str
     forecast_key: str
+    background: Background = field(default_factory=lambda: Background(log))
     turns: Turns = field(default_factory=lambda: Turns(at_a_time=AT_A_TIME, most=MOST_THERE))
 
 
@@ -155,11 +157,12 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             self.refuse_unknown()
             return
         if not self.hub_auth.check_scopes(self.hub_auth.access_scopes, model):
-            raise forbidden(f"this needs the scope {scopes.ACCESS}")
-        if self.needs_scope is not None and not self.hub_auth.check_scopes(self.needs_scope, model):
-            raise forbidden(f"this needs the scope {self.needs_scope}")
+            raise forbidden(needs(scopes.ACCESS))
+        # A page that refuses somebody is shown with their name, too.
         self.current_user = model
         self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
+        if self.needs_scope is not None and not self.hub_auth.check_scopes(self.needs_scope, model):
+            raise forbidden(needs(self.needs_scope))
         await self.wait_for_turn()
 
     async def wait_for_turn(self) -> None:
@@ -262,6 +265,16 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             log.info("%s %s: %s", self.request.method, self.request.path, value)
         else:
             super().log_exception(typ, value, tb)
+
+
+def needs(scope: str) -> str:
+    """Return who may do what needs this scope, for people, and for programs which scope that is."""
+    who = (
+        "only administrators may do this"
+        if scope == scopes.ADMIN
+        else "you may not do this; ask an administrator"
+    )
+    return f"{who} (scope {scope})"
 
 
 def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> Viewer:

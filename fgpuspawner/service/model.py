@@ -6,7 +6,7 @@ Of others' sessions an ordinary user gets the numbers, never a name or an id: th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from fgpu_scheduler import (
     HOLDING,
     AllRules,
     Device,
+    Extension,
     Forecast,
     Ledger,
     Notice,
@@ -28,6 +29,7 @@ from fgpu_scheduler import (
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
 from fgpuspawner.meter.disk import DiskTold
+from fgpuspawner.meter.gpu_health import HealthTold
 from fgpuspawner.meter.model import Live, Told
 from fgpuspawner.text.sessions import isolated, server_words
 
@@ -88,7 +90,8 @@ class World:
     ``largest_now`` is, by resource group, the largest amount that starts now; ``isolation`` what holds the sessions of
     each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
     private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
-    running sessions hold and use of their GPUs, ``disks`` what they take of the disk.
+    running sessions hold and use of their GPUs, ``disks`` what they take of the disk; ``extension`` what owners may add
+    to a time limit; ``gpus`` how each GPU is.
     """
 
     snapshot: Snapshot
@@ -102,6 +105,8 @@ class World:
     banner: Notice | None = None
     meters: Told = field(default_factory=Told)
     disks: DiskTold = field(default_factory=DiskTold)
+    extension: Extension = field(default_factory=Extension)
+    gpus: HealthTold = field(default_factory=HealthTold)
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -201,6 +206,16 @@ def may_save(session: Session, world: World, viewer: Viewer) -> bool:
     return session.state is SessionState.RUNNING and (
         allowed or (world.savers is not Savers.NOBODY and viewer.admin)
     )
+
+
+def extension_of(session: Session, world: World) -> Extension:
+    """Return what the owner may add to the time limit of a session, up to the longest of all limits that it has."""
+    limits = (
+        world.extension.longest_s,
+        world.rules.of(session.request.resource_group).max_lifetime_s,
+        world.ledger.limit_s(session.request),
+    )
+    return replace(world.extension, longest_s=min((s for s in limits if s is not None), default=None))
 
 
 def live_sessions(world: World, viewer: Viewer, *, everybody: bool) -> tuple[Session, ...]:

@@ -28,12 +28,13 @@ class Entry:
 
 
 PAGES = (
-    Entry("", "Sessions", also=("end", "keep", "save")),
+    Entry("", "Sessions", also=("end", "keep", "extend", "save")),
     Entry("map", "Cluster map"),
     Entry("history", "History"),
     Entry("private-images", "My images", of_saved=True),
+    Entry("admin/overview", "Overview", admin=True),
     Entry("admin/queue", "Queue", admin=True),
-    Entry("admin/nodes", "Nodes", admin=True),
+    Entry("admin/nodes", "Machines", admin=True),
     Entry("admin/images", "Images", admin=True),
     Entry("admin/quotas", "Quotas", admin=True),
     Entry("admin/usage", "Usage", admin=True),

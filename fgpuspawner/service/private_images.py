@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
-from fgpu_scheduler import Audit, ImageInUse, ImageState, PrivateImage, PrivateImages, in_use_words
+from fgpu_scheduler import (
+    Audit,
+    EndCause,
+    FGPUError,
+    ImageInUse,
+    ImageState,
+    PrivateImage,
+    PrivateImages,
+    StoreUnavailable,
+    in_use_words,
+)
 from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.hub import HubUnreachable
 from fgpuspawner.service.model import Savers, Viewer
 from fgpuspawner.service.problems import Problem, forbidden
+from fgpuspawner.service.session_actions import end_session, keep_session
 
+SAVED_LOOK_S = 2.0
+SAVED_TRIES = 150
+"""So often database and Hub may be away: five minutes in all."""
 Wish = Callable[[PrivateImages, int], PrivateImage | None]
 
 
@@ -52,8 +69,10 @@ async def image_of(handler: Handler, image_id: str, *, to_manage: bool = True) -
     return found
 
 
-async def save_session(handler: Handler, session_id: str, name: str, tag: str | None) -> PrivateImage | None:
-    """Ask that a session be saved as an image of its owner's."""
+async def save_session(
+    handler: Handler, session_id: str, name: str, tag: str | None, *, end: bool = False
+) -> PrivateImage | None:
+    """Ask that a session be saved as an image of its owner's, and ended after that if ``end``."""
     service, viewer = handler.service, handler.viewer
     session = await handler.visible_session(session_id)
     if service.reader.savers is Savers.NOBODY:
@@ -62,10 +81,14 @@ async def save_session(handler: Handler, session_id: str, name: str, tag: str | 
     if not viewer.admin and service.reader.savers is not Savers.OWNERS:
         raise forbidden("only administrators save sessions as images here")
     name, tag = split(name, tag)
+    if end and session.ends_cause is EndCause.IDLE:
+        # Else it could be ended in the midst of being saved.
+        with contextlib.suppress(Problem):
+            await keep_session(handler, session_id)
     quota = service.settings.image_quota()
     asked_by = viewer.user or str(handler.current_user["name"])
     owner = session.request.user
-    return await _change(
+    image = await _change(
         handler,
         lambda images, now_s: images.wish(
             session.id, name=name, tag=tag, asked_by=asked_by, quota=quota, now_s=now_s
@@ -74,6 +97,34 @@ async def save_session(handler: Handler, session_id: str, name: str, tag: str | 
         action="save",
         target=f"session {session.id} of {owner} as {name}",
     )
+    if end and image is not None:
+        service.background.run(
+            end_when_saved(handler, session_id, image.id),
+            failed=f"Session {session_id} is not ended after it was saved",
+            foreseen=(FGPUError, Problem, HubUnreachable),
+        )
+    return image
+
+
+async def end_when_saved(handler: Handler, session_id: str, image_id: int) -> None:
+    """End a session with the caller's own rights once its image is made. One that is not saved goes on.
+
+    A restart of the service forgets it: then the session goes on, too.
+    """
+    tries = SAVED_TRIES
+    while True:
+        try:
+            images = await handler.service.reader.private_images()
+            found = next((image for image in images if image.id == image_id), None)
+            if found is None or found.state not in (ImageState.WISHED, ImageState.COMMITTING):
+                if found is not None and found.state is ImageState.READY:
+                    await end_session(handler, session_id)
+                return
+        except (StoreUnavailable, HubUnreachable):
+            tries -= 1
+            if not tries:
+                raise
+        await asyncio.sleep(SAVED_LOOK_S)
 
 
 async def rename(handler: Handler, image_id: str, name: str, tag: str | None) -> PrivateImage | None:

@@ -143,14 +143,13 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
     watcher, hub = Watcher(reader), Hub(auth.api_url)
     resumer = Resumer(reader, hub, auth.api_token)
     ip, port = address_from(environment, settings)
-    app = make_app(
-        Service(settings, reader, watcher, hub, site, auth.base_url, environment["FGPU_FORECAST_KEY"])
-    )
+    background = Background(log)
+    key = environment["FGPU_FORECAST_KEY"]
+    app = make_app(Service(settings, reader, watcher, hub, site, auth.base_url, key, background))
     bound_bodies(app)
     server = HTTPServer(app, xheaders=True)
     server.add_sockets(await bind(ip, port))
     log.info("Serving %s on %s:%d", auth.base_url, ip, port)
-    background = Background(log)
     background.run(reader.connect(), failed="The scheduler's database cannot be connected to")
     resumer.begin(background)
     background.every(

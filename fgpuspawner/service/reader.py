@@ -18,6 +18,8 @@ from fgpu_scheduler import (
     Banner,
     Caps,
     Clock,
+    Extension,
+    NotExtended,
     Past,
     PrivateImage,
     PrivateImages,
@@ -25,10 +27,13 @@ from fgpu_scheduler import (
     RequestForecast,
     Session,
     Snapshot,
+    StaleVersion,
     Store,
     StoreReader,
     StoreUnavailable,
     Unblocking,
+    UnknownSession,
+    not_extended,
     resource_groups,
 )
 from fgpuspawner.concurrency.background import Failures, until_it_works
@@ -42,8 +47,10 @@ from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.meter.disk import read_disk
+from fgpuspawner.meter.gpu_health import read_health
+from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
-from fgpuspawner.service.model import Savers, World
+from fgpuspawner.service.model import Savers, World, extension_of
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.room import Room, room_of
 
@@ -64,7 +71,10 @@ ANSWER_WITHIN_S = 12.0
 """A database that takes longer does not answer: longer than it waits for a lock, or for a connection."""
 REPORT_WITHIN_S = 50.0
 """A report of a year may take this long; proxies usually wait for a minute."""
+LATELY_S = 60
 CONNECT_EVERY_S = 0.5
+WRITTEN_ANEW = 4
+"""So often it is decided again, on what somebody else wrote meanwhile."""
 ANY_IMAGE = Image("any", "any", "any", "any", "any", "any")
 """For what is the same whatever the image is."""
 MAX_EVENTS = 1000
@@ -97,6 +107,9 @@ class Reader:
         self._clock = clock
         self._caps: Caps = settings.caps()
         self._rules = settings.rules()
+        self.extension = Extension(
+            settings.extend_by_s, settings.extend_times, settings.max_time_limit_s or None
+        )
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fgpu-store")
         # One at a time, and never in the way of what everybody asks for.
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="fgpu-report")
@@ -108,6 +121,8 @@ class Reader:
         self._world: World | None = None
         self._unblockings: tuple[World, Mapping[str, Unblocking]] | None = None
         self._unblocking = asyncio.Lock()
+        self._lately: Lately | None = None
+        self._adding_up = asyncio.Lock()
         self._fresh_until = 0.0
         self._looked_at = float("-inf")
         self._changes_made = 0
@@ -274,6 +289,15 @@ class Reader:
         """
         return await self._read(self._keep, session_id, keep_s)
 
+    async def extend(self, session_id: int) -> Session | NotExtended:
+        """Write that a session may run for longer, if that is allowed now; return it, or what is against it.
+
+        Raises:
+            UnknownSession: it does not run any more.
+            StaleVersion: the store changes all the time.
+        """
+        return await self._read(self._extend, session_id)
+
     async def change_images(self, change: Callable[[Editor], None]) -> None:
         """Change the catalogue, on top of the last good file, and read it again.
 
@@ -296,6 +320,21 @@ class Reader:
         self._check_connected()
         async with asyncio.timeout(REPORT_WITHIN_S):
             return await self._run(self._reports, lambda: function(self._queue))
+
+    async def lately(self) -> Lately:
+        """Return what was held and waited for in the last week, added up anew once a minute.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+            TimeoutError: it takes too long, or others do that were asked for before.
+        """
+        async with self._adding_up:
+            now_s = self._clock.now_s()
+            if self._lately is None or abs(now_s - self._lately.at_s) >= LATELY_S:
+                self._lately = await self.report(
+                    lambda queue: lately(queue.spent(now_s - WEEK_S, now_s), now_s)
+                )
+            return self._lately
 
     async def change(self, change: Callable[[Store, int], R]) -> R:
         """Write to the store what an administrator owns; ``change`` is given the store and the time."""
@@ -334,6 +373,11 @@ class Reader:
         images = self.catalogue.startable_by(user, hub_groups)
         nodes = world.snapshot.nodes
         return make_offer(self.settings, nodes, images, groups, user=user, hub_groups=hub_groups)
+
+    def beside(self, world: World) -> Callable[[str, int], tuple[int, int]]:
+        """Return what tells which CPU and memory go with an amount of a group's GPUs, as on the launch form."""
+        offers = {group: self._any_offer(world.snapshot, group) for group in world.groups}
+        return lambda group, milli: offers[group].beside(milli, group)
 
     def shown_images(self, world: World, user: str, hub_groups: tuple[str, ...]) -> tuple[Image, ...]:
         """Return the images that this user is shown: what no node could ever hold is left out."""
@@ -396,15 +440,44 @@ class Reader:
             banner=Banner(self._store).at(self._clock.now_s()),
             meters=self._meters.read(),
             disks=read_disk(self.settings.data_path()),
+            extension=self.extension,
+            gpus=read_health(self.settings.data_path()),
         )
 
     def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:
+        offer = self._any_offer(snapshot, group)
+        asked = replace(offer.default, group=group).request("", "")
+        return self._queue.largest_now_milli(asked, snapshot, lambda milli: offer.beside(milli, group))
+
+    def _any_offer(self, snapshot: Snapshot, group: str) -> Offer:
         nodes = [node for node in snapshot.nodes if node.resource_group == group]
-        default = make_offer(self.settings, nodes, [ANY_IMAGE], (group,)).default
-        return self._queue.largest_now_milli(replace(default, group=group).request("", ""), snapshot)
+        return make_offer(self.settings, nodes, [ANY_IMAGE], (group,))
 
     def _keep(self, session_id: int, keep_s: int) -> Session:
         return self._changing(lambda store, now_s: store.keep(session_id, now_s + keep_s, now_s=now_s))
+
+    def _extend(self, session_id: int) -> Session | NotExtended:
+        for _ in range(WRITTEN_ANEW):
+            try:
+                return self._extend_once(session_id)
+            except StaleVersion:
+                continue  # Somebody else wrote meanwhile.
+        return self._extend_once(session_id)
+
+    def _extend_once(self, session_id: int) -> Session | NotExtended:
+        snapshot = self._queue.snapshot(self._clock.now_s())
+        session = snapshot.session(session_id)
+        if session is None:
+            raise UnknownSession(f"there is no session {session_id}")
+        allowed = extension_of(session, World(snapshot, rules=self._rules, extension=self.extension))
+        against = not_extended(session, allowed)
+        if against is not None:
+            return against
+        if self._queue.delays_a_promise(session, allowed.by_s, snapshot):
+            return NotExtended.PROMISED
+        return self._changing(
+            lambda store, now_s: store.extend(session_id, allowed.by_s, snapshot.version, now_s=now_s)
+        )
 
     def _changing(self, change: Callable[[Store, int], R]) -> R:
         # By a connection of its own: all others of this process can only read.

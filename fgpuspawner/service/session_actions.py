@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import assert_never
 
 from fgpu_scheduler import (
     ENDED,
@@ -15,13 +16,17 @@ from fgpu_scheduler import (
     Audit,
     EndCause,
     EndMessages,
+    Extension,
+    NotExtended,
     Session,
     SessionState,
+    StaleVersion,
     StoreUnavailable,
+    UnknownSession,
 )
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import is_mine, is_visible
+from fgpuspawner.service.model import extension_of, is_mine, is_visible
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,
@@ -31,6 +36,7 @@ from fgpuspawner.service.problems import (
     no_such_session,
 )
 from fgpuspawner.text.sessions import server_words
+from fgpuspawner.text.times import duration
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +104,47 @@ async def keep_session(handler: Handler, session_id: str) -> Session:
     kept = await handler.service.reader.keep(session.id, keep_s)
     await audited(handler, session, "session.keep")
     return kept
+
+
+async def extend_session(handler: Handler, session_id: str) -> Session:
+    """Make the time limit of a session longer by what the administrator allows, and return it as it is then."""
+    session = await handler.visible_session(session_id)
+    reader = handler.service.reader
+    try:
+        found = await reader.extend(session.id)
+    except UnknownSession:
+        raise already_ended(session_id) from None
+    except StaleVersion:
+        raise Problem(409, "busy", "The queue changes too fast; try again in a moment.") from None
+    if isinstance(found, NotExtended):
+        allowed = extension_of(session, await reader.world())
+        raise Problem(409, "not_extended", not_extended_words(found, session, allowed))
+    await audited(handler, session, "session.extend", f"by {duration(reader.extension.by_s)}")
+    return found
+
+
+def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -> str:
+    """Return what the owner is told of a time limit that stays."""
+    match why:
+        case NotExtended.OFF:
+            return "Time limits can't be extended here."
+        case NotExtended.NOT_RUNNING:
+            return "Only a running session can be extended."
+        case NotExtended.NO_LIMIT:
+            return "This session has no time limit of its own."
+        case NotExtended.PREEMPTED:
+            return "A session of higher priority needs this place."
+        case NotExtended.USED_UP:
+            return (
+                f"You have extended this session by {duration(session.extended_s)} already. That is the most."
+            )
+        case NotExtended.LONGEST:
+            longest = duration(allowed.longest_s or 0)
+            return f"Sessions may run for {longest} here. One more extension would pass that."
+        case NotExtended.PROMISED:
+            return "Another user was promised a start that this would delay."
+        case _:
+            assert_never(why)
 
 
 @asynccontextmanager

@@ -7,11 +7,10 @@ import fnmatch
 from traitlets import Dict, Float, Integer, Unicode, Union
 
 from fgpu_scheduler import MIN_MEMORY_MIB, MIN_TIME_LIMIT_S, BadSettings, Caps, format_milli
-from fgpuspawner.settings.traits import Amount, Settings, Whole, milli
+from fgpuspawner.settings.traits import TIME_REMEDY, Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 MEMORY_REMEDY = f"it must be at least {MIN_MEMORY_MIB}, or 0 to leave it open"
-TIME_REMEDY = f"it must be between {MIN_TIME_LIMIT_S} and {LONGEST_TIME_LIMIT_S} seconds, or 0 for none"
 
 
 class AmountSettings(Settings):
@@ -21,36 +20,36 @@ class AmountSettings(Settings):
         example='{"*A100*": 10, "*": 2}',
         remedy="it must be a number such as 2, or a dict with one for each model",
     )
-    """The unit: how many fGPU one GPU is worth. 5 makes 1 fGPU = 0.2 GPU.
+    """Unit: how many fGPU one GPU is worth. With 5, 1 fGPU is 0.2 GPU.
 
     May differ between models: a dict from a pattern of the model's name to a number, with "*" for the rest.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')
-    """The step in which fGPU is chosen, in the form and through the API."""
+    """Step in which users choose fGPU, in the form and through the API."""
     max_fgpu = Amount("").tag(example="2")
-    """Most fGPU in one session; empty: whatever a node has."""
+    """Most fGPU in one session; empty: as many as a machine has."""
     max_cpu = Amount("").tag(example="8")
-    """Most CPU cores in one session; empty: the node's."""
+    """Most CPU cores in one session; empty: the machine's."""
     max_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="32768", remedy=MEMORY_REMEDY)
-    """Most memory of one session in MiB; 0: the node's."""
+    """Most memory of one session in MiB; 0: the machine's."""
     max_sessions = Integer(8, min=1).tag(example="4")
-    """Most sessions in one submission."""
+    """Most sessions that one request starts."""
     max_pending_per_user = Integer(16, min=1).tag(example="5")
     """Most waiting requests of one user."""
     max_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
         example="24 * 3600", remedy=TIME_REMEDY
     )
-    """The longest time limit that a request may have, in seconds, and what one without gets; 0: none."""
+    """Longest time limit of a session, in seconds, and that of requests without one; 0: none."""
     default_fgpu = Amount("").tag(example='"0.5"')
-    """fGPU preselected in the form; empty: one GPU's half, rounded down to the step."""
+    """fGPU preselected in the form; empty: half a GPU, rounded down to the step."""
     default_cpu = Amount("").tag(example="2")
-    """CPU cores preselected; empty: they follow the GPU, the same part of the machine."""
+    """CPU cores preselected; empty: the same part of the machine as the GPU."""
     default_memory_mib = Whole(0, min=MIN_MEMORY_MIB).tag(example="4096", remedy=MEMORY_REMEDY)
-    """Memory in MiB preselected; 0: it follows the GPU, the same part of the machine."""
+    """Memory in MiB preselected; 0: the same part of the machine as the GPU."""
     default_time_limit_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
         example="4 * 3600", remedy=TIME_REMEDY
     )
-    """How long a session may run if its request does not say, in seconds; 0: as long as sessions may."""
+    """Time limit of requests that give none, in seconds; 0: the longest."""
 
     def caps(self) -> Caps:
         """Return the limits on one request."""
@@ -97,8 +96,8 @@ class AmountSettings(Settings):
                 )
         if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
             raise BadSettings(
-                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; nobody could ask for "
-                "anything"
+                f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; no request "
+                f"would be possible"
             )
         if 0 < self.max_time_limit_s < self.default_time_limit_s:
             raise BadSettings(

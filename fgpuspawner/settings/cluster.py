@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from traitlets import Dict, List, Unicode
+from traitlets import Bool, Dict, List, Unicode
 
 from fgpu_scheduler import (
     BadSettings,
@@ -26,13 +26,17 @@ from fgpuspawner.settings.nodes import (
     are_found_by_driver,
     check_node,
     gpus_of,
+    is_elsewhere,
     this_machine,
 )
 from fgpuspawner.settings.traits import check_keys
 
 DEFAULT_GROUP = "default"
 NODE_KEYS = ("name", "group", "cpu", "memory_mib", "gpus", "engine", "tls", "address")
+FOUND_NODE_KEYS = ("name", "group", "cpu", "memory_mib", "gpus")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+FOUND_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+"""A DNS name, as clusters have it for their nodes. It is also the name of a folder."""
 NAME_FORM = "use 1 to 40 of a-z, 0-9 and '-', not '-' first"
 
 
@@ -70,6 +74,12 @@ class ClusterSettings(AmountSettings):
             },
         ]
     """
+    finds_nodes = Bool(False).tag(example="True")
+    """Set by the engine, not by you: whether it finds the nodes itself, as in a cluster.
+
+    ``nodes`` then only says what is other than found, by ``name``: ``group``, ``cpu``, ``memory_mib``, ``gpus``. Empty,
+    all nodes are used as they are.
+    """
     groups = Dict().tag(example='{"default": {}, "class": {"hub_groups": ["ml101"]}}')
     """Resource groups and who may use them; empty: one, "default", open to everybody.
 
@@ -95,12 +105,16 @@ class ClusterSettings(AmountSettings):
         """Return the names of the configured nodes."""
         return [spec["name"] for spec in self._specs]
 
+    def is_elsewhere(self, node_id: str) -> bool:
+        """Return whether a node is another machine than the Hub's."""
+        return self.finds_nodes or any(s["name"] == node_id and is_elsewhere(s) for s in self.nodes)
+
     @property
     def _specs(self) -> Sequence[Spec]:
-        return self.nodes or [{"name": "local"}]
+        return self.nodes or ([] if self.finds_nodes else [{"name": "local"}])
 
     def discover_nodes(self, machines: Mapping[str, Machine | None] | None = None) -> tuple[Node, ...]:
-        """Return the configured nodes with the GPUs that are there.
+        """Return the configured nodes with the GPUs that are there; none where the engine finds them.
 
         ``machines`` are what the nodes on other engines say of themselves, None for one that does not answer: that is
         LOST, with what is declared of it. Without it those nodes are left out.
@@ -111,7 +125,7 @@ class ClusterSettings(AmountSettings):
         """
         here: Machine | None = None
         nodes: list[Node] = []
-        for spec in self._specs:
+        for spec in () if self.finds_nodes else self._specs:
             machine: Machine | None = this_machine()
             if spec.get("engine"):
                 if machines is None or spec["name"] not in machines:
@@ -135,12 +149,29 @@ class ClusterSettings(AmountSettings):
         count = (0 if devices else 1) if wanted == "auto" else int(wanted)
         return SimulatedProbe(count, SIMULATED_MEMORY_MIB, node_id).devices() if count else devices
 
+    def node_of(self, name: str, machine: Machine | None) -> Node:
+        """Return a node that is another machine, as that says and as is configured; LOST where it is silent.
+
+        Raises:
+            BadSettings: its GPUs are not known, or its name or its resource group will not do.
+        """
+        spec = next((spec for spec in self.nodes if spec["name"] == name), {"name": name})
+        node = self._node(spec, machine)
+        if not FOUND_NAME.fullmatch(name):
+            raise BadSettings(f"node {name!r}: use a DNS name of up to 253 characters")
+        if node.resource_group not in self.resource_groups():
+            there = ", ".join(map(repr, self.resource_groups()))
+            raise BadSettings(
+                f"node {name!r} is in group {node.resource_group!r}, which c.FGPU.groups does not have; it has {there}"
+            )
+        return node
+
     def _node(self, spec: Spec, machine: Machine | None) -> Node:
         name = spec["name"]
         known = machine or Machine(0, 0)
         return Node(
             id=name,
-            resource_group=spec.get("group", DEFAULT_GROUP),
+            resource_group=spec.get("group", known.group or DEFAULT_GROUP),
             cpu_milli=parse_milli(str(spec["cpu"]), field="cpu") if "cpu" in spec else known.cpu_milli,
             memory_mib=spec.get("memory_mib", known.memory_mib),
             state=NodeState.LOST if machine is None else NodeState.READY,
@@ -150,6 +181,7 @@ class ClusterSettings(AmountSettings):
                 )
                 for d in gpus_of(spec, machine)
             ),
+            closed=known.closed,
         )
 
     def _check_cluster(self) -> None:
@@ -172,19 +204,22 @@ class ClusterSettings(AmountSettings):
                         f"{where}[{key!r}] is empty; name somebody, or leave it out for everybody"
                     )
         for name in names:
-            if not _is_name(name):
-                raise BadSettings(f"c.FGPU.nodes: name {name!r} will not do; {NAME_FORM}")
+            if not (_is_found_name(name) if self.finds_nodes else _is_name(name)):
+                form = "use the node's name in the cluster" if self.finds_nodes else NAME_FORM
+                raise BadSettings(f"c.FGPU.nodes: name {name!r} will not do; {form}")
             if names.count(name) > 1:
                 raise BadSettings(f"c.FGPU.nodes: two nodes are named {name!r}")
         for spec in self.nodes:
             where, group = f"c.FGPU.nodes: node {spec['name']!r}", spec.get("group", DEFAULT_GROUP)
-            check_keys(where, spec, NODE_KEYS)
+            check_keys(where, spec, FOUND_NODE_KEYS if self.finds_nodes else NODE_KEYS)
             if group not in groups:
                 raise BadSettings(
                     f"{where} is in group {group!r}, which c.FGPU.groups does not have; "
                     f"it has {', '.join(map(repr, groups))}"
                 )
-            check_node(spec, where)
+            check_node(spec, where, elsewhere=self.finds_nodes)
+        if self.finds_nodes:
+            return  # Which groups have nodes is the cluster's to say.
         used = {spec.get("group", DEFAULT_GROUP) for spec in self._specs}
         for group in self.groups:
             if group not in used:
@@ -194,6 +229,10 @@ class ClusterSettings(AmountSettings):
                 f"c.FGPU.groups has no group {DEFAULT_GROUP!r}, where this machine is; "
                 "add it, or declare c.FGPU.nodes"
             )
+
+
+def _is_found_name(name: object) -> bool:
+    return isinstance(name, str) and FOUND_NAME.fullmatch(name) is not None
 
 
 def _is_name(name: object) -> bool:

@@ -15,9 +15,9 @@ class DiskSettings(Settings):
     session_disk_mib = Whole(20 * 1024, min=0, max=LARGEST_MIB).tag(
         example="51200", remedy="use MiB such as 20480, or 0 for no limit"
     )
-    """Most that a session may write outside its home (its system, /tmp, volumes of its image), in MiB; 0: no limit.
+    """Most that a session may write outside its home (system, /tmp, its image's volumes), in MiB; 0: no limit.
 
-    Where the engine can hold it (``fgpu check`` says so), writing more fails. Else it is watched: see ``disk_over``.
+    Where the engine can enforce it (see ``fgpu check``), writing more fails. Elsewhere it is watched: see ``disk_over``.
     """
     session_files = Whole(1_000_000, min=0, max=LARGEST_FILES).tag(
         example="500_000", remedy="use a number of files, or 0 for no limit"
@@ -32,11 +32,11 @@ class DiskSettings(Settings):
     )
     """Most files and folders that a user's home may have; 0: no limit."""
     disk_over = Enum(("end", "warn"), "end").tag(example='"warn"')
-    """What becomes of a session above one of these limits: its owner is warned; with "end" it is ended after that."""
+    """Action above one of these limits: "warn" the owner, or warn and then "end" the session."""
     disk_grace_s = Integer(600, min=1).tag(example="1800")
-    """How long after the warning the session ends; sooner if it takes a quarter of the limit more.
+    """Seconds from the warning to the end; sooner if the session takes a quarter of the limit more.
 
-    A session whose home is above the limit when it starts has this time, too, to make room in it.
+    A session that starts with its home above the limit has this time, too.
     """
     disk_every_s = Integer(60, min=5, max=3600).tag(example="300")
-    """How often it is looked what sessions take; 5 to 3600. Large homes keep the disk busy for a while."""
+    """Seconds between looks at what sessions take, 5 to 3600. Large homes keep the disk busy for a while."""

@@ -17,12 +17,12 @@ class FormSettings(Settings):
     """Presets: launch options that have a name."""
 
     presets = List(Dict())
-    """What users choose with one click in the launch form, in the order in which it is shown.
+    """One-click choices in the launch form, in this order.
 
     Each is a dict with ``name`` and some of the form's options: ``image``, ``group``, ``fgpu`` (or
     ``gpu_memory_mib`` and ``compute_percent``), ``gpu_model``, ``cpu``, ``memory_mib``, ``count`` and
     ``time_limit``. What is left out stays as it is in the form; but with ``image`` or ``group`` go the
-    fGPU, CPU and memory that are preselected with it. Nobody is shown one that they may not start.
+    fGPU, CPU and memory that are preselected with it. Users see only those that they may start.
 
     Example::
 
@@ -67,9 +67,7 @@ def _wrong_values(preset: Mapping[str, object], groups: Sequence[str]) -> list[s
         if name in preset and (not isinstance(preset[name], str) or not preset[name]):
             given.refuse(name, "not_a_text", f"{short(preset[name])} is not a text")
     if "gpu_memory_mib" in preset and "fgpu" in preset:
-        given.refuse("gpu_memory_mib", "two_ways", "given beside fgpu; ask for the GPU in one of these ways")
+        given.refuse("gpu_memory_mib", "two_ways", "give this or fgpu, not both")
     if "compute_percent" in preset and "gpu_memory_mib" not in preset:
-        given.refuse(
-            "compute_percent", "compute_alone", "needs gpu_memory_mib beside it; compute is not given alone"
-        )
+        given.refuse("compute_percent", "compute_alone", "give gpu_memory_mib, too")
     return [refusal.message for refusal in given.refusals]

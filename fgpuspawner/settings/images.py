@@ -17,16 +17,16 @@ class ImageSettings(Settings):
     """The catalogue, fetching beforehand, warm containers, private images, and becoming root in sessions."""
 
     catalogue = Unicode().tag(example='"/etc/fgpu/catalogue.toml"')
-    """Path of the image catalogue (TOML); empty: the one that came with the package."""
+    """Path of the image catalogue (TOML); empty: the package's own."""
     prefetch = Integer(2, min=0).tag(example="5", remedy="it must be 0 (none) or more")
-    """Of how many of the first waiting requests of each resource group the image is fetched beforehand; 0: none.
+    """Pre-pull images for this many requests at the head of each queue; 0: none.
 
-    It is fetched on the engine of every node of the group that could hold the session.
+    They are pulled on every machine of the group that could hold the session.
     """
     pulls_at_a_time = Integer(3, min=1).tag(example="1")
-    """How many images one Docker engine fetches at a time; more wait for their turn, those of a launch first.
+    """Images that one Docker engine pulls at a time; others wait, those of a launch first.
 
-    From 2 on, one of these places is kept free for launches.
+    With 2 or more, one place is kept for launches.
     """
     warm_pool = Dict().tag(example='{"python": 2, "pytorch": "auto"}')
     """How many containers of an image wait, with its server imported, for the next sessions: on each node, and for
@@ -34,24 +34,24 @@ class ImageSettings(Settings):
 
     By the image's slug in the catalogue: a number, or "auto" for as many as were started within five minutes at
     most in the last hour, and never more than 8. Only on this machine's own engine; docs/fast-start.md says what
-    else starts as ever, and what a pool costs.
+    else starts as usual, and what a pool costs.
     """
     owners_may_commit = Bool(False).tag(example="True")
-    """Whether users may save their own running sessions as private images. Administrators always may.
+    """Let users save their own running sessions as private images. Administrators always may.
 
     Sessions must be containers, and homes must be volumes or folders of the host (docs/user-images.md). They can share
     them, so set ``c.JupyterHub.subdomain_host`` too (docs/network.md).
     """
     max_private_images = Integer(5, min=0, max=LARGEST_QUOTA).tag(example="10", remedy=QUOTA_REMEDY)
-    """Most private images of one user, whoever saves them; 0: no limit."""
+    """Most private images of one user; 0: no limit."""
     max_private_images_mib = Integer(20480, min=0, max=LARGEST_QUOTA).tag(
         example="102400", remedy=QUOTA_REMEDY
     )
-    """Most MiB that all private images of one user have beyond the catalogue's images; 0: no limit."""
+    """Most MiB of one user's private images together, without the catalogue's layers; 0: no limit."""
     sudo_groups = List(Unicode()).tag(example='["staff"]')
-    """Hub groups whose members may become root in all their sessions in containers, where the image has `sudo`.
+    """Hub groups whose members may become root in their containers, where the image has ``sudo``.
 
-    For everybody in one image: ``sudo = true`` in the catalogue. docs/isolation.md says what it weakens.
+    For everybody in one image: ``sudo = true`` in the catalogue. docs/isolation.md says what that weakens.
     """
 
     def catalogue_path(self) -> Path:
@@ -72,7 +72,7 @@ class ImageSettings(Settings):
             return None
         return (
             "Users may share images (c.FGPU.owners_may_commit), and their sessions are on the Hub's own domain: programs"
-            " of an image can act on the Hub as whoever opens a session of it, an administrator too. Set"
+            " of an image can act on the Hub as the person who opens a session of it, an administrator too. Set"
             " c.JupyterHub.subdomain_host, such as 'https://hub.example'"
         )
 

@@ -15,7 +15,7 @@ class IsolationSettings(Settings):
     """The backend of isolation, what libfgpu charges, and the watchdog."""
 
     isolation = Enum(ISOLATION, "auto").tag(example='"interposer"')
-    """What holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps", "hami" or "none".
+    """Isolation that holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps", "hami" or "none".
 
     "auto" takes the strongest that a node can have: "mig" where its GPUs are MIG instances, else "driver-cgroup"
     where the driver can (r615 or newer), else "interposer", which is libfgpu. If it can have none of these the Hub
@@ -23,11 +23,11 @@ class IsolationSettings(Settings):
     limits, and nothing holds it to them.
     """
     managed_memory = Enum(MANAGED, "charge").tag(example='"refuse"')
-    """What libfgpu does about managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
+    """Managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
     context_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
         example="400", remedy='use "auto" or MiB such as 400'
     )
-    """GPU memory that libfgpu charges for every CUDA context of every process, in MiB; 0 charges nothing.
+    """GPU memory charged for each CUDA context of each process, in MiB; 0: nothing.
 
     "auto" measures it once for each GPU model and driver, when the Hub starts, and keeps it in ``data_dir``. Where
     it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
@@ -41,17 +41,17 @@ class IsolationSettings(Settings):
     the installation, which is nobody else's.
     """
     verify_timeout_s = Integer(60, min=1).tag(example="120")
-    """How long the check of a session's limits may take after its start. One that takes longer has failed."""
+    """Longest check of a session's limits after its start, in seconds; then it counts as failed."""
     watchdog_every_s = Integer(10, min=1, max=300).tag(example="5")
-    """How often the watchdog compares what the driver says that sessions hold with what they may, on the mean; 1 to 300.
+    """Mean seconds between the watchdog's looks at the GPU memory that sessions hold; 1 to 300.
 
-    The looks come by chance, at most four times as far apart, so that nobody can free memory around them.
+    The looks come at random times, at most four times as far apart, so that nobody can dodge them.
     It cannot be switched off: what libfgpu counts is kept where the session itself could write it.
     """
     watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
         example="256", remedy="it must not be negative"
     )
-    """How far above its limit a session may be on a GPU before a look of the watchdog counts against it.
+    """GPU memory in MiB that a session may hold above its limit before the watchdog counts it.
 
     The driver counts what libfgpu does not see, such as the code of kernels.
     """
@@ -63,7 +63,7 @@ class IsolationSettings(Settings):
     The daemon must run as the user that sessions run as, and containers then share the host's shared memory.
     """
     local_sessions_beyond_loopback = Bool(False).tag(example="True")
-    """Whether a Hub with sessions as local processes may listen beyond this machine.
+    """Let a Hub with local sessions listen beyond this machine.
 
-    All such sessions run as one system user: whoever may log in can act as everybody.
+    All local sessions run as one system user, so each user can act as every other.
     """

@@ -24,37 +24,37 @@ class NetworkSettings(Settings):
     """Addresses, the firewall and its exceptions."""
 
     hub_address = Unicode().tag(example='"10.0.0.1"')
-    """Address of this machine at which sessions on other machines reach the Hub and the service.
+    """Address at which sessions on other machines reach the Hub and the service.
 
     Needed where a node in ``nodes`` is at tcp:// or ssh://. Empty: the host's address on the sessions' own network.
     """
     network_pool = Unicode("10.213.0.0/16").tag(example='"172.28.0.0/16"')
-    """Addresses (IPv4) for the networks of users' sessions in containers; nobody else here may use them.
+    """IPv4 addresses for the users' container networks; nothing else may use them.
 
     Each user with sessions has a Docker network of their own, with a subnet of this.
     """
     network_prefix_length = Integer(28).tag(example="27")
-    """How large each user's subnet is: 28 has room for 13 sessions of one user, 27 for 29; 16 to 29."""
+    """Prefix length of each user's subnet, 16 to 29: 28 holds 13 sessions, 27 holds 29."""
     firewall = Enum(["auto", "managed-elsewhere"], "auto").tag(
         example='"managed-elsewhere"', remedy="use 'auto' or 'managed-elsewhere'"
     )
-    """Who closes this machine to sessions in containers: "auto" or "managed-elsewhere".
+    """Firewall between containers and this machine: "auto" or "managed-elsewhere".
 
     With "auto" the Hub does, with iptables, if it runs as root; if it cannot, its log says so. With
     "managed-elsewhere" you vouch for it: with what ``fgpu firewall`` prints, or rules of your own.
     """
     egress = Enum(["open", "closed"], "open").tag(example='"closed"', remedy="use 'open' or 'closed'")
-    """What sessions in containers reach beyond this machine: all ("open"), or nothing ("closed").
+    """Network that containers reach beyond this machine: all ("open"), or nothing ("closed").
 
     "closed" needs the firewall. The Hub and the service are always reached.
     """
     blocked_networks = List(Unicode(), list(METADATA)).tag(example='["169.254.0.0/16", "10.1.0.0/16"]')
-    """Networks that sessions in containers never reach. The default is where clouds keep machines' secrets.
+    """Networks that containers never reach. The default is where clouds keep machines' secrets.
 
     Name servers of this machine are reached all the same, for names only. The list replaces the default.
     """
     allowed_ports = List(Integer()).tag(example="[443]")
-    """Ports (TCP) of this machine that sessions in containers reach beside the Hub's and the service's."""
+    """TCP ports of this machine that containers may reach, besides the Hub's and the service's."""
 
     def _check_network(self) -> None:
         try:

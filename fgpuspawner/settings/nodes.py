@@ -23,13 +23,19 @@ SIMULATED_MEMORY_MIB = 8192
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine says of itself; ``devices`` None where it cannot say which GPUs it has."""
+    """What a machine says of itself; ``devices`` None where it cannot say which GPUs it has.
+
+    Of a cluster's node also what that says: its resource ``group``, None where none is named, and whether it is
+    ``closed``, and takes no new sessions.
+    """
 
     cpu_milli: int
     memory_mib: int
     devices: tuple[FoundDevice, ...] | None = None
     trouble: str = "it was not asked"
     """Why the devices are not known."""
+    group: str | None = None
+    closed: bool = False
 
 
 def host_of(url: str) -> str:
@@ -114,8 +120,8 @@ def gpus_of(spec: Spec, machine: Machine | None) -> Sequence[FoundDevice]:
     return [by_uuid[uuid] for uuid in gpus]
 
 
-def check_node(spec: Spec, where: str) -> None:
-    """Look at what is said of one node; ``where`` begins the line that refuses it.
+def check_node(spec: Spec, where: str, *, elsewhere: bool = False) -> None:
+    """Look at what is said of one node; ``where`` begins the line that refuses it. ``elsewhere``: an engine finds it.
 
     Raises:
         BadSettings: one line that names the node, the key and what would work.
@@ -138,7 +144,7 @@ def check_node(spec: Spec, where: str) -> None:
     elif "tls" in spec or "address" in spec:
         key = "tls" if "tls" in spec else "address"
         raise BadSettings(f"{where} has {key}, and no engine; name the engine that it is for")
-    elif is_declared(gpus):
+    elif is_declared(gpus) and not elsewhere:
         raise BadSettings(f"{where} declares its GPUs; this machine's own are those that NVML reports")
     for gpu in gpus if is_declared(gpus) else ():
         text = all(isinstance(gpu.get(key, ""), str) for key in ("uuid", "model"))
@@ -182,7 +188,7 @@ def _check_engine(spec: Spec, where: str) -> None:
         return
     if not isinstance(tls, dict) or tls.keys() != {"ca", "cert", "key"}:
         raise BadSettings(
-            f"{where} is at {url}, where whoever reaches it is root, so tls is needed: {{'ca': PATH, 'cert': PATH, "
+            f"{where} is at {url}, where anybody who reaches it is root, so tls is needed: {{'ca': PATH, 'cert': PATH, "
             "'key': PATH}; or False, where nobody else can reach it"
         )
     for key, path in tls.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from traitlets import Dict, List
+from traitlets import Dict, Integer, List
 
 from fgpu_scheduler import (
     MIN_TIME_LIMIT_S,
@@ -24,7 +24,7 @@ from fgpu_scheduler import (
     parse_milli,
     quota_words,
 )
-from fgpuspawner.settings.traits import Settings, check_keys, is_whole
+from fgpuspawner.settings.traits import TIME_REMEDY, Settings, Whole, check_keys, is_whole
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 ANYBODY = "*"
@@ -46,24 +46,23 @@ class QueueSettings(Settings):
     """Policies, quotas, priorities, and what ends running sessions."""
 
     policies = Dict().tag(example='{"*": {"order": "fair-share"}, "class": {"order": "fifo"}}')
-    """How each resource group's queue is ordered and where its sessions go; "*" is for the rest of them.
+    """Order of each resource group's queue, and placement of its sessions; "*" stands for the other groups.
 
-    Each value is a dict with any of these keys; docs/administrator.md says what the words do.
+    Each value is a dict with any of these keys; docs/administrator.md explains the words.
 
     - ``order``: "fifo", "fifo-skip", "lifo", "fair-share", "drf" or "default"
     - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
-    - ``backfill``: "strict", "skip", "easy" or "bounded"; left out, what the order usually has
-    - ``longest_wait_s``: who has waited for so long comes before all others of its priority, and is not overtaken
-    - ``half_life_s``: in so long half of what somebody has used is forgotten, where the order goes by it
+    - ``backfill``: "strict", "skip", "easy" or "bounded"; default: what suits the order
+    - ``longest_wait_s``: after this wait a request goes to the front of its priority, and nobody overtakes it
+    - ``half_life_s``: time in which past use loses half its weight, for orders that count it
     """
     quotas = List(Dict())
-    """Limits on what users, and Hub groups together, hold, have waiting and how long their sessions last.
+    """Limits for a user or a Hub group: fGPU, sessions, waiting requests, and how long sessions last.
 
-    Each is a dict with ``user`` (a name, or "*" for each one by themselves) or ``hub_group`` (all its members
-    together), and any of ``max_fgpu``, ``max_sessions`` (what is held at a time: more waits), ``max_pending``
-    (requests that wait: more are refused) and ``max_lifetime_s``. With ``resource_group`` only that one counts. Of
-    several the strictest holds. The list replaces what the Hub wrote into its database when it last started; what
-    administrators changed on the page *Quotas* lies over it.
+    Each is a dict with ``user`` (a name, or "*" for each user) or ``hub_group`` (its members together), and any of
+    ``max_fgpu`` and ``max_sessions`` (running at a time: more wait), ``max_pending`` (waiting at a time: more are
+    refused) and ``max_lifetime_s``. With ``resource_group`` it counts in that one only. The strictest applies.
+    Changes on the page *Quotas* override this list, which is read at each start of the Hub.
 
     Example::
 
@@ -73,21 +72,31 @@ class QueueSettings(Settings):
         ]
     """
     max_priority = Dict().tag(example='{"staff": 10, "*": 1}')
-    """The highest priority that members of a Hub group may ask for, 1 to 1000; "*": everybody. Else 0."""
+    """Highest priority that members of a Hub group may ask for, 1 to 1000; "*" stands for everybody. Default: 0."""
     reclaim = Dict().tag(
         example='{"*": {"idle_after_s": 3600}, "class": {"max_lifetime_s": 7200, "grace_s": 300}}'
     )
-    """What ends running sessions of a resource group, each time after a warning; "*": the rest. Empty: nothing.
+    """Rules that end running sessions of a resource group, after a warning; "*" stands for the other groups.
 
-    Each value is a dict with any of these keys; what is left out is off, or has the value in brackets.
+    Each value is a dict with any of these keys. A rule that is left out is off; defaults are in brackets.
 
-    - ``max_lifetime_s``: a session ends after so long
-    - ``idle_after_s``: its owner is warned when both its GPU and its kernels have been idle for so long
-    - ``preempt``: True lets a request of higher priority have sessions of lower priority ended
-    - ``requeue``: whether a pre-empted session is asked for again, at its old place in the queue (True)
-    - ``grace_s``: how long a warning stands before the session is ended (600)
-    - ``keep_s``: for how long "keep" puts off the end of an idle session (1800)
+    - ``max_lifetime_s``: a session ends after this time
+    - ``idle_after_s``: its owner is warned after this time without input, and with idle kernels, terminals and GPU
+    - ``preempt``: True: a request of higher priority ends sessions of lower priority
+    - ``requeue``: whether a pre-empted session waits again, at its old queue position (True)
+    - ``grace_s``: time from the warning to the end (600)
+    - ``keep_s``: how much time *Keep running* gives an idle session (1800)
     """
+    extend_by_s = Whole(0, min=MIN_TIME_LIMIT_S, max=LONGEST_TIME_LIMIT_S).tag(
+        example="3600", remedy=TIME_REMEDY
+    )
+    """Seconds that owners may add to the time limit of a running session, each time they ask; 0: they may not.
+
+    Only up to the longest time that limits, quotas and ``reclaim`` allow, and only where nobody who was promised a start
+    would start later.
+    """
+    extend_times = Integer(1, min=1, max=100).tag(example="2")
+    """How often the owner of a session may extend its time limit."""
 
     def policy(self) -> Policy:
         """Return how each resource group's queue is ordered and placed.

@@ -13,7 +13,7 @@ class ServiceSettings(Settings):
     """The data folder and database, and the managed service ``fgpu``."""
 
     data_dir = Unicode("data").tag(example='"/var/lib/fgpu"')
-    """Folder for everything that must survive: the database, limits files, logs, homes."""
+    """Folder for everything that must survive: database, limits files, logs, homes."""
     db_url = Unicode().tag(example='"postgresql+psycopg://fgpu:secret@127.0.0.1/fgpu"')
     """SQLAlchemy URL of the scheduler's database; empty: SQLite in ``data_dir``."""
     service_ip = Unicode("127.0.0.1").tag(example='"127.0.0.1"')
@@ -22,10 +22,15 @@ class ServiceSettings(Settings):
     """Port the service ``fgpu`` listens on."""
     service_url_for_sessions = Unicode().tag(example='"http://172.17.0.1:10880/services/fgpu/"')
     """URL under which sessions reach the service; empty: its own address and port."""
+    site_name = Unicode("GPU sessions").tag(example='"Lab GPUs"')
+    """Name of this site in the header of all pages. For a logo of your own set ``c.JupyterHub.logo_file``.
+
+    .. versionadded:: 0.1
+    """
     sessions_may_end_sessions = Bool(True).tag(example="False")
-    """Whether JupyterLab in a session may end its owner's other sessions."""
+    """Let JupyterLab in a session end its owner's other sessions."""
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
-    """How often the meter tells what running sessions hold and use of their GPUs; 1 to 300.
+    """Seconds between the meter's reports on what sessions hold and use of their GPUs; 1 to 300.
 
     The GPUs are looked at as often on the mean, or as ``watchdog_every_s`` says where that is less. Pages show
     what was seen last. What it counted is written to the database once a minute.
@@ -33,11 +38,11 @@ class ServiceSettings(Settings):
     .. versionadded:: 0.1
     """
     history_days = Integer(365, min=0, max=36500).tag(
-        example="90", remedy="it must be a number of days up to 36500, or 0 for ever"
+        example="90", remedy="it must be a number of days up to 36500, or 0 for no end"
     )
-    """For how many days sessions that have ended, and the log of what became of them, are kept; 0: for ever.
+    """Days for which ended sessions and their log are kept; 0: always.
 
-    Fewer than 1 day cannot be set. What older sessions used still counts for fair shares.
+    What older sessions used still counts for fair shares.
 
     .. versionadded:: 0.1
     """
@@ -59,10 +64,10 @@ class TimeoutSettings(Settings):
     """How long requests wait, launches take, and what a restart of the Hub left is kept."""
 
     queue_timeout_s = Integer(24 * 3600, min=1).tag(example="3600")
-    """A request that has waited this long is cancelled."""
+    """Cancel a request that has waited this long, in seconds."""
     launch_timeout_s = Integer(600, min=1).tag(example="900")
-    """A launch, image pull included, that takes longer has failed."""
+    """Longest launch, image pull included, in seconds; then it counts as failed."""
     resume_grace_s = Integer(60, min=0).tag(example="120", remedy="it must not be negative")
-    """After a restart of the Hub nothing is placed until the waiting requests are resumed, or this long."""
+    """Longest pause of the queue after a restart of the Hub, in seconds, while waiting requests are resumed."""
     abandoned_after_s = Integer(900, min=1).tag(example="3600")
-    """A request that nobody resumed for this long after a restart is cancelled."""
+    """Cancel a request that nobody resumed for this long after a restart, in seconds."""

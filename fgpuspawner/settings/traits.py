@@ -16,11 +16,15 @@ from typing import Any
 from traitlets import Bool, Dict, Enum, Integer, List, TraitError, TraitType, Unicode
 from traitlets.config import Configurable
 
-from fgpu_scheduler import BadAmount, BadSettings, parse_milli
+from fgpu_scheduler import MIN_TIME_LIMIT_S, BadAmount, BadSettings, parse_milli
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 KINDS = {Bool: "True or False", Dict: "a dict", Integer: "a whole number", List: "a list", Unicode: "text"}
 LARGEST_MIB = 2**31
 """Two PiB: more is a typing mistake."""
+
+
+TIME_REMEDY = f"it must be between {MIN_TIME_LIMIT_S} and {LONGEST_TIME_LIMIT_S} seconds, or 0 for none"
 
 
 class BadValue(BadSettings, TraitError):

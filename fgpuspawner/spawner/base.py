@@ -129,6 +129,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         """
 
     @classmethod
+    def check_settings(cls, config: Config, settings: FGPU) -> None:
+        """Refuse what the engine cannot work with in the Hub's final configuration.
+
+        Raises:
+            BadSettings: one line that names the setting and what would work.
+        """
+
+    @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
         """Return what closes a machine to an installation's sessions but for ``urls``, where sessions have networks."""
         raise NotImplementedError
@@ -274,7 +282,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     def _beside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run what nobody waits for."""
-        self.runtime.background.run(coroutine, failed=f"What goes on for {self._log_name} came to nothing")
+        self.runtime.background.run(coroutine, failed=f"A task for {self._log_name} failed")
 
     def _is_up(self, session: Session) -> None:
         self._session, self._phase = session, self.UP
@@ -582,7 +590,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     ) -> None:
         session = session or await self.runtime.queue.serving(self.user.name, self.name)
         if session is not None:
-            cause, message = failure or (EndCause.USER, None)
+            asked = EndCause.HUB_STOPPED if self.runtime.hub_stops else EndCause.USER
+            cause, message = failure or (asked, None)
             await self._end(
                 session, cause, message, now=now, by=None if failure else ended_by(self.user.name)
             )

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 
-from fgpu_scheduler import EndCause, FGPUError, Session
+from fgpu_scheduler import EndCause, FGPUError, Requeued, Session, duration
 from fgpuspawner.engines.base import (
     Ended,
     Endpoint,
@@ -15,6 +15,7 @@ from fgpuspawner.engines.base import (
     Launched,
     LaunchFailed,
     LaunchSpec,
+    NotBound,
 )
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
@@ -50,6 +51,7 @@ class Launch:
 
         Raises:
             LaunchFailed: it came to nothing; with words for the owner.
+            Requeued: it has lost its place since it was placed, or was not given it; it waits again.
         """
         with self._runtime.queue.launching(self.session.id):
             return await self._in_steps()
@@ -62,6 +64,11 @@ class Launch:
                 launched = await self._launched()
         except TimeoutError:
             raise self._too_late(limit_s) from None
+        except NotBound as e:
+            # First: a session that waits has none of a GPU's slots.
+            await self._runtime.clear(self.session)
+            await queue.give_back(self.session.id, self.session.attempt, str(e))
+            raise Requeued(f"session {self.session.id} is back in the queue: {e}") from e
         except EngineSilent as e:
             raise LaunchFailed(f"{e}; ask for a new session", EndCause.NODE_LOST) from e
         except (FGPUError, asyncio.CancelledError):
@@ -75,6 +82,10 @@ class Launch:
         session = self.session
         if session.attempt > 1 and not await self._engine.stop(session, now=True):
             raise LaunchFailed("what an earlier launch of this session left could not be removed")
+        assert session.placement is not None
+        if len(self._runtime.isolation.devices_of(session)) < len(session.placement.shares):
+            # It went between placing and launching.
+            raise NotBound("the GPU is not there any more")
         prepared = await self._runtime.prepare(session)
         image = self._runtime.catalogue.of(session.request)
         if image is None:
@@ -104,9 +115,9 @@ class Launch:
     def _too_late(self, limit_s: int) -> LaunchFailed:
         """Return what a launch fails with that took longer than it may; where its image did, that is named."""
         if self.fetching is None:
-            return LaunchFailed(f"the server did not answer within the launch limit of {limit_s} seconds")
+            return LaunchFailed(f"the server did not answer within the launch limit of {duration(limit_s)}")
         return LaunchFailed(
-            f"image {self.fetching.reference} was not fetched within the launch limit of {limit_s} seconds",
+            f"image {self.fetching.reference} was not fetched within the launch limit of {duration(limit_s)}",
             EndCause.PULL_FAILED,
         )
 

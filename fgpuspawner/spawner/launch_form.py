@@ -22,7 +22,7 @@ from fgpuspawner.form.offer import Offer, Refused
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start, read_fields
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.who_asks import name_of
-from fgpuspawner.spawner.failures import failed_lately, last_word, next_step
+from fgpuspawner.spawner.failures import failed_lately, last_end, next_step
 
 log = logging.getLogger("fgpu")
 
@@ -180,9 +180,9 @@ class LaunchFormSpawner(HasTraits):
         except (StoreUnavailable, TimeoutError):
             return None
 
-    async def last_word(self) -> str | None:
-        """Return what was said of this server's session that ended lately, as by an administrator; None if nothing."""
-        return last_word((await self._lately(())).sessions, self.name, now_s=int(time.time()))
+    async def last_end(self) -> Session | None:
+        """Return this server's session where it has ended lately: the page of the server says why."""
+        return last_end((await self._lately(())).sessions, self.name, now_s=int(time.time()))
 
     async def is_filled_in_again(self) -> bool:
         """Return whether this server's form has what its failed start asked for; what was refused is not kept."""

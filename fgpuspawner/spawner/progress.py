@@ -43,18 +43,18 @@ def waiting_event(
     if found is None:
         return {"progress": 5, "message": "Waiting in the queue", "fgpu": facts}
     ahead = found.position - 1
-    place = "You are next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
+    place = "You're next in the queue" if ahead == 0 else f"{ahead} ahead of you in the queue"
     return {"progress": 10, "message": f"{place}: {found.text}", "fgpu": facts}
 
 
 def away_event(last: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the progress event of a session whose state cannot be read now; ``last`` is the event before."""
-    message = "The queue's database does not answer; nothing is lost, and this goes on by itself"
+    message = "The queue's database does not answer. Your place is safe; this page goes on when it is back"
     return {"progress": last["progress"] if last else 0, "message": message}
 
 
 _STARTING = {
-    SessionState.SCHEDULED: (40, "Your share is reserved; starting"),
+    SessionState.SCHEDULED: (40, "Your share is reserved. Starting"),
     SessionState.PREPARING: (60, "Starting your session"),
     SessionState.PULLING: (60, "Fetching the image"),
 }
@@ -70,7 +70,7 @@ def starting_event(
     progress, message = _STARTING[session.state]
     amount = amount_words(session.request)
     if session.state is SessionState.PULLING and fetched:
-        progress, message = 90, "The image is there; starting your session"
+        progress, message = 90, "The image is here. Starting your session"
     elif pull is not None:
         # How far it is stands in ``pull``: the sentence is read aloud whenever it is another.
         step = pull.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from fgpu_scheduler import Ahead, EndCause, Request, Session, SessionState, format_milli
+from fgpu_scheduler import Ahead, EndCause, Request, Session, SessionState, format_milli, memory_words
 
 TURNING = frozenset(("R", "AL", "RLE", "RLO", "LRE", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"))
 ISOLATES = dict.fromkeys(range(0x2066, 0x206A))
@@ -24,17 +24,17 @@ def server_words(session: Session) -> str:
 
 
 def amount_words(asked: Request) -> str:
-    """Return what was asked for of a GPU: "0.5 fGPU", "5120 MiB + 25 %", or "5120 MiB" for memory only."""
+    """Return what was asked for of a GPU: "0.5 fGPU", "5 GiB + 25 %", or "5 GiB" for memory only."""
     if asked.gpu_memory_mib is None:
         return f"{format_milli(asked.fgpu_milli)} fGPU"
     if asked.compute_percent is None:
-        return f"{asked.gpu_memory_mib} MiB"
-    return f"{asked.gpu_memory_mib} MiB + {asked.compute_percent} %"
+        return memory_words(asked.gpu_memory_mib)
+    return f"{memory_words(asked.gpu_memory_mib)} + {asked.compute_percent} %"
 
 
 WARNINGS = {
-    EndCause.IDLE: "idle: it is ended unless you keep it or use it",
-    EndCause.TIME_LIMIT: "its time limit is reached soon",
+    EndCause.IDLE: "it is idle: use it or keep it running",
+    EndCause.TIME_LIMIT: "it reaches its time limit soon",
     EndCause.PREEMPTED: "a session of higher priority needs its place",
 }
 
@@ -43,12 +43,11 @@ def warning_words(session: Session) -> str | None:
     """Return what the owner of a running session is warned of, or None. When it ends is said beside it."""
     if session.state is not SessionState.RUNNING or session.ends_cause is None:
         return None
-    return WARNINGS.get(session.ends_cause, "it is about to be ended")
+    return WARNINGS.get(session.ends_cause, "it ends soon")
 
 
 WITHDRAWN = (
-    "its image is not in the catalogue any more: it is refused when its turn comes, unless that changes; cancel it and "
-    "choose another image"
+    "its image is not in the catalogue any more, so it cannot start; cancel it and choose another image"
 )
 """What the owner of a waiting session is told while nobody may start its image."""
 
@@ -56,19 +55,18 @@ MOST_NAMED = 3
 
 
 def ahead_words(ahead: Ahead | None, names: Sequence[str] = ()) -> str | None:
-    """Return who holds what would have to end first, or None where nobody does.
+    """Return with whose end a session starts: "starts when 2 sessions end (1.5 fGPU)"; None where that is nobody's.
 
     ``names`` are those of them that the reader may know.
     """
     if ahead is None or not ahead.sessions:
         return None
-    held = f"{format_milli(ahead.fgpu_milli)} fGPU"
-    one = ahead.sessions == 1
-    who = f"1 session that holds {held} has" if one else f"{ahead.sessions} sessions that hold {held} have"
+    who = "1 session ends" if ahead.sessions == 1 else f"{ahead.sessions} sessions end"
     told = ", ".join(names[:MOST_NAMED])
     if told and ahead.sessions > min(len(names), MOST_NAMED):
-        told = f"among them {told}"
-    return f"{who} to end first" + (f" ({told})" if told else "")
+        told += " and others"
+    held = f"{format_milli(ahead.fgpu_milli)} fGPU"
+    return f"starts when {who} ({f'{held}: {told}' if told else held})"
 
 
 def fgpu_of(session: Session) -> str | None:
@@ -96,9 +94,11 @@ def gib(amount: int) -> str:
     return format_milli(amount * 1000 // 1024)
 
 
-def memory_words(amount_mib: int) -> str:
-    """Return memory for people: exact GiB where these are short, else to a tenth; below half a GiB in MiB."""
-    return mib(amount_mib) if is_gib(amount_mib) or amount_mib < 512 else f"{amount_mib / 1024:.1f} GiB"
+def gib_words(amount_mib: int) -> str:
+    """Return MiB as GiB for people: exact where that is short, else to a tenth. Something is never shown as nothing."""
+    return (
+        gib(amount_mib) if amount_mib % 128 == 0 else f"{max(0.1, amount_mib / 1024):.1f}".removesuffix(".0")
+    )
 
 
 def ordinal(number: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from fgpu_scheduler import duration as duration
+
 
 def instant(at_s: int, *, seconds: bool = True) -> str:
     """Return an instant in UTC: "2026-07-01 08:30:00Z"; one that no calendar has as seconds."""
@@ -22,19 +24,6 @@ def moment(at_s: int) -> str:
 def cell(at_s: int | None) -> str | None:
     """Return an instant as spreadsheets read it, in UTC: "2026-07-01 08:30:00"."""
     return None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def duration(seconds: float) -> str:
-    """Return how long something takes: "45 s", "5 min 3 s", "12 min", "3 h 05 min", "2 d 4 h"."""
-    minutes, rest_s = divmod(max(0, int(seconds)), 60)
-    hours = minutes // 60
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60:02} min"
-    if not minutes:
-        return f"{rest_s} s"
-    return f"{minutes} min {rest_s} s" if minutes < 10 and rest_s else f"{minutes} min"
 
 
 def hours_minutes(duration_s: int) -> str:

@@ -22,6 +22,7 @@ from .environment import NoService, read_service, read_slice
 from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
 from .kernels import kernels_of
+from .proof import Proof
 from .service_answers import ServiceError, Session
 from .shared_read import SharedRead
 from .status import StatusReader
@@ -73,6 +74,7 @@ class FGPUStatus(LoggingConfigurable):
         self.kernel_socket: KernelSocket | None = None
         # That it was started counts: whoever did so is about to do something.
         self.input_at_s = int(time.time())
+        self.proof = Proof()
         self.shared_details = SharedRead(self._read_details, max_age_s=self.cache_s)
 
     async def _read_details(self) -> dict[str, Any]:
@@ -184,7 +186,7 @@ class _Wish(_Handler):
 
 
 class StopHandler(_Wish):
-    """`POST fgpu/api/sessions/{id}/stop`: end or cancel another of the user's sessions."""
+    """`POST fgpu/api/sessions/{id}/stop`: end or cancel one of the user's sessions."""
 
     done_status = 202
 
@@ -196,7 +198,32 @@ class KeepHandler(_Wish):
     """`POST fgpu/api/sessions/{id}/keep`: keep an idle session that is about to be ended."""
 
     async def wish(self, session_id: int) -> Session:
-        return await self.status.reader.keep(session_id)
+        return await self.status.reader.ask_for("keep", session_id)
+
+
+class ExtendHandler(_Wish):
+    """`POST fgpu/api/sessions/{id}/extend`: make the time limit of a session longer."""
+
+    async def wish(self, session_id: int) -> Session:
+        return await self.status.reader.ask_for("extend", session_id)
+
+
+class ProofHandler(_Handler):
+    """`fgpu/api/proof`: what fgpu-verify last found (jupyterlab_fgpu.proof). POST runs it."""
+
+    # A tab that waits for the result asks every second.
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps(self.status.proof.told()))
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        self.finish(json.dumps(self.status.proof.begin()))
 
 
 class KernelFileHandler(KernelSpecResourceHandler):  # type: ignore[misc]
@@ -240,6 +267,7 @@ def load(server_app: Any) -> None:
             (url_path_join(base, "status"), StatusHandler, {"status": status}),
             (url_path_join(base, "explain"), ExplainHandler, {"status": status}),
             (url_path_join(base, "input"), InputHandler, {"status": status}),
+            (url_path_join(base, "proof"), ProofHandler, {"status": status}),
             # At most 18 digits: what the service's database can hold as an id.
             *(
                 (
@@ -247,7 +275,11 @@ def load(server_app: Any) -> None:
                     handler,
                     {"status": status},
                 )
-                for name, handler in (("stop", StopHandler), ("keep", KeepHandler))
+                for name, handler in (
+                    ("stop", StopHandler),
+                    ("keep", KeepHandler),
+                    ("extend", ExtendHandler),
+                )
             ),
         ],
     )

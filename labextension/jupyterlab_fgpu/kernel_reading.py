@@ -213,14 +213,14 @@ def rows(reading: Reading) -> List[Tuple[str, List[str]]]:
     if reading.sm_percent is not None:
         compute.append("{:.0f} % of the GPU in use".format(reading.sm_percent))
     if reading.entitled_percent is not None:
-        compute.append("{} % entitled".format(reading.entitled_percent))
+        compute.append("your share is {} %".format(reading.entitled_percent))
     found = [
         ("Amount", [amount + (" (simulated: there is no real GPU)" if reading.simulated else "")]),
         ("GPU memory", [memory]),
         ("Compute", [", ".join(compute) or NOT_KNOWN]),
         ("GPU", reading.gpus or [NOT_KNOWN]),
         ("Processes", _process_words(reading.processes)),
-        ("My other sessions", _lines(reading.others)),
+        ("Other sessions", _lines(reading.others)),
         ("Queue", [reading.queue]),
     ]
     if reading.trouble:

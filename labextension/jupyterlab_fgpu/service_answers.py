@@ -81,6 +81,7 @@ class Session(TypedDict):
     warning: str | None
     ends_at_s: int | None
     can_keep: bool
+    extend_by_s: int | None
     can_save: bool
     url: str | None
     pending_url: str | None
@@ -143,6 +144,7 @@ def parse_session(raw: Any) -> Session:
         warning=optional(raw, "warning", str),
         ends_at_s=optional(raw, "ends_at_s", int),
         can_keep=bool(optional(raw, "can_keep", bool)),
+        extend_by_s=optional(raw, "extend_by_s", int),
         can_save=bool(optional(raw, "can_save", bool)),
         url=optional(raw, "url", str),
         pending_url=optional(raw, "pending_url", str),

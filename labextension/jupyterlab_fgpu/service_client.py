@@ -89,9 +89,9 @@ class ServiceClient:
         answer = await self._call("DELETE", f"sessions/{session_id}")
         return parse_session(answer.get("session"))
 
-    async def keep(self, session_id: int) -> Session:
-        """Keep an idle session that is about to be ended, and return it as it then stands."""
-        answer = await self._call("POST", f"sessions/{session_id}/keep")
+    async def ask_for(self, wish: str, session_id: int) -> Session:
+        """Ask for `keep` or `extend`, and return the session as it then stands."""
+        answer = await self._call("POST", f"sessions/{session_id}/{wish}")
         return parse_session(answer.get("session"))
 
     def _client(self) -> AsyncHTTPClient:

@@ -111,7 +111,7 @@ def receive(source: int, deadline: float | None) -> bytes:
     while b"\n" not in line:
         left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         if not poll.poll(left_ms):
-            raise BadIdentity("the Hub did not say in time which session this is; start it anew")
+            raise BadIdentity("the Hub did not say in time which session this is; start it again")
         piece = os.read(source, 65536)
         if not piece:
             raise BadIdentity("standard input ended before the Hub said which session this is")
@@ -132,7 +132,7 @@ def read_identity(line: bytes) -> Identity:
     except ValueError:
         raise BadIdentity("what the Hub said is not JSON") from None
     if not isinstance(said, dict) or said.get("version") != VERSION:
-        raise BadIdentity(f"the Hub speaks another version than {VERSION}: build the image anew")
+        raise BadIdentity(f"the Hub speaks another version than {VERSION}: build the image again")
     argv, environment = said.get("argv"), said.get("environment")
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise BadIdentity("argv: a list of words is wanted")

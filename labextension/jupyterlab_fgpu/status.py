@@ -102,23 +102,18 @@ class StatusReader:
         return Reading(view, session, None if session is None else source, tuple(used))
 
     async def stop(self, session_id: int) -> Session:
-        """End or cancel another of the user's sessions; raises ServiceError."""
-        if self.client is None:
-            raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        if session_id == self._own_id():
-            raise Refused(
-                "this_session",
-                "This is the session you are working in. End it on the Hub's page.",
-                status=409,
-            )
+        """End or cancel one of the user's sessions, this one too; raises ServiceError."""
         self._slow_at = None
-        return await self.client.stop(session_id)
+        return await self._service().stop(session_id)
 
-    async def keep(self, session_id: int) -> Session:
-        """Keep an idle session that is about to be ended; raises ServiceError."""
+    async def ask_for(self, wish: str, session_id: int) -> Session:
+        """Ask for `keep` or `extend` of one of the user's sessions; raises ServiceError."""
+        return await self._service().ask_for(wish, session_id)
+
+    def _service(self) -> ServiceClient:
         if self.client is None:
             raise Unreachable("absent", self._absent_reason or "There is no fGPU service.")
-        return await self.client.keep(session_id)
+        return self.client
 
     def payload(self, reading: Reading) -> dict[str, Any]:
         """Return what the browser gets; `as_of_s` is the age at this moment."""
@@ -140,11 +135,6 @@ class StatusReader:
             "bars": view.bars,
             "simulated": _simulated(reading),
         }
-
-    def _own_id(self) -> int | None:
-        if self._last is not None and self._last.session is not None:
-            return self._last.session["id"]
-        return None if self._slice is None else self._slice.session_id
 
     async def _ask_hub(self) -> HubView:
         if self.client is None:

@@ -627,6 +627,9 @@ class Session:
             os.killpg(process.pid, signal.SIGKILL)
             # One that hangs in the driver outlives even this; it is not waited for.
             return "", f"no answer in {self.timeout_s + extra_s:g} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         words = err.decode("utf-8", "replace").strip().split("\n")[-1][:200]
         if process.returncode < 0:
             return "", f"ended by signal {-process.returncode} {words}"
@@ -1098,14 +1101,19 @@ def main() -> int:
     except (OSError, ValueError, KeyError, IndexError) as error:
         sys.stderr.write(f"fgpu-verify: {path} cannot be read: {error}\n")
         return 1
+    # Who is asked to end ends the check that runs, which is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     session = Session(limits, options.timeout)
     results = []
+    words = {name: what for name, what, _ in CHECKS}
     for name, _, check in CHECKS:
         if options.only is None or name in options.only:
             results.append((name, check(session)))
     holds = all(result.verdict != FAILED for _, result in results)
     if options.json:
-        checks = [{"name": n, "verdict": r.verdict, "text": r.text} for n, r in results]
+        checks = [
+            {"name": n, "what": words[n], "verdict": r.verdict, "text": r.text} for n, r in results
+        ]
         told = {"session": limits.session, "container": limits.container, "holds": holds}
         print(json.dumps(dict(told, checks=checks)))
     else:

@@ -90,7 +90,7 @@ function draw(node, status) {
   row(
     table,
     "Compute",
-    `${received == null ? "use not known" : `${Math.round(received)} % received`}, ${entitled ?? "?"} % entitled`
+    `${received == null ? "use not known" : `${Math.round(received)} % in use`}, your share is ${entitled ?? "?"} %`
   );
   const waiting = status.others.filter((other) => other.state === "PENDING");
   const queue = status.queue.length === null ? "not known" : `${status.queue.length} waiting`;

@@ -1,5 +1,6 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { DocumentWidget } from '@jupyterlab/docregistry';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
@@ -7,6 +8,7 @@ import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { sliceIcon } from './icon';
 import { formHref, type IHubLocation, servicePageHref } from './links';
 import { askToNotify, canAsk } from './outside';
+import { ResponseError } from './request';
 import type { IFGPUModel } from './tokens';
 
 export namespace CommandIDs {
@@ -17,21 +19,27 @@ export namespace CommandIDs {
   export const notifyOutside = 'fgpu:notify-while-hidden';
   export const stopSession = 'fgpu:stop-session';
   export const keepSession = 'fgpu:keep-session';
+  export const extendSession = 'fgpu:extend-session';
+  export const endThisSession = 'fgpu:end-this-session';
 }
 
 const NO_ARGS = { args: { type: 'object', properties: {} } };
 
-/** Register the commands; `panelId` is the widget that `fgpu:show-panel` reveals. */
+/**
+ * Register the commands; `panelId` is the widget that `fgpu:show-panel` reveals, `ended` is called when this session
+ * was ended here.
+ */
 export function addCommands(
   app: JupyterFrontEnd,
   model: IFGPUModel,
   trans: TranslationBundle,
   hub: IHubLocation,
-  panelId: string
+  panelId: string,
+  ended: () => void
 ): void {
   app.commands.addCommand(CommandIDs.showPanel, {
     label: trans.__('Show GPU Share'),
-    caption: trans.__('Show the share of a GPU, my sessions and the queue'),
+    caption: trans.__('Show your share of a GPU, your sessions and the queue'),
     icon: sliceIcon,
     describedBy: NO_ARGS,
     execute: () => app.shell.activateById(panelId)
@@ -79,7 +87,7 @@ export function addCommands(
 
   app.commands.addCommand(CommandIDs.notifyOutside, {
     label: trans.__('Notify Me of GPU Sessions Also While This Tab Is Hidden'),
-    caption: trans.__('Let the browser ask whether this site may notify'),
+    caption: trans.__('Ask the browser to allow notifications'),
     describedBy: NO_ARGS,
     isEnabled: canAsk,
     isVisible: canAsk,
@@ -122,6 +130,107 @@ export function addCommands(
     },
     execute: args => keepSession(model, args, trans)
   });
+
+  app.commands.addCommand(CommandIDs.extendSession, {
+    label: trans.__('Extend the Time Limit of a GPU Session'),
+    describedBy: {
+      args: {
+        type: 'object',
+        required: ['id'],
+        properties: {
+          id: {
+            type: 'integer',
+            description: trans.__('The id of one of my sessions')
+          }
+        }
+      }
+    },
+    execute: args => extendSession(model, args, trans)
+  });
+
+  const thisId = () => model.reading.status?.session?.id ?? null;
+  app.commands.addCommand(CommandIDs.endThisSession, {
+    label: trans.__('End This GPU Session'),
+    caption: trans.__('Stop this JupyterLab, and give its GPU back'),
+    describedBy: NO_ARGS,
+    isEnabled: () => thisId() !== null,
+    isVisible: () => thisId() !== null,
+    execute: () => endThisSession(app, model, trans, ended)
+  });
+  model.stateChanged.connect(() =>
+    app.commands.notifyCommandChanged(CommandIDs.endThisSession)
+  );
+}
+
+/** Make the time limit longer, and say until when; a refusal is shown as the service worded it. */
+async function extendSession(
+  model: IFGPUModel,
+  args: ReadonlyPartialJSONObject,
+  trans: TranslationBundle
+): Promise<void> {
+  try {
+    await model.extend(args['id'] as number);
+    Notification.success(trans.__('The session has more time.'), {
+      autoClose: 5000
+    });
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    Notification.error(trans.__('The time limit stays: %1', why), {
+      autoClose: false
+    });
+  }
+}
+
+/** Ask the user, then end the session that this JupyterLab is in. */
+async function endThisSession(
+  app: JupyterFrontEnd,
+  model: IFGPUModel,
+  trans: TranslationBundle,
+  ended: () => void
+): Promise<void> {
+  const id = model.reading.status?.session?.id ?? null;
+  if (id === null) {
+    return;
+  }
+  const unsaved = [...app.shell.widgets('main')].filter(
+    widget => widget instanceof DocumentWidget && widget.context.model.dirty
+  ).length;
+  const lost = trans.__(
+    'Its kernels and terminals stop. You lose their variables and running programs.'
+  );
+  const answer = await showDialog({
+    title: trans.__('End this session?'),
+    body:
+      unsaved === 0
+        ? lost
+        : trans._n(
+            '%2 One open file has unsaved changes. Save it first.',
+            '%2 %1 open files have unsaved changes. Save them first.',
+            unsaved,
+            lost
+          ),
+    buttons: [
+      Dialog.cancelButton({ label: trans.__('Keep running') }),
+      Dialog.warnButton({ label: trans.__('End') })
+    ],
+    defaultButton: 0
+  });
+  if (!answer.button.accept) {
+    return;
+  }
+  try {
+    await model.stop(id);
+  } catch (error) {
+    if (error instanceof ResponseError && error.coded) {
+      Notification.error(
+        trans.__('This session was not ended: %1', error.message),
+        { autoClose: false }
+      );
+      return;
+    }
+    // The server that was asked is the one that ends: its answer may not come any more.
+  }
+  ended();
 }
 
 /** Keep the session; a refusal is shown as the service worded it. */
@@ -163,9 +272,13 @@ async function stopSession(
     title,
     body: isWaiting
       ? trans.__('It loses its place in the queue.')
-      : trans.__('Its kernels stop, and what is only in their memory is lost.'),
+      : trans.__('Its kernels stop. You lose what is only in their memory.'),
     buttons: [
-      Dialog.cancelButton({ label: trans.__('Keep it') }),
+      Dialog.cancelButton({
+        label: isWaiting
+          ? trans.__('Keep waiting')
+          : trans.__('Keep running')
+      }),
       Dialog.warnButton({
         label: isWaiting ? trans.__('Cancel the Request') : trans.__('End')
       })

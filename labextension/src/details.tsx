@@ -2,7 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { processText } from './format';
-import { Plot } from './plot';
+import { peak, Plot, withNow } from './plot';
 import type { IDetails, IProcess, IThisSession } from './tokens';
 
 const USUAL_PERIOD_S = 10;
@@ -14,11 +14,12 @@ export function History(props: {
   trans: TranslationBundle;
 }): JSX.Element | null {
   const { session, details, trans } = props;
-  const points = details.history?.points ?? [];
-  if (points.length === 0) {
+  const measured = details.history?.points ?? [];
+  if (measured.length === 0) {
     return null;
   }
   const everyS = details.history?.every_s ?? USUAL_PERIOD_S;
+  const points = withNow(measured, session, everyS);
   const minutes = Math.max(
     1,
     Math.round((points[points.length - 1]!.at_s - points[0]!.at_s) / 60)
@@ -54,12 +55,12 @@ export function History(props: {
           everyS={everyS}
           mark={entitled}
           label={trans.__(
-            'Compute, %1: at most %2 % of the GPU; the dashed line is what this session is entitled to',
+            'Compute, %1: at most %2 % of the GPU; the dashed line is your share',
             last,
             Math.round(computePeak)
           )}
           caption={trans.__(
-            'Compute, %1: at most %2 %; dashed: entitled',
+            'Compute, %1: at most %2 %; dashed: your share',
             last,
             Math.round(computePeak)
           )}
@@ -67,11 +68,6 @@ export function History(props: {
       )}
     </>
   );
-}
-
-function peak(points: { value: number | null }[]): number | null {
-  const known = points.flatMap(p => (p.value === null ? [] : [p.value]));
-  return known.length === 0 ? null : Math.max(...known);
 }
 
 /** Who holds this session's GPU memory. */

@@ -26,10 +26,10 @@ export function Ending(props: {
       {session.can_keep && session.id !== null && (
         <button
           type="button"
-          aria-label={trans.__('Keep %1', name)}
+          aria-label={trans.__('Keep running %1', name)}
           onClick={() => keep(session)}
         >
-          {trans.__('Keep')}
+          {trans.__('Keep running')}
         </button>
       )}
     </div>

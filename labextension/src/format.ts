@@ -24,7 +24,7 @@ export function usedMib(session: IThisSession): number | null {
   return session.gpu_memory_used_mib ?? session.meter?.memory_used_mib ?? null;
 }
 
-/** Return "0.5 fGPU" or "5120 MiB + 25 %", or null where the amount is not known. */
+/** Return "0.5 fGPU" or "5 GiB + 25 %", or null where the amount is not known. */
 export function amountText(
   session: ISession,
   trans: TranslationBundle
@@ -130,7 +130,7 @@ export function problem(
     );
   }
   if (server === 'offline') {
-    return trans.__('This Jupyter server gives no current status.');
+    return trans.__('This Jupyter server does not answer.');
   }
   if (status === null || status.hub === 'ok') {
     return null;
@@ -149,7 +149,7 @@ export function staleText(
   const age = offline ? (ageS(reading, now) ?? 0) : ageS(reading, now);
   const unreachable = server !== 'missing' && status?.hub === 'unreachable';
   return (offline || unreachable) && age !== null
-    ? trans.__('Shown is what it said %1 ago.', ageText(age, trans))
+    ? trans.__('You see what it said %1 ago.', ageText(age, trans))
     : null;
 }
 
@@ -181,6 +181,13 @@ export function ageText(seconds: number, trans: TranslationBundle): string {
     return trans.__('%1 min', Math.floor(seconds / 60));
   }
   return trans.__('%1 h', Math.floor(seconds / 3600));
+}
+
+/** Return "1 h", "1 h 30 min" or "30 min": without what is nothing of it. */
+export function roundText(seconds: number, trans: TranslationBundle): string {
+  return seconds >= 3600 && seconds % 3600 >= 60
+    ? leftText(seconds, trans)
+    : ageText(seconds, trans);
 }
 
 /** Return how long something still takes, in hours and minutes, rounded down. */

@@ -1,6 +1,9 @@
 import {
+  ConnectionLost,
+  IConnectionLost,
   ILayoutRestorer,
   JupyterFrontEnd,
+  JupyterLab,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
@@ -11,6 +14,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { addCommands, CommandIDs } from './commands';
+import { showEnd } from './connectionlost';
 import { statusBarText } from './format';
 import { sliceIcon } from './icon';
 import { tellOfInput } from './input';
@@ -69,9 +73,18 @@ const panel: JupyterFrontEndPlugin<void> = {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const hub = hubOf(paths);
 
-    addCommands(app, model, trans, hub, PANEL_ID);
+    addCommands(
+      app,
+      model,
+      trans,
+      hub,
+      PANEL_ID,
+      () => void showEnd(app, model, trans, hub, null, true)
+    );
     const keep = (session: ISession) =>
       void app.commands.execute(CommandIDs.keepSession, { id: session.id });
+    const extend = (session: ISession) =>
+      void app.commands.execute(CommandIDs.extendSession, { id: session.id });
     const context: IContext = {
       trans,
       hub,
@@ -79,7 +92,10 @@ const panel: JupyterFrontEndPlugin<void> = {
         refresh: () => void app.commands.execute(CommandIDs.refresh),
         stop: session =>
           void app.commands.execute(CommandIDs.stopSession, { id: session.id }),
-        keep
+        endThis: () => void app.commands.execute(CommandIDs.endThisSession),
+        keep,
+        extend,
+        proof: begin => model.proof(begin)
       }
     };
     const widget = new FGPUPanel(model, context);
@@ -108,13 +124,14 @@ const panel: JupyterFrontEndPlugin<void> = {
       CommandIDs.refresh,
       CommandIDs.launchSession,
       CommandIDs.openServicePage,
+      CommandIDs.endThisSession,
       CommandIDs.notifyOutside
     ]) {
       palette?.addItem({ command, category });
     }
 
     const wishes = { ready: true, ending: true };
-    addNotices(model, trans, hub, wishes, keep);
+    addNotices(model, trans, hub, wishes, keep, extend);
 
     const apply = (loaded: ISettingRegistry.ISettings) => {
       model.refreshPeriodS = loaded.composite['refreshPeriodS'] as number;
@@ -208,6 +225,29 @@ const outOfMemory: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const ended: JupyterFrontEndPlugin<IConnectionLost> = {
+  id: 'jupyterlab-fgpu:connection-lost',
+  description: "Says why the session has ended, in place of the hub-extension's dialog.",
+  autoStart: true,
+  requires: [IFGPUModel],
+  optional: [JupyterFrontEnd.IPaths, ITranslator, JupyterLab.IInfo],
+  provides: IConnectionLost,
+  activate: (
+    app: JupyterFrontEnd,
+    model: IFGPUModel,
+    paths: JupyterFrontEnd.IPaths | null,
+    translator: ITranslator | null,
+    info: JupyterLab.IInfo | null
+  ): IConnectionLost => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const hub = hubOf(paths);
+    return (manager, error, translator) =>
+      hub.prefix
+        ? showEnd(app, model, trans, hub, info)
+        : ConnectionLost(manager, error, translator);
+  }
+};
+
 function hubOf(paths: JupyterFrontEnd.IPaths | null): IHubLocation {
   return {
     host: paths?.urls.hubHost ?? '',
@@ -216,4 +256,4 @@ function hubOf(paths: JupyterFrontEnd.IPaths | null): IHubLocation {
 }
 
 export { IFGPUModel } from './tokens';
-export default [model, panel, status, running, outOfMemory];
+export default [model, panel, status, running, outOfMemory, ended];

@@ -25,6 +25,18 @@ export function servicePageHref(hub: IHubLocation): string | null {
   return hubHref(hub, hub.prefix.replace(/hub\/?$/, 'services/fgpu/'));
 }
 
+/** Return the address of the page that saves a session as an image, and ends it then if `end`; null without a Hub. */
+export function saveHref(
+  hub: IHubLocation,
+  session: ISession,
+  end = false
+): string | null {
+  const page = servicePageHref(hub);
+  return page === null || session.id === null
+    ? null
+    : `${page}save/${session.id}${end ? '?end=1' : ''}`;
+}
+
 /** Return the names of the servers of all of the user's sessions. */
 function taken(status: IStatus): Set<string> {
   const all: ISession[] = [...status.others];

@@ -5,7 +5,13 @@ import { type ISignal, Signal } from '@lumino/signaling';
 
 import { mayNotify } from './outside';
 import { requestAPI, ResponseError } from './request';
-import type { IExplanation, IFGPUModel, IReading, IStatus } from './tokens';
+import type {
+  IExplanation,
+  IFGPUModel,
+  IProof,
+  IReading,
+  IStatus
+} from './tokens';
 
 const DEFAULT_PERIOD_S = 10;
 const LONGEST_PERIOD_S = 300;
@@ -85,6 +91,18 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     await this._wish(id, 'keep');
   }
 
+  async extend(id: number): Promise<void> {
+    await this._wish(id, 'extend');
+  }
+
+  async proof(begin: boolean): Promise<IProof> {
+    return requestAPI<IProof>(
+      'proof',
+      { method: begin ? 'POST' : 'GET' },
+      this._settings
+    );
+  }
+
   async explain(triedMib: number | null): Promise<IExplanation> {
     const query = triedMib === null ? '' : `?tried_mib=${triedMib}`;
     return requestAPI<IExplanation>(
@@ -94,7 +112,7 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
     );
   }
 
-  private async _wish(id: number, what: 'stop' | 'keep'): Promise<void> {
+  private async _wish(id: number, what: 'stop' | 'keep' | 'extend'): Promise<void> {
     try {
       await requestAPI(
         `sessions/${id}/${what}`,

@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { endText } from './format';
+import { endText, roundText } from './format';
 import { hubHref, type IHubLocation } from './links';
 import { type INews, news } from './news';
 import { browserStorage, Kept } from './once';
@@ -24,7 +24,8 @@ export function addNotices(
   trans: TranslationBundle,
   hub: IHubLocation,
   wishes: IWishes,
-  keep: (session: ISession) => void
+  keep: (session: ISession) => void,
+  extend: (session: ISession) => void
 ): void {
   const prefix = `jupyterlab-fgpu:${PageConfig.getBaseUrl()}:`;
   const storage = browserStorage();
@@ -43,7 +44,7 @@ export function addNotices(
       case 'ready':
         return trans.__('Your session %1 is ready', name);
       case 'keep':
-        return trans.__('%1 will be reclaimed. %2', name, end);
+        return trans.__('%1 ends soon unless you use it. %2', name, end);
       default:
         return trans.__('%1 ends soon. %2', name, end);
     }
@@ -74,8 +75,18 @@ export function addNotices(
       autoClose: false,
       actions:
         one.kind === 'keep'
-          ? [{ label: trans.__('Keep'), callback: () => keep(session) }]
-          : []
+          ? [{ label: trans.__('Keep running'), callback: () => keep(session) }]
+          : session.extend_by_s === null
+            ? []
+            : [
+                {
+                  label: trans.__(
+                    'Extend by %1',
+                    roundText(session.extend_by_s, trans)
+                  ),
+                  callback: () => extend(session)
+                }
+              ]
     });
     shown.set(session.id, { id, ends: session.ends_at_s });
   };

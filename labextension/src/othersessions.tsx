@@ -3,7 +3,7 @@ import * as React from 'react';
 import { Ending } from './ending';
 import { amountText, queueText, stateText } from './format';
 import { formHref, hubHref } from './links';
-import { Away, type IContext, Section, SimulatedMark } from './parts';
+import { Away, Extend, type IContext, Section, SimulatedMark } from './parts';
 import type { ISession, IStatus } from './tokens';
 
 /** The user's other sessions, running and waiting, and the way to one more. */
@@ -14,7 +14,7 @@ export function OtherSessions(props: {
   const { status, context } = props;
   const { trans, hub } = context;
   return (
-    <Section title={trans.__('My other sessions')}>
+    <Section title={trans.__('Your other sessions')}>
       {status.others.length === 0 ? (
         <p>{trans.__('None.')}</p>
       ) : (
@@ -85,6 +85,7 @@ function OtherSession(props: {
             {isRunning ? trans.__('Open') : trans.__('Watch')}
           </Away>
         )}
+        <Extend session={session} context={context} />
         {canStop && (
           <button
             type="button"

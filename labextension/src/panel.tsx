@@ -111,7 +111,7 @@ function StatusView(props: {
         <Section title={trans.__('Queue')}>
           {known && <Queue status={status} trans={trans} />}
           <Away href={servicePageHref(hub)}>
-            {trans.__('All my sessions and the GPUs')}
+            {trans.__('Your sessions and the GPUs')}
           </Away>
         </Section>
       )}

@@ -1,14 +1,19 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import { roundText } from './format';
 import type { IHubLocation } from './links';
-import type { ISession } from './tokens';
+import type { IProof, ISession } from './tokens';
 
 /** What the panel can do beyond showing; each asks the user where something would be lost. */
 export interface IPanelActions {
   refresh(): void;
   stop(session: ISession): void;
+  endThis(): void;
   keep(session: ISession): void;
+  extend(session: ISession): void;
+  /** What fgpu-verify has found; with `begin` it is run. */
+  proof(begin: boolean): Promise<IProof>;
 }
 
 /** What every part of the panel needs. */
@@ -76,5 +81,28 @@ export function Away(props: {
     <a href={props.href} target="_blank" rel="noopener" aria-label={props.label}>
       {props.children}
     </a>
+  );
+}
+
+/** The button that makes the time limit of a session longer, where that may be. */
+export function Extend(props: {
+  session: ISession;
+  context: IContext;
+}): JSX.Element | null {
+  const { session, context } = props;
+  const { trans, actions } = context;
+  if (session.extend_by_s === null || session.id === null) {
+    return null;
+  }
+  const by = roundText(session.extend_by_s, trans);
+  const name = session.display_name || trans.__('(default server)');
+  return (
+    <button
+      type="button"
+      aria-label={trans.__('Extend by %1: %2', by, name)}
+      onClick={() => actions.extend(session)}
+    >
+      {trans.__('Extend by %1', by)}
+    </button>
   );
 }

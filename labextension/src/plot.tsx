@@ -1,5 +1,7 @@
 import * as React from 'react';
 
+import type { IThisSession } from './tokens';
+
 const WIDTH = 240;
 const HEIGHT = 48;
 /** More than this many periods without a point is a gap, and no line is drawn over it. */
@@ -37,6 +39,33 @@ export function pieces(
     before = at_s;
   }
   return found;
+}
+
+/** Return the largest value that is known, or null. */
+export function peak(points: readonly { value: number | null }[]): number | null {
+  const known = points.flatMap(p => (p.value === null ? [] : [p.value]));
+  return known.length === 0 ? null : Math.max(...known);
+}
+
+/**
+ * Return the measured points and, after them, what is held now as it is seen from inside: the machine is measured some
+ * seconds later, and a plot that ends before would say less than the number above it.
+ */
+export function withNow<P extends { at_s: number; memory_used_mib: number | null }>(
+  measured: readonly P[],
+  session: Pick<IThisSession, 'gpu_memory_used_mib'>,
+  everyS: number
+): (P | { at_s: number; memory_used_mib: number; sm_percent: null })[] {
+  const used = session.gpu_memory_used_mib;
+  const last = measured[measured.length - 1];
+  if (used === null || last === undefined) {
+    return [...measured];
+  }
+  return [
+    ...measured,
+    // By the machine's clock: the browser's may be another.
+    { at_s: last.at_s + everyS, memory_used_mib: used, sm_percent: null }
+  ];
 }
 
 /** A small plot of the last minutes; `mark` is drawn as a dashed line, such as what one is entitled to. */

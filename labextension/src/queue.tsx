@@ -30,9 +30,9 @@ export function Queue(props: {
 function lengthText(status: IStatus, trans: TranslationBundle): string {
   const { length, reason } = status.queue;
   if (length === null) {
-    return trans.__('Length of the queue not known: %1', reason ?? '');
+    return trans.__("The queue can't be read: %1", reason ?? '');
   }
   return length === 0
-    ? trans.__('No request is waiting.')
+    ? trans.__('Nobody is waiting.')
     : trans._n('%1 request is waiting.', '%1 requests are waiting.', length);
 }

@@ -5,7 +5,9 @@ import { ServerConnection } from '@jupyterlab/services';
 export class ResponseError extends Error {
   constructor(
     message: string,
-    readonly status: number
+    readonly status: number,
+    /** Whether it came with the code of an error of ours, and not from a proxy in place of a server that is gone. */
+    readonly coded = false
   ) {
     super(message);
     this.name = 'ResponseError';
@@ -35,7 +37,8 @@ export async function requestAPI<T>(
   if (!response.ok || body === null) {
     throw new ResponseError(
       body?.error?.message ?? body?.message ?? response.statusText,
-      response.status
+      response.status,
+      typeof body?.error?.code === 'string'
     );
   }
   return body as T;

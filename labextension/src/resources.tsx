@@ -15,7 +15,7 @@ export function Resources(props: {
     return null;
   }
   return (
-    <Section title={trans.__('Mine and what I could still get')}>
+    <Section title={trans.__('Your share of what you can use')}>
       {bars.rows.map(row => {
         const name = resourceName(row, trans);
         const here = ofText(row, row.mine, row.total, trans);

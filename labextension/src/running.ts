@@ -66,7 +66,7 @@ export function addRunningSection(
         : trans.__('End the Session'),
     shutdownAllLabel: trans.__('End and Cancel All'),
     shutdownAllConfirmationText: trans.__(
-      'All your other GPU sessions end, with what is only in their memory, and your requests lose their places in the queue. The session that you are in stays.'
+      'Your other GPU sessions end. You lose what is only in their memory. Your requests lose their places in the queue. This session goes on.'
     )
   });
 }

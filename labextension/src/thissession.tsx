@@ -11,8 +11,9 @@ import {
   memoryText,
   usedMib
 } from './format';
-import { servicePageHref } from './links';
-import { Away, Bar, type IContext, Section, SimulatedMark } from './parts';
+import { saveHref } from './links';
+import { Away, Bar, Extend, type IContext, Section, SimulatedMark } from './parts';
+import { Proof } from './proof';
 import type { IGpu, IStatus, IThisSession } from './tokens';
 
 /** The session that this JupyterLab is in. */
@@ -36,18 +37,36 @@ export function ThisSession(props: {
       {session.warning !== null && (
         <Ending session={session} trans={trans} keep={actions.keep} />
       )}
+      {session.can_keep && session.can_save && (
+        <p>
+          <Away href={saveHref(hub, session, true)}>
+            {trans.__('Save as an image and end…')}
+          </Away>
+        </p>
+      )}
       <Facts session={session} trans={trans} />
       <Details status={status} trans={trans} />
       {details !== undefined && details.advice !== null && (
         <p className="jp-fgpu-Advice">{asSentence(details.advice)}</p>
       )}
+      {session.id !== null && session.state === 'RUNNING' && (
+        <div className="jp-fgpu-Actions">
+          <Extend session={session} context={context} />
+          {status.hub === 'ok' && (
+            <button type="button" onClick={actions.endThis}>
+              {trans.__('End this session…')}
+            </button>
+          )}
+        </div>
+      )}
       {session.can_save && (
         <p>
-          <Away href={servicePageHref(hub)}>
+          <Away href={saveHref(hub, session)}>
             {trans.__('Save this session as an image…')}
           </Away>
         </p>
       )}
+      <Proof context={context} />
     </Section>
   );
 }
@@ -145,7 +164,7 @@ function Compute(props: {
     );
   }
   const text = trans.__(
-    '%1 % received, %2 % entitled',
+    '%1 % in use, your share is %2 %',
     Math.round(received),
     entitled
   );
@@ -153,7 +172,7 @@ function Compute(props: {
     <>
       <div>{text}</div>
       <Bar
-        label={trans.__('Compute received')}
+        label={trans.__('Compute in use')}
         text={text}
         percent={entitled > 0 ? Math.min(100, (100 * received) / entitled) : 0}
       />

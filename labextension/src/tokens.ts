@@ -36,7 +36,7 @@ export interface ISession {
   image: string | null;
   image_name: string | null;
   resource_group: string | null;
-  /** What was asked for of a GPU, in words: "0.5 fGPU", "5120 MiB + 25 %". */
+  /** What was asked for of a GPU, in words: "0.5 fGPU", "5 GiB + 25 %". */
   amount: string | null;
   fgpu: string | null;
   gpu_memory_mib: number | null;
@@ -58,6 +58,8 @@ export interface ISession {
   warning: string | null;
   ends_at_s: number | null;
   can_keep: boolean;
+  /** By how much its time limit could be extended now; null: not at all. */
+  extend_by_s: number | null;
   can_save: boolean;
   url: string | null;
   pending_url: string | null;
@@ -125,6 +127,22 @@ export interface IExplanation {
   } | null;
 }
 
+/** One thing that fgpu-verify tried. */
+export interface IProofCheck {
+  name: string;
+  what: string;
+  state: 'held' | 'failed' | 'bypassed' | 'not tried';
+  text: string;
+}
+
+/** The last run of fgpu-verify (`fgpu/api/proof`). */
+export interface IProof {
+  state: 'none' | 'running' | 'held' | 'failed' | 'unknown';
+  at_s: number | null;
+  checks: IProofCheck[];
+  problem: string | null;
+}
+
 export interface IStatus {
   hub: 'ok' | 'absent' | 'unreachable' | 'forbidden';
   hub_message: string | null;
@@ -170,10 +188,14 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   refreshPeriodS: number;
   /** Ask now, instead of at the next period. */
   refresh(): Promise<void>;
-  /** End or cancel another session of the user; rejects with a message to show. */
+  /** End or cancel a session of the user; rejects with a message to show. */
   stop(id: number): Promise<void>;
   /** Keep an idle session that is about to be ended; rejects with a message to show. */
   keep(id: number): Promise<void>;
+  /** Make the time limit of a session longer; rejects with a message to show. */
+  extend(id: number): Promise<void>;
+  /** Ask what fgpu-verify has found, or have it begin; rejects with a message to show. */
+  proof(begin: boolean): Promise<IProof>;
   /** Ask what an out-of-memory error comes of; rejects with a message to show. */
   explain(triedMib: number | null): Promise<IExplanation>;
 }

@@ -47,7 +47,7 @@ test('a warning is announced, with its reason and its time, and can be answered'
   const html = drawn(warned());
   assert.match(html, /role="alert"/);
   assert.match(html, /Idle: keep it; it ends at/);
-  assert.match(html, /aria-label="Keep gpu-1"[^>]*>Keep</);
+  assert.match(html, /aria-label="Keep running gpu-1"[^>]*>Keep running</);
 });
 
 test('what nothing averts has no button, and neither has a session without a number', () => {

@@ -73,7 +73,7 @@ test('the status bar shows the slice and, where known, its use', () => {
 
 test('an exact amount is shown as it was asked for', () => {
   const text = changes => amountText(session(changes), trans);
-  assert.equal(text({ amount: '5120 MiB + 25 %', fgpu: '1.25' }), '5120 MiB + 25 %');
+  assert.equal(text({ amount: '5 GiB + 25 %', fgpu: '1.25' }), '5 GiB + 25 %');
   assert.equal(text({ amount: null }), '0.5 fGPU');
   assert.equal(text({ amount: null, fgpu: null }), null);
 });
@@ -109,7 +109,7 @@ test('stale data is shown with its age at this moment', () => {
   });
   assert.equal(
     problemText(stale, 20_000, trans),
-    'Down. Shown is what it said 1 min ago.'
+    'Down. You see what it said 1 min ago.'
   );
   assert.equal(problem(stale, trans), 'Down.');
   assert.equal(staleText(reading({}), 20_000, trans), null);

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { formHref } from '../lib/links.js';
+import { formHref, saveHref } from '../lib/links.js';
 
 const hub = { host: '', prefix: '/hub/' };
 const status = (user, ...servers) => ({
@@ -27,4 +27,12 @@ test('options are behind the #, where they start nothing', () => {
 test('there is no form without a Hub, or for a token that is nobody\'s', () => {
   assert.equal(formHref({ host: '', prefix: '' }, status('alice')), null);
   assert.equal(formHref(hub, status(null)), null);
+});
+
+test('a session is saved on the page of the service, and ended there if that is wished', () => {
+  const session = { id: 12 };
+  assert.equal(saveHref(hub, session), '/services/fgpu/save/12');
+  assert.equal(saveHref(hub, session, true), '/services/fgpu/save/12?end=1');
+  assert.equal(saveHref({ host: '', prefix: '' }, session), null);
+  assert.equal(saveHref(hub, { id: null }), null);
 });

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { pieces } from '../lib/plot.js';
+import { peak, pieces, withNow } from '../lib/plot.js';
 
 const at = (...values) => values.map((value, i) => ({ at_s: 100 + 10 * i, value }));
 
@@ -26,4 +26,18 @@ test('minutes without a point are a gap', () => {
 
 test('values beyond the scale stay in the picture', () => {
   assert.deepEqual(pieces(at(-5, 500), 100, 10), [[[0, 48], [240, 0]]]);
+});
+
+const measured = mib => ({ at_s: 100, memory_used_mib: mib, sm_percent: 5 });
+const most = points => peak(points.map(p => ({ value: p.memory_used_mib })));
+
+test('the plot never says less than the number above it', () => {
+  const points = withNow([measured(0)], { gpu_memory_used_mib: 1300 }, 10);
+  assert.equal(most(points), 1300);
+  assert.deepEqual(points.map(p => p.at_s), [100, 110]);
+});
+
+test('what is not known now adds nothing', () => {
+  assert.equal(withNow([measured(7)], { gpu_memory_used_mib: null }, 10).length, 1);
+  assert.equal(withNow([], { gpu_memory_used_mib: 7 }, 10).length, 0);
 });

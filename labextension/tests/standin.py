@@ -69,6 +69,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "warning": None,
         "ends_at_s": None,
         "can_keep": False,
+        "extend_by_s": None,
         "url": "/user/alice/gpu-1/",
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
         "mine": True,
@@ -96,7 +97,7 @@ def pending(**changes: Any) -> dict[str, Any]:
             "position": 1,
             "ahead": 0,
             "expected_start_at_s": int(time.time()) + 1200,
-            "forecast_basis": "typical length of your group's sessions",
+            "forecast_basis": "how long sessions usually run",
             "pull": {"phase": "FETCHING", "text": "fetching the image: 45 of 200 MiB"},
             "started_at_s": None,
             "meter": None,
@@ -245,6 +246,9 @@ class StandIn:
         reads = self._reads(group)
         if method == "GET" and path in reads:
             return _ok(**deepcopy(reads[path]))
+        if method == "POST" and path == "sessions/12/extend":
+            self.sessions[0].update(ends_at_s=self.sessions[0]["ends_at_s"] + 3600)
+            return _ok(session=self.sessions[0])
         kept = [s for s in self.sessions if (method, path) == ("POST", f"sessions/{s['id']}/keep")]
         if kept:
             kept[0].update(warning=None, ends_at_s=None, can_keep=False)

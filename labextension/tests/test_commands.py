@@ -100,6 +100,26 @@ def test_both_read_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert verify.read_limits(str(file)).shares == limits.shares
 
 
+def test_who_is_asked_to_end_ends_the_check_that_runs(tmp_path: Path) -> None:
+    began = tmp_path / "pid"
+    child = f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        "import signal, sys\nfrom jupyterlab_fgpu import verify\n"
+        "child = sys.argv.pop()\n"
+        "verify.CHECKS = [('x', 'x', lambda s: s.run([sys.executable, '-c', child]))]\n"
+        "verify.main()"
+    )
+    file = tmp_path / "limits"
+    file.write_text(LIMITS)
+    with subprocess.Popen([sys.executable, "-c", code, f"--limits={file}", child]) as program:
+        while not (began.exists() and began.read_text()):
+            assert program.poll() is None
+        program.terminate()
+    pid = int(began.read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
 def session(**changes: Any) -> verify.Session:
     share = verify.Share("GPU-a", 2048, 8192, 25, "memory")._replace(**changes)
     return verify.Session(verify.Limits("/x/limits", 17, "charge", [share]), 1)

@@ -80,13 +80,13 @@ def test_the_package_the_magic_and_the_table_need_nothing_but_python(python: Pat
 
 def test_it_is_said_in_lines_of_text() -> None:
     assert kernel_reading.as_text(reading()).splitlines() == [
-        "Amount:             0.5 fGPU (simulated: there is no real GPU)",
-        "GPU memory:         700 / 2048 MiB",
-        "Compute:            12 % of the GPU in use, 25 % entitled",
-        "GPU:                Simulated 8 GiB, GPU-1",
-        "Processes:          700 MiB: 41 python train.py",
-        "My other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue",
-        "Queue:              1 request is waiting",
+        "Amount:          0.5 fGPU (simulated: there is no real GPU)",
+        "GPU memory:      700 / 2048 MiB",
+        "Compute:         12 % of the GPU in use, your share is 25 %",
+        "GPU:             Simulated 8 GiB, GPU-1",
+        "Processes:       700 MiB: 41 python train.py",
+        "Other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue",
+        "Queue:           1 request is waiting",
     ]
 
 
@@ -94,9 +94,9 @@ def test_what_is_not_known_is_said_and_is_never_zero() -> None:
     unknown = reading(used_mib=None, sm_percent=None, processes="the driver hangs", trouble="a; b")
     text = kernel_reading.as_text(unknown)
     assert "not known / 2048 MiB" in text
-    assert "Compute:            25 % entitled" in text
-    assert "Processes:          the driver hangs" in text
-    assert text.endswith("Trouble:            a; b")
+    assert "Compute:         your share is 25 %" in text
+    assert "Processes:       the driver hangs" in text
+    assert text.endswith("Trouble:         a; b")
 
 
 def test_hostile_names_are_text_in_the_table_and_in_a_terminal() -> None:
@@ -148,8 +148,8 @@ def test_what_others_hold_is_never_shown_as_this_sessions(
     monkeypatch.setattr(smi, "Nvml", ClosedNvml)
     monkeypatch.setattr(smi, "read_all", lambda nvml, wanted: found)
     text = kernel_reading.as_text(kernel_reading.read())
-    assert f"GPU memory:         {memory}" in text
-    assert f"Processes:          {processes}" in text
+    assert f"GPU memory:      {memory}" in text
+    assert f"Processes:       {processes}" in text
     assert ("Trouble:" in text) == (share is not None and total_mib != share[0])
 
 
@@ -178,8 +178,8 @@ async def test_kernels_of_older_pythons_are_told_as_well(
         stdout=subprocess.PIPE,
     )
     text = (await told.communicate())[0].decode()
-    assert "My other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue" in text
-    assert "Queue:              3 requests are waiting" in text
+    assert "Other sessions:  gpu-2: 1 fGPU, PENDING, number 1 in the queue" in text
+    assert "Queue:           3 requests are waiting" in text
     assert TOKEN not in text
 
 

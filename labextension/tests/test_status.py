@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -202,10 +203,23 @@ async def test_stop_passes_a_refusal_on(caller: Caller, standin: StandIn) -> Non
     assert (code, body["error"]["code"]) == (404, "not_found")
 
 
-async def test_stop_refuses_the_session_that_it_runs_in(caller: Caller, standin: StandIn) -> None:
+async def test_stop_ends_also_the_session_that_it_runs_in(caller: Caller, standin: StandIn) -> None:
     code, body = await caller.call("sessions", "12", "stop", method="POST")
-    assert (code, body["error"]["code"]) == (409, "this_session")
-    assert standin.calls == []
+    assert (code, body["session"]["state"]) == (202, "TERMINATING")
+
+
+async def test_extend_passes_on_the_longer_limit_or_why_it_stays(
+    caller: Caller, standin: StandIn
+) -> None:
+    ends_at_s = int(time.time()) + 600
+    standin.sessions[0].update(ends_at_s=ends_at_s, extend_by_s=3600)
+    assert (await caller.status())["session"]["extend_by_s"] == 3600
+    code, body = await caller.call("sessions", "12", "extend", method="POST")
+    assert (code, body["session"]["ends_at_s"]) == (200, ends_at_s + 3600)
+    assert (await caller.status())["session"]["ends_at_s"] == ends_at_s + 3600
+    standin.refuse("POST sessions/12/extend", 409, "A start was promised.")
+    code, body = await caller.call("sessions", "12", "extend", method="POST")
+    assert (code, body["error"]["message"]) == (409, "A start was promised.")
 
 
 async def test_stop_says_when_the_service_is_down(caller: Caller, standin: StandIn) -> None:

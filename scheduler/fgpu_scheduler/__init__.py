@@ -5,6 +5,7 @@ The names that are imported here are the public ones; everything else may change
 
 from fgpu_scheduler.core import scores
 from fgpu_scheduler.core.admission import (
+    MIN_CPU_MILLI,
     MIN_MEMORY_MIB,
     Caps,
     Refusal,
@@ -13,6 +14,7 @@ from fgpu_scheduler.core.admission import (
     pending_refusals,
 )
 from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
+from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
 from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forecast, forecast_request
 from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, LIVE, MOVED_BY, SERVING
@@ -24,6 +26,7 @@ from fgpu_scheduler.core.model import (
     Placement,
     Quota,
     QuotaScope,
+    RefusedNode,
     Request,
     Session,
     SessionState,
@@ -58,7 +61,9 @@ from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.core.units import (
     LARGEST_MILLI,
     MEMORY_GRAIN_MIB,
+    duration,
     format_milli,
+    memory_words,
     parse_milli,
     share_compute_percent,
     share_memory_mib,
@@ -90,7 +95,14 @@ from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.store.image_names import image_prefix_of
 from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.node_actions import NodeAction, act_on_node, node_actions_of
+from fgpu_scheduler.store.node_actions import (
+    MOST_REASON,
+    NodeAction,
+    act_on_gpu,
+    act_on_node,
+    gpu_action_of,
+    node_actions_of,
+)
 from fgpu_scheduler.store.private_image import (
     HELD_IMAGES,
     MIB,

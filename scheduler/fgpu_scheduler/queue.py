@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from fgpu_scheduler.core.forecast import Forecast, RequestForecast
+from fgpu_scheduler.core.forecast import Beside, Forecast, RequestForecast
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
 from fgpu_scheduler.core.outlook import Outlook
 from fgpu_scheduler.core.records import Event, Past, Spent
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Requeued(FGPUError):
-    """The session that was to be launched is back in its place in the queue: its node was lost before."""
+    """The session that was to be launched is back in its place in the queue: its node was lost, or not given to it."""
 
     code = "requeued"
 
@@ -42,7 +42,7 @@ class Queue(Protocol):
 
     What is told to it is durable when the call returns: another process that takes over goes on from there. A call
     raises StoreUnavailable, and has changed nothing, where that cannot be had now; `submit`, `placed`, `prepare`,
-    `pulling`, `running` and `live` wait for it instead.
+    `pulling`, `give_back`, `running` and `live` wait for it instead.
     """
 
     on_end: Callable[[Session], None]
@@ -62,11 +62,15 @@ class Queue(Protocol):
         """
         ...
 
-    async def change_node(self, node: Node) -> None:
-        """Put in what a configured node has now. Whether it takes sessions is found out by looking.
+    async def change_nodes(self, nodes: Sequence[Node]) -> None:
+        """Make these the nodes: some may be new, have something else, be closed, or be gone.
+
+        Whether one answers is found out by looking. One that is gone stays, and takes nothing, while a session holds
+        anything of it: call this again. What runs on a node that has less now runs on; nothing starts there that does
+        not fit.
 
         Raises:
-            BadSettings: it has a device that another node has.
+            BadSettings: a device is on two of them.
         """
         ...
 
@@ -124,6 +128,17 @@ class Queue(Protocol):
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         """Commit that the engine fetches the image."""
+        ...
+
+    async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
+        """Commit that the engine did not give this attempt its place, and that nothing of it is left.
+
+        It waits again, at its old place; ``why``, in the engine's words, is what its owner reads. That node is not
+        offered to it for a while.
+
+        Raises:
+            SessionEnded: it was ended since.
+        """
         ...
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
@@ -227,12 +242,16 @@ class QueueReader(Protocol):
         """Return what would become of so many sessions if they were submitted now."""
         ...
 
-    def largest_now_milli(self, request: Request, snapshot: Snapshot) -> int | None:
-        """Return the largest amount with which this would start at once, or None."""
+    def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
+        """Return the largest amount with which this would start at once, with what goes ``beside`` it; or None."""
         ...
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
         """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
+        ...
+
+    def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
+        """Return whether somebody would start later than promised if the session's time limit were longer."""
         ...
 
     # -- sessions -------------------------------------------------------------------------------------

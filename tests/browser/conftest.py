@@ -134,8 +134,8 @@ def log_in(chromium: Browser, faults: Faults) -> Iterator[Callable[..., Person]]
 def open_as(chromium: Browser, faults: Faults) -> Iterator[Callable[..., Page]]:
     """Opens a page of a service that stands alone, as a user, in a browser profile of their own."""
     contexts = []
-    # Browsers ask every site for it, and there is no Hub that has one.
-    faults.allow(r"(status GET|console) \S+/favicon.ico")
+    # The icon and the logo are the Hub's, and there is none.
+    faults.allow(r"(status GET|console) \S+/(favicon.ico|hub/logo)")
 
     def open_as(service: Standing, user: str, path: str = "", **options: Any) -> Page:
         headers = {"Authorization": f"token token-{user}"}

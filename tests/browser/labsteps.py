@@ -11,11 +11,9 @@ from steps import START_MS, Person
 
 BUILD = (
     "c.Spawner.environment = {n: os.environ[n] for n in ('JUPYTER_PATH', 'PYTHONPATH') if n in os.environ}\n"
-    "c.LocalFGPUSpawner.args = ['--LabApp.news_url=', '--LabApp.check_for_updates_class="
-    "jupyterlab.NeverCheckForUpdate', '--FGPUStatus.timeout_s=30']"
+    "c.LocalFGPUSpawner.args = ['--FGPUStatus.timeout_s=30']"
 )
-"""Lines for a Hub whose Labs ask nobody for news, are patient with the service, and may be of a build that is not
-installed."""
+"""Lines for a Hub whose Labs are patient with the service, and may be of a build that is not installed."""
 
 TAKE = """
 import ctypes

@@ -26,6 +26,7 @@ SAYS_AT_MOST = 25
 KEPT = {
     "admin-password",
     "disk.json",
+    "gpu_health.json",
     "fgpu.sqlite",
     "home",
     "hub.lock",

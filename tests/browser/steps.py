@@ -175,7 +175,7 @@ class Sessions:
         expect(dialog).to_be_hidden(timeout=60_000)
 
     def expect_bars(self, own: Amounts, whole: Amounts) -> None:
-        """Wait until both bars of each resource show exactly ``own`` of ``whole``, in words and in length."""
+        """Wait until the bar of each resource shows exactly ``own`` of ``whole``, in words and in length."""
         for name, part, total in (
             ("GPU", own.fgpu, whole.fgpu),
             ("CPU", own.cpu, whole.cpu),
@@ -184,13 +184,15 @@ class Sessions:
             heading = self.page.locator("h3", has_text=re.compile(f"^{name}$"))
             gauge = self.page.locator(".gauge").filter(has=heading)
             words = _words(name, part, total)
-            for bar in gauge.locator(".bar").all():
-                expect(bar.locator(".bar-text")).to_have_text(words)
-                tenths = int(part * 1000 // total)
-                length = f"{tenths // 10}.{tenths % 10}" if part else "0"
-                expect(bar.locator(".fill")).to_have_attribute("width", length)
-            expect(gauge.locator(".bar")).to_have_count(2)
-            expect(gauge.locator(".everybody")).to_have_text(f"Everybody: {words} in use")
+            expect(gauge.locator(".bar")).to_have_count(1)
+            expect(gauge.locator(".bar-text")).to_have_text(words)
+            expect(gauge.locator(".own-text")).to_have_text(words)
+            tenths = int(part * 1000 // total)
+            length = f"{tenths // 10}.{tenths % 10}"
+            if part:
+                expect(gauge.locator(".part.mine")).to_have_attribute("width", length)
+            else:
+                expect(gauge.locator(".part.mine")).to_have_count(0)
 
     @contextmanager
     def without_reload(self) -> Iterator[None]:
@@ -203,9 +205,11 @@ class Sessions:
 def _words(name: str, part: Decimal, whole: Decimal) -> str:
     if name != "Memory":
         return f"{part:f} of {whole:f} {'fGPU' if name == 'GPU' else 'cores'}"
-    if all(mib == 0 or (mib % 128 == 0 and mib >= 512) for mib in (part, whole)):
-        return f"{(part / 1024).normalize():f} of {(whole / 1024).normalize():f} GiB"
-    return f"{part:f} of {whole:f} MiB"
+    return f"{_gib(part)} of {_gib(whole)} GiB"
+
+
+def _gib(mib: Decimal) -> str:
+    return f"{(mib / 1024).normalize():f}" if mib % 128 == 0 else f"{mib / 1024:.1f}".removesuffix(".0")
 
 
 # -- the waiting page, JupyterLab ---------------------------------------------------------------------
@@ -214,6 +218,11 @@ def _words(name: str, part: Decimal, whole: Decimal) -> str:
 def fact(page: Page, name: str) -> Locator:
     """Return what the waiting page says beside this word."""
     return page.locator(f"dt:text-is('{name}') + dd")
+
+
+def place(page: Page) -> Locator:
+    """Return where the waiting page says one's place."""
+    return page.locator("#fgpu-place")
 
 
 def expect_lab(page: Page, user: str, server: str = "") -> None:
@@ -230,8 +239,6 @@ def expect_lab(page: Page, user: str, server: str = "") -> None:
 
 def run_in_notebook(page: Page, code: str, prints: str, *, kernel: str = "") -> Locator:
     """Open a notebook from JupyterLab's launcher, run a cell of code, wait for what it prints, and return that."""
-    if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
-        news.click()
     card = page.locator(".jp-LauncherCard[data-category=Notebook]").first
     expect(card).to_contain_text(kernel)
     card.click()

@@ -20,7 +20,17 @@ pytestmark = pytest.mark.timeout(600)
 NARROW = {"width": 390, "height": 844}
 ADMIN = "test-admin-password-0123456789-abcdef"
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
-PAGES = ("queue", "nodes", "quotas", "usage", "usage?by=user", "banner", "audit", "nodes/drain?node=local")
+PAGES = (
+    "overview",
+    "queue",
+    "nodes",
+    "quotas",
+    "usage",
+    "usage?by=user",
+    "banner",
+    "audit",
+    "nodes/drain?node=local",
+)
 HOSTILE = "<script>alert('x')</script> \u202e" + "long" * 100
 
 
@@ -99,9 +109,9 @@ def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_rea
     row.get_by_role("button", name="Set").click()
     expect(page.locator("main tbody th > bdi").first).to_have_text("carol")
     expect(row.get_by_role("spinbutton")).to_have_value("5")
-    page.get_by_role("link", name="Nodes").click()
+    page.get_by_role("link", name="Machines").click()
     page.locator(".on-device li").filter(has_text="alice").get_by_role("link", name="End").click()
-    page.get_by_label("What alice is told").fill("repair <b>at 15:00</b>")
+    page.get_by_label("Message to alice").fill("repair <b>at 15:00</b>")
     page.get_by_role("button", name="End the session").click()
     until(lambda: world.state("carol") == "RUNNING", within_s=90, what="carol's starts")
     assert world.state("bob") == "PENDING"
@@ -110,7 +120,7 @@ def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_rea
     other = page.context.new_page()
     other.goto(f"{world.url}/services/fgpu/")
     other.get_by_role("button", name="End one of carol").click()
-    other.get_by_label("What its owner is told").fill("enough")
+    other.get_by_label("Message to its owner").fill("enough")
     other.get_by_role("dialog").get_by_role("button", name="End the session").click()
     until(lambda: world.state("bob") == "RUNNING", within_s=90, what="bob's starts")
     other.close()
@@ -142,14 +152,24 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     expect(page.locator(".node .badge").first).to_have_text("CORDONED")
     page.get_by_role("button", name="Uncordon local", exact=True).click()
     expect(page.locator(".node .badge").first).to_have_text("READY")
+    page.get_by_label("Reason").fill("the fan <b>is</b> broken")
+    page.get_by_role("button", name="Cordon GPU 0 of local", exact=True).click()
+    expect(page.locator(".devices")).to_contain_text(
+        "CORDONED takes no more sessions: the fan <b>is</b> broken"
+    )
+    open_page(page, world, "overview")
+    gone = page.locator(".problems li").filter(has_text="GPU 0 of local takes no more sessions: the fan")
+    gone.get_by_role("link", name="Machines").click()
+    page.get_by_role("button", name="Uncordon GPU 0 of local", exact=True).click()
+    expect(page.locator(".devices")).not_to_contain_text("CORDONED")
 
     open_page(page, world, "quotas")
-    page.get_by_label("Name, * for each").fill("frank")
+    page.get_by_label("Name; * for each").fill("frank")
     faults.allow(r"(status|console) .*/admin/quotas .*400")
     page.get_by_label("sessions at a time").fill("many")
     page.get_by_role("button", name="Set the quota").click()
     expect(page.get_by_role("alert")).to_contain_text("max_sessions must be a whole number")
-    expect(page.get_by_label("Name, * for each")).to_have_value("frank")
+    expect(page.get_by_label("Name; * for each")).to_have_value("frank")
     page.get_by_label("sessions at a time").fill("0")
     page.get_by_role("button", name="Set the quota").click()
     row = page.get_by_role("row").filter(has_text="user 'frank'")
@@ -161,9 +181,9 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     expect(row).to_have_count(0)
 
     open_page(page, world, "banner")
-    page.get_by_label("Text, without markup").fill(HOSTILE)
+    page.get_by_label("Text (no markup)").fill(HOSTILE)
     page.get_by_label("Level").select_option("warning")
-    page.get_by_role("button", name="Show it").click()
+    page.get_by_role("button", name="Publish").click()
     expect(page.locator(".banner.is-warning")).to_contain_text(HOSTILE)
     person = log_in(world.url, "dora", "test-password", viewport=NARROW)
     person.page.goto(f"{world.url}/services/fgpu/")
@@ -171,7 +191,7 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     assert not scrolls_sideways(person.page)
     person.page.goto(f"{world.url}/hub/spawn")
     expect(person.page.get_by_text(HOSTILE[:30], exact=False).first).to_be_visible()
-    page.get_by_role("button", name="Take it down").click()
+    page.get_by_role("button", name="Remove it").click()
     expect(page.locator(".banner")).to_have_count(0)
 
 

@@ -96,6 +96,8 @@ def look_at(page: Page, where: str, shown: Iterable[str]) -> list[str]:
             check_page(page)
         except AssertionError as e:
             wrong.append(f"{size['width']} px, {scheme}: {e}")
+        if page.get_by_role("main").count() != 1:
+            wrong.append(f"{where} has not one main landmark")
         if scrolls_sideways(page):
             wrong.append(f"{where} scrolls sideways at {size['width']} px")
     if page.locator(f"[{MARK}]").count():
@@ -135,6 +137,7 @@ def addresses(who: str, planted: Planted) -> Iterator[str]:
     yield f"/hub/spawn/{user}/third"
     yield f"/hub/spawn-pending/{user}/second"
     yield f"/hub/user/{user}/third/"
+    yield "/hub/home"
 
 
 @pytest.mark.parametrize("who", [NAME, "admin"], ids=["user", "administrator"])
@@ -176,7 +179,7 @@ def test_whose_request_an_administrator_cancels_reads_why_as_text(
     admin = log_in(hub.url, "admin", ADMIN).page
     admin.goto(f"{hub.url}{PREFIX}end/{hub.sessions()[f'ida/{server}'].id}")
     said = "x" * 100 + TEXT + "w" * 100
-    admin.get_by_label("What ida is told").fill(said)
+    admin.get_by_label("Message to ida").fill(said)
     admin.get_by_role("button", name="Cancel the request").click()
     expect(page.locator("body")).to_contain_text(said, timeout=60_000)
     assert page.locator(f"[{MARK}]").count() == 0

@@ -73,7 +73,7 @@ def test_a_users_receipts_come_in_pages_with_totals_and_advice(
     rows = page.locator(".history tbody tr")
     expect(rows).to_have_count(50)
     expect(rows.first).to_contain_text("run-59")
-    for words in ("300 of 4096 MiB", "p95 200 MiB, 3 % of the GPU", "1 h 00 min", "0.50", "10.0 Wh", "idle"):
+    for words in ("0.3 of 4 GiB", "p95 200 MiB, 3 % of the GPU", "1 h", "0.50", "10.0 Wh", "idle"):
         expect(rows.first).to_contain_text(words)
     page.get_by_role("link", name="Older").click()
     expect(rows).to_have_count(10)

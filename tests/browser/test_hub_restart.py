@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 import makerun
 from fgpu_scheduler import EndCause, SessionState, Store
 from hubprocess import HubProcess, running, until
-from steps import START_MS, Person, fact, start_by
+from steps import START_MS, Person, place, start_by
 from watching import Faults
 
 MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
@@ -39,19 +39,19 @@ def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_i
     iris = log_in(hub.url, "iris", "test-password")
     page = iris.page
     start_by(page, iris.link(fgpu="1", **LITTLE))
-    expect(fact(page, "Position")).to_have_text("2")
+    expect(place(page)).to_have_text("2nd in the queue")
 
     # So does one whose request ends while the Hub is gone.
     jane = log_in(hub.url, "jane", "test-password")
     other = jane.page
     start_by(other, jane.link(fgpu="1", **LITTLE))
-    expect(fact(other, "Position")).to_have_text("3")
+    expect(place(other)).to_have_text("3rd in the queue")
 
     # While the Hub is gone, what the pages ask for fails.
     faults.allow(r"(failed|status|console) \S* ?\S+/hub/")
     hub.kill()
     message = page.locator("#progress-message")
-    expect(message).to_have_text("The Hub is restarting; your place in the queue stays", timeout=START_MS)
+    expect(message).to_have_text("The Hub is restarting. You keep your place in the queue", timeout=START_MS)
     page.evaluate("window.beforeTheRestart = true")
     expect(other.locator("#progress-message")).to_contain_text("The Hub is restarting", timeout=START_MS)
     ended = hub.sessions()["jane/"].id
@@ -61,11 +61,11 @@ def test_a_waiting_page_says_that_the_hub_restarts_keeps_its_position_and_ends_i
     store.move(ended, SessionState.CANCELLED, now_s=int(time.time()), **late)
     store.close()
     hub.start()
-    expect(other.get_by_text("it waited too long")).to_be_visible(timeout=START_MS)
+    expect(other.locator("#fgpu-last-word")).to_contain_text("it waited too long", timeout=START_MS)
     page.wait_for_function("!window.beforeTheRestart", timeout=START_MS)
     expect(page.get_by_role("heading", name="Waiting in the queue")).to_be_visible(timeout=START_MS)
-    expect(fact(page, "Position")).to_have_text("2", timeout=START_MS)
-    expect(message).to_contain_text("1 ahead of you in the queue")
+    expect(place(page)).to_have_text("2nd in the queue", timeout=START_MS)
+    expect(message).to_have_text("All GPUs are busy.")
 
     # Nothing of it needs a click, nor does the start.
     hub.stop("holder")

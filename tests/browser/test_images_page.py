@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from hubprocess import HubProcess, until
-from steps import Person, about_image, choose_image, forecast, images, more, scrolls_sideways
+from steps import Person, about_image, choose_image, forecast, images, more, refused, scrolls_sideways
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -127,10 +127,11 @@ def test_with_an_image_the_form_preselects_what_is_recommended_but_keeps_what_wa
     page.get_by_role("button", name="least 0.4 fGPU").click()
     expect(page.locator("#fgpu-fgpu")).to_have_value("0.4")
     page.fill("#fgpu-fgpu", "0.3")
-    expect(forecast(page)).to_contain_text("GPU (fGPU): 0.3 is below the least of 0.4 that PyTorch 1.9 needs")
+    expect(refused(page, "fgpu")).to_have_text("0.3 is below the least of 0.4 that PyTorch 1.9 needs")
+    expect(forecast(page)).to_have_text("To start, change: GPU (fGPU).")
     page.fill("#fgpu-fgpu", "0.4")
     expect(forecast(page)).to_contain_text("Starts now.")
     # An image by its name counts in place of the list's.
     page.get_by_text("Another image, by its name").click()
     page.fill("#fgpu-image-name", "eve/secret:1")
-    expect(forecast(page)).to_contain_text("Image: there is no 'eve/secret:1'; choose one of python, torch")
+    expect(refused(page, "image")).to_have_text("there is no 'eve/secret:1'; choose one of python, torch")

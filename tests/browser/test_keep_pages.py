@@ -41,26 +41,24 @@ def test_an_idle_session_is_warned_and_kept_on_the_page_and_in_the_panel(
     page.goto(f"{hub.url}/services/fgpu/")
     sessions = Sessions(page)
     first, second = sessions.row("default server"), sessions.row("gpu-2")
-    expect(first).to_contain_text(
-        "Idle: it is ended unless you keep it or use it; it ends at", timeout=WARNED_MS
-    )
-    expect(second).to_contain_text("Idle", timeout=WARNED_MS)
+    expect(first).to_contain_text("It is idle: use it or keep it running; it ends at", timeout=WARNED_MS)
+    expect(second).to_contain_text("idle", timeout=WARNED_MS)
 
     with sessions.without_reload():
-        first.get_by_role("button", name="Keep default server").click()
+        first.get_by_role("button", name="Keep running default server").click()
         expect(first.get_by_role("button", name="Keep")).to_have_count(0)
-        expect(first).not_to_contain_text("Idle")
-    expect(second).to_contain_text("Idle")
+        expect(first).not_to_contain_text("idle")
+    expect(second).to_contain_text("idle")
 
     # The other one is kept from the first one's JupyterLab.
     page.goto(f"{hub.url}/user/gil/lab")
     # The button, which is there an instant after the place for it.
     status_item(page).click(timeout=START_MS)
-    other = page.get_by_role("region", name="My other sessions").get_by_role("listitem")
-    expect(other.get_by_role("alert")).to_contain_text("Idle", timeout=60_000)
-    notice = page.locator(".Toastify").get_by_text("gpu-2 will be reclaimed. Idle")
+    other = page.get_by_role("region", name="Your other sessions").get_by_role("listitem")
+    expect(other.get_by_role("alert")).to_contain_text("It is idle", timeout=60_000)
+    notice = page.locator(".Toastify").get_by_text("gpu-2 ends soon unless you use it. It is idle")
     expect(notice).to_be_visible(timeout=60_000)
-    other.get_by_role("button", name="Keep gpu-2").click()
+    other.get_by_role("button", name="Keep running gpu-2").click()
     expect(other.get_by_role("alert")).to_have_count(0, timeout=60_000)
     # What the notification says is no longer so.
     expect(notice).to_have_count(0, timeout=60_000)

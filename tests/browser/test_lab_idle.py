@@ -74,7 +74,7 @@ def test_a_hidden_tab_has_the_browser_notify_where_it_may(
     spawn(hub, name, "gpu-2", fgpu="1")
     page = open_lab(hub, gil)
     panel = open_panel(page)
-    others = panel.get_by_role("region", name="My other sessions")
+    others = panel.get_by_role("region", name="Your other sessions")
     expect(others.get_by_role("listitem")).to_contain_text("in the queue", timeout=60_000)
     hide(page, True)
     asked: list[str] = []

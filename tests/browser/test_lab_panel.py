@@ -47,16 +47,16 @@ def test_the_panel_shows_my_slice_my_queue_and_what_becomes_of_it(
     expect(status_item(page)).to_contain_text("700 / 2048 MiB")
     expect(this.get_by_role("row", name="Untitled.ipynb 700 MiB")).to_be_visible(timeout=60_000)
     # Measured on the machine, and drawn.
-    expect(this.get_by_role("meter", name="Compute received")).to_be_visible(timeout=60_000)
+    expect(this.get_by_role("meter", name="Compute in use")).to_be_visible(timeout=60_000)
     memory = this.get_by_role("img", name=re.compile(r"GPU memory, last .*minute.*: at most 700 of 2048 MiB"))
     expect(memory).to_be_visible(timeout=60_000)
 
-    others = panel.get_by_role("region", name="My other sessions")
+    others = panel.get_by_role("region", name="Your other sessions")
     expect(others.get_by_role("listitem")).to_contain_text("Next in the queue")
     expect(others.get_by_role("link", name="Launch another…")).to_have_attribute(
         "href", "/hub/spawn/cat/gpu-3"
     )
-    bars = panel.get_by_role("region", name="Mine and what I could still get")
+    bars = panel.get_by_role("region", name="Your share of what you can use")
     for name in ("GPU in group default", "GPU overall"):
         expect(bars.get_by_role("meter", name=name)).to_have_attribute("aria-valuetext", "0.5 of 0.5 fGPU")
     check_page(page, within=".jp-fgpu-Panel")
@@ -71,7 +71,7 @@ def test_the_panel_shows_my_slice_my_queue_and_what_becomes_of_it(
     page.reload()
     expect(status_item(page)).to_contain_text("fGPU", timeout=START_MS)
     panel = open_panel(page)
-    others = panel.get_by_role("region", name="My other sessions")
+    others = panel.get_by_role("region", name="Your other sessions")
     expect(others.get_by_role("listitem")).to_contain_text("Running")
     expect(told).to_have_count(0)
 

@@ -130,8 +130,8 @@ def test_the_forecast_follows_the_slider_and_offers_an_amount_that_starts_now(
     page = log_in(hub.url, "ben", "test-password").page
     slider, field = page.get_by_role("slider", name="GPU (fGPU)"), page.locator("#fgpu-fgpu")
     expect(forecast(page)).to_contain_text("1st in the queue, about ")
-    expect(forecast(page)).to_contain_text("Waits: 1 fGPU is not free: 0.5 fGPU is free now.")
-    expect(forecast(page)).to_contain_text("1 session that holds 1.5 fGPU has to end first.")
+    expect(forecast(page)).to_contain_text("1 fGPU is not free: at most 0.5 is.")
+    expect(forecast(page)).to_contain_text("Starts when 1 session ends (1.5 fGPU).")
     # When it starts is said in the browser's own time, not in the machine's.
     ends_at_s = hub.sessions()["holder/"].started_at_s
     assert ends_at_s is not None
@@ -283,11 +283,11 @@ def test_an_answer_that_comes_late_is_not_shown_and_a_service_that_fails_is_said
     # The one before is not shown as if it were the answer.
     expect(forecast(page)).to_have_attribute("aria-busy", "true")
     page.fill("#fgpu-fgpu", "0.9")
-    expect(forecast(page)).to_contain_text("Waits: 0.9 fGPU is not free")
+    expect(forecast(page)).to_contain_text("0.9 fGPU is not free")
     for route in kept:
         route.fulfill(json={"starts_now": True, "count": 1, "refusals": [], "quota": None})
     page.get_by_role("slider", name="GPU (fGPU)").focus()
-    expect(forecast(page)).to_contain_text("Waits: 0.9 fGPU is not free")
+    expect(forecast(page)).to_contain_text("0.9 fGPU is not free")
     page.unroute("**/api/v1/forecast**")
 
     faults.allow(r"(failed|console) .*forecast")
@@ -383,7 +383,7 @@ def test_a_form_with_an_old_ticket_takes_a_new_one_and_keeps_what_is_filled_in(
     page.evaluate("document.querySelector('.fgpu-form').dataset.ticket = 'old'")
     page.fill("#fgpu-fgpu", "0.2")
     expect(forecast(page)).to_have_text(
-        "No forecast: this page is too old for one. Open the form again for forecasts. You can start all the same."
+        "This page is too old for a forecast. Open the form again. You can start all the same."
     )
 
 
@@ -399,7 +399,7 @@ def test_every_refusal_is_at_its_field_and_the_button_stays(
     expect(refused(page, "time_limit")).to_have_text("'soon' is not hours:minutes such as 2:30")
     expect(page.locator("#fgpu-time")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#fgpu-time")).to_have_accessible_description(re.compile("^'soon' is not"))
-    expect(forecast(page)).to_contain_text("It would be refused: Time limit: 'soon' is not")
+    expect(forecast(page)).to_have_text("To start, change: Time limit.")
     more(page).fill("#fgpu-time", "")
     page.fill("#fgpu-fgpu", "0.1")
     expect(refused(page, "fgpu")).to_contain_text("below the least of 0.2 that PyTorch 2.3 needs")
@@ -446,7 +446,7 @@ def test_what_may_not_wait_beside_what_waits_is_said_before_and_after_it_is_sent
     page = lea.page
     page.goto(lea.link())
     words = "the quota of user 'lea' is 1 requests waiting: 1 wait already, and this would add 1"
-    expect(forecast(page)).to_have_text(f"It would be refused: Sessions: {words}")
+    expect(forecast(page)).to_have_text(f"Sessions: {words}.")
     expect(refused(page, "count")).to_have_text(words)
     page.fill("#fgpu-fgpu", "0.1")
     more(page).fill("#fgpu-memory", "0.625")
@@ -464,7 +464,7 @@ def test_a_refused_link_is_shown_at_the_fields_of_its_own_form_and_of_no_other(
     mia = log_in(hub.url, "mia", "test-password", java_script_enabled=False)
     page = mia.page
     page.goto(mia.link("other", image="exam", fgpu="77"))
-    expect(refused(page, "fgpu")).to_contain_text("77 is more than any node has")
+    expect(refused(page, "fgpu")).to_contain_text("77 is more than any machine has")
     expect(page.locator("#fgpu-fgpu")).to_have_value("77")
     # Nothing lists this image.
     expect(page.locator("#fgpu-image-name")).to_have_value("exam")

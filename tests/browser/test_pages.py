@@ -22,6 +22,7 @@ from steps import (
     fact,
     forecast,
     more,
+    place,
     refused,
     run_in_notebook,
     scrolls_sideways,
@@ -165,9 +166,9 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
     start_by(waiting, fay.link("second", fgpu="1", **LITTLE))
     expect(waiting.get_by_role("heading", name="Waiting in the queue")).to_be_visible()
     expect(fact(waiting, "Amount")).to_have_text("1 fGPU")
-    expect(fact(waiting, "Position")).to_have_text("1")
-    expect(fact(waiting, "Why")).to_have_text("1 fGPU is not free: nothing is free now")
-    expect(fact(waiting, "Expected start")).to_have_text(re.compile("^(unknown: |about )"))
+    expect(place(waiting)).to_have_text("1st in the queue")
+    expect(waiting.get_by_role("status").first).to_have_text("All GPUs are busy.")
+    expect(fact(waiting, "Expected start")).to_have_text(re.compile("^(no estimate|about )"))
     expect(waiting.get_by_text("simulated GPU")).to_be_visible()
 
     # Cancel ends this request, and not the default server; the page goes on to the sessions.
@@ -180,7 +181,7 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
 
     # A waiting page whose turn comes ends in JupyterLab without a click.
     start_by(waiting, fay.link("third", fgpu="1", **LITTLE))
-    expect(fact(waiting, "Position")).to_have_text("1")
+    expect(place(waiting)).to_have_text("1st in the queue")
     holder.goto(f"{run.url}/services/fgpu/")
     Sessions(holder).end("default server")
     expect_lab(waiting, "fay", "third")
@@ -194,7 +195,7 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
     start_by(page, gus.link(fgpu="1", **LITTLE))
     expect_lab(page, "gus")
     start_by(others, gus.link("second", fgpu="2", **LITTLE))
-    expect(fact(others, "Position")).to_have_text("1")
+    expect(place(others)).to_have_text("1st in the queue")
     others.close()
 
     # The status bar, and from there the panel.
@@ -205,7 +206,7 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
     this = panel.get_by_role("region", name="This session")
     for words in ("1 fGPU", "simulated", "4096 MiB", "50 %", "GPU-simulated-"):
         expect(this).to_contain_text(words)
-    other = panel.get_by_role("region", name="My other sessions").get_by_role("listitem")
+    other = panel.get_by_role("region", name="Your other sessions").get_by_role("listitem")
     panel.get_by_role("button", name="Refresh").click()
     expect(other).to_have_count(1, timeout=60_000)
     expect(other).to_contain_text("second")
@@ -216,8 +217,8 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
     # The notebook sees its slice.
     page.locator(".jp-LauncherCard[data-category=Notebook]").first.click()
     expect(page.locator("#jp-bottom-panel")).to_contain_text("| Idle", timeout=START_MS)
-    if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
-        news.click()
+    # Nobody is asked about news.
+    expect(page.get_by_role("button", name="No", exact=True)).to_have_count(0)
     page.locator(".jp-Notebook .cm-content").click()
     page.keyboard.insert_text('!env | grep -E "FGPU_(AMOUNT|MEMORY|COMPUTE|SIM)" | sort')
     page.keyboard.press("Shift+Enter")
@@ -240,8 +241,8 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
     # The panel's own cancel, with its question.
     other.get_by_role("button", name="Cancel the request second").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the Request").click()
-    expect(panel.get_by_role("region", name="My other sessions")).to_contain_text("None.", timeout=60_000)
-    expect(panel).to_contain_text("No request is waiting.")
+    expect(panel.get_by_role("region", name="Your other sessions")).to_contain_text("None.", timeout=60_000)
+    expect(panel).to_contain_text("Nobody is waiting.")
 
 
 def test_no_page_scrolls_sideways_on_a_phone_and_all_follow_the_dark_scheme(
@@ -251,11 +252,11 @@ def test_no_page_scrolls_sideways_on_a_phone_and_all_follow_the_dark_scheme(
     page = hal.page
     start_by(page, hal.link(fgpu="2", **LITTLE))
     start_by(page, hal.link("a-server-with-a-long-name", fgpu="2", **LITTLE))
-    expect(fact(page, "Position")).to_have_text("1")
+    expect(place(page)).to_have_text("1st in the queue")
     waiting = page.url
     pages = {
         "form": (hal.link("another"), forecast(page)),
-        "waiting": (waiting, fact(page, "Position")),
+        "waiting": (waiting, place(page)),
         "sessions": (f"{run.url}/services/fgpu/", Sessions(page).row("a-server-with-a-long-name")),
     }
     for scheme in ("light", "dark"):

@@ -59,7 +59,7 @@ def test_a_persons_sessions_from_start_to_receipt(hub: HubProcess, log_in: Calla
         sessions.expect_bars(EACH * 2, all_of_it)
         hub.spawn("ivy", "third", options=OPTIONS)
         expect(sessions.state("third")).to_have_text("PENDING", timeout=START_MS)
-        expect(sessions.row("default server").locator(".use")).to_contain_text("of 2816 MiB", timeout=60_000)
+        expect(sessions.row("default server").locator(".use")).to_contain_text("of 2.75 GiB", timeout=60_000)
         # The file comes with the cookie that the browser has.
         with page.expect_download() as download:
             page.get_by_role("link", name="CSV").click()
@@ -73,7 +73,7 @@ def test_a_persons_sessions_from_start_to_receipt(hub: HubProcess, log_in: Calla
     expect(page.locator(".gpu rect.mine")).to_have_count(2)
     expect(page.locator(".gpu .of-free")).to_have_text("free")
     expect(page.locator(".map-queue")).to_contain_text(
-        "Your request, 0.7 fGPU, starts as soon as one of these ends: your default server"
+        "Your request, 0.7 fGPU, starts at once if one of these ends: your default server"
     )
     # One ends while the map is open: the one that waits takes its place.
     hub.stop("ivy", "second")

@@ -134,6 +134,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         "simulated_gpus": "4",
         "meter_every_s": 2,
         "presets": PRESETS,
+        "quotas": [{"user": "*", "max_fgpu": 4}, {"user": "ben", "max_sessions": 2, "max_lifetime_s": 86400}],
     }
     found = HubProcess(folder / "hub", before=BUILD, after=LITTLE_SERVERS, **settings)
     try:
@@ -234,8 +235,20 @@ def test_pictures_of_what_administrators_see_there(hub: HubProcess, log_in: Call
     admin = log_in(hub.url, "admin", ADMIN).page
     admin.goto(f"{hub.url}/services/fgpu/map")
     take(admin, "map.png", WIDE, "light")
-    admin.goto(f"{hub.url}/services/fgpu/admin/queue")
-    take(admin, "admin-queue.png", WIDE, "light")
+    # One on which somebody is: the session stays.
+    admin.goto(f"{hub.url}/services/fgpu/admin/nodes")
+    admin.get_by_label("Reason").last.fill("the fan is loud")
+    admin.get_by_role("button", name="Cordon GPU 3 of local").click()
+    expect(admin.locator(".devices")).to_contain_text("the fan is loud")
+    take(admin, "admin-nodes.png", WIDE | {"height": 1000}, "light")
+    for page in ("overview", "queue", "quotas"):
+        admin.goto(f"{hub.url}/services/fgpu/admin/{page}")
+        take(admin, f"admin-{page}.png", WIDE, "light")
+    admin.goto(f"{hub.url}/services/fgpu/admin/overview")
+    take(admin, "admin-overview-phone.png", PHONE, "dark", whole=True)
+    admin.goto(f"{hub.url}/services/fgpu/admin/nodes")
+    admin.get_by_role("button", name="Uncordon GPU 3 of local").click()
+    expect(admin.locator(".devices")).not_to_contain_text("the fan is loud")
 
 
 def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: Browser) -> None:
@@ -246,7 +259,6 @@ def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: 
     page.click("#login_submit")
     expect(page.locator(".jp-Launcher")).to_be_visible(timeout=START_MS)
     expect(status_item(page)).to_contain_text("fGPU", timeout=60_000)
-    page.get_by_role("button", name="No", exact=True).click()
     (hub.data / "home" / "ana" / "lab.py").write_text(LAB)
     new_notebook(page)
     run_last_cell(page, "from lab import take, train\n\nmodel = take(1300)")
@@ -256,14 +268,14 @@ def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: 
     expect(meter).to_have_attribute("aria-valuetext", "1300 / 2432 MiB", timeout=60_000)
     drawn = re.compile("GPU memory, last .*: at most 1300 of 2432 MiB")
     expect(panel.get_by_role("img", name=drawn)).to_be_visible(timeout=60_000)
-    received = panel.get_by_role("meter", name="Compute received")
+    received = panel.get_by_role("meter", name="Compute in use")
     expect(received).to_have_attribute("aria-valuetext", re.compile(r"^(2[0-9]|30)"), timeout=120_000)
     page.set_viewport_size({"width": 1280, "height": 900})
     page.screenshot(path=FOLDER / "lab.png", animations="disabled")
 
     other = page.context.new_page()
     other.goto(f"{hub.url}/services/fgpu/")
-    expect(other.locator("body")).to_contain_text("1300 of 2432 MiB", timeout=60_000)
+    expect(other.locator("body")).to_contain_text("1.3 of 2.375 GiB", timeout=60_000)
     take(other, "sessions.png", WIDE, "light")
     take(other, "sessions-phone.png", PHONE, "dark")
     other.goto(f"{hub.url}/services/fgpu/map")

@@ -76,6 +76,7 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
 
     # Saved from the sessions page; what is saved and what is not is said first, and the full name afterwards.
     page.goto(f"{hub.url}/services/fgpu/")
+    Sessions(page).row("default server").locator("summary").click()
     page.get_by_role("link", name="Save as image default server").click()
     expect(page.get_by_role("main")).to_contain_text("The home folder is not saved in it")
     page.get_by_label("Name").fill("torch-more")

@@ -153,15 +153,17 @@ def test_an_end_that_the_hub_refused_is_not_told_as_one(
     expect(dialog).to_be_hidden()
 
 
-def bars(page: Page) -> list[tuple[str, str]]:
-    """Return words and length of the two bars of fGPU: in the group, and overall."""
+def bars(page: Page) -> list[tuple[str, str, str]]:
+    """Return of both bars of fGPU, in the group and in all, what is in use, how long mine is, and what is mine."""
     gauge = page.locator(".gauge").filter(has=page.get_by_role("heading", name="GPU", exact=True))
     # At once: an element that is found first is gone where another page has come meanwhile.
-    found: list[tuple[str, str]] = gauge.locator(".bar").evaluate_all(
-        """(bars) => bars.map((bar) => [
-          bar.querySelector(".bar-text").textContent, bar.querySelector(".fill").getAttribute("width")])"""
+    found: list[tuple[str, str, str]] = gauge.evaluate(
+        """(gauge) => Array.from(gauge.querySelectorAll(".bar"), (bar, at) => [
+          bar.querySelector(".bar-text").textContent,
+          bar.querySelector(".part.mine")?.getAttribute("width") ?? "0",
+          gauge.querySelectorAll(".own")[at].textContent.replace("Your share of what you can use: ", "")])"""
     )
-    return [(words, length) for words, length in found]
+    return [(used, length, own) for used, length, own in found]
 
 
 def choose_group(page: Page, name: str) -> None:
@@ -176,27 +178,27 @@ def test_both_bars_rise_and_fall_by_exactly_what_starts_and_ends(
     page = open_as(service, "ann")
     until_asked(page)
 
-    def shows(upper: str, upper_length: str, lower: str, lower_length: str) -> None:
-        wanted = [(f"{upper} fGPU", upper_length), (f"{lower} fGPU", lower_length)]
-        until(lambda: bars(page) == wanted, what=f"{wanted}")
+    def shows(*wanted: tuple[str, str, str]) -> None:
+        told = [(f"{used} fGPU", length, f"{own} fGPU") for used, length, own in wanted]
+        until(lambda: bars(page) == told, what=f"{told}")
 
-    shows("0 of 4", "0", "0 of 6", "0")
+    shows(("0 of 4", "0", "0 of 4"), ("0 of 6", "0", "0 of 6"))
     (here,) = service.run([asked("ann", "here", 700)])
-    shows("0.7 of 4", "17.5", "0.7 of 6", "11.6")
+    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("0.7 of 6", "11.6", "0.7 of 6"))
     (there,) = service.run([asked("ann", "there", 1100, resource_group="far")])
-    shows("0.7 of 4", "17.5", "1.8 of 6", "30.0")
+    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("1.8 of 6", "30.0", "1.8 of 6"))
     # Somebody else's leaves less to have, and is no part of mine.
     (others,) = service.run([asked("ben", "", 1000)])
-    shows("0.7 of 3", "23.3", "1.8 of 5", "36.0")
+    shows(("1.7 of 4", "17.5", "0.7 of 3"), ("2.8 of 6", "30.0", "1.8 of 5"))
     choose_group(page, "far")
-    shows("1.1 of 2", "55.0", "1.8 of 5", "36.0")
+    shows(("1.1 of 2", "55.0", "1.1 of 2"), ("2.8 of 6", "30.0", "1.8 of 5"))
     service.end(there.id)
-    shows("0 of 2", "0", "0.7 of 5", "14.0")
+    shows(("0 of 2", "0", "0 of 2"), ("1.7 of 6", "11.6", "0.7 of 5"))
     choose_group(page, "default")
     service.end(others.id)
-    shows("0.7 of 4", "17.5", "0.7 of 6", "11.6")
+    shows(("0.7 of 4", "17.5", "0.7 of 4"), ("0.7 of 6", "11.6", "0.7 of 6"))
     service.end(here.id)
-    shows("0 of 4", "0", "0 of 6", "0")
+    shows(("0 of 4", "0", "0 of 4"), ("0 of 6", "0", "0 of 6"))
 
 
 def test_only_the_line_that_changed_is_made_again(service: Standing, open_as: Callable[..., Page]) -> None:
@@ -286,17 +288,17 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     service.measure({ids[0]: 512, ids[1]: 0})
     page = open_as(service, "root")
     cell = line(page, ids[0]).locator(".use")
-    expect(cell).to_contain_text("512 of 2048 MiB")
+    expect(cell).to_contain_text("0.5 of 2 GiB")
     # Half a percent, which the page's script rounds too: nothing jumps when it looks again.
     expect(cell).to_contain_text("13 % of its 25 %")
     expect(cell.locator(".memory .fill")).to_have_attribute("width", "25.0")
     # What is known to be nothing is shown, and what is not known has no bar.
-    expect(line(page, ids[1]).locator(".use")).to_contain_text("0 of 6144 MiB")
+    expect(line(page, ids[1]).locator(".use")).to_contain_text("0 of 6 GiB")
     expect(line(page, ids[2]).locator(".use")).to_have_text("not measured yet")
     until_asked(page)
     page.evaluate("document.querySelector('#rows tr').same = true")
     service.measure({ids[0]: 1536, ids[1]: None}, trouble="the GPU does not answer")
-    expect(cell).to_contain_text("1536 of 2048 MiB", timeout=60_000)
+    expect(cell).to_contain_text("1.5 of 2 GiB", timeout=60_000)
     expect(cell).to_contain_text("13 % of its 25 %")
     expect(cell.locator(".memory .fill")).to_have_attribute("width", "75.0")
     expect(line(page, ids[1]).locator(".use")).to_have_text("the GPU does not answer")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from hubprocess import HubProcess
-from steps import START_MS, Person, Sessions, fact, forecast, more, start, start_by
+from steps import START_MS, Person, Sessions, forecast, more, place, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,7 +63,7 @@ def test_form_queue_lab_panel_and_the_services_page_work_across_domains(
 
     waiting = fay.new_page()
     start_by(waiting, fay.link("second", fgpu="1", cpu="0.2", memory_mib=512))
-    expect(fact(waiting, "Position")).to_have_text("1")
+    expect(place(waiting)).to_have_text("1st in the queue")
 
     # The panel hears of it, and its link leads to the service.
     item.click()
@@ -92,14 +92,14 @@ def test_a_page_of_somebodys_server_cannot_act_as_the_administrator_who_looks_at
     url = f"http://hub.localhost:{hub.port}"
     ike = log_in(url, "ike", "test-password")
     page = ike.new_page()
-    page.goto(f"{url}/hub/home")
-    assert "ike" in page.evaluate(READ, f"{url}/hub/home"), "the Hub's own page may, with his cookie"
+    page.goto(f"{url}/hub/token")
+    assert "ike" in page.evaluate(READ, f"{url}/hub/token"), "the Hub's own page may, with his cookie"
     evil = ike.new_page()
     # Whatever is on eve's domain runs with its origin: a picture that the Hub gives anybody will do.
     evil.goto(f"http://eve.hub.localhost:{hub.port}/hub/logo")
     assert evil.evaluate("location.hostname") == "eve.hub.localhost"
     assert evil.evaluate(READ, f"{url}/hub/api/user") == "refused"
-    assert evil.evaluate(READ, f"{url}/hub/home") == "refused"
+    assert evil.evaluate(READ, f"{url}/hub/token") == "refused"
     evil.evaluate(SEND, f"{url}/hub/api/users/ike/server")
     evil.evaluate(SEND, f"{url}/hub/api/users/ike/tokens")
     assert hub.servers("ike") == {}

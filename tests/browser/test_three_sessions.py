@@ -91,8 +91,8 @@ def test_of_three_sessions_two_run_and_the_third_follows_when_one_ends(
         expect(sessions.row(server)).to_contain_text("simulated")
     waiting = sessions.row("gpu-3")
     expect(sessions.state("gpu-3")).to_have_text("PENDING")
-    expect(waiting).to_contain_text("1st in the queue, nobody is ahead")
-    expect(waiting).to_contain_text(f"{amount} fGPU is not free")
+    expect(waiting).to_contain_text("1st in the queue")
+    expect(waiting).to_contain_text("All GPUs are busy" if amount == "1" else f"{amount} fGPU is not free")
     expect(waiting.get_by_role("link", name="Open")).to_have_count(0)
     sessions.expect_bars(each * 2, whole)
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Route, expect
 
 from fgpu_scheduler import Banner, BannerLevel, Notice, Store
 from hubprocess import HubProcess, running, until
-from steps import START_MS, Person, fact, forecast, more, start, start_by
+from steps import START_MS, Person, fact, forecast, more, place, start, start_by
 from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
@@ -90,10 +90,10 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     page = amy.page
     page.context.add_init_script(NOTED)
     start_by(page, amy.link("second", fgpu="1", **LITTLE))
-    expect(fact(page, "Position")).to_have_text("1")
+    expect(place(page)).to_have_text("1st in the queue")
     expect(page).to_have_title("1st in the queue \N{EN DASH} second")
-    expect(fact(page, "Expected start")).to_have_text(re.compile(r"^about \d\d:\d\d, going by time limits$"))
-    expect(fact(page, "Waits for")).to_have_text("1 session that holds 2 fGPU has to end first")
+    expect(fact(page, "Expected start")).to_have_text(re.compile(r"^about \d\d:\d\d, from time limits$"))
+    expect(fact(page, "Starts")).to_have_text("when 1 session ends (2 fGPU)")
     check_page(page)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
@@ -104,7 +104,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     # It is remembered when the page is loaded again, as it is by a restart.
     page.reload()
     expect(page.get_by_role("button", name="You will be told")).to_be_visible()
-    expect(fact(page, "Position")).to_have_text("1")
+    expect(place(page)).to_have_text("1st in the queue")
     front = amy.new_page()
     front.bring_to_front()
     held.stop("holder")
@@ -159,7 +159,7 @@ def test_a_browser_that_refuses_notifications_is_told_of(
     page.context.add_init_script(NOTED.replace('"granted"', '"denied"'))
     start_by(page, bob.link(fgpu="1", **LITTLE))
     page.get_by_role("button", name="Tell me when it starts").click()
-    expect(page.locator("#fgpu-told")).to_contain_text("Your browser refuses notifications of this page")
+    expect(page.locator("#fgpu-told")).to_contain_text("Your browser blocks notifications")
     expect(page.get_by_role("button", name="Tell me when it starts")).to_have_attribute(
         "aria-pressed", "false"
     )
@@ -227,7 +227,7 @@ def test_how_much_of_an_image_is_there_is_a_bar_with_words(
     page = eve.page
     words = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
     facts = {"session_id": 1, "state": "PENDING", "amount": "1 fGPU", "simulated": True, "position": 3}
-    facts |= {"text": "x", "waits_for": None, "expected_start_at_s": None, "basis": "unknown"}
+    facts |= {"text": HOSTILE, "waits_for": None, "expected_start_at_s": None, "basis": "unknown"}
     facts |= {
         "submitted_at_s": int(time.time()),
         "pull": {"text": words, "bytes_done": 45, "bytes_total": 200},

@@ -66,7 +66,7 @@ def test_who_takes_blocks_that_no_size_tells_of_is_warned_and_then_ended(
     until(lambda: "session takes" in (limited.sessions()["bob/"].message or ""), what="a warning")
     warning = limited.sessions()["bob/"].message or ""
     assert "of 0.1 GiB" in warning
-    assert "within 5 seconds, or the session is ended" in warning
+    assert "within 5 s, or the session is ended" in warning
     assert "takes" in ended(limited, "bob")
 
 

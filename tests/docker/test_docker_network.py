@@ -588,7 +588,7 @@ def test_a_pool_that_is_somebody_elses_is_refused(make_hub: Callable[..., Docker
     hub.start(wait=False)
     assert hub.process is not None
     assert hub.process.wait(120) != 0
-    assert "name a pool of addresses that nobody here uses" in hub.log_text()
+    assert "name a pool of unused addresses" in hub.log_text()
 
 
 def test_a_network_on_which_containers_reach_each_other_is_refused(engine: Engine) -> None:

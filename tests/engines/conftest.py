@@ -12,7 +12,7 @@ import machines
 import pytest
 from dockerhub import BASE
 from dockerhub import Engine as Docker
-from labs import DockerLab, FleetLab, Lab, LocalLab, MachineLab, MemoryLab
+from labs import DockerLab, FleetLab, KubeLab, Lab, LocalLab, MachineLab, MemoryLab
 from machines import Machine
 
 from fgpu_scheduler import BadSettings
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 KINDS: dict[str, type[Lab]] = {
-    kind.name: kind for kind in (MemoryLab, LocalLab, DockerLab, MachineLab, FleetLab)
+    kind.name: kind for kind in (MemoryLab, LocalLab, DockerLab, MachineLab, FleetLab, KubeLab)
 }
 
 
@@ -56,7 +56,13 @@ def docker_there(docker_here: Docker) -> Iterator[Machine]:
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=pytest.mark.xdist_group(name) if issubclass(kind, DockerLab) else ())
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.xdist_group(name)] if issubclass(kind, DockerLab | KubeLab) else []),
+                *([pytest.mark.kubernetes] if issubclass(kind, KubeLab) else []),
+            ],
+        )
         for name, kind in KINDS.items()
     ]
 )
@@ -71,6 +77,8 @@ async def lab(
         here, there = (request.getfixturevalue(name) for name in ("docker_here", "docker_there"))
         found: Lab = kind(tmp_path, here, there)
     else:
+        if issubclass(kind, KubeLab) and "FGPU_TEST_KUBECONFIG" not in os.environ:
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no cluster (tests/kube)")
         found = kind(tmp_path)
     yield found
     await found.end_all()

@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 
 from dockerhub import BASE
 from dockerhub import Engine as Docker
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.config import load_kube_config
 from machines import PORT, Machine
 from memory_engine import WORLDS, MemoryEngine, Room
 from traitlets.config import Config
@@ -30,7 +32,13 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine
+from fgpuspawner.engines.kubernetes.api import Api, Refused, at_once
+from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
+from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.local.engine import LocalEngine
+from fgpuspawner.hub.inventory import nodes_at_start
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER
@@ -38,6 +46,8 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu")
+
+NAMESPACE = "default"
 
 SERVER = """
 import os, signal, sys
@@ -79,6 +89,8 @@ class Lab:
     name: ClassVar[str]
     can_be_silent: ClassVar[bool] = True
     listens_on: ClassVar[str] = "127.0.0.1"
+    knows_processes: ClassVar[bool] = True
+    """Whether the engine can tell whose processes use a GPU."""
 
     def __init__(self, folder: Path) -> None:
         self.id = secrets.token_hex(6)
@@ -110,7 +122,8 @@ class Lab:
         catalogue = Catalogue((self.image,))
         made = self.make(Installation(self.id, self.settings, Config(), lambda: catalogue))
         self.engines.append(made)
-        nodes = self.settings.discover_nodes(made.survey())
+        self.settings.finds_nodes = made.capabilities.finds_nodes
+        nodes = nodes_at_start(self.settings, made.survey, ())
         self.isolation = Isolation(self.settings, nodes)
         self.isolation.open(own_root=made.capabilities.own_root, installation=self.id)
         self.placed = nodes
@@ -122,6 +135,7 @@ class Lab:
                 queue=queue,
                 background=self.background,
                 urls=("http://127.0.0.1:9/hub/api",),
+                nodes_changed=lambda: None,
                 ended=lambda limit: (),
                 kept_images=lambda: set[str](),
             )
@@ -409,6 +423,77 @@ class FleetLab(MachineLab):
 
     def nodes(self) -> list[dict[str, Any]]:
         return [*Lab.nodes(self), *MachineLab.nodes(self)]
+
+
+# --- Kubernetes ---
+
+
+class KubeLab(Lab):
+    """A cluster of one node, whose pods really run."""
+
+    name = "kubernetes"
+    can_be_silent = False
+    knows_processes = False
+    listens_on = "0.0.0.0"
+    reference = f"docker.io/{BASE}"
+
+    def __init__(self, folder: Path) -> None:
+        self.configuration = Configuration()
+        kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
+        at_once(lambda: load_kube_config(kubeconfig, client_configuration=self.configuration))
+        found = self.ask("GET", "/api/v1/nodes")
+        self.node = found["items"][0]["metadata"]["name"]
+        super().__init__(folder)
+
+    def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """Ask the cluster, as its administrator."""
+
+        async def asked() -> dict[str, Any]:
+            api = Api(self.configuration)
+            try:
+                return await api.ask(method, path, **more)
+            finally:
+                await api.close()
+
+        return at_once(asked)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"name": self.node, "gpus": {"simulated": 1}}]
+
+    def make(self, installation: Installation) -> Engine:
+        dialect = Lease(installation.id)
+        return KubernetesEngine(
+            installation, self.configuration, namespace=NAMESPACE, stop_timeout_s=1, dialect=dialect
+        )
+
+    def options(self) -> object:
+        return PodOptions(files_image=FILES_IMAGE, pull_policy="Never", stop_timeout_s=1)
+
+    @contextlib.contextmanager
+    def foreign(self) -> Iterator[Callable[[], bool]]:
+        labels = {"fgpu.installation": "somebody", "fgpu.session": "1", "fgpu.attempt": "1"}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        made = {"name": "server", "image": self.reference, "command": ["sleep", "600"]}
+        body = {"metadata": {"name": "fgpu-somebody-1-1", "labels": labels}, "spec": {"containers": [made]}}
+        self.ask("POST", path, body=body)
+        own = f"{path}/fgpu-somebody-1-1"
+
+        def is_untouched() -> bool:
+            found = self.ask("GET", own)
+            return found["status"]["phase"] == "Running" and "deletionTimestamp" not in found["metadata"]
+
+        try:
+            yield is_untouched
+        finally:
+            self.ask("DELETE", own, body={"gracePeriodSeconds": 1})
+            while True:
+                try:
+                    self.ask("GET", own)
+                except Refused:
+                    break
+
+    def pid_of(self, engine: Engine, session: Session) -> int | None:
+        return None
 
 
 # --- In memory ---

@@ -117,7 +117,12 @@ async def test_a_start_that_is_cut_off_anywhere_leaves_nothing_that_a_stop_does_
     await asyncio.wait([starting])
     # The Hub may have died with it: the next one knows the session from its database alone.
     next_one = lab.engine()
-    assert await next_one.stop(session, now=True)
+    # An engine may not know yet, and be asked again: a kubelet takes up to a minute over a pod that it has just begun.
+    for _ in range(4):
+        if await next_one.stop(session, now=True):
+            break
+    else:
+        raise AssertionError("it is not known to hold nothing")
     assert await alive(next_one) == []
     await until(lambda: _nothing_lives(engine), "nothing comes up behind the one that was cut off")
 
@@ -239,6 +244,10 @@ async def test_processes_are_known_by_their_sessions_and_strangers_are_not(lab: 
     await answer(await engine.start(lab.spec(engine, session)))
     pid = lab.pid_of(engine, session)
     where = node.id if lab.isolation.is_elsewhere(node.id) else None
+    if not lab.knows_processes:
+        with pytest.raises(EngineSilent):
+            await asyncio.to_thread(engine.sessions_of, [1], where)
+        return
     found = await asyncio.to_thread(engine.sessions_of, [1, *([pid] if pid else [])], where)
     assert dict(found) == ({pid: session.id} if pid else {})
 

@@ -13,11 +13,11 @@ ON_THE_PATH = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
 WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
 
 
-def logged_in(url: str, user: str) -> requests.Session:
+def logged_in(url: str, user: str, password: str = "test-password") -> requests.Session:
     """Return a browser's session of a user who has logged in."""
     browser = requests.Session()
     browser.get(f"{url}/hub/login", timeout=60)
-    form = {"username": user, "password": "test-password", "_xsrf": browser.cookies["_xsrf"]}
+    form = {"username": user, "password": password, "_xsrf": browser.cookies["_xsrf"]}
     assert browser.post(f"{url}/hub/login?next=/hub/home", data=form, timeout=60).status_code == 200
     return browser
 

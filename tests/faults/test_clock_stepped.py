@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fgpu_scheduler import Deadlines, EndCause, SessionEnded, SessionState, Store
+from fgpu_scheduler.core.reclaim import End, Warn
 from lab import HOUR_S, NODE, Lab
 
 
@@ -79,7 +80,7 @@ async def test_a_request_waits_its_time_whatever_the_clock_says(lab: Lab) -> Non
     lab.clock.at_s -= 30 * HOUR_S
     waits = await lab.ask("bob")
     lab.clock.at_s -= 30 * HOUR_S
-    with pytest.raises(SessionEnded, match=r"within the queue's limit of 4 seconds"):
+    with pytest.raises(SessionEnded, match=r"within the queue's limit of 4 s"):
         await asyncio.wait_for(lab.waiting[waits], 60)
     assert await lab.state(runs) is SessionState.RUNNING
 
@@ -104,3 +105,20 @@ async def test_what_waited_before_a_restart_counts(lab: Lab) -> None:
     ended = await lab.scheduler.session(waits)
     assert (ended.state, ended.end_cause) == (SessionState.CANCELLED, EndCause.QUEUE_TIMEOUT)
     assert await lab.state(runs) is SessionState.RUNNING
+
+
+async def test_one_that_was_queued_again_waits_since_then_also_after_a_restart(lab: Lab) -> None:
+    runs = await lab.ask("alice")
+    await lab.run(runs)
+    lab.clock.at_s += 8 * 24 * HOUR_S
+    now_s, store = lab.clock.at_s, lab.store
+    store.reclaim([Warn(runs, EndCause.PREEMPTED, now_s)], store.version(), now_s=now_s)
+    ends = End(runs, EndCause.PREEMPTED, "why", requeue=True)
+    _, again = store.reclaim([ends], store.version(), now_s=now_s)
+    await lab.restart()
+    await lab.rounds()
+    assert await lab.state(again.id) is SessionState.PENDING
+    lab.clock.at_s += 25 * HOUR_S
+    await lab.restart()
+    await lab.rounds()
+    assert await lab.state(again.id) is SessionState.CANCELLED

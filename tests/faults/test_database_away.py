@@ -23,7 +23,7 @@ from outages import DiskFull, Frozen, Locked, Outage, Stopped
 from servers import MINI, server_lines
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
-AWAY = "The queue's database does not answer; nothing is lost, and this goes on by itself"
+AWAY = "The queue's database does not answer. Your place is safe; this page goes on when it is back"
 LAUNCHES_CAN_BE_HELD = """
 import asyncio
 from pathlib import Path

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import requests
 
-from fgpu_scheduler import HOLDING, SessionState
+from fgpu_scheduler import HOLDING, EndCause, SessionState
 from hubprocess import HubProcess, until
 from launched import launched
 from notebooks import Notebooks
@@ -349,3 +349,7 @@ def test_a_hub_that_cleans_up_ends_sessions_and_cancels_requests(
     hub.terminate()
     assert launched(hub, kind) == {}
     assert hub.states() == {}
+    ended = hub.store.ended(user=None, limit=1000)
+    assert {session.end_cause for session in ended} == {EndCause.HUB_STOPPED}, (
+        "and nobody is said to have asked for it"
+    )

@@ -149,5 +149,5 @@ async def test_a_session_that_has_ended_before_it_was_known_to_run_says_how(
     await asyncio.wait_for(lab.waiting[session_id], 60)
     session = await lab.scheduler.prepare(session_id)
     store.lost_after["move"] = 1  # There is no container: the next look finds that it is gone.
-    with pytest.raises(SessionEnded, match="gone; nobody here ended it"):
+    with pytest.raises(SessionEnded, match="removed outside JupyterHub"):
         await asyncio.wait_for(lab.scheduler.running(session_id, session.attempt, "{}"), 60)

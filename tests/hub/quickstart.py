@@ -103,6 +103,8 @@ class Starter:
             if status:
                 self.ended[pid] = status[0]
             else:
+                # The kernel gives numbers again: one that had it before may have ended.
+                self.ended.pop(pid, None)
                 self._pids.append(pid)
         return True
 

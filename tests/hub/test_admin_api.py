@@ -18,8 +18,18 @@ from hubprocess import until
 
 JSON = dict[str, Any]
 S = SessionState
-READS = ("queue", "nodes", "quotas", "banner", "usage", "usage.csv", "audit", "audit.csv")
-PAGES = ("queue", "nodes", "quotas", "banner", "usage", "audit", "images", "nodes/drain?node=local")
+READS = ("overview", "queue", "nodes", "quotas", "banner", "usage", "usage.csv", "audit", "audit.csv")
+PAGES = (
+    "overview",
+    "queue",
+    "nodes",
+    "quotas",
+    "banner",
+    "usage",
+    "audit",
+    "images",
+    "nodes/drain?node=local",
+)
 ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
 
 
@@ -80,6 +90,7 @@ def test_without_the_administrators_scope_every_address_is_closed_and_nothing_is
     writes = [
         ("PUT", f"admin/sessions/{world.alice_waits.id}/priority", {"priority": 9}),
         ("POST", "admin/nodes/local", {"action": "cordon"}),
+        ("POST", "admin/nodes/local", {"action": "cordon", "gpu": "0"}),
         ("PUT", "admin/quotas", {"user": "bob", "max_sessions": 0}),
         ("DELETE", "admin/quotas?user=*", None),
         ("PUT", "admin/banner", {"text": "mine"}),
@@ -119,6 +130,22 @@ def test_a_form_without_its_token_changes_nothing(world: World) -> None:
     assert world.get("admin/nodes")["nodes"][0]["state"] == "READY"
 
 
+def test_the_overview_tells_use_queues_and_what_is_wrong(world: World) -> None:
+    found = world.get("admin/overview")
+    assert found["use"]["gpus"] == 2
+    assert found["use"]["day"]["starts"] == 2
+    assert [(q["group"], q["length"]) for q in found["queues"]] == [("default", 2), ("old", 0)]
+    world.store.set_node_state("past", NodeState.LOST, now_s=now_s())
+    try:
+        (problem,) = world.get("admin/overview")["problems"]
+        assert (problem["text"], problem["link"]) == ("Machine past does not answer", "admin/nodes#node-past")
+        page = world.hub.page(world.hub.browser("admin", ADMIN_PASSWORD), "admin/overview")
+        (link,) = page.select(".problems a")
+        assert link["href"] == "/services/fgpu/admin/nodes#node-past"
+    finally:
+        world.store.set_node_state("past", NodeState.READY, now_s=now_s())
+
+
 # --- The queue ---
 
 
@@ -136,7 +163,7 @@ def test_the_queue_says_who_waits_why_and_since_when(world: World) -> None:
         ("bob", 2, 0),
     ]
     assert first["wait_reason"] in ("RESOURCES", "RESERVED")
-    assert "is not free" in first["wait_text"]
+    assert first["wait_text"] == "all GPUs are busy"
     assert first["mark"] is None
 
 
@@ -201,6 +228,29 @@ def test_a_node_is_cordoned_and_uncordoned_and_says_who_is_on_it(world: World) -
         world.ask("POST", "admin/nodes/local", {"action": "burn"}, status=400)["error"]["field"] == "action"
     )
     assert world.ask("POST", "admin/nodes/local", {"action": "gone"}, status=409)
+
+
+def test_one_gpu_is_cordoned_with_a_reason_and_shown_to_everybody_without_it(world: World) -> None:
+    device = world.get("admin/nodes")["nodes"][0]["devices"][0]
+    asked = {"action": "cordon", "gpu": device["uuid"], "message": "<b>the fan</b>"}
+    try:
+        assert world.ask("POST", "admin/nodes/local", asked)["text"] == "takes no more sessions"
+        said = f"{device['uuid']}: <b>the fan</b>"
+        assert world.last() == ("admin", "gpu.cordon", f"GPU {device['index']} of node local", said)
+        assert world.ask("POST", "admin/nodes/local", asked, status=409)["error"]["field"] == "gpu"
+        shown = world.get("admin/nodes")["nodes"][0]["devices"][0]
+        assert (shown["cordoned"], shown["cordon_reason"]) == (True, "<b>the fan</b>")
+        own = dict(world.hub.get("capacity", world.alice))
+        assert own["groups"][0]["devices"][0]["cordoned"] is True
+        assert "the fan" not in str(own)
+        page = str(world.hub.page(world.hub.browser("admin", ADMIN_PASSWORD), "admin/nodes"))
+        assert "&lt;b&gt;the fan" in page
+    finally:
+        world.store.set_cordon(device["uuid"], None, now_s=now_s())
+    for wrong in ({**asked, "gpu": 7}, {**asked, "action": "drain"}):
+        assert world.ask("POST", "admin/nodes/local", wrong, status=400)
+    unknown = world.ask("POST", "admin/nodes/local", {**asked, "gpu": "GPU-none"}, status=409)
+    assert unknown["error"]["code"] == "node_refused"
 
 
 # --- Quotas ---
@@ -348,7 +398,7 @@ def test_usage_is_exact_for_known_sessions_as_json_and_csv(world: World) -> None
         "fgpu_hours": 2.0,
     }
     assert found["complete_from"] is not None
-    assert "sessions were forgotten" in world.hub.ask("GET", f"admin/usage?{span}", world.admin).text
+    assert "older sessions are forgotten" in world.hub.ask("GET", f"admin/usage?{span}", world.admin).text
     assert world.get("admin/usage")["complete_from"] is None
     part = world.hub.ask("GET", "api/v1/history.csv?all=1&limit=1", world.admin)
     assert (len(part.text.splitlines()), part.links["next"]["url"].startswith("?all=1&limit=1&before=")) == (

@@ -100,15 +100,18 @@ class Stream:
         self.ended.set()
 
 
+def counting_failures(limit: int) -> str:
+    """Return lines with which so many failures in a row would end the Hub. As a setting it is refused."""
+    return f"c.Spawner.pre_spawn_hook = lambda spawner: spawner.set_trait('consecutive_failure_limit', {limit})\n"
+
+
 def test_what_can_never_run_is_refused_with_its_words_and_counts_as_no_failure(make_hub: Any) -> None:
-    hub = make_hub(
-        service=False, before=ANSWERED_AT_ITS_END, after="c.Spawner.consecutive_failure_limit = 2\n"
-    ).start()
+    hub = make_hub(service=False, before=ANSWERED_AT_ITS_END, after=counting_failures(2)).start()
     hub.add_user("alice")
     for _ in range(4):
         answer = hub.spawn("alice", options={**ONE, "fgpu": "7"})
         assert answer.status_code == 400
-        assert answer.json()["message"] == "fgpu: 7 is more than any node has; the largest possible is 2"
+        assert answer.json()["message"] == "fgpu: 7 is more than any machine has; choose at most 2"
     assert hub.states() == {}
     assert hub.servers("alice") == {}
     assert hub.spawn("alice", options=ONE).status_code in (201, 202)
@@ -147,7 +150,7 @@ def test_progress_tells_position_and_reason_and_changes_when_they_change(make_hu
         lambda: next((e for e in stream.events if e.get("fgpu", {}).get("position") == 1), None),
         what="position 1 is told",
     )
-    assert event["message"] == "You are next in the queue: 1 fGPU is not free: nothing is free now"
+    assert event["message"] == "You're next in the queue: all GPUs are busy"
     assert event["fgpu"]["simulated"] is True
     assert hub.stop("holder").status_code in (202, 204)
     assert stream.ended.wait(90)
@@ -192,16 +195,14 @@ def test_cancelling_a_launch_that_cannot_be_interrupted_ends_it_and_leaves_no_zo
 
 
 def test_a_request_that_waits_too_long_is_cancelled_with_the_limit_in_words(make_hub: Any) -> None:
-    hub = make_hub(
-        service=False, queue_timeout_s=5, after="c.Spawner.consecutive_failure_limit = 1\n"
-    ).start()
+    hub = make_hub(service=False, queue_timeout_s=5, after=counting_failures(1)).start()
     full(hub)
     hub.add_user("alice")
     hub.spawn("alice", options=ONE)
     hub.reach({"holder/": "RUNNING"})
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause) == ("CANCELLED", "QUEUE_TIMEOUT")
-    assert ended.message == "nothing became free within the queue's limit of 5 seconds"
+    assert ended.message == "nothing became free within the queue's limit of 5 s"
     page = hub.api("GET", "users/alice")
     assert page.status_code == 200, "and the Hub still answers"
     until(lambda: not hub.servers("alice").get("", {}).get("pending"), what="the Hub has let go of it")
@@ -214,7 +215,7 @@ def test_a_launch_that_takes_too_long_has_failed_and_frees_its_share(make_hub: A
     hub.spawn("alice", options=ONE)
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause) == ("ERROR", "LAUNCH_FAILED")
-    assert ended.message == "the server did not answer within the launch limit of 2 seconds"
+    assert ended.message == "the server did not answer within the launch limit of 2 s"
     assert hub.states() == {}
 
 
@@ -310,7 +311,7 @@ def test_several_sessions_in_one_submission_queue_together_as_named_servers(make
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fgpu": "0.55"}, "fgpu: 0.55 is not a multiple of 0.1; the nearest possible are 0.5 and 0.6"),
+        ({"fgpu": "0.55"}, "fgpu: 0.55 isn't possible; choose 0.5 or 0.6 (in steps of 0.1)"),
         ({"image": "../etc"}, "image: there is no '../etc'; choose one of python"),
         ({"group": "class"}, "group: there is no 'class'; choose one of default"),
         (

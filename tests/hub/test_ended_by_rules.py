@@ -9,7 +9,7 @@ from typing import Any
 
 import requests
 
-from fgpu_scheduler import EndCause, Session, SessionState
+from fgpu_scheduler import Audit, EndCause, Session, SessionState
 from hubprocess import HubProcess, until
 
 MakeHub = Callable[..., HubProcess]
@@ -77,7 +77,7 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: M
     hub.reach({"alice/": "RUNNING"})
     told = warned(hub, token)
     assert (told["state"], told["ends_cause"], told["can_keep"]) == ("RUNNING", "TIME_LIMIT", False)
-    assert told["warning"] == "its time limit is reached soon"
+    assert told["warning"] == "it reaches its time limit soon"
     assert told["ends_at_s"] == told["started_at_s"] + 12
     refused = service(hub, "POST", f"sessions/{told['id']}/keep", token)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "nothing_to_keep")
@@ -89,6 +89,51 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: M
     assert ended.ended_at_s >= ended.started_at_s + 12
     assert ended.message == "the session's time was over, as its owner was warned"
     until(lambda: not hub.ready("alice"), what="the Hub knows that the server has ended")
+
+
+def test_the_owner_extends_a_time_limit_as_often_as_is_allowed_and_where_nobody_waits_longer(
+    make_hub: MakeHub,
+) -> None:
+    policies = {"*": {"backfill": "easy"}}
+    hub = make_hub(policies=policies, extend_by_s=3600, extend_times=2, max_time_limit_s=10800).start()
+    token, other = hub.add_user("alice"), hub.add_user("bob")
+    root = hub.add_user("admin")
+    wait_for_service(hub, token)
+    hub.spawn("alice", options={**WHOLE, "time_limit_s": 3600})
+    hub.reach({"alice/": "RUNNING"})
+    (session,) = own_sessions(hub, token)
+    assert (session["time_limit_s"], session["extend_by_s"]) == (3600, 3600)
+    path = f"sessions/{session['id']}/extend"
+    assert service(hub, "POST", path, other).status_code == 404
+    few = ["access:services!service=fgpu", "custom:fgpu:queue:read"]
+    reading = hub.api("POST", "users/alice/tokens", token=token, json={"scopes": few})
+    assert service(hub, "POST", path, str(reading.json()["token"])).status_code == 403
+
+    longer = service(hub, "POST", path, token)
+    assert longer.status_code == 200, longer.text
+    told = longer.json()["session"]
+    assert (told["time_limit_s"], told["extend_by_s"]) == (7200, 3600)
+    assert told["ends_at_s"] == told["started_at_s"] + 7200
+
+    # Somebody waits for the place, and was told when it is theirs.
+    hub.spawn("bob", options={**WHOLE, "time_limit_s": 600})
+    hub.reach({"alice/": "RUNNING", "bob/": "PENDING"})
+    until(lambda: hub.sessions()["bob/"].promised_at_s, what="bob is promised a start")
+    refused = service(hub, "POST", path, token)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_extended")
+    assert refused.json()["error"]["message"] == "Another user was promised a start that this would delay."
+
+    hub.stop("bob")
+    hub.reach({"alice/": "RUNNING"})
+    # An administrator may too, which is in the audit log.
+    assert service(hub, "POST", path, root).json()["session"]["extend_by_s"] is None
+    line = Audit(hub.store).lines(before_id=None, limit=1)[0]
+    assert (line.actor, line.action, line.details) == ("admin", "session.extend", "by 1 h")
+    refused = service(hub, "POST", path, token)
+    assert (
+        refused.json()["error"]["message"]
+        == "You have extended this session by 2 h already. That is the most."
+    )
 
 
 def test_an_idle_session_is_warned_kept_and_ended_and_a_busy_one_is_left_alone(
@@ -132,7 +177,7 @@ def test_an_idle_session_is_warned_kept_and_ended_and_a_busy_one_is_left_alone(
     hub.reach({"bob/": "RUNNING"})
     ended = last(hub, "alice")
     assert (ended.state, ended.end_cause) == (SessionState.TERMINATED, EndCause.IDLE)
-    assert ended.message == "the session was idle, and nobody asked to keep it when its owner was warned"
+    assert ended.message == "the session was idle, and was not kept after the warning"
     assert (work / "bob-.token").exists(), "the busy server was never asked"
     assert [s["warning"] for s in own_sessions(hub, other)] == [None]
 

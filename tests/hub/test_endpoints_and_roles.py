@@ -33,6 +33,7 @@ GET    history.csv                         302 403 403 200 200 200 200
 GET    end/{id}                            302 403 403 404 200 200 200
 POST   end/{id}                            401 403 403 404 403 303 303
 POST   keep/{id}                           401 403 403 404 403 409 409
+POST   extend/{id}                         401 403 403 404 403 409 409
 GET    save/{id}                           302 403 403 404 403 409 200
 POST   save/{id}                           401 403 403 404 403 403 409
 GET    private-images                      302 403 403 200 403 200 200
@@ -45,6 +46,7 @@ GET    admin/images                        302 403 403 403 403 403 200
 POST   admin/images                        401 403 403 403 403 403 400
 GET    admin/images/{id}                   302 403 403 403 403 403 200
 POST   admin/images/{id}                   401 403 403 403 403 403 400
+GET    admin/overview                      302 403 403 403 403 403 200
 GET    admin/queue                         302 403 403 403 403 403 200
 POST   admin/queue                         401 403 403 403 403 403 400
 GET    admin/nodes                         302 403 403 403 403 403 200
@@ -63,6 +65,7 @@ GET    api/v1/sessions                     401 403 403 200 200 200 200
 GET    api/v1/sessions/{id}                401 403 403 404 200 200 200
 DELETE api/v1/sessions/{id}                401 403 403 404 403 202 202
 POST   api/v1/sessions/{id}/keep           401 403 403 404 403 409 409
+POST   api/v1/sessions/{id}/extend         401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/image          401 403 403 404 403 403 409
 GET    api/v1/sessions/{id}/meter          401 403 403 404 200 200 200
 GET    api/v1/sessions/{id}/receipt        401 403 403 404 200 200 200
@@ -81,6 +84,7 @@ PUT    api/v1/private-images/{id}/name     401 403 403 404 403 409 409
 PUT    api/v1/private-images/{id}/shares   401 403 403 404 403 200 200
 PUT    api/v1/private-images/{id}/answer   401 403 403 404 403 403 403
 GET    api/v1/private-images/{id}/recipe   401 403 403 404 403 404 404
+GET    api/v1/admin/overview               401 403 403 403 403 403 200
 GET    api/v1/admin/queue                  401 403 403 403 403 403 200
 PUT    api/v1/admin/sessions/{id}/priority 401 403 403 403 403 403 409
 GET    api/v1/admin/nodes                  401 403 403 403 403 403 200
@@ -218,7 +222,9 @@ def test_what_is_anothers_is_not_there_and_stays_as_it_is(filled: Filled, method
 
 
 ENDS = [
-    key for key in OF_ONE if key[1] in ("end/{id}", "keep/{id}") or key[1].startswith("api/v1/sessions/{id}")
+    key
+    for key in OF_ONE
+    if key[1] in ("end/{id}", "keep/{id}", "extend/{id}") or key[1].startswith("api/v1/sessions/{id}")
 ]
 
 
@@ -300,6 +306,7 @@ UNLIKE = (
     # Nothing here has one.
     "api/v1/private-images/{id}/recipe",
     # These tell how long something has lasted by now.
+    "api/v1/admin/overview",
     "api/v1/admin/queue",
     "api/v1/admin/usage",
     "api/v1/admin/usage.csv",

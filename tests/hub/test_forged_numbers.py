@@ -90,4 +90,4 @@ def test_of_fifty_requests_at_once_no_more_hold_or_wait_than_quotas_allow(hub: H
     assert newest.request.server_name == first.request.server_name
     hub.add_user("bea")
     refused = hub.refused("bea", options={**one, "priority": 1})
-    assert "priority: 1 is above the highest that you may ask for, 0" in refused.text
+    assert "priority: 1 is too high; choose at most 0" in refused.text

@@ -188,11 +188,11 @@ def test_an_entry_is_edited_whole_and_checked_like_the_file(site: Site) -> None:
     page = BeautifulSoup(bad.text, "html.parser")
     assert 'image "torch": reference: "a; reboot" cannot be used' in page.select_one(".notice.bad").text
     assert page.select_one("input[name=name]")["value"] == MARKUP
-    assert page.find("img") is None
+    assert page.main.find("img") is None
     assert site.ask("POST", f"{PAGE}/torch", site.admin, data=values).status_code == 303
     assert site.slugs() == ["python"], "alice is in neither group"
     page = site.page()
-    assert page.find("img") is None
+    assert page.main.find("img") is None
     row = page.select_one("#image-torch")
     assert 'minimum: {"fgpu": "0.5"}, in the file nothing' in row.text
     assert MARKUP in row.select_one("th").text

@@ -63,7 +63,7 @@ def logged_in(hub: HubProcess, user: str) -> requests.Session:
     password = "test-admin-password-0123456789-abcdef" if user == "admin" else "test-password"
     token = browser.cookies.get("_xsrf", path="/hub/")
     fields = {"username": user, "password": password, "_xsrf": token}
-    assert browser.post(f"{hub.url}/hub/login?next=/hub/home", data=fields, timeout=60).ok
+    assert browser.post(f"{hub.url}/hub/login?next=/hub/token", data=fields, timeout=60).ok
     return browser
 
 

@@ -162,7 +162,7 @@ def test_a_servers_own_token_does_not_reach_them(world: World) -> None:
     note = world.hub.folder / "token-alice-lab"
     token = until(lambda: note.exists() and note.read_text(), what="the server has its token")
     told = world.ask("GET", "private-images", str(token), 403)["error"]
-    assert told["message"] == "this needs the scope custom:fgpu:images"
+    assert told["message"] == "you may not do this; ask an administrator (scope custom:fgpu:images)"
     world.hub.stop("alice", "lab")
 
 
@@ -259,8 +259,15 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     assert link is not None
     form = world.hub.page(browser, f"save/{world.alice_runs.id}")
     assert "The home folder is not saved in it" in form.text
-    after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="<i>", status=400)
-    assert "such as torch-more" in after.text
+    assert form.select_one("[name=name]")["value"] == "python-saved"  # type: ignore[index]
+    assert form.select_one("[name=end][checked]") is None
+    then = world.hub.page(browser, f"save/{world.alice_runs.id}?end=1")
+    assert then.select_one("[name=end][checked]") is not None
+    after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="<i>", tag="7", status=400)
+    # What was typed stays, and what is wrong with it is said beside it.
+    typed = {one["name"]: one.get("value") for one in after.select(".fields input")}
+    assert typed == {"name": "<i>", "tag": "7"}
+    assert "such as torch-more" in after.select_one(".fields div:has([name=name]) .refused").text
     after = submit_form(world, browser, form, f"save/{world.alice_runs.id}", name="torch")
     assert "alice/torch:1" in after.text
     assert "is going to be made" in after.text

@@ -354,7 +354,7 @@ def test_a_user_sees_their_own_sessions_and_nobody_elses(world: World) -> None:
     assert waits["pending_url"] == "/hub/spawn-pending/alice/gpu-2"
     assert (waits["position"], waits["ahead"], waits["gpu_memory_mib"]) == (1, 0, None)
     assert waits["wait_reason"] == "RESOURCES"
-    assert waits["wait_text"] == "1 fGPU is not free: 0.5 fGPU is free now"
+    assert waits["wait_text"] == "1 fGPU is not free: at most 0.5 is"
     assert found["simulated"] is True
     assert runs["image_name"] == "Python 3.11"
     assert world.hub.get(f"sessions/{world.bob_runs.id}", world.alice, status=404)
@@ -400,6 +400,7 @@ def test_capacity_is_exact_and_anonymous(world: World) -> None:
     assert group["used"] == {"fgpu": "1.5", "cpu": "2", "memory_mib": 2048}
     assert group["mine"] == {"fgpu": "0.5", "cpu": "1", "memory_mib": 1024}
     assert group["allocatable"] == {"fgpu": "0.5", "cpu": "6", "memory_mib": 14336}
+    assert group["free"] == group["allocatable"]
     assert (group["largest_fgpu_now"], group["fgpu_step"], group["waiting"]) == ("0.5", "0.1", 2)
     (device,) = group["devices"]
     assert (device["fgpu_total"], device["fgpu_used"], device["simulated"]) == ("2", "1.5", True)
@@ -424,7 +425,7 @@ def test_a_forecast_says_what_starts_now_and_what_waits(world: World) -> None:
     # So much for each of the three.
     assert part["largest_now"] == "0.1"
     assert part["expected_start_at_s"] is None
-    assert part["basis"].startswith("unknown")
+    assert part["basis"].startswith("no estimate yet")
     assert part["quota"] == {"fgpu_left": None, "sessions_left": None, "text": None}
 
 
@@ -590,13 +591,15 @@ def test_the_page_shows_sessions_bars_and_queue(world: World) -> None:
     assert "0.5 fGPU" in runs.text
     assert "2 GiB" in runs.text
     assert runs.select_one(f"#open-{world.alice_runs.id}")["href"] == "/user/alice/"
-    assert "1st in the queue, nobody is ahead" in waits.text
-    assert "1 fGPU is not free: 0.5 fGPU is free now" in waits.text
+    assert "1st in the queue" in waits.text
+    assert "Nobody is ahead" in waits.select_one("details").text
+    assert "1 fGPU is not free: at most 0.5 is" in waits.text
     assert waits.select_one("form.power button").text.startswith("Cancel")
     assert waits.select_one(f"#wait-{world.alice_waits.id}")["href"] == "/hub/spawn-pending/alice/gpu-2"
     gauges = [[bar.text for bar in gauge.select(".bar-text")] for gauge in page.select(".gauge")]
-    assert gauges == [["0.5 of 1 fGPU"] * 2, ["1 of 7 cores"] * 2, ["1 of 15 GiB"] * 2]
-    assert page.select_one(".gauge .upper .fill")["width"] == "50.0"
+    assert gauges == [["1.5 of 2 fGPU"], ["2 of 8 cores"], ["2 of 16 GiB"]]
+    assert [own.text for own in page.select(".own-text")] == ["0.5 of 1 fGPU", "1 of 7 cores", "1 of 15 GiB"]
+    assert page.select_one(".gauge .part.mine")["width"] == "25.0"
     assert page.select_one("#new")["href"] == "/hub/spawn/alice/gpu-1"
     assert "Simulated GPUs" in page.text
     assert page.select_one("p.facts strong").text == "2"
@@ -617,12 +620,12 @@ def test_names_with_markup_stay_text(world: World) -> None:
     with world.another(submit(world.store, "alice", MARKUP, 1000, image=MARKUP)) as waits:
         answer = browser.get(f"{world.hub.url}/services/fgpu/", timeout=30)
         page = BeautifulSoup(answer.text, "html.parser")
-        assert page.find("img") is None
+        assert page.select_one("img:not(.logo)") is None
         assert page.select_one(f"#session-{waits.id} th").text.strip() == MARKUP
         shown = world.hub.get(f"sessions/{waits.id}", world.alice)["session"]
         assert "<" not in shown["url"]
         question = world.hub.page(browser, f"end/{waits.id}")
-        assert question.find("img") is None
+        assert question.select_one("img:not(.logo)") is None
     policy = answer.headers["Content-Security-Policy"]
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy

@@ -61,7 +61,7 @@ class Browser(requests.Session):
             data={"username": user, "password": "test-password", "_xsrf": self.xsrf("/hub/")},
             timeout=30,
         )
-        assert "Logout" in answer.text, answer.text
+        assert "Log out" in answer.text, answer.text
 
     def xsrf(self, path: str) -> str:
         return next(c.value or "" for c in self.cookies if c.name == "_xsrf" and c.path == path)

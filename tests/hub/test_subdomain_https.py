@@ -54,7 +54,7 @@ def log_in(hub: HubProcess, user: str) -> requests.Session:
     page = browser.get(f"{url}/login", timeout=30)
     xsrf = next(c.value for c in browser.cookies if c.name == "_xsrf")
     fields = {"username": user, "password": "test-password", "_xsrf": xsrf}
-    assert "Logout" in browser.post(page.url, data=fields, timeout=30).text
+    assert "Log out" in browser.post(page.url, data=fields, timeout=30).text
     sessions = browser.get(f"https://hub.localhost:{hub.port}/services/fgpu/", timeout=30)
     assert sessions.status_code == 200
     assert sessions.url.startswith(f"https://fgpu--service.hub.localhost:{hub.port}/services/fgpu/")
@@ -63,7 +63,7 @@ def log_in(hub: HubProcess, user: str) -> requests.Session:
 
 def test_a_cookie_for_all_domains_makes_nobody_somebody_else(hub: HubProcess) -> None:
     alice, mallory = log_in(hub, "alice"), log_in(hub, "mallory")
-    hub_url = f"https://hub.localhost:{hub.port}/hub/home"
+    hub_url = f"https://hub.localhost:{hub.port}/hub/token"
     own_url = f"https://fgpu--service.hub.localhost:{hub.port}/services/fgpu/api/v1/me"
 
     def name(url: str) -> bool:

@@ -44,7 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def isolation_build(built: Path) -> Path:
-    """A finished ``make -C isolation``: libfgpu.so, simulated/, probe, probe-static."""
+    """A finished ``make -C isolation``: libfgpu.so, simulated/, probe, probe-static, put-files."""
     out = built / "out"
     with _alone(out):
         # Once and for all: a file replaced under the tests that use it would be a riddle.

@@ -67,3 +67,14 @@ def test_a_process_is_numbered_as_its_session_sees_it(simulated_machine: Make) -
     with reading(machine.folder) as reader, in_a_pid_namespace(machine, "hold", "10") as (pid, _):
         (process,) = (use(reader)).processes
         assert (process.pid, process.inner_pid) == (pid, 1)
+
+
+async def test_how_a_simulated_gpu_is_is_told_as_far_as_it_is_simulated(simulated_machine: Make) -> None:
+    machine = simulated_machine(GPU)
+    with reading(machine.folder) as reader, machine.running("sim_tool", "hold", "100"):
+        found = (await reader.ask({"do": "health", "uuids": ["GPU-a", "GPU-b"]}))["devices"]
+        assert found["GPU-a"]["memory_used_bytes"] >= 100 * MIB
+        assert found["GPU-a"]["use_percent"] is not None
+        unknown = ("temperature_c", "power_mw", "power_limit_mw", "ecc_errors", "xid")
+        assert [found["GPU-a"][name] for name in unknown] == [None] * 5
+        assert "error" in found["GPU-b"]

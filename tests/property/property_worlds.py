@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from fgpu_scheduler.core.model import Device, Node, NodeState, Request, Session, SessionState
@@ -73,8 +75,22 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 @st.composite
+def shrunk(draw: st.DrawFn, node: Node) -> Node:
+    """A node as it is, or with less of something than it may have to give."""
+    what = draw(st.sampled_from((None,) * 6 + ("cpu", "memory", "gpu memory", "devices")))
+    if what == "gpu memory":
+        return replace(
+            node, devices=tuple(replace(d, memory_mib=d.memory_mib // 4 // 128 * 128) for d in node.devices)
+        )
+    if what == "devices":
+        return replace(node, devices=node.devices[1:])
+    cpu_milli = node.cpu_milli // 4 if what == "cpu" else node.cpu_milli
+    return replace(node, cpu_milli=cpu_milli, memory_mib=512 if what == "memory" else node.memory_mib)
+
+
+@st.composite
 def worlds(draw: st.DrawFn, *, most: int = 14) -> World:
-    """A lab some of whose sessions hold what they fit into, and some wait; then perhaps another unit."""
+    """A lab some of whose sessions hold what they fit into, and some wait; then perhaps less of all, or another unit."""
     lab = World(now_s=NOW_S, version=1, nodes=draw(nodes()))
     for session_id in range(1, 1 + draw(st.integers(0, most))):
         asked = draw(requests())
@@ -94,4 +110,7 @@ def worlds(draw: st.DrawFn, *, most: int = 14) -> World:
             started_at_s=NOW_S - ago_s if state is SessionState.RUNNING else None,
         )
         lab = World(NOW_S, 1, lab.nodes, (*lab.sessions, new))
+    lab = replace(lab, nodes=tuple(draw(shrunk(node)) for node in lab.nodes))
+    for device in [d.uuid for n in lab.nodes for d in n.devices]:
+        lab = lab.cordoned_gpu(device) if draw(st.sampled_from((False,) * 5 + (True,))) else lab
     return lab.unit(draw(st.sampled_from(("1", "2", "5")))) if draw(st.booleans()) else lab

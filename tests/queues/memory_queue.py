@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fgpu_scheduler.core.forecast import Forecast
-from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LAUNCHING, LIVE, SERVING, final_state, moved
+from fgpu_scheduler.core.lifecycle import (
+    ENDED,
+    HOLDING,
+    LAUNCHING,
+    LIVE,
+    SERVING,
+    final_state,
+    given_back,
+    moved,
+)
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
@@ -51,8 +60,8 @@ class MemoryQueue(Queue):
                 self._kept[session.id] = replace(session, held=True)
         return await self.live()
 
-    async def change_node(self, node: Node) -> None:
-        self._nodes = [node if n.id == node.id else n for n in self._nodes]
+    async def change_nodes(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
 
     async def stop(self) -> None:
         self._nodes = ()
@@ -103,6 +112,12 @@ class MemoryQueue(Queue):
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         return self._move(await self.session(session_id), S.PULLING)
+
+    async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
+        session = await self.session(session_id)
+        if session.state in ENDED or session.state is S.TERMINATING:
+            raise SessionEnded(session)
+        return self._put(given_back(session, why, now_s=self._now_s()))
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         return self._put(replace(self._move(await self.session(session_id), S.RUNNING), launched=launched))
@@ -182,7 +197,7 @@ class MemoryQueue(Queue):
                 continue
             if any(s.state in HOLDING for s in self._kept.values()):
                 self._kept[session.id] = replace(session, wait_reason=WaitReason.RESOURCES)
-            elif not session.held:
+            elif not session.held and not session.left_out(self._now_s()):
                 (node,) = self._nodes
                 where = Placement(node.id, (Share(node.devices[0].uuid, session.request.fgpu_milli, 1, 1),))
                 self._kept[session.id] = replace(

@@ -12,7 +12,7 @@ from queue_lab import MOST_WAITING, NODE, Lab
 
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, WaitReason
 from fgpu_scheduler.errors import SessionExists, TooManyPending, UnknownSession
-from fgpu_scheduler.queue import SessionEnded
+from fgpu_scheduler.queue import Requeued, SessionEnded
 
 S = SessionState
 pytestmark = pytest.mark.timeout(60)
@@ -256,6 +256,36 @@ async def test_a_launch_that_a_restart_interrupted_begins_anew_in_its_share(lab:
     assert (again.state, again.attempt, again.placement) == (S.RUNNING, first.attempt + 1, first.placement)
 
 
+async def test_a_place_that_is_given_back_goes_to_the_next_and_its_session_waits_on_with_the_reason(
+    lab: Lab,
+) -> None:
+    alice = (await submit(lab, "alice")).id
+    bob, carol = [(await submit(lab, user)).id for user in ("bob", "carol")]
+    await lab.queue.placed(alice)
+    with lab.queue.launching(alice):
+        launched = await lab.queue.prepare(alice)
+        waits = await lab.queue.give_back(alice, launched.attempt, "1 Insufficient\n nvidia.com/gpu")
+    assert (waits.state, waits.placement, waits.wait_reason) == (S.PENDING, None, WaitReason.CLUSTER)
+    assert [(node.node_id, node.words) for node in waits.refused] == [
+        (NODE.id, "1 Insufficient nvidia.com/gpu")
+    ]
+    with pytest.raises(Requeued):
+        await lab.queue.prepare(alice)
+    assert (await lab.queue.placed(bob)).state is S.SCHEDULED
+    # Ahead of those who asked later, as before.
+    assert await places(lab) == {alice: 1, carol: 2}
+
+
+async def test_a_place_is_not_given_back_for_a_session_that_has_ended(lab: Lab) -> None:
+    new = (await submit(lab, "alice")).id
+    await lab.queue.placed(new)
+    attempt = (await lab.queue.prepare(new)).attempt
+    await lab.queue.end(new, EndCause.USER)
+    with pytest.raises(SessionEnded):
+        await lab.queue.give_back(new, attempt, "no room")
+    assert (await lab.clear(new)).state is S.TERMINATED
+
+
 async def test_a_warning_is_kept_for_one_that_runs_and_is_nothing_to_others(lab: Lab) -> None:
     runs = await lab.run((await submit(lab, "alice")).id)
     waiting = await submit(lab, "bob")
@@ -276,6 +306,6 @@ async def test_of_a_session_that_never_was_nothing_is_told(lab: Lab) -> None:
 async def test_the_nodes_are_those_that_are_configured(lab: Lab) -> None:
     assert (await lab.queue.snapshot()).nodes == (NODE,)
     larger = replace(NODE, memory_mib=2 * NODE.memory_mib)
-    await lab.queue.change_node(larger)
+    await lab.queue.change_nodes([larger])
     assert (await lab.queue.snapshot()).nodes == (larger,)
     assert not lab.queue.database_is_away

@@ -11,7 +11,7 @@ from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
 from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.testing import MemoryStore, Report, Violation, checks, simulate
+from fgpu_scheduler.testing import Faults, MemoryStore, Report, Violation, checks, simulate
 
 ROOT = Path(__file__).parents[2]
 EVENTS = 300
@@ -48,7 +48,7 @@ CHOSEN = [
 ]
 ASKED = [f"asks {what}" for what in ("memory", "memory and compute", "a model", "a time limit", "a priority")]
 STARTED = [
-    *("starts as promised", "starts on several devices", "queued again", "kept"),
+    *("starts as promised", "starts on several devices", "queued again", "kept", "extended"),
     *(f"starts a share of {mode}" for mode in ShareMode),
     *(f"starts beside a quota of {scope}" for scope in QuotaScope),
     *(f"starts beside a quota of {limit}" for limit in ("fgpu", "sessions", "pending", "lifetime")),
@@ -75,6 +75,21 @@ def test_every_check_holds_with_the_sql_store():
 def test_both_stores_have_the_same_history():
     seeds = range(SQL_SEEDS.start, SQL_SEEDS.start + 2)
     assert run_all(seeds, sql=True) == run_all(seeds)
+
+
+def test_where_the_cluster_refuses_most_places_all_run_once_it_stops_and_none_is_lost():
+    """The simulator ends nobody who could still run: each session runs, is ended by its user, or could never fit."""
+    often = Faults(not_bound=70)
+    reports = [simulate(seed, EVENTS, faults=often) for seed in range(7000, 7030)]
+    refused = sum(number for r in reports for what, number in r.met if what == "waits CLUSTER")
+    assert refused > 5 * len(reports)
+    assert sum(r.ran for r in reports) > 3 * len(reports)
+
+
+def test_nodes_that_shrink_and_grow_between_placing_and_launching_over_commit_nothing_and_lose_nobody():
+    often = Faults(inventory=60)
+    reports = [simulate(seed, 100, faults=often) for seed in range(8000, 8200)]
+    assert sum(r.ran for r in reports) > 3 * len(reports)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from fgpu_scheduler.core import (
     reclaim,
     reconcile,
 )
-from fgpu_scheduler.core.model import SessionState
+from fgpu_scheduler.core.model import Device, Session, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpu_scheduler.store import quotas as accounts
@@ -49,6 +49,11 @@ def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
     assert fires("are held")
 
 
+def test_a_fit_check_that_forgets_which_gpus_are_cordoned_is_noticed(monkeypatch):
+    monkeypatch.setattr(Device, "shares_offered", property(lambda device: device.max_shares))
+    assert fires("was placed on a cordoned device")
+
+
 def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
     real = placement.free
 
@@ -63,7 +68,7 @@ def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
 
 
 def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
-    """Shares of an earlier unit are worth more memory and compute than their fGPU says today."""
+    """Shares of an earlier unit, or of a larger device, are worth more memory and compute than their fGPU says today."""
     real = placement.after
 
     def forgetful(left, request, where):
@@ -72,7 +77,22 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
         return found and placement._taken(left, request, where)
 
     monkeypatch.setattr(placement, "after", forgetful)
-    assert fires("memory are held", "compute are held")
+    assert fires("memory are held", "compute are held", faults=Faults(inventory=30))
+
+
+def test_a_planner_that_forgets_which_nodes_were_refused_is_noticed(monkeypatch):
+    monkeypatch.setattr(Session, "left_out", lambda session, now_s: ())
+    assert fires("again, refused at")
+
+
+def test_a_place_that_is_given_back_and_kept_is_noticed(monkeypatch):
+    real = lifecycle.given_back
+    monkeypatch.setattr(
+        lifecycle,
+        "given_back",
+        lambda s, words, *, now_s: replace(real(s, words, now_s=now_s), placement=s.placement),
+    )
+    assert fires("is PENDING and holds")
 
 
 def test_a_store_that_takes_stale_plans_is_noticed(monkeypatch):

@@ -10,7 +10,16 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from store_worlds import S, ask, end, node, opened, run
 
-from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Share, ShareMode, WaitReason
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Placement,
+    RefusedNode,
+    Request,
+    Session,
+    Share,
+    ShareMode,
+    WaitReason,
+)
 from fgpu_scheduler.store import migrations
 from fgpu_scheduler.store.rows import life_values, request_values, share_values
 from fgpu_scheduler.store.schema import sessions, shares
@@ -125,6 +134,8 @@ FULL_SESSION = Session(
     11,
     -8,
     2**33 + 4,
+    2**33 + 5,
+    (RefusedNode("n1", 2**33 + 6, 3, 'no "room"'), RefusedNode("n2", 7, 1, "tainted")),
 )
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, run, schedule
 
-from fgpu_scheduler import NodeAction, act_on_node
+from fgpu_scheduler import NodeAction, act_on_gpu, act_on_node
 from fgpu_scheduler.core.model import NodeState
 from fgpu_scheduler.errors import BadSettings
+from fgpu_scheduler.service.node_health import node_changes
 from fgpu_scheduler.store.audit import Audit
 from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.store.store import Store
@@ -57,7 +58,8 @@ def test_a_node_that_goes_while_it_is_held_is_lost_until_it_is_free(store: Store
     store.set_nodes([node("n1")], now_s=1)
     running = run(store, ask())
     store.set_nodes([node("n2")], now_s=2)
-    assert store.snapshot(3).nodes == (replace(node("n1"), state=NodeState.LOST), node("n2"))
+    lost = replace(node("n1"), state=NodeState.LOST, closed=True)
+    assert store.snapshot(3).nodes == (lost, node("n2"))
     assert store.session(running.id) == running
     store.set_nodes([node("n2")], now_s=3)
     assert [n.id for n in store.snapshot(3).nodes] == ["n1", "n2"]
@@ -104,7 +106,7 @@ def test_a_held_device_stays_on_its_node_and_a_free_one_moves(store: Store) -> N
     moved = replace(node("n2"), devices=(replace(device(0), node_id="n2"),))
     store.set_nodes([moved], now_s=2)
     assert store.snapshot(3).nodes == (
-        replace(node("n1", devices=1), state=NodeState.LOST),
+        replace(node("n1", devices=1), state=NodeState.LOST, closed=True),
         replace(moved, devices=()),
     )
     end(store, running.id)
@@ -150,6 +152,70 @@ def test_nothing_may_be_configured_twice(store: Store) -> None:
     assert store.snapshot(1).nodes == ()
 
 
+def test_what_a_cluster_says_and_what_an_administrator_said_undo_each_other_nowhere(
+    any_store: SessionStore,
+) -> None:
+    def state(**more: object) -> NodeState:
+        any_store.set_nodes([replace(node(), **more)], now_s=1, keep_states=True)  # type: ignore[arg-type]
+        return any_store.snapshot(2).nodes[0].state
+
+    cordon, uncordon = (NodeState.CORDONED, NodeState.READY), (NodeState.READY, NodeState.CORDONED)
+    assert state() is NodeState.READY
+    # Closed and opened by its cluster alone.
+    assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
+    # Cordoned here while it is closed there: it stays cordoned.
+    assert state(closed=True) is NodeState.CORDONED
+    assert any_store.set_node_state("n1", cordon[0], now_s=3, only=cordon[1]) is NodeState.READY
+    assert [state(closed=True), state()] == [NodeState.CORDONED] * 2
+    # Uncordoned here while it is closed there: it stays closed.
+    assert state(closed=True) is NodeState.CORDONED
+    assert any_store.set_node_state("n1", uncordon[0], now_s=4, only=uncordon[1]) is NodeState.CORDONED
+    assert [state(closed=True), state()] == [NodeState.CORDONED, NodeState.READY]
+    # One that does not answer is lost, closed or not, and stays so whatever its cluster says of it.
+    assert state(closed=True) is NodeState.CORDONED
+    any_store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
+    assert [state(closed=True), state()] == [NodeState.LOST] * 2
+
+
+def test_a_node_that_is_new_while_the_hub_runs_is_as_it_is_given_and_known_ones_stay_as_they_are(
+    any_store: SessionStore,
+) -> None:
+    any_store.set_nodes([node("n1")], now_s=1)
+    lost = [replace(node(name), state=NodeState.LOST) for name in ("n1", "n2")]
+    lost[1] = replace(lost[1], devices=())
+    any_store.set_nodes(lost, now_s=2, keep_states=True)
+    assert [n.state for n in any_store.snapshot(3).nodes] == [NodeState.READY, NodeState.LOST]
+
+
+def test_a_closed_node_is_opened_by_its_cluster_only(store: Store) -> None:
+    store.set_nodes([replace(node(), closed=True)], now_s=1)
+    with pytest.raises(BadSettings, match="'n1' was closed by its cluster; open it there"):
+        act_on_node(store, "n1", NodeAction.UNCORDON, by="root", now_s=2)
+    assert act_on_node(store, "n1", NodeAction.CORDON, by="root", now_s=3) == "takes no more sessions"
+    said = act_on_node(store, "n1", NodeAction.UNCORDON, by="root", now_s=4)
+    assert said == "takes sessions again once its cluster opens it"
+    assert store.snapshot(5).nodes[0].state is NodeState.CORDONED
+    store.set_nodes([node()], now_s=6, keep_states=True)
+    assert store.snapshot(7).nodes[0].state is NodeState.READY
+    assert notes(store)[-1] == "n1: opened by its cluster"
+
+
+def test_a_closed_node_that_goes_while_it_is_held_can_still_be_lost(store: Store) -> None:
+    store.set_nodes([node("n1")], now_s=1)
+    running = run(store, ask())
+    store.set_nodes([replace(node("n1"), closed=True)], now_s=2, keep_states=True)
+    store.set_nodes([], now_s=3, keep_states=True)
+    (left,) = store.snapshot(4).nodes
+    assert (left.state, left.closed) == (NodeState.CORDONED, True)
+    assert node_changes(store.snapshot(4), [], launching=()).lost == ("n1",)
+    store.set_node_state("n1", NodeState.LOST, now_s=5, only=NodeState.READY)
+    store.set_nodes([], now_s=6, keep_states=True)
+    assert store.snapshot(7).nodes[0].state is NodeState.LOST
+    end(store, running.id)
+    store.set_nodes([], now_s=8, keep_states=True)
+    assert store.snapshot(9).nodes == ()
+
+
 def test_a_session_that_is_only_scheduled_holds_its_node(store: Store) -> None:
     store.set_nodes([node()], now_s=1)
     store.submit([ask()], now_s=1)
@@ -182,3 +248,59 @@ def test_a_node_that_has_come_back_meanwhile_is_not_said_to_be_gone(
             act_on_node(store, "n1", NodeAction.GONE, by="root", now_s=4)
     assert store.snapshot(5).nodes[0].state is NodeState.READY
     assert Audit(store).lines(limit=1) == ()
+
+
+def cordons(store: SessionStore) -> list[str | None]:
+    return [d.cordon_reason for n in store.snapshot(9).nodes for d in n.devices]
+
+
+def test_a_cordoned_gpu_stays_so_until_it_is_uncordoned_whatever_is_configured(store: Store) -> None:
+    store.set_nodes([node(devices=2)], now_s=1)
+    first = node(devices=2).devices[0].uuid
+    before = store.version()
+    assert store.set_cordon(first, "the fan", now_s=2) is None
+    assert store.version() > before
+    assert cordons(store) == ["the fan", None]
+    store.set_nodes([node(devices=2, cpu_milli=500)], now_s=3)
+    assert cordons(store) == ["the fan", None]
+    # It is not seen for a while: that has not mended it.
+    gone = node(devices=2)
+    store.set_nodes([replace(gone, devices=gone.devices[1:])], now_s=4)
+    assert cordons(store) == [None]
+    store.set_nodes([node(devices=2)], now_s=5)
+    assert cordons(store) == ["the fan", None]
+    assert store.set_cordon(first, None, now_s=6) == "the fan"
+    assert cordons(store) == [None, None]
+    assert f"n1: {first} takes sessions again" in notes(store)
+    with pytest.raises(BadSettings, match="no GPU 'none'"):
+        store.set_cordon("none", "x", now_s=7)
+    store.set_cordon(first, "the fan", now_s=8)
+    store.set_nodes([], now_s=9)
+    assert store.snapshot(9).nodes == ()
+
+
+def test_a_cordoned_gpu_keeps_its_session_and_a_plan_from_before_is_refused_there(store: Store) -> None:
+    store.set_nodes([node(devices=1)], now_s=1)
+    running = run(store, ask(fgpu_milli=300))
+    (waiting,) = store.submit([ask(user="other", fgpu_milli=300)], now_s=2)
+    store.set_cordon(node().devices[0].uuid, "", now_s=3)
+    schedule(store)
+    assert store.session(running.id) == running
+    assert (found := store.session(waiting.id)) is not None
+    assert found.state is S.PENDING
+    store.set_cordon(node().devices[0].uuid, None, now_s=4)
+    schedule(store)
+    assert (found := store.session(waiting.id)) is not None
+    assert found.state is S.SCHEDULED
+
+
+def test_who_cordons_a_gpu_and_why_is_in_the_audit_log(store: Store) -> None:
+    store.set_nodes([node(devices=2)], now_s=1)
+    uuid = node(devices=2).devices[1].uuid
+    said = act_on_gpu(store, "n1", "1", NodeAction.CORDON, reason=" the  fan ", by="root", now_s=2)
+    assert said == "takes no more sessions"
+    act_on_gpu(store, "n1", uuid, NodeAction.UNCORDON, reason="", by="root", now_s=3)
+    assert [(a.action, a.target, a.details) for a in Audit(store).lines(limit=5)] == [
+        ("gpu.uncordon", "GPU 1 of node n1", uuid),
+        ("gpu.cordon", "GPU 1 of node n1", f"{uuid}: the fan"),
+    ]

@@ -66,7 +66,7 @@ def test_each_quota_that_changes_is_in_the_log(store: Store) -> None:
     store.set_quotas([CLASS, EACH], now_s=1)
     store.set_quotas([replace(EACH, max_sessions=1), Quota(USER, "a", max_fgpu_milli=500)], now_s=2)
     assert [(e.kind, e.at_s, e.reason) for e in store.events()] == [
-        ("quotas", 1, "group 'class' in resource group 'lab': 1 fGPU, 2 waiting, 3600 s"),
+        ("quotas", 1, "group 'class' in resource group 'lab': 1 fGPU, 2 waiting, 1 h"),
         ("quotas", 1, "each user: 3 sessions, 4 waiting"),
         ("quotas", 2, "group 'class' in resource group 'lab': none"),
         ("quotas", 2, "each user: 1 session, 4 waiting"),

@@ -171,6 +171,37 @@ def test_queueing_again_is_not_over_a_pending_quota(any_store: SessionStore) -> 
     assert len(any_store.reclaim(decisions, any_store.version(), now_s=100)) == 2
 
 
+def test_a_longer_time_limit_is_read_back_and_moves_the_warning_of_its_end(
+    any_store: SessionStore,
+) -> None:
+    session = warned(any_store, LIMIT)
+    longer = any_store.extend(session.id, 3600, any_store.version(), now_s=20)
+    assert (longer.extended_s, longer.ends_at_s, longer.ends_cause) == (3600, 3700, LIMIT)
+    assert longer.request == session.request
+    assert any_store.session(session.id) == longer
+    again = any_store.extend(session.id, 60, any_store.version(), now_s=21)
+    assert again.extended_s == 3660
+
+
+def test_a_longer_time_limit_takes_no_other_warning_back(any_store: SessionStore) -> None:
+    session = warned(any_store)
+    longer = any_store.extend(session.id, 3600, any_store.version(), now_s=20)
+    assert (longer.ends_at_s, longer.ends_cause) == (100, IDLE)
+
+
+def test_a_time_limit_is_not_extended_on_an_older_snapshot_or_of_what_does_not_run(
+    any_store: SessionStore,
+) -> None:
+    session = warned(any_store, LIMIT)
+    version = any_store.version()
+    any_store.keep(session.id, 5000, now_s=50)
+    with pytest.raises(StaleVersion, match="planned on version"):
+        any_store.extend(session.id, 3600, version, now_s=51)
+    any_store.move(session.id, S.TERMINATING, now_s=60, cause=EndCause.USER)
+    with pytest.raises(StaleVersion, match="does not run"):
+        any_store.extend(session.id, 3600, any_store.version(), now_s=61)
+
+
 def test_everything_of_it_is_in_the_log(store: Store) -> None:
     session = running(store)
     before = store.last_event_id()
@@ -179,6 +210,7 @@ def test_everything_of_it_is_in_the_log(store: Store) -> None:
     store.reclaim([Warn(session.id, IDLE, 100)], store.version(), now_s=10)
     store.keep(session.id, 500, now_s=11)
     store.note_idle(session.id, None, now_s=12)
+    store.extend(session.id, 60, store.version(), now_s=12)
     store.reclaim([Warn(session.id, LIMIT, 100)], store.version(), now_s=13)
     store.reclaim([Spare(session.id)], store.version(), now_s=14)
     store.reclaim([Warn(session.id, PREEMPTED, 100)], store.version(), now_s=15)
@@ -190,6 +222,7 @@ def test_everything_of_it_is_in_the_log(store: Store) -> None:
         (11, session.id, "kept", "IDLE", None),
         (11, session.id, "ends", None, None),
         (12, session.id, "idle", None, None),
+        (12, session.id, "extended", "TIME_LIMIT", None),
         (13, session.id, "ends", "TIME_LIMIT", None),
         (14, session.id, "ends", None, None),
         (15, session.id, "ends", "PREEMPTED", None),

@@ -31,6 +31,7 @@ BUILT = {
     "libfgpu.so",
     "probe",
     "probe-static",
+    "put-files",
     "simulated/libcuda.so.1",
     "simulated/libnvidia-ml.so.1",
 }

@@ -252,7 +252,7 @@ def test_administrators_of_any_authenticator_become_those_of_the_queue(folder: P
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({"runtime": "podman"}, "fgpuspawner: runtime is 'podman'; use 'docker' or 'local'"),
+        ({"runtime": "podman"}, "fgpuspawner: runtime is 'podman'; use 'docker' or 'kubernetes' or 'local'"),
         (
             {"fgpu_per_gpu": 0},
             "fgpuspawner: c.FGPU.fgpu_per_gpu is 0; one GPU must be worth more than 0 fGPU, such as 2",

@@ -26,6 +26,7 @@ from fgpuspawner.engines.base import Ended, EngineSilent
 from fgpuspawner.engines.docker import remote_files
 from fgpuspawner.engines.docker.endings import as_text, how_it_ended, with_last_words
 from fgpuspawner.engines.docker.errors import FAILED, rows, state_of
+from fgpuspawner.engines.marks import name_of, names_of, session_and_attempt
 from fgpuspawner.text.sessions import fgpu_of
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Containers:
 
     def name(self, session: Session) -> str:
         """Return the name of the container of the session's current attempt."""
-        return f"fgpu-{self.installation}-{session.id}-{session.attempt}"
+        return name_of(self.installation, session.id, session.attempt)
 
     def labels(self, session: Session) -> dict[str, str]:
         """Return the labels by which the container is found, and by which an administrator knows it."""
@@ -141,7 +142,7 @@ class Containers:
                 attempt=named[1],
                 handle=name,
                 alive=False,
-                message="the session's container is gone; nobody here ended it",
+                message="the session's container was removed outside JupyterHub",
             )
             for name, node_id in sorted(names.items())
             if name not in there and (named := session_and_attempt(name, self.installation)) is not None
@@ -206,7 +207,7 @@ class Containers:
                 return None
             return await self._end_of(session.id, container["Id"])
         except NotFound:
-            return Ended(0, EndCause.EXITED, "the session's container was removed; nobody here did it")
+            return Ended(0, EndCause.EXITED, "the session's container was removed outside JupyterHub")
         except FAILED as e:
             # Not to be taken for an end: the share stays held until the engine says so.
             log.warning("Session %d: the engine does not answer: %s", session.id, e)
@@ -349,9 +350,7 @@ class Containers:
         A container that has ended holds no GPU, no CPU and no memory. Taking it apart takes a while longer: that is
         done in the background, and `removed` is called for each.
         """
-        names = [
-            f"fgpu-{self.installation}-{session.id}-{attempt}" for attempt in range(1, session.attempt + 1)
-        ]
+        names = names_of(self.installation, session)
         return all(await asyncio.gather(*(self._stopped(name, now=now) for name in names)))
 
     async def _stopped(self, name: str, *, now: bool) -> bool:
@@ -389,12 +388,3 @@ def numbers_are_the_hosts() -> bool:
 def container_ids(cgroup: str) -> list[str]:
     """Return the ids of containers in a process's ``/proc/PID/cgroup``, of version 1 or 2, the outer ones first."""
     return re.findall(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", cgroup)
-
-
-def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
-    """Return session and attempt of a container of this installation by its name; None for any other name."""
-    prefix = f"fgpu-{installation}-"
-    match = re.fullmatch(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,8})", name.removeprefix(prefix))
-    if not name.startswith(prefix) or match is None:
-        return None
-    return int(match[1]), int(match[2])

@@ -273,7 +273,7 @@ class Daemon:
     def _listen_anew_unless_told(self, events: Events, names: Collection[str]) -> None:
         """Open the stream again if these have ended and it has not said so: its other end may not be there any more."""
         if self._events is events and self.answers and not all(events.has_told(name) for name in names):
-            log.warning("%s: the events do not tell what happens; they are asked for anew", self.address)
+            log.warning("%s: the events do not tell what happens; they are asked for again", self.address)
             self._listen()
 
     def _ask_again(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -121,8 +121,8 @@ class DockerEngine(Engine):
 
     # -- the Hub's life -------------------------------------------------------------------------------
 
-    def survey(self, nodes: Collection[str] | None = None) -> Mapping[str, Machine | None]:
-        return self.fleet.survey(nodes)
+    def survey(self) -> Mapping[str, Machine | None]:
+        return self.fleet.survey()
 
     def open(self, hub: HubSide) -> None:
         self.network.open(hub.urls, hub.background)

@@ -246,7 +246,7 @@ own_bridges() { # CHAIN
 }
 # All of a table in one transaction: there is no instant with half of it.
 apply() { # PROGRAM RULES AFTER
-    # Made by itself if it is not there: named below, it would lose what others have in it. All this comes before
+    # The rules make it if it is not there: named below, it would lose what others have in it. All this comes before
     # iptables-restore, which holds a lock.
     $1 -w 30 -N DOCKER-USER 2>/dev/null || true
     hooked=$(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fgpu_scheduler import BadSettings, Observed, Seen, Session
@@ -51,13 +51,9 @@ class Fleet:
             if trouble is not None:
                 log.error("%s; its nodes take no sessions until it does", trouble)
 
-    def survey(self, nodes: Collection[str] | None) -> dict[str, Machine | None]:
+    def survey(self) -> dict[str, Machine | None]:
         """Return what other machines say of themselves, by node; see `Engine.survey`."""
-        asked = [
-            daemon
-            for daemon in self.daemons
-            if daemon.address.url and (nodes is None or not set(nodes).isdisjoint(daemon.address.node_ids))
-        ]
+        asked = [daemon for daemon in self.daemons if daemon.address.url]
         with ThreadPoolExecutor(max(1, len(asked))) as threads:
             machines = list(threads.map(Daemon.machine, asked))
         return {

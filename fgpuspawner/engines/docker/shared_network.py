@@ -34,7 +34,7 @@ def ensure_network(client: docker.APIClient, name: str = NETWORK) -> str:
     if found["Driver"] != "bridge" or (found.get("Options") or {}).get(NO_TALK) != "false":
         raise BadSettings(
             f"the Docker network {name!r} exists and lets containers reach each other; remove it "
-            f"(docker network rm {name}), and it is made anew"
+            f"(docker network rm {name}), and it is made again"
         )
     for config in found["IPAM"]["Config"]:
         if config.get("Gateway"):

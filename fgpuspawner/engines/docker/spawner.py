@@ -47,7 +47,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
     cap_drop = List(
         Unicode(),
         default_value=["ALL"],
-        help="""Capabilities that a session does not have. Example: ``c.FGPUSpawner.cap_drop = ["ALL"]``""",
+        help="""Linux capabilities taken from a session. Example: ``c.FGPUSpawner.cap_drop = ["ALL"]``""",
     ).tag(config=True)
 
     security_opt = List(
@@ -63,7 +63,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     stop_timeout_s = Integer(
         10,
-        help="""How long a container may take to end before it is killed.
+        help="""Seconds that a container may take to end before it is killed.
 
         Example: ``c.FGPUSpawner.stop_timeout_s = 5``
         """,
@@ -71,9 +71,9 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     use_nvidia_runtime = Bool(
         True,
-        help="""Whether a session gets its real GPUs through a Docker device request (NVIDIA container toolkit, or CDI).
+        help="""Give a session its real GPUs by a Docker device request (NVIDIA container toolkit, or CDI).
 
-        Where it is off, or the engine has neither, it is told the UUID and gets no device.
+        If off, or if the engine has neither, the session is told the UUID and gets no device.
 
         Example: ``c.FGPUSpawner.use_nvidia_runtime = False``
         """,
@@ -81,7 +81,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
 
     read_only_root = Bool(
         False,
-        help="""Whether a session's root file system is read-only, but for its volumes and ``writable_in_memory``.
+        help="""Make a session's root file system read-only, except its volumes and ``writable_in_memory``.
 
         What an image's programs write elsewhere fails then. Homes must be volumes (``c.FGPUSpawner.volumes``), or
         nothing can be written in them.
@@ -96,7 +96,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             "/run": "rw,noexec,nosuid,nodev,mode=755",
             "/var/tmp": "rw,noexec,nosuid,nodev,mode=1777",
         },
-        help="""With ``read_only_root``, folders that are in memory instead, and their mount options.
+        help="""Folders kept in memory with ``read_only_root``, and their mount options.
 
         They count as the session's memory, and end with it.
 

@@ -144,14 +144,14 @@ class UserNetworks:
             if route.to.overlaps(self._pool) and not route.interface.startswith(INTERFACES):
                 raise BadSettings(
                     f"c.FGPU.network_pool {self._pool} overlaps this machine's route to {route.to} "
-                    f"({route.interface}); name a pool of addresses that nobody here uses"
+                    f"({route.interface}); name a pool of unused addresses"
                 )
         for network in others:
             for subnet in _subnets(network):
                 if subnet.overlaps(self._pool):
                     raise BadSettings(
                         f"c.FGPU.network_pool {self._pool} overlaps {subnet} of the Docker network "
-                        f"{network['Name']!r}; name a pool of addresses that nobody here uses"
+                        f"{network['Name']!r}; name a pool of unused addresses"
                     )
 
     @contextmanager

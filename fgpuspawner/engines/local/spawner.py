@@ -25,7 +25,7 @@ class LocalFGPUSpawner(QueuedSpawner, LocalProcessSpawner):
 
     stop_timeout_s = Integer(
         10,
-        help="""How long a server may take to end after SIGTERM before it is killed.
+        help="""Seconds that a server may take to end after SIGTERM before it is killed.
 
         Example: ``c.LocalFGPUSpawner.stop_timeout_s = 5``
         """,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlencode
 
-from fgpu_scheduler import BadSettings, SystemClock
+from fgpu_scheduler import BadSettings, SystemClock, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.pages.bars import percent
@@ -26,6 +26,7 @@ class AdminPage(PageHandler):
             "xsrf": self.xsrf,
             "address": f"{self.service.prefix}{self.address}",
             "duration": duration,
+            "memory_words": memory_words,
             "percent": percent,
             "urlencode": urlencode,
             "now_s": SystemClock().now_s(),

@@ -7,12 +7,15 @@ import logging
 
 from fgpu_scheduler import (
     MOST_MESSAGE_TEXT,
+    MOST_REASON,
     Audit,
     BadSettings,
     FGPUError,
     NodeAction,
     NodeState,
     Session,
+    Store,
+    act_on_gpu,
     act_on_node,
 )
 from fgpuspawner.isolation.verified import read_verdicts
@@ -35,6 +38,11 @@ _going_on: set[asyncio.Task[None]] = set()
 """Nobody else holds the drains that have been answered already."""
 
 
+def known(number: float | None, unit: str = "") -> str:
+    """Return a number for people: "45 °C"; "unknown" where it is not known."""
+    return "unknown" if number is None else f"{number:.0f} {unit}".strip()
+
+
 async def nodes(handler: Handler) -> Json:
     """Return every node as it is now."""
     service = handler.service
@@ -42,24 +50,30 @@ async def nodes(handler: Handler) -> Json:
     return nodes_object(await service.reader.world(), verdicts)
 
 
-async def do(handler: Handler, node_id: str, action: str, message: str = "") -> Json:
-    """Do something with a node, and return in words what follows and which sessions could not be ended.
+async def do(
+    handler: Handler, node_id: str, action: str, message: str = "", *, gpu: str | None = None
+) -> Json:
+    """Do something with a node or one of its GPUs; return in words what follows and which sessions could not be ended.
 
     Raises:
-        Problem: there is no such node or action, or it is not for a node of its state.
+        Problem: there is no such node, GPU or action, or it is not for a node or a GPU of its state.
     """
-    if action == DRAIN:
+    if action == DRAIN and gpu is None:
         return await drain(handler, node_id, message)
     if action not in set(NodeAction):
         raise bad_argument("action", f"use one of {', '.join((*NodeAction, DRAIN))}")
+
+    def act(store: Store, by: str, now_s: int) -> str:
+        if gpu is None:
+            return act_on_node(store, node_id, NodeAction(action), by=by, now_s=now_s)
+        return act_on_gpu(store, node_id, gpu, NodeAction(action), reason=message, by=by, now_s=now_s)
+
     try:
-        follows = await handler.change(
-            lambda store, by, now_s: act_on_node(store, node_id, NodeAction(action), by=by, now_s=now_s)
-        )
+        follows = await handler.change(act)
     except BadSettings as e:
         there = node_of(await handler.service.reader.world(), node_id) is not None
         status, code = (409, "node_refused") if there else (404, "no_such_node")
-        raise Problem(status, code, str(e), field="node") from None
+        raise Problem(status, code, str(e), field="node" if gpu is None else "gpu") from None
     return {"node": node_id, "text": follows, "failed": []}
 
 
@@ -115,11 +129,18 @@ class NodesPage(AdminFormPage):
     address = "admin/nodes"
 
     async def show(self, trouble: Problem | None = None) -> None:
-        self.render("admin_nodes.html", found=await nodes(self), trouble=trouble)
+        self.render(
+            "admin_nodes.html",
+            found=await nodes(self),
+            trouble=trouble,
+            longest_reason=MOST_REASON,
+            known=known,
+        )
 
     async def submit(self) -> None:
+        gpu = self.field("gpu") or None
         found = await do(
-            self, self.field("node"), self.field("action"), self.field("message")[:MOST_MESSAGE_TEXT]
+            self, self.field("node"), self.field("action"), self.field("message")[:MOST_MESSAGE_TEXT], gpu=gpu
         )
         if found["failed"]:
             said = "; ".join(f"session {one['session_id']}: {one['message']}" for one in found["failed"])
@@ -150,9 +171,11 @@ class NodesApi(AdminApi):
 
 class OneNodeApi(AdminApi):
     async def post(self, node_id: str) -> None:
-        given = self.body(("action", "message"))
-        action, message = given.get("action"), given.get("message") or ""
+        given = self.body(("action", "message", "gpu"))
+        action, message, gpu = given.get("action"), given.get("message") or "", given.get("gpu")
+        if gpu is not None and not isinstance(gpu, str):
+            raise bad_argument("gpu", "a text: the index or the UUID of one of its GPUs")
         if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_MESSAGE_TEXT:
             raise bad_argument("action", f"a word; message: a text of at most {MOST_MESSAGE_TEXT} characters")
-        found = await do(self, node_id, action, message)
+        found = await do(self, node_id, action, message, gpu=gpu)
         self.answer({**found, "simulated": (await self.service.reader.world()).simulated()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from fgpu_scheduler import (
     HOLDING,
@@ -13,6 +14,7 @@ from fgpu_scheduler import (
     SessionState,
     format_milli,
     free,
+    gpu_action_of,
     node_actions_of,
 )
 from fgpuspawner.isolation.verified import Verdict
@@ -24,8 +26,15 @@ STATE_WORDS = {
     NodeState.READY: "takes sessions",
     NodeState.CORDONED: "takes no more sessions",
     NodeState.LOST: "does not answer",
-    NodeState.GONE: "is gone, as an administrator said",
+    NodeState.GONE: "is gone: an administrator confirmed it",
 }
+
+
+def state_words(node: Node) -> str:
+    """Return how a node is, after its name: "takes sessions"."""
+    if node.closed and node.state is NodeState.CORDONED:
+        return "takes no more sessions: its cluster has closed it"
+    return STATE_WORDS[node.state]
 
 
 def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
@@ -42,8 +51,9 @@ def nodes_object(world: World, verdicts: Iterable[Verdict]) -> Json:
                 "name": node.id,
                 "group": node.resource_group,
                 "state": node.state.value,
-                "state_text": STATE_WORDS[node.state],
-                "actions": [action.value for action in node_actions_of(node.state)],
+                "state_text": state_words(node),
+                "closed": node.closed,
+                "actions": [action.value for action in node_actions_of(node)],
                 "can_drain": bool(sessions) and node.state in (NodeState.READY, NodeState.CORDONED),
                 "isolation": own.backend if own else None,
                 "reason": own.reason if own else None,
@@ -86,10 +96,15 @@ def _verdict(verdict: Verdict | None) -> Json | None:
 
 
 def _device(left: DeviceFree, world: World) -> Json:
+    health = world.gpus.of(left.device.uuid, world.snapshot.now_s)
     return {
         **device_object(left),
         # An administrator may have made the unit smaller since.
         "fgpu_used": format_milli(max(0, left.device.capacity_milli - left.fgpu_milli)),
+        "cordon_reason": left.device.cordon_reason,
+        "action": gpu_action_of(left.device).value,
+        "health": None if health is None else asdict(health),
+        "problem": "" if health is None else health.problem,
         "sessions": [
             {
                 "id": session.id,

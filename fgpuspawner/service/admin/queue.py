@@ -18,8 +18,14 @@ SHOWN = 100
 async def queues(handler: Handler, *, most: int | None = None) -> Json:
     """Return every queue as it is now, with at most so many of each."""
     service = handler.service
+    world = await service.reader.world()
     return queues_object(
-        await service.reader.world(), handler.viewer, service.site, now_s=SystemClock().now_s(), most=most
+        world,
+        handler.viewer,
+        service.site,
+        await service.reader.unblockings(world),
+        now_s=SystemClock().now_s(),
+        most=most,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import Forecast, NodeState, Session, format_milli
-from fgpuspawner.service.api.session_objects import session_object
+from collections.abc import Mapping
+
+from fgpu_scheduler import Forecast, NodeState, Session, Unblocking, format_milli
+from fgpuspawner.service.api.session_objects import session_object, sooner_words
 from fgpuspawner.service.capacity import allocatable_in, used_of
 from fgpuspawner.service.model import Json, Site, Viewer, World
 
@@ -35,21 +37,37 @@ KEPT = [
 """What an entry has of the session's own object."""
 
 
-def queues_object(world: World, viewer: Viewer, site: Site, *, now_s: int, most: int | None = None) -> Json:
+def queues_object(
+    world: World,
+    viewer: Viewer,
+    site: Site,
+    unblockings: Mapping[str, Unblocking],
+    *,
+    now_s: int,
+    most: int | None = None,
+) -> Json:
     """Return the queue of each resource group, next one first, with at most so many entries. For administrators only.
 
-    Who is marked is counted among all who wait.
+    Who is marked is counted among all who wait. Of the head it is told whose end alone would start it.
     """
     return {
         "queues": [
-            _queue(group, world, viewer, site, now_s, most)
+            _queue(group, world, viewer, site, unblockings.get(group), now_s, most)
             for group in sorted({*world.groups, *world.queues})
         ],
         "simulated": world.simulated(),
     }
 
 
-def _queue(group: str, world: World, viewer: Viewer, site: Site, now_s: int, most: int | None) -> Json:
+def _queue(
+    group: str,
+    world: World,
+    viewer: Viewer,
+    site: Site,
+    head: Unblocking | None,
+    now_s: int,
+    most: int | None,
+) -> Json:
     own = world.queues.get(group, ())
     nodes = [n for n in world.snapshot.nodes if n.resource_group == group]
     ready = [n for n in nodes if n.state is NodeState.READY]
@@ -65,7 +83,7 @@ def _queue(group: str, world: World, viewer: Viewer, site: Site, now_s: int, mos
         "fgpu_used": format_milli(max(0, used_of(world, group).fgpu_milli)),
         "fgpu_free": format_milli(max(0, _free(world, group))),
         "entries": [
-            _entry(forecast, session, world, viewer, site, now_s) for forecast, session in own[:most]
+            _entry(forecast, session, world, viewer, site, head, now_s) for forecast, session in own[:most]
         ],
     }
 
@@ -76,7 +94,13 @@ def _free(world: World, group: str) -> int:
 
 
 def _entry(
-    forecast: Forecast, session: Session, world: World, viewer: Viewer, site: Site, now_s: int
+    forecast: Forecast,
+    session: Session,
+    world: World,
+    viewer: Viewer,
+    site: Site,
+    head: Unblocking | None,
+    now_s: int,
 ) -> Json:
     shown = session_object(session, world, viewer, site)
     waited_s = max(0, now_s - session.waits_since_s)
@@ -84,6 +108,7 @@ def _entry(
         **{key: shown[key] for key in KEPT},
         "asked_priority": session.own_request.priority,
         "promised_at_s": session.promised_at_s,
+        "sooner": (sooner_words(head, world, viewer) if head and head.head_id == session.id else "") or None,
         "held": session.held,
         "waited_s": waited_s,
         "mark": _mark(forecast, waited_s),

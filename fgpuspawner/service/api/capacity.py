@@ -9,6 +9,7 @@ from fgpuspawner.service.api.base import Api
 from fgpuspawner.service.capacity import (
     Amounts,
     allocatable_in,
+    free_in,
     inside_quotas,
     mine_in,
     total_of,
@@ -68,6 +69,7 @@ def _group_object(group: str, world: World, viewer: Viewer, fgpu_step_milli: int
         "nodes_lost": sum(node.state in (NodeState.LOST, NodeState.GONE) for node in nodes),
         "total": total_of(world, group).as_json(),
         "used": used_of(world, group).as_json(),
+        "free": free_in(world, group).as_json(),
         "mine": mine_in(world, viewer, group).as_json(),
         "allocatable": allocatable_in(world, viewer, group).as_json(),
         "largest_fgpu_now": None if largest is None else format_milli(largest),
@@ -108,4 +110,5 @@ def device_object(left: DeviceFree) -> Json:
         "fgpu_total": format_milli(device.capacity_milli),
         "fgpu_used": format_milli(device.capacity_milli - left.fgpu_milli),
         "simulated": device.simulated,
+        "cordoned": device.cordoned,
     }

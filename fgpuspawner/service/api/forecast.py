@@ -67,7 +67,7 @@ def _forecast_text(found: RequestForecast, count: int) -> str:
         return "starts now" if count == 1 else f"all {count} start now"
     wait = "waits" if waiting == 1 else "wait"
     if count == 1:
-        return f"waits: {found.text}"
+        return found.text
     if not found.startable_now:
         return f"all {count} wait: {found.text}"
     start = "starts" if found.startable_now == 1 else "start"

@@ -82,9 +82,7 @@ class ImageApi(Api):
 
     def named(self) -> tuple[str, str | None]:
         """Return the name and the tag that were sent."""
-        given = self.body(("name", "tag"))
-        tag = given.get("tag")
-        return sent_text("name", given.get("name")), None if tag in (None, "") else sent_text("tag", tag)
+        return _named(self.body(("name", "tag")))
 
     def answer_image(self, image: PrivateImage | None, status: int = 200) -> None:
         """Send an image; null where nothing of it is left."""
@@ -102,7 +100,11 @@ class PrivateImages(ImageApi):
 
 class SaveSession(ImageApi):
     async def post(self, session_id: str) -> None:
-        self.answer_image(await save_session(self, session_id, *self.named()), 202)
+        given = self.body(("name", "tag", "end"))
+        end = given.get("end", False)
+        if not isinstance(end, bool):
+            raise bad_argument("end", "must be true or false")
+        self.answer_image(await save_session(self, session_id, *_named(given), end=end), 202)
 
 
 class OnePrivateImage(ImageApi):
@@ -142,6 +144,11 @@ class Recipe(ImageApi):
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.set_header("Content-Disposition", f'attachment; filename="Dockerfile.{found.id}"')
         self.finish(lines)
+
+
+def _named(given: Json) -> tuple[str, str | None]:
+    tag = given.get("tag")
+    return sent_text("name", given.get("name")), None if tag in (None, "") else sent_text("tag", tag)
 
 
 def _names(field: str, value: Any) -> list[str]:

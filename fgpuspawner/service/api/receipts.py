@@ -6,6 +6,7 @@ from fgpu_scheduler import Past
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json, Site, Viewer, World
+from fgpuspawner.text.times import cell
 
 COLUMNS = [
     "session_id",
@@ -16,9 +17,9 @@ COLUMNS = [
     "resource_group",
     "amount",
     "fgpu",
-    "submitted_at_s",
-    "started_at_s",
-    "ended_at_s",
+    "submitted",
+    "started",
+    "ended",
     "end_cause",
     "message",
     "wait_s",
@@ -34,6 +35,8 @@ COLUMNS = [
     "simulated",
 ]
 """Of the CSV file, in this order."""
+INSTANTS = ("submitted", "started", "ended")
+"""In UTC, as in the file of live sessions."""
 
 
 def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
@@ -58,7 +61,7 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
 
 def cells(receipt: Json) -> list[Cell]:
     """Return a receipt's line of the CSV file, in the order of `COLUMNS`."""
-    return [receipt[name] for name in COLUMNS]
+    return [cell(receipt[f"{name}_at_s"]) if name in INSTANTS else receipt[name] for name in COLUMNS]
 
 
 def gpu_hours(past: Past, world: World, until_s: int) -> float:

@@ -14,8 +14,10 @@ from fgpu_scheduler import (
     Session,
     SessionState,
     Share,
+    Unblocking,
     format_milli,
     lifetime_s,
+    not_extended,
 )
 from fgpuspawner.meter.model import Live
 from fgpuspawner.service.model import (
@@ -23,6 +25,7 @@ from fgpuspawner.service.model import (
     Site,
     Viewer,
     World,
+    extension_of,
     groups_of,
     is_mine,
     is_simulated,
@@ -83,7 +86,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "gpus": [_gpu_object(share, world) for share in shares],
         **_wait_object(session, world, viewer),
         "pull": _pull(session, world),
-        "time_limit_s": asked.time_limit_s,
+        "time_limit_s": session.time_limit_s,
         "priority": asked.priority,
         **_end_object(session, world),
         "message": session.message or _withdrawn(session, site),
@@ -139,7 +142,7 @@ def saving_object(session: Session, world: World) -> Json | None:
 
 
 def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
-    """Return who holds what would have to end first. Only those that the viewer may know of are listed."""
+    """Return with whose end a session starts. Only those that the viewer may know of are listed."""
     found = [world.session(i) for i in ahead.ids] if ahead else []
     known = [s for s in found if s is not None and is_visible(s, viewer)]
     text = ahead_words(ahead, [whose(s, viewer) for s in known])
@@ -157,6 +160,34 @@ def waits_for(ahead: Ahead | None, world: World, viewer: Viewer) -> Json | None:
     }
 
 
+MOST_NAMED = 3
+
+
+def sooner_words(found: Unblocking, world: World, viewer: Viewer) -> str:
+    """Return whose end alone would start the head of a queue, beside the one that is expected; empty for nobody's."""
+    head = world.forecasts.get(found.head_id)
+    expected = head.ahead.ids if head is not None and head.ahead is not None else ()
+    ends = [s for i in found.ids if (s := world.session(i)) is not None and (i,) != expected]
+    if not ends:
+        return ""
+    # One's own first: that is what somebody can do something about.
+    ends.sort(key=lambda s: not is_mine(s, viewer))
+    told = [_ending_words(s, world, viewer) for s in ends[:MOST_NAMED]]
+    others = len(ends) - len(told)
+    if others:
+        told.append("another one" if others == 1 else f"one of {others} others")
+    which = "this" if len(ends) == 1 else "one of these"
+    return f"starts at once if {which} ends: {', or '.join(told)}"
+
+
+def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
+    shares = session.placement.shares if session.placement else ()
+    places = [f"GPU {d.index} of {d.node_id}" for s in shares if (d := world.devices.get(s.device_uuid))]
+    where = f" on {', '.join(places[:MOST_NAMED])}" if places else ""
+    holds = f"{format_milli(sum(s.fgpu_milli for s in shares))} fGPU{where}"
+    return f"{whose(session, viewer)} ({holds})" if is_visible(session, viewer) else f"a session with {holds}"
+
+
 def _pull(session: Session, world: World) -> Json | None:
     """Return how far the image is that a session waits for, in the queue or at its start."""
     state = world.pulls.get(session.id)
@@ -168,7 +199,14 @@ def _pull(session: Session, world: World) -> Json | None:
 def _end_object(session: Session, world: World) -> Json:
     """Return when a running session ends and why, as far as that is settled, and whether its owner can put it off."""
     if session.state is not SessionState.RUNNING:
-        return {"ends_at_s": None, "ends_cause": None, "warning": None, "can_keep": False}
+        return {
+            "ends_at_s": None,
+            "ends_cause": None,
+            "warning": None,
+            "can_keep": False,
+            "extend_by_s": None,
+        }
+    allowed = extension_of(session, world)
     at_s, cause = session.ends_at_s, session.ends_cause
     limit_s = lifetime_s(session, world.rules.of(session.request.resource_group), world.ledger)
     if at_s is None and limit_s is not None and session.started_at_s is not None:
@@ -178,6 +216,7 @@ def _end_object(session: Session, world: World) -> Json:
         "ends_cause": cause.value if cause else None,
         "warning": warning_words(session),
         "can_keep": cause is EndCause.IDLE,
+        "extend_by_s": allowed.by_s if not_extended(session, allowed) is None else None,
     }
 
 

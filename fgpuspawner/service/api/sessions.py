@@ -1,4 +1,4 @@
-"""The API's sessions: those that are there, one of them, ending and keeping it."""
+"""The API's sessions: those that are there, one of them, ending, keeping and extending it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fgpuspawner.service.api.base import Api, sent_json
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import live_sessions
 from fgpuspawner.service.problems import bad_argument
-from fgpuspawner.service.session_actions import end_session, keep_session
+from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
 
 ENDED_SHOWN = 50
 
@@ -50,3 +50,12 @@ class Keep(Api):
 
     async def post(self, session_id: str) -> None:
         await self.answer_session(await keep_session(self, session_id))
+
+
+class Extend(Api):
+    """Makes the time limit of a session longer."""
+
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await self.answer_session(await extend_session(self, session_id))

@@ -18,9 +18,12 @@ BY = one_of("day", "user", "hub-group", "resource-group", "image")
 LIMITS = "max_fgpu:amount max_sessions:count max_pending:count max_lifetime_s:count"
 FOR = "user:text hub_group:text resource_group:text"
 
+SPAN_USE = thing("gpus:number percent:count? starts:count wait_mean_s:count? wait_p95_s:count?")
+PERCENTS = many(maybe({"type": "integer", "minimum": 0, "maximum": 100}))
+
 SCHEMAS: dict[str, Schema] = {
     "queue_entry": thing(
-        "asked_priority:whole promised_at_s:at_s? held:yes_no waited_s:count",
+        "asked_priority:whole promised_at_s:at_s? sooner:text? held:yes_no waited_s:count",
         **{name: OBJECTS["session"]["properties"][name] for name in KEPT},
         mark=maybe(one_of("long", "stuck")),
     ),
@@ -35,13 +38,32 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
     ),
+    "overview": thing(
+        "running:count simulated:yes_no",
+        use=maybe(
+            thing("gpus:count", day=SPAN_USE, week=SPAN_USE, hours_percent=PERCENTS, days_percent=PERCENTS)
+        ),
+        queues=many(
+            thing(
+                """
+                group:text length:count marked:count longest_wait_s:count nodes:count nodes_ready:count
+                fgpu_used:amount fgpu_free:amount last_start_at_s:at_s? without_estimate:count
+                """
+            )
+        ),
+        idle=many(
+            thing("id:count user:text display_name:text fgpu:amount idle_since_s:at_s ends_at_s:at_s?")
+        ),
+        problems=many(thing("text:text link:text? to:text", level=one_of("bad", "warn", "off"))),
+    ),
     "one_queue_entry": thing("session:queue_entry? simulated:yes_no"),
     "nodes": thing(
         "simulated:yes_no",
         nodes=many(
             thing(
                 """
-                name:text group:text state_text:text actions:text[] can_drain:yes_no isolation:text? reason:text?
+                name:text group:text state_text:text closed:yes_no actions:text[] can_drain:yes_no
+                isolation:text? reason:text?
                 cpu_total:amount cpu_used:amount memory_mib_total:count memory_mib_used:count sessions:count
                 """,
                 state=one_of(*(state.value for state in NodeState)),
@@ -52,8 +74,18 @@ SCHEMAS: dict[str, Schema] = {
                     thing(
                         """
                         uuid:text index:count model:text memory_mib:count fgpu_total:amount fgpu_used:amount
-                        simulated:yes_no
+                        simulated:yes_no cordoned:yes_no cordon_reason:text? problem:text
                         """,
+                        health=maybe(
+                            thing(
+                                """
+                                at_s:at_s use_percent:count? memory_used_mib:count? temperature_c:count?
+                                power_w:number? power_limit_w:number? ecc_errors:count? xid:count? xid_at_s:at_s?
+                                trouble:text?
+                                """
+                            )
+                        ),
+                        action=one_of("cordon", "uncordon"),
                         sessions=many(
                             thing(
                                 """
@@ -118,6 +150,7 @@ WORDS: Schema = {"type": "string", "maxLength": 500}
 call = partial(operations.call, scope=scopes.ADMIN)
 
 PATHS = paths(
+    call("GET /admin/overview", "overview", "Use, queues, the idle, and what is wrong", "overview"),
     call("GET /admin/queue", "queues", "Every queue, with who waits too long", "queues"),
     call(
         "PUT /admin/sessions/{id}/priority",
@@ -130,9 +163,11 @@ PATHS = paths(
     call(
         "POST /admin/nodes/{name}",
         "changeNode",
-        "Cordon, uncordon or drain a node, or say that it is gone",
+        "Cordon, uncordon or drain a node, or say that it is gone; or cordon or uncordon one of its GPUs",
         "node_change",
-        body=some_of("action:text", action=one_of("cordon", "uncordon", "gone", "drain"), message=WORDS),
+        body=some_of(
+            "action:text", action=one_of("cordon", "uncordon", "gone", "drain"), message=WORDS, gpu=TEXT
+        ),
     ),
     call("GET /admin/quotas", "quotas", "Every quota, and who has how much of it", "quotas"),
     call(

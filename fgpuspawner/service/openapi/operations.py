@@ -39,7 +39,10 @@ ALL = asks("all", FLAG, "`1`: everybody's; for administrators")
 IN_PATH: dict[str, Schema] = {
     "id": {"schema": {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}, "example": 1},
     # No address has these parts: "." and ".." lead elsewhere.
-    "name": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,60}$"}, "example": "local"},
+    "name": {
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_-])?$"},
+        "example": "local",
+    },
 }
 
 

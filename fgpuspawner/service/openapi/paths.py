@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fgpuspawner import scopes
-from fgpuspawner.service.openapi.json_schema import TEXT, maybe, some_of
+from fgpuspawner.service.openapi.json_schema import TEXT, Schema, maybe, some_of
 from fgpuspawner.service.openapi.operations import ALL, FLAG, asks, call, number, paths
 
 IMAGES = scopes.IMAGES
 IMAGE = "one_private_image"
-NAMED = some_of("name:text", name={**TEXT, "example": "torch-more"}, tag=maybe(TEXT))
+NAME_AND_TAG: dict[str, Schema] = {"name": {**TEXT, "example": "torch-more"}, "tag": maybe(TEXT)}
+NAMED = some_of("name:text", **NAME_AND_TAG)
 MESSAGE = some_of(message={"type": "string", "maxLength": 500})
 WHOSE = asks("user", TEXT, "whose; others' for administrators")
 ENDED = asks("ended", FLAG, "`1`: the last 50 ended ones, too")
@@ -60,12 +61,19 @@ PATHS = paths(
         scope=scopes.KEEP,
     ),
     call(
+        "POST /sessions/{id}/extend",
+        "extendSession",
+        "Make the time limit of a session longer",
+        "one_session",
+        scope=scopes.KEEP,
+    ),
+    call(
         "POST /sessions/{id}/image",
         "saveSession",
         "Save a session as a private image",
         IMAGE,
         status="202",
-        body=NAMED,
+        body=some_of("name:text", "end:yes_no", **NAME_AND_TAG),
         scope=IMAGES,
     ),
     call(

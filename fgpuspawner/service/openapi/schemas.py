@@ -39,7 +39,7 @@ SCHEMAS: dict[str, Schema] = {
         f"""
         {ASKED} id:count display_name:text gpu_model:text? cpu:amount memory_mib:count compute_percent:count?
         node:text? wait_text:text? position:count? ahead:count? expected_start_at_s:at_s? forecast_basis:text?
-        time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? can_keep:yes_no url:text
+        time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? can_keep:yes_no extend_by_s:count? url:text
         pending_url:text can_save:yes_no meter:meter? disk:text?
         """,
         state=STATE,
@@ -104,14 +104,14 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "group": thing(
         """
-        name:text nodes:count nodes_lost:count total:amounts used:amounts mine:amounts allocatable:amounts
-        largest_fgpu_now:amount? fgpu_step:amount waiting:count
+        name:text nodes:count nodes_lost:count total:amounts used:amounts free:amounts
+        mine:amounts allocatable:amounts largest_fgpu_now:amount? fgpu_step:amount waiting:count
         """,
         devices=many(
             thing(
                 """
                 uuid:text node:text index:count model:text memory_mib:count fgpu_total:amount
-                fgpu_used:amount simulated:yes_no
+                fgpu_used:amount simulated:yes_no cordoned:yes_no
                 """,
                 shares=many(thing("fgpu:amount mine:yes_no session_id:count?")),
             )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fgpu_scheduler import format_milli, parse_milli
 from fgpuspawner.service.model import Json
-from fgpuspawner.text.sessions import gib, is_gib
+from fgpuspawner.text.sessions import gib_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,26 @@ class Bar:
     label: str
     text: str
     percent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a stacked bar, from ``x`` on, in percent as ``width`` is. ``words`` say how much of what it is."""
+
+    kind: str
+    words: str
+    x: str
+    width: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All there is of a resource, as parts. ``own`` is the viewer's part of what they can use; empty: nothing."""
+
+    label: str
+    text: str
+    parts: tuple[Part, ...]
+    own: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +53,7 @@ def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar |
     """Return GPU memory of a session's limit; None where one of them is not known."""
     if used_mib is None or not limit_mib:
         return None
-    return Bar(label, f"{used_mib} of {limit_mib} MiB", percent(used_mib, limit_mib))
+    return Bar(label, f"{gib_words(used_mib)} of {gib_words(limit_mib)} GiB", percent(used_mib, limit_mib))
 
 
 def use(meter: Json | None) -> Use | None:
@@ -50,6 +71,10 @@ def use(meter: Json | None) -> Use | None:
     return Use(memory, compute, meter["trouble"] or "")
 
 
+HELD = ("mine", "others", "used")
+"""Of the kinds of parts."""
+
+
 def percent(part: int, whole: int) -> str:
     """Return a bar's length in percent, rounded down to a tenth; "0" where there is nothing at all."""
     if whole <= 0 or part <= 0:
@@ -59,12 +84,29 @@ def percent(part: int, whole: int) -> str:
 
 
 def part_of(part: int, whole: int, key: str, unit: str) -> str:
-    """Return "0.5 of 2 fGPU", "1 of 16 GiB": thousandths, or MiB of memory."""
-    if key != "memory_mib":
-        return f"{format_milli(part)} of {format_milli(whole)} {unit}"
-    if all(amount == 0 or is_gib(amount) for amount in (part, whole)):
-        return f"{gib(part)} of {gib(whole)} GiB"
-    return f"{part} of {whole} {unit}"
+    """Return "0.5 of 2 fGPU", "1 of 16 GiB" of thousandths, or of MiB of memory."""
+    return f"{number_of(part, key)} of {number_of(whole, key)} {unit}"
+
+
+def number_of(amount: int, key: str) -> str:
+    """Return thousandths, or MiB of memory in GiB."""
+    return gib_words(amount) if key == "memory_mib" else format_milli(amount)
+
+
+def stack(
+    label: str, amounts: Sequence[tuple[str, str, int]], total: int, key: str, unit: str, own: str | None
+) -> Stack:
+    """Return a stacked bar of these kinds, words and amounts; what holds nothing is left out, but for what is free."""
+    # An administrator may have made machines smaller since: then more is held than there is.
+    whole = max(total, sum(amount for _, _, amount in amounts), 1)
+    found, begin = [], 0
+    for kind, words, amount in amounts:
+        if amount > 0 or kind == "free":
+            told = f"{number_of(amount, key)} {words}"
+            found.append(Part(kind, told, percent(begin, whole), percent(amount, whole)))
+            begin += amount
+    held = sum(amount for kind, _, amount in amounts if kind in HELD)
+    return Stack(label, part_of(held, total, key, unit), tuple(found), own)
 
 
 def whole(amount: str | int) -> int:

@@ -47,7 +47,8 @@ class PageHandler(Handler):
             "prefix": self.service.prefix,
             "hub_url": f"{site.hub_base_url}hub/",
             # The Hub answers there too, and of its own host pages are allowed no picture.
-            "icon_url": f"{site.base_url}hub/static/favicon.ico",
+            "hub_files": f"{site.base_url}hub/",
+            "site_name": self.service.settings.site_name,
             "viewer": viewer,
             "title": "GPU sessions",
             "moment": moment,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from fgpu_scheduler import (
+    MIN_CPU_MILLI,
+    MIN_MEMORY_MIB,
     Device,
     DeviceFree,
     Forecast,
@@ -18,18 +21,23 @@ from fgpu_scheduler import (
     Share,
     ShareMode,
     Unblocking,
+    claimed,
     format_milli,
     free,
     placements,
 )
+from fgpuspawner.service.api.session_objects import sooner_words, waits_for
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
 from fgpuspawner.service.pages.bars import percent
 from fgpuspawner.service.pages.sessions_view import NODE_WORDS
 from fgpuspawner.text.sessions import amount_words, isolated, mib, ordinal, server_words
 
+Beside = Callable[[str, int], tuple[int, int]]
+"""Of a resource group and an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
+
 MOST_WAITING = 20
 """Waiting requests drawn of one resource group; of the others it is said how many there are."""
-MOST_NAMED = 3
+MINUTE_S = 60
 WIDEST_BLOCK_GPUS = 4
 """A request for more GPUs than these is drawn as wide as these."""
 LETTERS = 22
@@ -38,7 +46,10 @@ LETTERS = 22
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a GPU, from ``x`` on, in percent of it as ``middle`` is. ``kind`` is mine, other, free or unusable."""
+    """A part of a GPU, from ``x`` on, in percent of it as ``middle`` is.
+
+    ``kind`` is mine, other, free, blocked (its machine lacks the CPU or memory that goes with it) or unusable.
+    """
 
     kind: str
     x: str
@@ -51,13 +62,14 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU and all of it in slices, from left to right."""
+    """One GPU and all of it in slices, from left to right. Administrators are told why it is ``cordoned``, if it is."""
 
     name: str
     node: str
     model: str
     whole: str
     simulated: bool
+    cordoned: str
     slices: tuple[Slice, ...]
     free: str
     text: str
@@ -86,6 +98,15 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The first who waits: with whose end it starts, about when, and whose end alone would start it at once."""
+
+    text: str
+    expected_at_s: int | None
+    sooner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """One resource group: its machines, its queue, and what stands in the way of who waits."""
 
@@ -95,25 +116,31 @@ class Group:
     blocks: tuple[Block, ...]
     more: str
     pieces: str
-    unblocking: str
+    head: Head | None
 
 
 def cluster_map(
-    world: World, viewer: Viewer, unblockings: Mapping[str, Unblocking], *, step_milli: int
+    world: World, viewer: Viewer, unblockings: Mapping[str, Unblocking], *, step_milli: int, beside: Beside
 ) -> tuple[Group, ...]:
     """Return what the viewer sees of each resource group that they may know of."""
-    left = free(world.snapshot)
+    left, beside = free(world.snapshot), cache(beside)
     return tuple(
-        _group(name, world, viewer, left, unblockings.get(name), step_milli)
+        _group(name, world, viewer, left, unblockings.get(name), step_milli, beside)
         for name in groups_of(viewer, world)
     )
 
 
 def _group(
-    name: str, world: World, viewer: Viewer, left: Free, found: Unblocking | None, step_milli: int
+    name: str,
+    world: World,
+    viewer: Viewer,
+    left: Free,
+    found: Unblocking | None,
+    step_milli: int,
+    beside: Beside,
 ) -> Group:
     own = [node for node in left if node.node.resource_group == name]
-    usable = {d.device.uuid: _usable_milli(node, d, step_milli) for node in own for d in node.devices}
+    usable = {uuid: each for node in own for uuid, each in _usable(node, step_milli, beside).items()}
     waiting = world.queues.get(name, ())
     blocks = tuple(_block(f, s, viewer, own) for f, s in waiting[:MOST_WAITING])
     return Group(
@@ -123,22 +150,56 @@ def _group(
         blocks=blocks,
         more=_more([s for _, s in waiting[MOST_WAITING:]]),
         pieces=_pieces(own, usable),
-        unblocking="" if found is None else unblocking_words(found, world, viewer),
+        head=None if found is None else head_of(found, world, viewer),
     )
 
 
-def _usable_milli(node: NodeFree, left: DeviceFree, step_milli: int) -> int:
-    """Return the largest amount of fGPU that a new session could have of what is free of a GPU."""
-    alone = replace(node, devices=(left,))
-    most = min(left.fgpu_milli, left.device.capacity_milli) // step_milli
-    for steps in range(most, 0, -1):
-        asked = Request("", "", "", node.node.resource_group, steps * step_milli, 0, 0)
-        if next(placements(alone, asked), None) is not None:
-            return steps * step_milli
-    return 0
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """Of what is free of a GPU: what new sessions could have, and what the machine's CPU or memory keeps from them."""
+
+    milli: int
+    blocked_milli: int
+    why_blocked: str = ""
 
 
-def _machine(node: NodeFree, world: World, usable: Mapping[str, int], viewer: Viewer) -> Machine:
+def _usable(left: NodeFree, step_milli: int, beside: Beside) -> dict[str, _Usable]:
+    """Return what new sessions could have of each GPU of a node, all of it at the same time.
+
+    The largest piece comes first, so that it is the largest slice that starts here.
+    """
+    found, group = {}, left.node.resource_group
+    for device in sorted(left.devices, key=lambda d: (-d.fgpu_milli, d.device.index)):
+        alone = _largest(left, device, step_milli, lambda _: (0, 0))
+        most = _largest(left, device, step_milli, lambda milli: beside(group, milli))
+        own = 0 if most is None else most[0]
+        blocked = (0 if alone is None else alone[0]) - own
+        least = _largest(left, device, step_milli, lambda _: (MIN_CPU_MILLI, MIN_MEMORY_MIB))
+        why = (
+            "its machine has no CPU or memory left"
+            if least is None
+            else "for sessions with less CPU or memory"
+        )
+        found[device.device.uuid] = _Usable(own, blocked, why if blocked else "")
+        left = left if most is None else most[1]
+    return found
+
+
+def _largest(
+    left: NodeFree, device: DeviceFree, step_milli: int, beside: Callable[[int], tuple[int, int]]
+) -> tuple[int, NodeFree] | None:
+    """Return the largest amount of fGPU x 1000 that a new session could have of a GPU, and what that leaves."""
+    alone = replace(left, devices=(device,))
+    for steps in range(min(device.fgpu_milli, device.device.capacity_milli) // step_milli, 0, -1):
+        cpu_milli, memory_mib = beside(steps * step_milli)
+        asked = Request("", "", "", left.node.resource_group, steps * step_milli, cpu_milli, memory_mib)
+        placed = next(placements(alone, asked), None)
+        if placed is not None:
+            return steps * step_milli, claimed(left, asked, placed[0])
+    return None
+
+
+def _machine(node: NodeFree, world: World, usable: Mapping[str, _Usable], viewer: Viewer) -> Machine:
     gpus = tuple(
         _gpu(node.node, d, world.held.get(d.device.uuid, ()), usable[d.device.uuid], viewer)
         for d in node.devices
@@ -148,7 +209,7 @@ def _machine(node: NodeFree, world: World, usable: Mapping[str, int], viewer: Vi
 
 
 def _gpu(
-    node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]], usable_milli: int, viewer: Viewer
+    node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]], usable: _Usable, viewer: Viewer
 ) -> Gpu:
     device = left.device
     # An administrator may have made the unit smaller since: then what is held is more than there is.
@@ -169,9 +230,11 @@ def _gpu(
             _label(session, viewer) or format_milli(share.fgpu_milli),
             whose(session, viewer),
         )
-    rest = max(0, left.fgpu_milli - usable_milli)
-    if usable_milli:
-        add("free", usable_milli, "free", "free")
+    rest = max(0, left.fgpu_milli - usable.milli - usable.blocked_milli)
+    if usable.milli:
+        add("free", usable.milli, "free", "free")
+    if usable.blocked_milli:
+        add("blocked", usable.blocked_milli, "", f"blocked: {usable.why_blocked}")
     if rest:
         add("unusable", rest, "", _why_unusable(node, left, held))
     slices = tuple(found)
@@ -181,8 +244,9 @@ def _gpu(
         model=device.model,
         whole=f"{format_milli(device.capacity_milli)} fGPU, {mib(device.memory_mib)}",
         simulated=device.simulated,
+        cordoned=_cordon_words(device, viewer),
         slices=slices,
-        free=format_milli(usable_milli),
+        free=format_milli(usable.milli),
         text=f"GPU {device.index} of {node.id}: " + ", ".join(f"{s.amount} fGPU {s.who}" for s in slices),
     )
 
@@ -202,31 +266,43 @@ def _label(session: Session, viewer: Viewer) -> str:
     return session.request.user if is_visible(session, viewer) else ""
 
 
+def _cordon_words(device: Device, viewer: Viewer) -> str:
+    if not device.cordoned:
+        return ""
+    reason = f": {isolated(device.cordon_reason)}" if viewer.admin and device.cordon_reason else ""
+    return f"takes no sessions{reason}"
+
+
 def _why_unusable(node: Node, left: DeviceFree, held: Sequence[tuple[Session, Share]]) -> str:
     if node.state is not NodeState.READY:
-        return "cannot be had: its machine takes no sessions"
+        return "unavailable: its machine takes no sessions"
+    if left.device.cordoned:
+        return "unavailable: this GPU takes no sessions"
     if left.shares <= 0:
-        return f"cannot be had: no more than {left.device.max_shares} may share this GPU"
+        return f"unavailable: at most {left.device.max_shares} sessions may share this GPU"
     if left.mode is ShareMode.MEMORY:
-        return "can be had as memory only, as its other sessions have it"
+        return "free for memory only, as its other sessions have it"
     return "too little for a session"
 
 
-def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, int]) -> str:
-    """Return how what is free is cut up: the largest piece against the sum."""
-    pieces = [milli for milli in usable.values() if milli]
-    lost = sum(max(0, d.fgpu_milli - usable[d.device.uuid]) for n in nodes for d in n.devices)
-    besides = f" What is left beside that, {format_milli(lost)} fGPU, nobody can have now." if lost else ""
-    if not pieces and lost:
-        return f"Nothing is free: {format_milli(lost)} fGPU is left that nobody can have now."
+def _pieces(nodes: Sequence[NodeFree], usable: Mapping[str, _Usable]) -> str:
+    """Return how what is free is cut up: the largest piece against the sum; then what is free in vain."""
+    pieces = [own.milli for own in usable.values() if own.milli]
+    blocked = sum(own.blocked_milli for own in usable.values())
+    left = sum(max(0, d.fgpu_milli) for n in nodes for d in n.devices)
+    lost = left - sum(pieces) - blocked
     if not pieces:
-        return "Nothing is free."
-    total, largest = format_milli(sum(pieces)), format_milli(max(pieces))
-    if len(pieces) == 1:
-        return f"{total} fGPU is free, in one piece." + besides
-    return (
-        f"{total} fGPU is free, in {len(pieces)} pieces; the largest on one GPU is {largest} fGPU." + besides
-    )
+        found = ["Nothing is free."]
+    elif len(pieces) == 1:
+        found = [f"{format_milli(pieces[0])} fGPU is free, in one piece."]
+    else:
+        total, largest = format_milli(sum(pieces)), format_milli(max(pieces))
+        found = [f"{total} fGPU is free, in {len(pieces)} pieces; the largest on one GPU is {largest} fGPU."]
+    if blocked:
+        found.append(f"{format_milli(blocked)} fGPU is blocked: its machine is short of CPU or memory.")
+    if lost:
+        found.append(f"{format_milli(lost)} fGPU is unavailable.")
+    return " ".join(found)
 
 
 def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[NodeFree]) -> Block:
@@ -257,44 +333,39 @@ def _gpus_of(asked: Request, devices: Sequence[Device]) -> int:
 def _more(rest: Sequence[Session]) -> str:
     if not rest:
         return ""
-    return f"and {len(rest)} more, which ask for {format_milli(sum(s.request.fgpu_milli for s in rest))} fGPU"
+    return f"and {len(rest)} more, for {format_milli(sum(s.request.fgpu_milli for s in rest))} fGPU together"
 
 
-def unblocking_words(found: Unblocking, world: World, viewer: Viewer) -> str:
-    """Return which single ending would start the head of the queue: "your gpu-2, or one session of ..."."""
+def head_of(found: Unblocking, world: World, viewer: Viewer) -> Head | None:
+    """Return what is told of the first who waits: the same as its line of the queue tells."""
     head = world.session(found.head_id)
     if head is None:
-        return ""
+        return None
     who = "Your request" if is_mine(head, viewer) else "The first in the queue"
     if is_visible(head, viewer) and not is_mine(head, viewer):
         who += f" ({whose(head, viewer)})"
-    begins = f"{who}, {amount_words(head.request)},"
-    if found.by_itself:
-        return f"{begins} starts once what is ending now has ended."
-    ends = [s for i in found.ids if (s := world.session(i)) is not None]
-    if not ends and found.untried:
-        return f"{begins} waits for the end of larger sessions, or of more than one."
-    if found.never:
-        why = world.forecasts.get(head.id)
-        return f"{begins} waits for no session's end" + (f": {isolated(why.text)}." if why else ".")
-    if not ends:
-        return f"{begins} starts only when more than one session has ended."
-    # One's own first: that is what somebody can do something about.
-    ends.sort(key=lambda s: not is_mine(s, viewer))
-    told = [_ending_words(s, world, viewer) for s in ends[:MOST_NAMED]]
-    others = len(ends) - len(told)
-    which = "this" if len(told) + others == 1 else "one of these"
-    if others:
-        told.append("another one" if others == 1 else f"one of {others} others")
-    listed = ", or ".join(told)
-    return f"{begins} starts as soon as {which} ends: {listed}."
-
-
-def _ending_words(session: Session, world: World, viewer: Viewer) -> str:
-    shares = session.placement.shares if session.placement else ()
-    places = [f"GPU {d.index} of {d.node_id}" for s in shares if (d := world.devices.get(s.device_uuid))]
-    where = f" on {', '.join(places[:MOST_NAMED])}" if places else ""
-    holds = f"{format_milli(sum(s.fgpu_milli for s in shares))} fGPU{where}"
-    if is_visible(session, viewer):
-        return f"{whose(session, viewer)} ({holds})"
-    return f"a session that holds {holds}"
+    expected = world.forecasts.get(head.id)
+    waits = waits_for(expected.ahead if expected else None, world, viewer)
+    sooner = sooner_words(found, world, viewer)
+    if waits is not None:
+        begins = f"{who}, {amount_words(head.request)}, {waits['text']}"
+    elif found.by_itself:
+        begins = f"{who}, {amount_words(head.request)}, starts as soon as a session that is ending has ended"
+    elif found.never:
+        why = f": {isolated(expected.text)}" if expected else ""
+        begins = f"{who}, {amount_words(head.request)}, can't start yet{why}"
+    elif sooner:
+        begins, sooner = f"{who}, {amount_words(head.request)}, {sooner}", ""
+    elif found.untried:
+        begins = (
+            f"{who}, {amount_words(head.request)}, waits for larger sessions, or for more than one, to end"
+        )
+    else:
+        begins = f"{who}, {amount_words(head.request)}, starts only when more than one session has ended"
+    at_s = None if expected is None else expected.expected_start_at_s
+    return Head(
+        begins,
+        # To the minute: it moves with the clock, and the map is not to be drawn again for that.
+        None if at_s is None else at_s - at_s % MINUTE_S,
+        f"It {sooner}." if sooner else "",
+    )

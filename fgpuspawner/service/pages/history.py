@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 from urllib.parse import urlencode
 
+from fgpu_scheduler import memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Bar, memory_bar
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import end_words
 from fgpuspawner.service.problems import bad_argument
-from fgpuspawner.text.sessions import mib
 from fgpuspawner.text.times import duration
 
 
@@ -51,7 +51,7 @@ def line(receipt: Json) -> Line:
     return Line(
         receipt=receipt,
         name=receipt["server_name"] or "default server",
-        gpu_memory="" if limit_mib is None else mib(limit_mib),
+        gpu_memory="" if limit_mib is None else memory_words(limit_mib),
         state=_state(receipt),
         why=end_words(receipt["end_cause"], receipt["message"]),
         waited=duration(receipt["wait_s"]),
@@ -65,7 +65,7 @@ def line(receipt: Json) -> Line:
 
 def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
     """Return what was not exceeded for 95 % of the time."""
-    told = "" if memory_mib is None else f"{memory_mib} MiB"
+    told = "" if memory_mib is None else memory_words(memory_mib)
     if compute_percent is None:
         return f"p95 {told}" if told else ""
     computed = f"{compute_percent:.0f} % of the GPU"
@@ -91,7 +91,7 @@ def hours(amount: float) -> str:
 
 
 def _state(receipt: Json) -> str:
-    if receipt["started_at_s"] is None and receipt["end_cause"] in ("USER", "QUEUE_TIMEOUT"):
+    if receipt["started_at_s"] is None and receipt["end_cause"] in ("USER", "QUEUE_TIMEOUT", "HUB_STOPPED"):
         return "CANCELLED"
     failed = ("NODE_LOST", "PULL_FAILED", "LAUNCH_FAILED", "OOM", "ISOLATION_FAILED", "DISK_LIMIT")
     return "ERROR" if receipt["end_cause"] in failed else "TERMINATED"

@@ -25,7 +25,9 @@ class MapPage(PageHandler):
             self.set_status(503)
         step = self.service.settings.caps().fgpu_step_milli
         more = {
-            "groups": cluster_map(world, self.viewer, unblockings, step_milli=step),
+            "groups": cluster_map(
+                world, self.viewer, unblockings, step_milli=step, beside=reader.beside(world)
+            ),
             "trouble": trouble,
             "age_s": SystemClock().now_s() - world.snapshot.now_s,
             "read_at_s": world.snapshot.now_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fgpu_scheduler import FGPUError, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.private_images import image_object, images_object
 from fgpuspawner.service.api.session_objects import session_object
@@ -37,6 +38,7 @@ class ImagePage(PageHandler):
             "title": "My images",
             "words": STATE_WORDS,
             "home": self.home,
+            "memory_words": memory_words,
         }
 
     def named(self) -> tuple[str, str | None]:
@@ -66,17 +68,39 @@ class PrivateImagesPage(ImagePage):
 
 class SavePage(ImagePage):
     async def get(self, session_id: str) -> None:
+        await self._show(session_id)
+
+    async def post(self, session_id: str) -> None:
+        try:
+            await save_session(self, session_id, *self.named(), end=self.field("end") == "yes")
+        except (Problem, FGPUError) as e:
+            problem = self.problem_of(400, e)
+            self.set_status(problem.status)
+            await self._show(session_id, problem)
+        else:
+            self.back()
+
+    async def _show(self, session_id: str, trouble: Problem | None = None) -> None:
+        """Show the form, as it was sent where there is trouble with it."""
         session = await self.visible_session(session_id)
         world = await self.service.reader.world()
         if not may_save(session, world, self.viewer):
             message = f"session {session_id} cannot be saved as an image, or not by you"
-            raise Problem(409, "image_refused", message)
+            raise trouble or Problem(409, "image_refused", message)
         shown = session_object(session, world, self.viewer, self.service.site)
-        self.render("save.html", session=shown, xsrf=self.xsrf)
-
-    async def post(self, session_id: str) -> None:
-        await save_session(self, session_id, *self.named())
-        self.back()
+        refused = {} if trouble is None else dict([_beside(trouble.message)])
+        sent = trouble is not None
+        self.render(
+            "save.html",
+            session=shown,
+            xsrf=self.xsrf,
+            refused=refused,
+            given={
+                "name": self.field("name") if sent else name_for(session.request.image),
+                "tag": self.field("tag") if sent else "",
+            },
+            end=self.field("end") == "yes" if sent else self.get_query_argument("end", "") == "1",
+        )
 
 
 class RenamePage(ImagePage):
@@ -105,6 +129,18 @@ class DeletePage(ImagePage):
     async def post(self, image_id: str) -> None:
         await delete(self, image_id)
         self.back()
+
+
+def name_for(image: str) -> str:
+    """Return what a session of this image may be saved as: its own name for a private one, else one made of its slug."""
+    own = image.partition("/")[2].partition(":")[0]
+    return own or f"{image}-saved"
+
+
+def _beside(message: str) -> tuple[str, str]:
+    """Return the field that a refusal is about, and the refusal."""
+    field, _, said = message.partition(": ")
+    return (field, said) if field in ("name", "tag") else ("", message)
 
 
 def _listed(text: str) -> list[str]:

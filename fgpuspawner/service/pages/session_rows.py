@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s
 from operator import itemgetter
 
+from fgpu_scheduler import memory_words
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Use, use
-from fgpuspawner.text.sessions import mib, ordinal
-from fgpuspawner.text.times import cell, hours_minutes
+from fgpuspawner.text.sessions import ordinal
+from fgpuspawner.text.times import cell, duration
 
 STATE_WORDS = {
     "PENDING": "waiting in the queue",
@@ -27,7 +28,7 @@ STATE_WORDS = {
 }
 END_WORDS = {
     "USER": "ended on request",
-    "EXITED": "its server ended by itself",
+    "EXITED": "its server ended",
     "IDLE": "ended because it was idle",
     "TIME_LIMIT": "reached its time limit",
     "QUEUE_TIMEOUT": "waited longer than the queue allows",
@@ -37,6 +38,7 @@ END_WORDS = {
     "LAUNCH_FAILED": "it could not be started",
     "OOM": "it ran out of memory",
     "ISOLATION_FAILED": "its GPU limit could not be put in force",
+    "HUB_STOPPED": "ended because JupyterHub was stopped",
     "DISK_LIMIT": "it took too much of the disk",
 }
 LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
@@ -55,7 +57,8 @@ class Row:
     gpu_memory: str
     state_words: str
     why: str
-    position: str
+    place: str
+    ahead: str
     expected_at_s: int | None
     basis: str
     unexpected: str
@@ -65,6 +68,8 @@ class Row:
     can_save: bool
     saving: str
     time_limit: str
+    extend_by: str
+    room: str
     open_url: str | None
     wait_url: str | None
     power: str | None
@@ -87,13 +92,14 @@ def row(session: Json, hub_host: str = "") -> Row:
     own_path = hub_host if session["mine"] else None
     return Row(
         session=session,
-        gpu_memory="" if session["gpu_memory_mib"] is None else mib(session["gpu_memory_mib"]),
+        gpu_memory="" if session["gpu_memory_mib"] is None else memory_words(session["gpu_memory_mib"]),
         state_words=STATE_WORDS[state],
         # A message of a session that runs is a warning to its owner.
         why=(session["message"] or (session["wait_text"] if waits else "") or "")
         if waits or running
         else STATE_WORDS[state],
-        position=position_words(session["position"], session["ahead"]) if session["position"] else "",
+        place=f"{ordinal(session['position'])} in the queue" if session["position"] else "",
+        ahead=ahead_words(session["ahead"]) if session["position"] else "",
         # To the minute: it moves with the clock, and nobody is to see the line made again for that.
         expected_at_s=expected - expected % MINUTE_S if waits and expected is not None else None,
         basis=basis,
@@ -103,7 +109,9 @@ def row(session: Json, hub_host: str = "") -> Row:
         warning=session["warning"] or "",
         can_save=session["can_save"] and session["saving"] is None,
         saving=saving_words(session["saving"]),
-        time_limit="" if session["time_limit_s"] is None else hours_minutes(session["time_limit_s"]),
+        time_limit="" if session["time_limit_s"] is None else duration(session["time_limit_s"]),
+        extend_by=duration(session["extend_by_s"] or 0),
+        room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
         # Others' servers are not for an administrator to walk into from here.
         open_url=own_path + session["url"] if running and own_path is not None else None,
         wait_url=own_path + session["pending_url"]
@@ -128,11 +136,9 @@ def saving_words(saving: Json | None) -> str:
     return f"being saved as {saving['name']}: {how_far}"
 
 
-def position_words(position: int, ahead: int) -> str:
-    """Return a place in the queue in words: "1st in the queue, nobody is ahead"."""
-    if ahead == 0:
-        return "1st in the queue, nobody is ahead"
-    return f"{ordinal(position)} in the queue, {ahead} {'is' if ahead == 1 else 'are'} ahead"
+def ahead_words(ahead: int) -> str:
+    """Return how many come before: "Nobody is ahead"."""
+    return "Nobody is ahead" if ahead == 0 else f"{ahead} {'is' if ahead == 1 else 'are'} ahead"
 
 
 def _why(session: Json) -> str:

@@ -32,10 +32,10 @@ PARTS = ("resources", "heading", "count", "columns", "foot")
 
 
 COLUMNS = {
-    "name": "Session",
     "user": "User",
-    "status": "Status",
     "image": "Image",
+    "name": "Session",
+    "status": "Status",
     "amount": "Amount",
     "use": "In use now",
     "started": "Started",

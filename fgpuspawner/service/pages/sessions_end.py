@@ -1,4 +1,4 @@
-"""Ending and keeping a session without scripts: what the script does in a dialogue."""
+"""Ending, keeping and extending a session without scripts: what the script does in a dialogue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fgpu_scheduler import MOST_MESSAGE_TEXT
 from fgpuspawner import scopes
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.pages.base import PageHandler
-from fgpuspawner.service.session_actions import end_session, keep_session
+from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
 
 
 class EndPage(PageHandler):
@@ -30,4 +30,14 @@ class KeepPage(PageHandler):
 
     async def post(self, session_id: str) -> None:
         await keep_session(self, session_id)
+        self.redirect(self.service.prefix, status=303)
+
+
+class ExtendPage(PageHandler):
+    """Makes the time limit of a session longer."""
+
+    needs_scope = scopes.KEEP
+
+    async def post(self, session_id: str) -> None:
+        await extend_session(self, session_id)
         self.redirect(self.service.prefix, status=303)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from fgpuspawner.service.model import Json, Viewer
-from fgpuspawner.service.pages.bars import Bar, part_of, percent, whole
+from fgpuspawner.service.pages.bars import Stack, part_of, stack, whole
 from fgpuspawner.service.pages.session_filter import Choice, chosen
 from fgpuspawner.service.pages.session_rows import Row, end_words, row
 
@@ -17,12 +17,10 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Upper and lower bar of one resource (product C2, C3), and what everybody uses in the group (C1)."""
+    """One resource: in the group (product C1, C2), and in all groups where there are several (C3)."""
 
     name: str
-    upper: Bar
-    lower: Bar
-    everybody: str
+    levels: tuple[Stack, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def page(
         found=len(found),
         users=tuple(sorted({s["user"] for s in sessions})) if everybody else (),
         past=tuple((s, end_words(s["end_cause"], s["message"])) for s in ended),
-        gauges=() if here is None else gauges(here, capacity),
+        gauges=() if here is None else gauges(here, capacity, everybody=everybody),
         group=own,
         groups=groups,
         waiting=0 if here is None else here["waiting"],
@@ -94,7 +92,7 @@ def page(
 
 NODE_WORDS = {
     "READY": "takes sessions",
-    "CORDONED": "takes no new sessions: an administrator said so",
+    "CORDONED": "takes no new sessions: it was taken out of use",
     "LOST": "does not answer; what it runs keeps its shares",
     "GONE": "is gone, an administrator said; its sessions are being ended",
 }
@@ -126,24 +124,29 @@ def new_session_url(sessions: Sequence[Json], viewer: Viewer, base_url: str) -> 
     return f"{base_url}hub/spawn/{quote(viewer.user, safe='@~')}/gpu-{number}"
 
 
-def gauges(here: Json, capacity: Json) -> tuple[Gauge, ...]:
-    """Return the gauges of fGPU, CPU and memory for one group."""
-    return tuple(
-        Gauge(
-            name=name,
-            upper=_bar(f"In group {here['name']}", here["mine"], here["allocatable"], key, unit),
-            lower=_bar("Overall", capacity["mine_overall"], capacity["allocatable_overall"], key, unit),
-            everybody=part_of(whole(here["used"][key]), whole(here["total"][key]), key, unit),
-        )
-        for name, key, unit in (
-            ("GPU", "fgpu", "fGPU"),
-            ("CPU", "cpu", "cores"),
-            ("Memory", "memory_mib", "MiB"),
-        )
-    )
+RESOURCES = (("GPU", "fgpu", "fGPU"), ("CPU", "cpu", "cores"), ("Memory", "memory_mib", "GiB"))
 
 
-def _bar(label: str, mine: Json, allocatable: Json, key: str, unit: str) -> Bar:
-    own = whole(mine[key])
-    both = own + whole(allocatable[key])
-    return Bar(label, part_of(own, both, key, unit), percent(own, both))
+def gauges(here: Json, capacity: Json, *, everybody: bool) -> tuple[Gauge, ...]:
+    """Return the gauges of fGPU, CPU and memory for one group, and for all."""
+    groups, found = capacity["groups"], []
+    overall = {"mine": capacity["mine_overall"], "allocatable": capacity["allocatable_overall"]}
+    for name, key, unit in RESOURCES:
+        levels = [_level(f"In {here['name']}" if len(groups) > 1 else "", [here], here, key, unit, everybody)]
+        if len(groups) > 1:
+            levels.append(_level("In all groups", groups, overall, key, unit, everybody))
+        found.append(Gauge(name, tuple(levels)))
+    return tuple(found)
+
+
+def _level(label: str, groups: Sequence[Json], viewers: Json, key: str, unit: str, everybody: bool) -> Stack:
+    """Return one bar over these groups; ``viewers`` is what the viewer holds and could get there."""
+    total, used, free = (sum(whole(group[of][key]) for group in groups) for of in ("total", "used", "free"))
+    mine, allocatable = whole(viewers["mine"][key]), whole(viewers["allocatable"][key])
+    rest = ("unavailable", "unavailable", total - used - free)
+    if everybody:
+        return stack(label, [("used", "in use", used), ("free", "free", free), rest], total, key, unit, None)
+    can = mine + allocatable
+    own = part_of(mine, can, key, unit) if can else ""
+    amounts = [("mine", "yours", mine), ("others", "others'", used - mine), ("free", "free", free), rest]
+    return stack(label, amounts, total, key, unit, own)

@@ -1,22 +1,27 @@
-/* Keeping an idle session, and ending one after a question, without leaving the page. */
+/* Keeping and extending a session, and ending one after a question, without leaving the page. */
 (function () {
   "use strict";
 
-  /** Keep an idle session without leaving the page. */
+  // By the form's class: what the API calls it, and what is said of it.
+  const WISHES = { keep: ["is kept", "kept"], extend: ["is extended", "extended"] };
+
+  /** Keep an idle session, or extend one, without leaving the page. */
   function keepInPlace(root, page) {
     root.addEventListener("submit", async function (event) {
-      const form = event.target.closest("form.keep");
+      const form = event.target.closest("form.keep, form.extend");
       if (!form) {
         return;
       }
       event.preventDefault();
+      const wish = form.classList.contains("keep") ? "keep" : "extend";
+      const [done, told] = WISHES[wish];
       const button = form.querySelector("button");
       button.disabled = true;
       let why = "the service cannot be reached";
       try {
-        const answer = await fetch(page.prefix + "api/v1/sessions/" + form.dataset.id + "/keep", { method: "POST", headers: page.headers });
+        const answer = await fetch(page.prefix + "api/v1/sessions/" + form.dataset.id + "/" + wish, { method: "POST", headers: page.headers });
         if (answer.ok) {
-          page.say(form.dataset.name + " is kept");
+          page.say(form.dataset.name + " " + done);
           page.soon();
           return;
         }
@@ -28,8 +33,8 @@
       button.disabled = false;
       const said = form.querySelector(".warning") || form.appendChild(document.createElement("span"));
       said.className = "warning";
-      said.textContent = "Not kept: " + why;
-      page.say(form.dataset.name + " could not be kept: " + why);
+      said.textContent = "Not " + told + ": " + why;
+      page.say(form.dataset.name + " could not be " + told + ": " + why);
     });
   }
 
@@ -40,6 +45,7 @@
     const text = document.getElementById("confirm-text");
     const trouble = document.getElementById("confirm-trouble");
     const yes = document.getElementById("confirm-yes");
+    const no = document.getElementById("confirm-no");
     const told = document.getElementById("confirm-told");
     const message = document.getElementById("confirm-message");
     let asked = null;
@@ -59,6 +65,7 @@
         : "Its programs stop, and what they have not saved is lost. Files in the home folder stay.";
       yes.textContent = cancel ? "Cancel the request" : "End the session";
       // Only administrators see the sessions of others.
+      no.textContent = cancel ? "Keep waiting" : "Keep running";
       told.hidden = !form.dataset.user;
       message.value = "";
       yes.disabled = false;

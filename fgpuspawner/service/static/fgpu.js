@@ -1,23 +1,35 @@
-/* The shell of every page: the theme, the menu on a phone, instants in the reader's own time zone. */
+/* The shell of every page: the theme, instants in the reader's own time zone. */
 (function () {
   "use strict";
 
-  // As the Hub's own pages: the theme chosen there, else the system's (which the style sheet follows).
-  try {
-    const theme = localStorage.getItem("jupyterhub-bs-theme");
+  // The Hub's own pages keep the theme there; without one it is the system's, which the style sheet follows.
+  const THEME = "jupyterhub-bs-theme";
+  const root = document.documentElement;
+
+  function showTheme(theme) {
     if (theme === "light" || theme === "dark") {
-      document.documentElement.setAttribute("data-bs-theme", theme);
+      root.setAttribute("data-bs-theme", theme);
     }
+  }
+  try {
+    showTheme(localStorage.getItem(THEME));
   } catch (error) {
     // Storage is switched off: then the system's theme.
   }
 
-  // The style sheet hides the menu on a phone only where a button can show it.
-  document.documentElement.classList.add("scripted");
+  function turnTheme() {
+    const theme = (root.dataset.bsTheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+    showTheme(theme);
+    try {
+      localStorage.setItem(THEME, theme);
+    } catch (error) {
+      // Then for this page only.
+    }
+  }
 
   document.addEventListener("DOMContentLoaded", function () {
     localise(document);
-    openAndClose(document.getElementById("menu"), document.getElementById("pages"));
+    document.getElementById("dark-theme-toggle").addEventListener("click", turnTheme);
   });
 
   // Made once: a long page has a thousand instants.
@@ -37,23 +49,6 @@
       element.textContent = (at >= begins && at < ends ? time : sameYear ? dayAndTime : yearToo).format(at);
       element.title = whole.format(at);
     }
-  }
-
-  /** The menu of pages, on a phone. */
-  function openAndClose(button, pages) {
-    function set(open) {
-      pages.classList.toggle("open", open);
-      button.setAttribute("aria-expanded", String(open));
-    }
-    button.addEventListener("click", function () {
-      set(!pages.classList.contains("open"));
-    });
-    document.addEventListener("keydown", function (event) {
-      if (event.key === "Escape" && pages.classList.contains("open")) {
-        set(false);
-        button.focus();
-      }
-    });
   }
 
   window.fgpu = { localise: localise };

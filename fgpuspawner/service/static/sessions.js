@@ -53,6 +53,10 @@
       }
     }
     await untilReleased();
+    // Who reads the details reads on.
+    for (const line of rows.children) {
+      lines.get(line.id).querySelector("details").open = line.querySelector("details").open;
+    }
     arrange(found.rows.map(function ([id]) { return lines.get("session-" + id); }).filter(Boolean));
     showTimeLeft();
     // No event tells how far an image is.
@@ -114,10 +118,15 @@
     const limit = meter.memory_limit_mib;
     const sm = meter.sm_percent;
     const share = meter.compute_entitled_percent;
-    fill(fresh.querySelector(".memory"), used, limit, used + " of " + limit + " MiB");
+    fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB");
     fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " % of its " + share + " %");
     fresh.querySelector(".trouble").textContent = meter.trouble || "";
     cell.replaceChildren(fresh);
+  }
+
+  /** As `gib_words` of the service: nothing changes when the page looks again. */
+  function gib(mib) {
+    return mib % 128 === 0 ? String(mib / 1024) : Math.max(0.1, mib / 1024).toFixed(1).replace(/[.]0$/, "");
   }
 
   /** One bar; what is not measured has none. */

@@ -163,7 +163,7 @@ function show(f) {
 function refusalsOf(f) {
   const most = Number(field("count").max);
   if (f.count <= most || f.refusals.some((r) => r.field === "count")) { return f.refusals; }
-  return [...f.refusals, { field: "count", message: f.count + " is above " + most + ", the most that you may start at once" }];
+  return [...f.refusals, { field: "count", message: "you can start at most " + most + " at once" }];
 }
 /** Add what is said of an answer, and return of what kind it is. */
 function describeAnswer(f) {
@@ -173,14 +173,19 @@ function describeAnswer(f) {
   showQuota(answered ? f.quota : null);
   if (!answered) {
     add("span", isTooOld(f)
-      ? "No forecast: this page is too old for one. Open the form again for forecasts. You can start all the same."
+      ? "This page is too old for a forecast. Open the form again. You can start all the same."
       : f === null || !f.error.message
       ? "No forecast: the queue's service does not answer. You can start all the same."
       : "No forecast: " + sentence(f.error.message) + " You can start all the same.");
     return "";
   }
   if (refusals.length) {
-    add("span", "It would be refused: " + refusals.map(refusalWords).join("; "));
+    // The reason stands at its field; here where no change of a field would help, or the form has no such field.
+    const elsewhere = refusals.filter((r) => r.field === "options" || ["too_many_pending", "over_quota", "no_amount_fits", "no_group"].includes(r.code)
+      || !root.querySelector(`[data-refused="${known.at[r.field] || r.field}"]`));
+    const names = [...new Set(refusals.filter((r) => !elsewhere.includes(r)).map((r) => known.labels[r.field] || r.field))];
+    add("span", [names.length ? "To start, change: " + names.join(", ") + "." : "", ...elsewhere.map(refusalWords).map(sentence)]
+      .filter(Boolean).join(" "));
     return " never";
   }
   if (f.starts_now) {
@@ -191,14 +196,14 @@ function describeAnswer(f) {
   const place = f.position ? nth(f.position) + " in the queue" : "";
   if (f.count > 1) {
     add("strong", sentence(f.text));
-    const who = f.count - f.startable_now > 1 ? "The last is " : "It is ";
+    const who = f.count - f.startable_now > 1 ? "The last would be " : "It would be ";
     if (place) { add("span", sentence(who + place + (start ? ", " + start : ""))); }
   } else {
-    add("strong", sentence([place, start].filter(Boolean).join(", ") || "It waits"));
+    add("strong", sentence([place && "You would be " + place, start].filter(Boolean).join(", ") || "It would wait"));
     add("span", sentence(f.text));
   }
   if (f.waits_for) { add("span", sentence(f.waits_for.text)); }
-  add("span", sentence((start ? "Going by " : "Expected start ") + f.basis));
+  add("span", sentence((start ? "Estimated from " : "") + f.basis));
   const starts = f.count > 1 ? "all " + f.count + " start now" : "starts now";
   if (f.beside_now) {
     offerBeside(f.beside_now.cpu, f.beside_now.memory_gib, starts);

@@ -35,14 +35,15 @@ async function askBrowser() {
     return;
   }
   if (!("Notification" in window) || !window.isSecureContext) {
-    say("Your browser gives no notifications to this page: it is not reached by https. Its title shows your position.");
+    say((window.isSecureContext ? "Your browser has no notifications for this page." : "Your browser notifies only over https.")
+      + " This page's title shows your position.");
     return;
   }
   const answer = await Notification.requestPermission();
   wish(answer === "granted");
-  say(answer === "granted" ? "Your browser tells you when the session starts, also while this page is hidden."
-    : answer === "denied" ? "Your browser refuses notifications of this page. Allow them in its settings for this address."
-    : "Your browser was not allowed to notify you. Press the button to be asked again.");
+  say(answer === "granted" ? "Your browser tells you when the session starts."
+    : answer === "denied" ? "Your browser blocks notifications. Allow them for this address in its settings."
+    : "Notifications were not allowed. Press the button to be asked again.");
 }
 /** Tell of the end of the waiting, if that was wished for. */
 function notify(title, body) {

@@ -1,6 +1,6 @@
 const api = new JHAPI(window.jhdata.base_url);
 // The stream tells of a cancelled spawn's end, too: then this page waits for the answer, and not reloads.
-let cancelling = false, over = false;
+let cancelling = false, over = false, queued = false;
 
 function clock(at_s) {
   const day = Math.abs(at_s - Date.now() / 1000) < 43200 ? {} : { weekday: "short" };
@@ -10,6 +10,7 @@ function nth(n) {
   const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
 }
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 /** Write a text where it is another: what is written again is read aloud again. */
 function write(place, text) {
   if (place.textContent !== text) { place.textContent = text; }
@@ -31,25 +32,26 @@ function showPull(pull) {
 }
 function show(event) {
   if (event.progress !== undefined) { by("progress-bar").style.width = event.progress + "%"; }
-  if (event.message) { write(by("progress-message"), event.message); }
-  const f = event.fgpu;
+  const f = event.fgpu, waiting = Boolean(f) && f.state === "PENDING";
+  // The place stands above it.
+  const said = waiting && f.position && f.text ? sentence(f.text) : event.message;
+  if (said) { write(by("progress-message"), said); }
   if (!f) { return; }
-  const waiting = f.state === "PENDING";
   const place = waiting && f.position ? nth(f.position) + " in the queue" : "";
   const name = root.dataset.server ? " \u2013 " + root.dataset.server : "";
   document.title = (place || (waiting ? "Waiting" : "Starting")) + name;
   write(by("fgpu-title"), waiting ? "Waiting in the queue" : "Your session is starting");
+  write(by("fgpu-stays"), waiting ? "you keep your place, and the session starts when your GPU share is free." : "the session starts anyway.");
+  queued = waiting;
   by("fgpu-place").hidden = !place;
   write(by("fgpu-place"), place);
   by("fgpu-simulated").hidden = !f.simulated;
   by("fgpu-facts").hidden = false;
   fact("fgpu-amount", f.amount);
-  fact("fgpu-position", !waiting ? null : f.position === null ? "not known yet" : String(f.position));
-  fact("fgpu-why", waiting ? f.text || "" : null);
-  fact("fgpu-first", f.waits_for);
+  fact("fgpu-first", f.waits_for && f.waits_for.replace(/^starts /, ""));
   showPull(f.pull);
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
-    ? (f.basis || "unknown") : "about " + clock(f.expected_start_at_s) + ", going by " + f.basis);
+    ? (f.basis || "no estimate") : "about " + clock(f.expected_start_at_s) + ", from " + f.basis);
   fact("fgpu-since", clock(f.submitted_at_s));
 }
 
@@ -69,7 +71,7 @@ by("stop-server-btn").addEventListener("click", function () {
       this.textContent = "Cancel";
       status.hidden = false;
       status.className = "alert alert-danger";
-      status.textContent = "It could not be cancelled: "
+      status.textContent = "Cancelling failed: "
         + ((xhr.responseJSON && xhr.responseJSON.message) || xhr.statusText || "the Hub does not answer");
     }
   };
@@ -125,7 +127,7 @@ function askAgain() {
       setTimeout(askAgain, 2000);
     }
   }).catch(function () { setTimeout(askAgain, 2000); });
-  write(by("progress-message"), "The Hub is restarting; your place in the queue stays");
+  write(by("progress-message"), "The Hub is restarting. " + (queued ? "You keep your place in the queue" : "Your session goes on"));
   document.title = "The Hub is restarting";
 }
 

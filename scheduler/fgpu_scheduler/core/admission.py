@@ -28,7 +28,7 @@ def admit(
             Refusal(
                 "group",
                 "no_devices",
-                f"group: resource group {request.resource_group!r} has no GPU",
+                f"group: resource group {request.resource_group!r} has no GPU; choose another",
             ),
         )
     unknown = model_refusal(request, own)
@@ -51,7 +51,7 @@ def admit(
         if asks:
             field, gpu = "gpu_memory_mib", f"{request.gpu_memory_mib} MiB GPU memory"
         message = (
-            f"{field}: no node has {gpu} together with "
+            f"{field}: no machine has {gpu} together with "
             f"{format_milli(request.cpu_milli)} CPU and {request.memory_mib} MiB memory; ask for less of one"
         )
         found.append(Refusal(field, "never_fits_together", message))
@@ -68,7 +68,7 @@ def pending_refusals(
     found = []
     if own + count > most:
         left = str(most - own) if most > own else None
-        message = f"count: of your requests {most} may wait at a time, and {own} do already"
+        message = f"count: at most {most} of your requests may wait at a time; {own} wait already"
         found.append(Refusal("count", "too_many_pending", message, str(most), left))
     over = over_pending(quotas, there, (request,) * count)
     if over is not None:
@@ -173,22 +173,22 @@ def _fgpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     nearest = format_milli(min(fitting, key=lambda a: (abs(a - asked), a)))
     step = format_milli(caps.fgpu_step_milli)
     if asked < fitting[0]:
-        message = f"fgpu: {asked_words} is below the smallest amount, {format_milli(fitting[0])}"
+        message = f"fgpu: {asked_words} is too small; choose at least {format_milli(fitting[0])}"
         return Refusal("fgpu", "too_small", message, format_milli(fitting[0]), nearest)
     if caps.max_fgpu_milli is not None and asked > caps.max_fgpu_milli:
         message = f"fgpu: {asked_words} is above the limit of {format_milli(caps.max_fgpu_milli)} per session"
         return Refusal("fgpu", "above_cap", message, format_milli(caps.max_fgpu_milli), nearest)
     if asked > fitting[-1]:
-        message = f"fgpu: {asked_words} is more than any node has; the largest possible is {largest}"
+        message = f"fgpu: {asked_words} is more than any machine has; choose at most {largest}"
         return Refusal("fgpu", "never_fits", message, largest, nearest)
     one_gpu = max(d.capacity_milli for n in nodes for d in n.devices)
     if asked > one_gpu:
         message = (
-            f"fgpu: {asked_words} is more than one GPU ({format_milli(one_gpu)} fGPU) and not a whole number of "
-            f"GPUs; {_nearest(asked, fitting)}"
+            f"fgpu: {asked_words} isn't possible; {_nearest(asked, fitting)} (above one GPU, "
+            f"{format_milli(one_gpu)} fGPU, only whole GPUs)"
         )
         return Refusal("fgpu", "straddles", message, format_milli(one_gpu), nearest)
-    message = f"fgpu: {asked_words} is not a multiple of {step}; {_nearest(asked, fitting)}"
+    message = f"fgpu: {asked_words} isn't possible; {_nearest(asked, fitting)} (in steps of {step})"
     return Refusal("fgpu", "not_a_step", message, step, nearest)
 
 
@@ -197,7 +197,7 @@ def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
     below = [format_milli(a) for a in fitting if a < asked][-1:]
     above = [format_milli(a) for a in fitting if a > asked][:1]
     found = (*below, *above)
-    return f"the nearest possible {'are' if len(found) > 1 else 'is'} {' and '.join(found)}"
+    return f"choose {' or '.join(found)}"
 
 
 MIN_CPU_MILLI = 10
@@ -208,7 +208,7 @@ def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     most = max(n.cpu_milli for n in nodes)
     if asked < MIN_CPU_MILLI:
         least = format_milli(MIN_CPU_MILLI)
-        message = f"cpu: {format_milli(asked)} is below the least of {least} cores"
+        message = f"cpu: {format_milli(asked)} is too small; choose at least {least}"
         return Refusal("cpu", "too_small", message, least, least)
     if caps.max_cpu_milli is not None and asked > caps.max_cpu_milli:
         limit = format_milli(caps.max_cpu_milli)
@@ -216,7 +216,7 @@ def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
         return Refusal("cpu", "above_cap", message, limit, format_milli(min(most, caps.max_cpu_milli)))
     if asked > most:
         limit = format_milli(most)
-        message = f"cpu: {format_milli(asked)} is more than any node has; the most is {limit}"
+        message = f"cpu: {format_milli(asked)} is more than any machine has; choose at most {limit}"
         return Refusal("cpu", "never_fits", message, limit, limit)
     return None
 
@@ -228,14 +228,14 @@ MIN_MEMORY_MIB = 128
 def _memory(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
     most = max(n.memory_mib for n in nodes)
     if asked < MIN_MEMORY_MIB:
-        message = f"memory_mib: {asked} is below the least of {MIN_MEMORY_MIB} MiB"
+        message = f"memory_mib: {asked} is too small; choose at least {MIN_MEMORY_MIB}"
         return Refusal("memory_mib", "too_small", message, str(MIN_MEMORY_MIB), str(MIN_MEMORY_MIB))
     if caps.max_memory_mib is not None and asked > caps.max_memory_mib:
         message = f"memory_mib: {asked} is above the limit of {caps.max_memory_mib} MiB per session"
         nearest = str(min(most, caps.max_memory_mib))
         return Refusal("memory_mib", "above_cap", message, str(caps.max_memory_mib), nearest)
     if asked > most:
-        message = f"memory_mib: {asked} is more than any node has; the most is {most} MiB"
+        message = f"memory_mib: {asked} is more than any machine has; choose at most {most}"
         return Refusal("memory_mib", "never_fits", message, str(most), str(most))
     return None
 
@@ -253,11 +253,11 @@ def _time_limit(asked: int | None, caps: Caps) -> Refusal | None:
         return None
     if asked < caps.min_time_limit_s:
         least = str(caps.min_time_limit_s)
-        message = f"time_limit_s: {asked} is below the shortest of {least}"
+        message = f"time_limit_s: {asked} is too short; choose at least {least}"
         return Refusal("time_limit_s", "too_small", message, least, least)
     if caps.max_time_limit_s is not None and asked > caps.max_time_limit_s:
         most = str(caps.max_time_limit_s)
-        message = f"time_limit_s: {asked} is above the longest of {most}"
+        message = f"time_limit_s: {asked} is too long; choose at most {most}"
         return Refusal("time_limit_s", "above_cap", message, most, most)
     return None
 
@@ -265,10 +265,10 @@ def _time_limit(asked: int | None, caps: Caps) -> Refusal | None:
 def _priority(asked: int, caps: Caps) -> Refusal | None:
     if caps.max_priority is not None and asked > caps.max_priority:
         most = str(caps.max_priority)
-        message = f"priority: {asked} is above the highest that you may ask for, {most}"
+        message = f"priority: {asked} is too high; choose at most {most}"
         return Refusal("priority", "above_cap", message, most, most)
     if caps.min_priority is not None and asked < caps.min_priority:
         least = str(caps.min_priority)
-        message = f"priority: {asked} is below the lowest of {least}"
+        message = f"priority: {asked} is too low; choose at least {least}"
         return Refusal("priority", "too_small", message, least, least)
     return None

@@ -174,6 +174,8 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
     whole: dict[int, list[DeviceFree]] = {}
     for free in left.devices:
         device = free.device
+        if device.cordoned:
+            continue
         needed = devices_needed(asked.fgpu_milli, capacity_milli=device.capacity_milli)
         if needed == 1:
             shares = shares_of(asked, (device,))

@@ -23,10 +23,10 @@ def model_refusal(request: Request, nodes: Sequence[Node]) -> Refusal | None:
 def explicit_refusals(request: Request, nodes: Sequence[Node], caps: Caps) -> list[Refusal]:
     """Return every reason to refuse explicit amounts on these nodes, whose devices are all of the model asked for."""
     if request.gpu_memory_mib is None:
-        message = "compute_percent: needs gpu_memory_mib beside it; compute is not given alone"
+        message = "compute_percent: give gpu_memory_mib, too"
         return [Refusal("compute_percent", "compute_alone", message)]
     if request.fgpu_milli:
-        message = "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways"
+        message = "gpu_memory_mib: give this or fgpu, not both"
         return [Refusal("gpu_memory_mib", "two_ways", message)]
     found = (_memory(request.gpu_memory_mib, nodes), _compute(request.compute_percent))
     refusals = [refusal for refusal in found if refusal is not None]
@@ -35,7 +35,7 @@ def explicit_refusals(request: Request, nodes: Sequence[Node], caps: Caps) -> li
         if asked_milli > caps.max_fgpu_milli:
             limit = format_milli(caps.max_fgpu_milli)
             worth = format_milli(asked_milli)
-            message = f"gpu_memory_mib: worth {worth} fGPU, this is above the limit of {limit} per session"
+            message = f"gpu_memory_mib: this is worth {worth} fGPU, above the limit of {limit} per session"
             most = most_memory_mib(request, nodes, milli=caps.max_fgpu_milli)
             refusals.append(Refusal("gpu_memory_mib", "above_cap", message, limit, most))
     return refusals
@@ -61,18 +61,16 @@ def _memory(asked: int, nodes: Sequence[Node]) -> Refusal | None:
     name, totals = "gpu_memory_mib", sorted({device.memory_mib for device in _devices(nodes)})
     largest = totals[-1]
     if asked > largest:
-        message = (
-            f"{name}: {asked} is more than one GPU has, and can never be scheduled; the most is {largest} MiB"
-        )
+        message = f"{name}: {asked} is more than one GPU has; choose at most {largest}"
         return Refusal(name, "never_fits", message, str(largest), str(largest))
     if asked < MEMORY_GRAIN_MIB:
-        message = f"{name}: {asked} is below the least of {MEMORY_GRAIN_MIB} MiB"
+        message = f"{name}: {asked} is too small; choose at least {MEMORY_GRAIN_MIB}"
         return Refusal(name, "too_small", message, str(MEMORY_GRAIN_MIB), str(MEMORY_GRAIN_MIB))
     if asked % MEMORY_GRAIN_MIB and asked not in totals:
         below = asked - asked % MEMORY_GRAIN_MIB
         near = sorted({below, min(below + MEMORY_GRAIN_MIB, largest), *totals})
         nearest = str(min(near, key=lambda a: (abs(a - asked), a)))
-        message = f"{name}: {asked} is not a multiple of {MEMORY_GRAIN_MIB}, nor all of a GPU; the nearest is {nearest}"
+        message = f"{name}: {asked} isn't possible; choose {nearest} (a multiple of {MEMORY_GRAIN_MIB}, or all of a GPU)"
         return Refusal(name, "not_a_step", message, str(MEMORY_GRAIN_MIB), nearest)
     return None
 
@@ -84,10 +82,10 @@ def _compute(asked: int | None) -> Refusal | None:
     nearest = str(max(grain, min(100, (asked + grain // 2) // grain * grain)))
     if not grain <= asked <= 100:
         limit = "100" if asked > 100 else str(grain)
-        message = f"{name}: {asked} is not between {grain} and 100"
+        message = f"{name}: {asked} isn't possible; choose {grain} to 100"
         return Refusal(name, "out_of_range", message, limit, nearest)
     if asked % grain:
-        message = f"{name}: {asked} is not a multiple of {grain}; the nearest is {nearest}"
+        message = f"{name}: {asked} isn't possible; choose {nearest} (a multiple of {grain})"
         return Refusal(name, "not_a_step", message, str(grain), nearest)
     return None
 

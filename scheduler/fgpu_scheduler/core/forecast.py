@@ -7,7 +7,8 @@ for those who by then have waited for as long as they may.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -23,6 +24,7 @@ from fgpu_scheduler.core.model import (
     Request,
     Session,
     SessionState,
+    Share,
     Snapshot,
     WaitReason,
 )
@@ -38,22 +40,28 @@ from fgpu_scheduler.core.usage import held_milli
 
 BASIS_NOW = "free now"
 BASIS_LIMITS = "time limits"
-BASIS_TYPICAL = "typical length of your group's sessions"
-BASIS_UNKNOWN = "unknown: too few sessions have ended to tell"
-BASIS_NO_NODE = "unknown: no node that takes sessions now could hold it"
-BASIS_QUOTA = "unknown: its quota leaves no room for it"
-BASIS_FAR = "unknown: too many are before it to tell"
+BASIS_TYPICAL = "how long sessions usually run"
+BASIS_UNKNOWN = "no estimate yet: too few sessions have ended"
+BASIS_NO_NODE = "no estimate: no machine that takes sessions now could hold it"
+BASIS_QUOTA = "no estimate: its quota leaves no room"
+BASIS_FAR = "no estimate: too many wait ahead of it"
 
 STARTS_NOW = "starts now"
-HELD = "the Hub restarted; it resumes this request by itself"
-KEPT = "next in the queue: a place is kept for it"
-BEHIND = "it would fit, but what is free is kept for somebody before it in the queue"
+HELD = "the Hub has restarted, and resumes this request soon"
+KEPT = "a place is kept for it"
+BEHIND = "enough is free, but it is kept for somebody ahead in the queue"
+
+Beside = Callable[[int], tuple[int, int]]
+"""Of an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
 
 SOON_S = 60
 """A session that has outlived what was expected of it is expected to end about this much later."""
 
 MOST_PASSES = 3000
 """Bound of the passes that a forecast makes; who would start later is told nothing."""
+
+NOBODY = 0
+"""No session's id."""
 
 CPU_GRAIN_MILLI = 100
 """Other amounts of CPU are offered in tenths of a core."""
@@ -64,8 +72,8 @@ MOST_OFFERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Who holds what would have to end first: sessions, what they hold in fGPU x 1000, and, for administrators
-    only, their ids."""
+    """With whose end a session starts, as far as ends are known: sessions, what they hold in fGPU x 1000, and, for
+    administrators only, their ids. None of them could be left out."""
 
     sessions: int
     fgpu_milli: int
@@ -141,6 +149,8 @@ def _told(
                 text = BEHIND
             case WaitReason.QUOTA:
                 text = _over_quota(ledger, session)
+            case WaitReason.CLUSTER:
+                text = _refused(session)
             case WaitReason.RESOURCES:
                 asked = shape(session.request)
                 if asked not in shortages:
@@ -166,10 +176,15 @@ def _told(
     return tuple(found)
 
 
+def _refused(session: Session) -> str:
+    last = session.refused[-1]
+    return f"the cluster had no place on {last.node_id} after all, and is asked again soon: {last.words}"
+
+
 def _over_quota(ledger: Ledger, session: Session) -> str:
     quota = ledger.stops(session)
     of = "its quota" if quota is None else f"the quota of {quota_words(quota)}"
-    return f"{of} is used up: it waits until a session that counts there ends"
+    return f"{of} is used up until a session ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +222,11 @@ def _starts(
 
     What starts now is placed in ``world`` already.
     """
-    takers = frozenset(n.resource_group for n in world.nodes if n.state is NodeState.READY)
+    takers = frozenset(
+        n.resource_group
+        for n in world.nodes
+        if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
+    )
     starts = _Starts({}, typical_length_s is not None, takers, {})
     for group, line in order.lines(world).items():
         run = _Run(world, group, policy, typical_length_s)
@@ -228,15 +247,13 @@ class _Run:
         self._holding: dict[int, tuple[Session, Placement]] = {}
         self._ends: list[tuple[int, int, bool]] = []
         """Instant, session, and whether that is known by its typical length only."""
-        self._on: dict[str, list[int]] = {}
-        """Those who hold shares now, by device."""
+        self._ended_on: dict[str, list[int]] = {}
+        """Of those who hold something now, by node, who has ended, in this order."""
         for s in world.sessions:
             # With quotas the others of a user, in other groups too, may have to end first.
             matters = self._by_user or s.request.resource_group == group
             if matters and s.state in HOLDING and s.placement is not None:
                 self._hold(s, s.placement, world.now_s)
-                for share in s.placement.shares:
-                    self._on.setdefault(share.device_uuid, []).append(s.id)
         self._at_first = dict(self._holding)
         heapify(self._ends)
 
@@ -244,12 +261,26 @@ class _Run:
         """Make passes, and end sessions in between, until all have started or nothing changes any more."""
         floor = self._floor
         queue = Queue(floor.in_order(line), by_user=self._by_user, held=True)
+        for session in queue.sessions:
+            # From then on a node that it was refused is tried again: an instant at which nobody ends.
+            tried_s = (node.until_s(floor.now_s) for node in session.refused)
+            self._ends += [(until_s, NOBODY, False) for until_s in tried_s if until_s is not None]
+        heapify(self._ends)
         wanted = len(queue.sessions) if only is None else sum(1 for s in queue.sessions if s.id in only)
         by_typical = False
         for _ in range(MOST_PASSES):
-            for session, where in floor.fill(queue):
-                basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
-                starts.found[session.id] = _Start(floor.now_s, basis, self._ahead(where))
+            placed = floor.fill(queue)
+            basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
+            after: dict[str, placement.NodeFree] = {}
+            on = Counter(where.node_id for _, where in placed)
+            # The last one first: who starts after it in this pass takes nothing that it needs.
+            for session, where in reversed(placed):
+                there = after.get(where.node_id, floor.left[where.node_id])
+                starts.found[session.id] = _Start(floor.now_s, basis, self._ahead(there))
+                on[where.node_id] -= 1
+                if on[where.node_id]:
+                    after[where.node_id] = placement.returned(there, session.request, where)
+            for session, where in placed:
                 self._hold(session, where, floor.now_s)
                 wanted -= only is None or session.id in only
             if not wanted or not self._ends:
@@ -259,7 +290,12 @@ class _Run:
             while self._ends and self._ends[0][0] == instant:
                 _, session_id, typical = heappop(self._ends)
                 by_typical = by_typical or typical
-                floor.end(*self._holding.pop(session_id))
+                if session_id == NOBODY:
+                    continue
+                session, where = self._holding.pop(session_id)
+                floor.end(session, where)
+                if session_id in self._at_first:
+                    self._ended_on.setdefault(where.node_id, []).append(session_id)
             again = floor.in_order_now()
             if again is not None:
                 left = [s for s in again if s.id not in starts.found]
@@ -280,7 +316,7 @@ class _Run:
             return max(session.ends_at_s, now_s + 1), False
         # The clock may have been set back since.
         started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
-        limits = session.request.time_limit_s, self._ledger.limit_s(session.request)
+        limits = session.time_limit_s, self._ledger.limit_s(session.request)
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         length_s = self._typical_s if limit_s is None else limit_s
         if length_s is None:
@@ -288,11 +324,54 @@ class _Run:
         end_s = started_s + length_s
         return end_s if end_s > now_s else now_s + SOON_S, limit_s is None
 
-    def _ahead(self, where: Placement) -> Ahead:
-        """Return who of those that hold shares now has ended on these devices."""
-        ids = sorted({i for share in where.shares for i in self._on.get(share.device_uuid, ())})
-        gone = tuple(i for i in ids if i not in self._holding)
-        return Ahead(len(gone), sum(held_milli(self._at_first[i][0]) for i in gone), gone)
+    def _ahead(self, left: placement.NodeFree) -> Ahead:
+        """Return whose ends a session needed that leaves this of its node: who ended first is tried first without."""
+        spare = _Spare(left)
+        ended = self._ended_on.get(left.node.id, ())
+        ids = tuple(sorted(i for i in ended if not spare.takes(*self._at_first[i])))
+        return Ahead(len(ids), sum(held_milli(self._at_first[i][0]) for i in ids), ids)
+
+
+class _Spare:
+    """What a node has left once somebody has started there."""
+
+    def __init__(self, left: placement.NodeFree) -> None:
+        self._left = left
+        self._cpu_milli, self._memory_mib = left.cpu_milli, left.memory_mib
+        self._devices: dict[str, list[int]] = {}
+
+    def takes(self, session: Session, where: Placement) -> bool:
+        """Return whether a session could have stayed after all; it is taken in, if so."""
+        cpu_milli = self._cpu_milli - session.request.cpu_milli
+        memory_mib = self._memory_mib - session.request.memory_mib
+        if cpu_milli < 0 or memory_mib < 0:
+            return False
+        devices = {}
+        for share in where.shares:
+            free = self._device(share)
+            if free is None:
+                # It is not offered now: nobody is there in its place.
+                continue
+            amounts = share.fgpu_milli, share.memory_mib, share.compute_percent, 1
+            after = [has - wants for has, wants in zip(free, amounts, strict=True)]
+            if min(after) < 0:
+                return False
+            devices[share.device_uuid] = after
+        self._cpu_milli, self._memory_mib = cpu_milli, memory_mib
+        self._devices |= devices
+        return True
+
+    def _device(self, share: Share) -> list[int] | None:
+        """Return what a device has left for a share; nothing where it is shared in another mode."""
+        free = self._devices.get(share.device_uuid)
+        if free is not None:
+            return free
+        own = next((d for d in self._left.devices if d.device.uuid == share.device_uuid), None)
+        if own is None or own.device.cordoned:
+            return None
+        if own.mode not in (None, share.mode):
+            return [0, 0, 0, 0]
+        return [own.fgpu_milli, own.memory_mib, own.compute_percent, own.shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,15 +454,25 @@ def _amounts(request: Request, snapshot: Snapshot, caps: Caps) -> list[Request]:
 
 
 def largest_now_milli(
-    request: Request, snapshot: Snapshot, policy: Policy, caps: Caps, *, count: int = 1
+    request: Request,
+    snapshot: Snapshot,
+    policy: Policy,
+    caps: Caps,
+    *,
+    count: int = 1,
+    beside: Beside | None = None,
 ) -> int | None:
-    """Return the largest amount with which ``count`` would start at once beside the same CPU and memory, or None.
+    """Return the largest amount with which ``count`` would start at once, or None.
 
-    Each amount that is free so often is submitted to a copy of the world, and planned there.
+    The CPU and memory with it are the request's, or what goes ``beside`` each amount. What is free so often is
+    submitted to a copy of the world, and planned there.
     """
     score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
     left = placement.free(snapshot)
     for asked in reversed(_amounts(request, snapshot, caps)):
+        if beside is not None:
+            cpu_milli, memory_mib = beside(asked.fgpu_milli)
+            asked = replace(asked, cpu_milli=cpu_milli, memory_mib=memory_mib)
         if _is_free(asked, count, left, score) and _all_start(asked, count, snapshot, policy):
             return asked.fgpu_milli
     return None

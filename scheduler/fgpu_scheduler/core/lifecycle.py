@@ -1,14 +1,15 @@
 """Everything that decides which change of state is legal. The docs' table is drawn from this one.
 
-PREPARING is committed before the first effect; after it every exit passes TERMINATING, because only a
-container that its reachable engine reports exited or absent frees the GPU.
+PREPARING is committed before the first effect; after it every end passes TERMINATING, because only a
+container that its reachable engine reports exited or absent frees the GPU. What an engine refused to run, and has
+removed again, goes back to PENDING.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core.model import EndCause, Session, SessionState
+from fgpu_scheduler.core.model import EndCause, RefusedNode, Session, SessionState, WaitReason
 from fgpu_scheduler.errors import InvalidTransition
 
 S = SessionState
@@ -16,8 +17,8 @@ S = SessionState
 LEGAL: dict[SessionState, tuple[SessionState, ...]] = {
     S.PENDING: (S.SCHEDULED, S.CANCELLED),
     S.SCHEDULED: (S.PREPARING, S.PENDING, S.CANCELLED),
-    S.PREPARING: (S.PULLING, S.RUNNING, S.TERMINATING),
-    S.PULLING: (S.RUNNING, S.TERMINATING),
+    S.PREPARING: (S.PULLING, S.RUNNING, S.PENDING, S.TERMINATING),
+    S.PULLING: (S.RUNNING, S.PENDING, S.TERMINATING),
     S.RUNNING: (S.TERMINATING,),
     S.TERMINATING: (S.TERMINATED, S.ERROR),
     S.TERMINATED: (),
@@ -26,7 +27,8 @@ LEGAL: dict[SessionState, tuple[SessionState, ...]] = {
 }
 
 MOVED_BY: dict[SessionState, str] = {
-    S.PENDING: "the scheduler, when a request is admitted or its node is lost before the launch",
+    S.PENDING: "the scheduler, when a request is admitted or its node is lost before the launch; the spawner, when the "
+    "cluster refuses the node",
     S.SCHEDULED: "the planner, when a placement is committed",
     S.PREPARING: "the spawner, before its first effect",
     S.PULLING: "the spawner, when the engine has to fetch the image",
@@ -75,6 +77,10 @@ FAILURES: tuple[EndCause, ...] = (
 """Causes after which a session ends in ERROR and not in TERMINATED."""
 
 
+MOST_REFUSED, MOST_WORDS = 20, 500
+"""Of so many nodes it is kept that they were refused, each with so many characters of the engine's words."""
+
+
 def check(session_id: int, current: SessionState, to: SessionState) -> None:
     """Raise `InvalidTransition` unless ``current -> to`` is legal."""
     if to not in LEGAL[current]:
@@ -113,6 +119,27 @@ def moved(
         ended_at_s=now_s if to in ENDED else None,
         end_cause=session.end_cause or (cause if to in (S.TERMINATING, *ENDED) else None),
         message=message if ends else session.message or message,
+        refused=session.refused if to in (S.PENDING, S.SCHEDULED, *LAUNCHING) else (),
+    )
+
+
+def given_back(session: Session, words: str, *, now_s: int) -> Session:
+    """Return a session that was launching back at its place in the queue: its engine refused it its node, in words.
+
+    Raises:
+        InvalidTransition: the life cycle has no such change.
+    """
+    waits = moved(session, S.PENDING, now_s=now_s)
+    assert session.placement is not None
+    node_id = session.placement.node_id
+    times = 1 + max((node.times for node in session.refused if node.node_id == node_id), default=0)
+    others = (node for node in session.refused if node.node_id != node_id)
+    refused = RefusedNode(node_id, now_s, times, " ".join(words.split())[:MOST_WORDS])
+    return replace(
+        waits,
+        wait_reason=WaitReason.CLUSTER,
+        launched=None,
+        refused=(*others, refused)[-MOST_REFUSED:],
     )
 
 

@@ -51,6 +51,7 @@ class WaitReason(StrEnum):
     PRIORITY = "PRIORITY"
     RESERVED = "RESERVED"
     HELD = "HELD"
+    CLUSTER = "CLUSTER"
 
 
 class EndCause(StrEnum):
@@ -68,6 +69,7 @@ class EndCause(StrEnum):
     OOM = "OOM"
     ISOLATION_FAILED = "ISOLATION_FAILED"
     DISK_LIMIT = "DISK_LIMIT"
+    HUB_STOPPED = "HUB_STOPPED"
 
 
 class ShareMode(StrEnum):
@@ -82,7 +84,7 @@ class Device:
     """One physical GPU.
 
     ``capacity_milli`` is the administrator's fGPU per GPU of its model x 1000; ``max_shares`` is how many
-    sessions may share it.
+    sessions may share it. While it is cordoned, for ``cordon_reason``, it keeps its sessions and takes no more.
     """
 
     uuid: str
@@ -93,11 +95,25 @@ class Device:
     capacity_milli: int
     simulated: bool = False
     max_shares: int = MAX_SHARES
+    cordon_reason: str | None = None
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether an administrator lets it take no more sessions."""
+        return self.cordon_reason is not None
+
+    @property
+    def shares_offered(self) -> int:
+        """How many sessions may share it now, with those that do."""
+        return 0 if self.cordoned else self.max_shares
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The host of some devices (in order of their index), with CPU and memory for sessions."""
+    """The host of some devices (in order of their index), with CPU and memory for sessions.
+
+    One that its cluster has ``closed`` is CORDONED until that opens it, whatever administrators here said meanwhile.
+    """
 
     id: str
     resource_group: str
@@ -105,6 +121,12 @@ class Node:
     memory_mib: int
     devices: tuple[Device, ...]
     state: NodeState = NodeState.READY
+    closed: bool = False
+
+    def opened(self) -> Node:
+        """Return it as it is when it takes sessions on all of its devices, whatever administrators said."""
+        devices = tuple(replace(d, cordon_reason=None) if d.cordoned else d for d in self.devices)
+        return replace(self, state=NodeState.READY, devices=devices, closed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +186,26 @@ class Placement:
     shares: tuple[Share, ...]
 
 
+REFUSED_S = 30
+REFUSED_MOST_S = 300
+"""So long a node that was refused is left out at first, and, doubled each time, at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedNode:
+    """A node that the engine did not give a session after all: last at that instant, in these ``words`` of its own."""
+
+    node_id: str
+    at_s: int
+    times: int
+    words: str
+
+    def until_s(self, now_s: int) -> int | None:
+        """Return until when the session is not put there again; None where it may be, as after a clock was set back."""
+        until_s = self.at_s + min(REFUSED_S << min(self.times - 1, 10), REFUSED_MOST_S)
+        return until_s if self.at_s <= now_s < until_s else None
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """One server of one user, from submission to end.
@@ -176,6 +218,8 @@ class Session:
     One that was queued again ``replaces`` the one that ended, and stands at the place in the queue of ``place_of``, the
     first of those that it goes back to. ``asked_priority`` is what its user asked for, where an administrator has given
     it another priority since. ``queued_at_s`` is when one was queued again; its submission is that of the one before.
+    ``extended_s`` is what its owner has added to the time limit that was asked for. ``refused`` are the nodes that it
+    was placed on and then not given, the last one last.
     """
 
     id: int
@@ -201,6 +245,18 @@ class Session:
     place_of: int | None = None
     asked_priority: int | None = None
     queued_at_s: int | None = None
+    extended_s: int = 0
+    refused: tuple[RefusedNode, ...] = ()
+
+    def left_out(self, now_s: int) -> tuple[RefusedNode, ...]:
+        """Return the nodes that it is not put on now, because it was refused there a moment ago."""
+        return tuple(node for node in self.refused if node.until_s(now_s) is not None)
+
+    @property
+    def time_limit_s(self) -> int | None:
+        """Return how long it may run by its own time limit, with what this was extended by."""
+        asked_s = self.request.time_limit_s
+        return None if asked_s is None else asked_s + self.extended_s
 
     @property
     def waits_since_s(self) -> int:

@@ -17,7 +17,8 @@ ANYBODY = "*"
 class Line:
     """Those who wait in one resource group, in the order of their places, and what an order may look at.
 
-    ``waited_s`` is for each how long it has waited: nobody less than somebody behind, however the clock was set.
+    ``waited_s`` is for each how long it has waited: nobody less than somebody behind, however the clock was set, but for
+    those that were queued again after they had run.
     """
 
     snapshot: Snapshot
@@ -71,11 +72,15 @@ def waited_s(waiting: Sequence[Session], now_s: int) -> list[int]:
     """Return how long each has waited, given in the order of their places.
 
     Places tell who came first. Instants do not: after the clock was set back those who come later seem to
-    have waited longer. So nobody has waited less than somebody behind.
+    have waited longer. So nobody has waited less than somebody behind. Only one that was queued again has: it stands
+    at its old place, and while it ran it did not wait.
     """
     first = now_s
     found = []
     for session in reversed(waiting):
+        if session.queued_at_s is not None:
+            found.append(max(0, now_s - session.queued_at_s))
+            continue
         if session.submitted_at_s < first:
             first = session.submitted_at_s
         found.append(now_s - first)
@@ -90,9 +95,10 @@ def in_order(line: Line, order: Order, first: First | None = None) -> list[int]:
     if first is None:
         return found
     if first.longest_wait_s is not None:
-        aged = _up_to(line.waited_s, first.longest_wait_s)
+        aged = [n for n, s in enumerate(line.waited_s) if s >= first.longest_wait_s]
         if aged:
-            found = [*range(aged), *(n for n in found if n >= aged)]
+            others = dict.fromkeys(aged)
+            found = [*aged, *(n for n in found if n not in others)]
     waiting = line.waiting
     if first.promises:
         promised = [n for n, s in enumerate(waiting) if s.promised_at_s is not None]
@@ -104,11 +110,6 @@ def in_order(line: Line, order: Order, first: First | None = None) -> list[int]:
         highest = [-priority(s, most) for s in waiting]
         found.sort(key=highest.__getitem__)
     return found
-
-
-def _up_to(waited: Sequence[int], longest_s: int) -> int:
-    """Return how many of the first have waited so long."""
-    return next((n for n, s in enumerate(waited) if s < longest_s), len(waited))
 
 
 def priority(session: Session, most: Mapping[str, int]) -> int:

@@ -6,10 +6,10 @@ between, and so decides what the planner would.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from operator import attrgetter, neg
+from operator import attrgetter
 from typing import assert_never
 
 from fgpu_scheduler.core.asked import AMOUNTS
@@ -18,7 +18,7 @@ from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.misfits import Asked, Misfits
 from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
 from fgpu_scheduler.core.order import First, Line, in_order, priority
-from fgpu_scheduler.core.placement import Free, NodeFree, claimed, returned
+from fgpu_scheduler.core.placement import Free, NodeFree, claimed, place, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
@@ -66,7 +66,8 @@ class Queue:
             if session.held and not held:
                 lane_of.append(None)
                 continue
-            key = key_of(session.request)
+            # Who was refused a node is tried by itself: the others of its kind may still go there.
+            key = session.id if session.refused else key_of(session.request)
             lane = found.get(key)
             if lane is None:
                 lane = found[key] = Lane(_ASKED(session.request))
@@ -114,6 +115,8 @@ class Floor:
                     self.holders[s.id] = Holder(s, s.placement, self._free_at_s(s))
         self._line: Line | None = None
         self._ranks: Sequence[float] = ()
+        self._waited_s: list[int] = []
+        """How long each of the line had waited at first, in rising order."""
         self._aged_number = 0
         self._waits_for: Session | None = None
         self._looked = self._strict = False
@@ -121,8 +124,8 @@ class Floor:
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
-        self._line, self._ranks = line, self._policy.order(line)
-        return self._in_order(line)
+        self._line, self._ranks, self._waited_s = line, self._policy.order(line), sorted(line.waited_s)
+        return self._in_order(line, self._number_aged(0))
 
     def in_order_now(self) -> list[Session] | None:
         """Return those of the line again, some of whom may have started; None unless others are aged since then.
@@ -131,12 +134,14 @@ class Floor:
         """
         line = self._line
         passed_s = 0 if line is None else self.now_s - line.snapshot.now_s
-        if line is None or self._number_aged(line, passed_s) == self._aged_number:
+        number = self._number_aged(passed_s)
+        if line is None or number == self._aged_number:
             return None
-        return self._in_order(replace(line, waited_s=[waited_s + passed_s for waited_s in line.waited_s]))
+        waited_s = [waited_s + passed_s for waited_s in line.waited_s]
+        return self._in_order(replace(line, waited_s=waited_s), number)
 
-    def _in_order(self, line: Line) -> list[Session]:
-        self._aged_number = self._number_aged(line, 0)
+    def _in_order(self, line: Line, aged_number: int) -> list[Session]:
+        self._aged_number = aged_number
         first = First(
             promises=self._reserves,
             longest_wait_s=self._policy.longest_wait_s if self._reserves else None,
@@ -144,12 +149,12 @@ class Floor:
         )
         return [line.waiting[n] for n in in_order(line, lambda _: self._ranks, first)]
 
-    def _number_aged(self, line: Line, passed_s: int) -> int:
-        """Return how many of the line, which are the first of it, have waited for as long as they may."""
+    def _number_aged(self, passed_s: int) -> int:
+        """Return how many of the line have waited for as long as they may."""
         longest_s = self._policy.longest_wait_s
         if longest_s is None or not self._reserves:
             return 0
-        return bisect_right(line.waited_s, passed_s - longest_s, key=neg)
+        return len(self._waited_s) - bisect_left(self._waited_s, longest_s - passed_s)
 
     def fill(self, queue: Queue) -> list[tuple[Session, Placement]]:
         """Start whom the policy starts now, in the order of the queue, and note why the others wait."""
@@ -169,7 +174,10 @@ class Floor:
             if skips and lane.shape in misfits:
                 continue
             session = queue.sessions[number]
-            where = self._start(session, lane)
+            refused = [node.node_id for node in session.left_out(self.now_s)] if session.refused else ()
+            where = self._start(session, lane, refused)
+            if where is None and refused and lane.reason is not WaitReason.QUOTA:
+                lane.reason = WaitReason.CLUSTER
             if where is not None:
                 placed.append((session, where))
                 lane.at += 1
@@ -202,8 +210,11 @@ class Floor:
         self._ledger.give_back(session, where)
         self.holders.pop(session.id, None)
 
-    def _start(self, session: Session, lane: Lane) -> Placement | None:
-        """Start a session, or say in its lane why it waits."""
+    def _start(self, session: Session, lane: Lane, refused: Collection[str]) -> Placement | None:
+        """Start a session on none of the ``refused`` nodes, or say in its lane why it waits.
+
+        While it is refused any it blocks nobody, and no place is kept for it: it might not be given that either.
+        """
         asked = session.request
         lane.reason = WaitReason.RESOURCES
         if self._quotas and not self._ledger.allows(session):
@@ -215,7 +226,8 @@ class Floor:
         ruled_out = self._misfits.rule_out(shape)
         if ruled_out or not self._has_room(asked) or not self._placer.fits(asked):
             self._misfits.add(shape, ruled_out=ruled_out)
-            self._blocked(session)
+            if not refused:
+                self._blocked(session)
             return None
         if self._strict:
             lane.reason = WaitReason.PRIORITY
@@ -223,7 +235,10 @@ class Floor:
         free_again_s = self._free_at_s(session) if self._reserves else None
         kept = self.kept
         in_time = kept is None or kept.ends_before(free_again_s)
-        where = self._placer.place(asked) if in_time else self._beside(asked)
+        if refused:
+            where = self._elsewhere(asked, refused, in_time=in_time)
+        else:
+            where = self._placer.place(asked) if in_time else self._beside(asked)
         if where is None:
             lane.reason = WaitReason.PRIORITY
             return None
@@ -233,10 +248,10 @@ class Floor:
             lane.reason = WaitReason.QUOTA
             return None
         self._put(claimed(self.left[where.node_id], asked, where))
-        if kept is not None:
+        if refused or kept is not None:
             self._changed(where.node_id)
-            if not in_time and where.node_id == kept.placement.node_id:
-                self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
+        if kept is not None and not in_time and where.node_id == kept.placement.node_id:
+            self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
         self._ledger.take(session, where)
         if self._reserves:
             self.holders[session.id] = Holder(session, where, free_again_s)
@@ -269,6 +284,13 @@ class Floor:
             found = best_on(self.left[own], asked, score=self._score, beside=kept.beside)
             where = None if found is None else found[0]
         return where
+
+    def _elsewhere(self, asked: Request, refused: Collection[str], *, in_time: bool) -> Placement | None:
+        """Propose a placement on none of the refused nodes, nor where a place is kept unless it is free in time."""
+        kept = None if in_time or self.kept is None else self.kept.placement.node_id
+        offered = (left for node_id, left in self.left.items() if node_id not in (*refused, kept))
+        found = place(asked, tuple(offered), score=self._score)
+        return None if found is None else found[0]
 
     def _changed(self, node_id: str) -> None:
         """Let the placers know what is left of a node now."""
@@ -310,7 +332,7 @@ class Floor:
         return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s
 
     def _free_at_s(self, session: Session) -> int | None:
-        limits = session.request.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
+        limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
         return free_at_s(session, self.now_s, limit_s=min(found, default=None))
 

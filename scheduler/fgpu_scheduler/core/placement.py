@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fgpu_scheduler.core.lifecycle import HOLDING
@@ -24,7 +24,10 @@ from fgpu_scheduler.core.shares import devices_needed, explicit, shares_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceFree:
-    """What is left of one device. ``mode`` is that of the shares on it, None where there is none."""
+    """What is left of one device. ``mode`` is that of the shares on it, None where there is none.
+
+    Of a cordoned one no ``shares`` are left, or fewer than none.
+    """
 
     device: Device
     fgpu_milli: int
@@ -35,7 +38,7 @@ class DeviceFree:
 
     @property
     def untouched(self) -> bool:
-        """Whether no session holds any of it."""
+        """Whether no session holds any of it, and one may take it all."""
         return self.shares == self.device.max_shares
 
 
@@ -55,7 +58,9 @@ Free = tuple[NodeFree, ...]
 
 def untouched(node: Node) -> NodeFree:
     """Return ``node`` with nothing taken."""
-    devices = tuple(DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.max_shares) for d in node.devices)
+    devices = tuple(
+        DeviceFree(d, d.capacity_milli, d.memory_mib, 100, d.shares_offered) for d in node.devices
+    )
     return NodeFree(node, node.cpu_milli, node.memory_mib, devices)
 
 
@@ -97,7 +102,7 @@ def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) 
             d.memory_mib + sign * share.memory_mib,
             d.compute_percent + sign * share.compute_percent,
             d.shares + sign,
-            (d.mode or share.mode) if d.shares + sign != d.device.max_shares else None,
+            (d.mode or share.mode) if d.shares + sign != d.device.shares_offered else None,
         )
         for d in left.devices
     )
@@ -234,9 +239,5 @@ def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Fre
 
 def could_ever_fit(request: Request, nodes: Iterable[Node]) -> bool:
     """Return whether ``request`` fits on some node when nothing else runs, cordoned or not."""
-    empty = tuple(
-        untouched(replace(node, state=NodeState.READY))
-        for node in nodes
-        if node.resource_group == request.resource_group
-    )
+    empty = tuple(untouched(node.opened()) for node in nodes if node.resource_group == request.resource_group)
     return place(request, empty, score=best_fit) is not None

@@ -76,7 +76,9 @@ def _blocked(snapshot: Snapshot, plan: Plan, groups: Sequence[str]) -> Iterable[
     sessions = {s.id: s for s in snapshot.sessions}
     for decision in plan.decisions:
         session = sessions[decision.session_id]
-        if session.id not in placed and not session.held and session.request.resource_group in groups:
+        # Whoever was refused a node a moment ago might be refused the one that others are ended for, too.
+        waits = not session.held and not session.left_out(snapshot.now_s)
+        if session.id not in placed and waits and session.request.resource_group in groups:
             yield session
 
 

@@ -144,7 +144,7 @@ def _due(session: Session, rules: Rules, ledger: Ledger, now_s: int) -> _Due | N
 
 def lifetime_s(session: Session, rules: Rules, ledger: Ledger) -> int | None:
     """Return for how long a session may run: by its own limit, the rules' and its quotas', the shortest. Or None."""
-    limits = session.request.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)
+    limits = session.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -172,7 +172,7 @@ def said(cause: EndCause, *, requeued: bool = False) -> str:
         case EndCause.TIME_LIMIT:
             return "the session's time was over, as its owner was warned"
         case EndCause.IDLE:
-            return "the session was idle, and nobody asked to keep it when its owner was warned"
+            return "the session was idle, and was not kept after the warning"
         case _:
             again = "; it waits at its old place in the queue" if requeued else ""
             return f"a session of higher priority needed the place, as its owner was warned{again}"
@@ -230,6 +230,18 @@ def kept(session: Session, until_s: int) -> Session:
         ends_at_s=None if idle else session.ends_at_s,
         ends_cause=None if idle else session.ends_cause,
     )
+
+
+def extended(session: Session, by_s: int) -> Session:
+    """Return the session with a longer time limit.
+
+    A standing warning of the old one's end is of the new one's then: it is not given once more, with a grace of its own.
+    """
+    _check_running(session)
+    ends_at_s = session.ends_at_s
+    if ends_at_s is not None and session.ends_cause is EndCause.TIME_LIMIT:
+        ends_at_s += by_s
+    return replace(session, extended_s=session.extended_s + by_s, ends_at_s=ends_at_s)
 
 
 def _check_running(session: Session) -> None:

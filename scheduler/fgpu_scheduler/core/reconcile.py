@@ -118,7 +118,7 @@ def _ended(session: Session, current: Sequence[Observed]) -> Ended:
         last = current[-1]
         message = last.message or "the session's process ended"
         return Ended(session.id, session.attempt, last.end_cause, message)
-    message = "the session's container or process is gone; nobody here ended it"
+    message = "the session's container or process was removed outside JupyterHub"
     return Ended(session.id, session.attempt, EndCause.EXITED, message)
 
 

@@ -22,6 +22,7 @@ class Event:
     - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
     - "idle": IDLE since it is, or None (not any more);
     - "kept": IDLE, when the owner asked to keep it all the same;
+    - "extended": TIME_LIMIT, when the owner has made its time limit longer;
     - "priority": the priority that it had and the one that an administrator gave it;
     - "nodes" and "quotas", of no session: what became of which node or quota;
     - "history", of no session: how much of what ended long ago was forgotten;

@@ -19,7 +19,6 @@ from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.model import (
     Asked,
     Node,
-    NodeState,
     Placement,
     Quota,
     Request,
@@ -88,8 +87,8 @@ class _Run:
         self, jobs: Iterable[Job], nodes: Iterable[Node], policy: Policy, quotas: Iterable[Quota]
     ) -> None:
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at_s)
-        ready = (replace(node, state=NodeState.READY) for node in nodes)
-        self._nodes = tuple(sorted(ready, key=lambda node: node.id))
+        opened = (node.opened() for node in nodes)
+        self._nodes = tuple(sorted(opened, key=lambda node: node.id))
         self._policy = policy
         self._quotas = tuple(quotas)
         self._live: dict[int, Session] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import NodeState, Request, ShareMode
 from fgpu_scheduler.core.shares import devices_needed, explicit
-from fgpu_scheduler.core.units import format_milli
+from fgpu_scheduler.core.units import format_milli, memory_words
 
 
 def shortage(request: Request, left: placement.Free) -> str:
@@ -15,14 +15,16 @@ def shortage(request: Request, left: placement.Free) -> str:
     if placement.place(request, left, score=placement.best_fit) is not None:
         return "waits for its turn"
     own = [
-        n for n in left if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
+        replace(n, devices=tuple(d for d in n.devices if not d.device.cordoned))
+        for n in left
+        if n.node.resource_group == request.resource_group and n.node.state is NodeState.READY
     ]
     if not own:
-        return f"no node of resource group {request.resource_group!r} takes sessions now"
+        return f"no machine of resource group {request.resource_group!r} takes sessions now"
     if request.gpu_model is not None:
         own = [_of_model(n, request.gpu_model) for n in own]
         if not any(n.devices for n in own):
-            return f"no node that takes sessions now has a GPU of model {request.gpu_model!r}"
+            return f"no machine with a GPU of model {request.gpu_model!r} takes sessions now"
     if explicit(request):
         return _explicit_shortage(request, own)
     enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]
@@ -32,14 +34,14 @@ def shortage(request: Request, left: placement.Free) -> str:
     roomy = [n for n in enough if n.cpu_milli >= request.cpu_milli and n.memory_mib >= request.memory_mib]
     if not roomy:
         return (
-            f"{asked} fGPU is free, but not together with {format_milli(request.cpu_milli)} CPU and "
-            f"{request.memory_mib} MiB memory on the same node"
+            f"{asked} fGPU is free, but not with {format_milli(request.cpu_milli)} CPU and "
+            f"{memory_words(request.memory_mib)} of memory on the same machine"
         )
     free_there = [d for n in roomy for d in n.devices if d.fgpu_milli >= request.fgpu_milli]
     if all(d.shares < 1 for d in free_there):
         most = max((d.device.max_shares for d in free_there), default=0)
-        return f"{asked} fGPU is free, but {most} sessions already share that GPU"
-    return f"{asked} fGPU is free, but its GPU memory or compute is still held by earlier sessions"
+        return f"{asked} fGPU is free, but {most} sessions share that GPU already"
+    return f"{asked} fGPU is free, but earlier sessions still hold its GPU memory or compute"
 
 
 def _of_model(left: placement.NodeFree, model: str) -> placement.NodeFree:
@@ -48,18 +50,18 @@ def _of_model(left: placement.NodeFree, model: str) -> placement.NodeFree:
 
 def _explicit_shortage(request: Request, own: list[placement.NodeFree]) -> str:
     percent = request.compute_percent
-    asked = f"{request.gpu_memory_mib} MiB of GPU memory" + (
+    asked = f"{memory_words(request.gpu_memory_mib or 0)} of GPU memory" + (
         "" if percent is None else f" with {percent} % compute"
     )
     devices = [d for n in own for d in n.devices]
     mode = ShareMode.MEMORY if percent is None else ShareMode.MEMORY_COMPUTE
     usable = [d for d in devices if d.mode in (None, mode) and d.shares > 0]
     if not usable:
-        return f"{asked} is not free: every GPU is full, or shared by sessions whose compute is limited otherwise"
+        return f"{asked} is not free: each GPU is full, or its sessions limit compute in another way"
     most = max(max(0, d.memory_mib) for d in usable)
     if most < (request.gpu_memory_mib or 0):
-        return f"{asked} is not free: at most {most} MiB is free on one GPU now"
-    return f"{asked} is not free: the compute, CPU or memory beside it is held by other sessions"
+        return f"{asked} is not free: at most {memory_words(most)} is free on one GPU"
+    return f"{asked} is free, but other sessions hold the compute, CPU or memory that goes with it"
 
 
 def _has_fgpu(left: placement.NodeFree, asked: int) -> bool:
@@ -90,13 +92,13 @@ def _fgpu_shortage(asked_milli: int, own: list[placement.NodeFree]) -> str:
     if asked_milli > max((d.device.capacity_milli for n in own for d in n.devices), default=0):
         wholes = [w for n in own if (w := _whole(n, asked_milli))[1]]
         if not wholes:
-            return f"{asked} fGPU is more than any node that takes sessions now has"
+            return f"no machine that takes sessions now has {asked} fGPU"
         untouched, needed = max(wholes, key=lambda w: w[0] - w[1])
-        return f"{asked} fGPU needs {needed} whole GPUs on one node: at most {untouched} are free on one now"
+        most_free = f"{untouched} is" if untouched == 1 else f"{untouched} are"
+        return f"{asked} fGPU needs {needed} free GPUs on one machine: at most {most_free} free on one"
     if asked_milli <= total:
         return (
-            f"{asked} fGPU does not fit on one GPU: {format_milli(total)} fGPU is free in all, "
+            f"no GPU has {asked} fGPU free: {format_milli(total)} fGPU is free in all, "
             f"but at most {format_milli(most)} on one GPU"
         )
-    free = f"{format_milli(most)} fGPU" if most else "nothing"
-    return f"{asked} fGPU is not free: {free} is free now"
+    return f"{asked} fGPU is not free: at most {format_milli(most)} is" if most else "all GPUs are busy"

@@ -52,6 +52,15 @@ def format_milli(milli: int) -> str:
     return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)
 
 
+def memory_words(amount_mib: int) -> str:
+    """Return memory for people: exact GiB where these are short, else to a tenth; below half a GiB in MiB."""
+    if amount_mib < 512:
+        return f"{amount_mib} MiB"
+    # 1/8 GiB is 128 MiB: the finest that three decimals hold.
+    exact = format_milli(amount_mib * MILLI // 1024)
+    return f"{exact if amount_mib % 128 == 0 else f'{amount_mib / 1024:.1f}'} GiB"
+
+
 def share_memory_mib(fgpu_milli: int, *, capacity_milli: int, device_memory_mib: int) -> int:
     """Return the GPU memory in MiB that goes with ``fgpu_milli`` of a device.
 
@@ -71,3 +80,20 @@ def share_compute_percent(fgpu_milli: int, *, capacity_milli: int) -> int:
     than 100 shares of under one percent sum above 100; the device's number of shares rules that out.
     """
     return max(1, min(100, 100 * fgpu_milli // capacity_milli))
+
+
+def duration(seconds: float) -> str:
+    """Return how long something takes: "45 s", "5 min 3 s", "12 min", "2 h", "3 h 05 min", "2 d 4 h"."""
+    minutes, rest_s = divmod(max(0, int(seconds)), 60)
+    hours = minutes // 60
+    if hours >= 48:
+        return _both(f"{hours // 24} d", hours % 24, f"{hours % 24} h")
+    if hours:
+        return _both(f"{hours} h", minutes % 60, f"{minutes % 60:02} min")
+    if not minutes:
+        return f"{rest_s} s"
+    return _both(f"{minutes} min", rest_s if minutes < 10 else 0, f"{rest_s} s")
+
+
+def _both(first: str, rest: int, second: str) -> str:
+    return f"{first} {second}" if rest else first

@@ -32,9 +32,9 @@ def node_changes(
     """Return what follows from which nodes answered. Pure.
 
     A node that does not answer takes nothing more, and keeps the shares of what it runs: nobody knows whether that
-    has ended. A cordoned node stays so. ``haunted`` are the nodes that still run what belongs to nobody: one that is
-    back takes nothing before that has ended, because it would use what is promised to others. Of one that is ``late``
-    nothing is known yet.
+    has ended. A node that an administrator cordoned stays so. ``haunted`` are the nodes that still run what belongs to
+    nobody: one that is back takes nothing before that has ended, because it would use what is promised to others. Of one
+    that is ``late`` nothing is known yet.
     """
     silent = {n.id for n in snapshot.nodes if n.id not in reachable and n.id not in late}
     gone = {n.id for n in snapshot.nodes if n.state is NodeState.GONE}
@@ -42,7 +42,11 @@ def node_changes(
         s.placement.node_id for s in snapshot.sessions if s.placement is not None and s.id in launching
     }
     return NodeChanges(
-        lost=tuple(n.id for n in snapshot.nodes if n.state is NodeState.READY and n.id in silent),
+        lost=tuple(
+            n.id
+            for n in snapshot.nodes
+            if n.id in silent and (n.state is NodeState.READY or (n.closed and n.state is NodeState.CORDONED))
+        ),
         back=tuple(
             n.id
             for n in snapshot.nodes
@@ -85,6 +89,7 @@ def known_or_as_it_was(configured: Collection[Node], stored: Collection[Node]) -
                 cpu_milli=node.cpu_milli or old.cpu_milli,
                 memory_mib=node.memory_mib or old.memory_mib,
                 devices=node.devices or old.devices,
+                closed=node.closed or old.closed,
             )
         if old is not None and old.state is NodeState.LOST:
             node = replace(node, state=NodeState.LOST)

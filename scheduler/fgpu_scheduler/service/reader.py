@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.forecast import RequestForecast, forecast_request, largest_now_milli
+from fgpu_scheduler.core.extending import delays_a_promise
+from fgpu_scheduler.core.forecast import Beside, RequestForecast, forecast_request, largest_now_milli
 from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.model import Request, Session, Snapshot
 from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
@@ -62,14 +63,17 @@ class StoreReader(QueueReader):
             self._typical = snapshot.version, typical
         return typical
 
-    def largest_now_milli(self, request: Request, snapshot: Snapshot) -> int | None:
+    def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
         return largest_now_milli(
-            request, of_group(snapshot, request.resource_group), self._policy, self._caps
+            request, of_group(snapshot, request.resource_group), self._policy, self._caps, beside=beside
         )
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
         found = {g: unblocking(of_group(snapshot, g), self._policy) for g in resource_groups(snapshot)}
         return {group: one for group, one in found.items() if one is not None}
+
+    def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
+        return delays_a_promise(snapshot, session, by_s, self._policy)
 
     def session(self, session_id: int) -> Session | None:
         return self._store.session(session_id)

@@ -45,7 +45,9 @@ from fgpu_scheduler.core.reconcile import (
     ghostly,
     reconcile,
 )
+from fgpu_scheduler.core.units import duration
 from fgpu_scheduler.errors import (
+    BadSettings,
     InvalidTransition,
     StaleVersion,
     StoreUnavailable,
@@ -168,18 +170,20 @@ class Scheduler(Queue):
         self._started = self._resumed_at = asyncio.get_running_loop().time()
         live = (await self._call(self.store.snapshot, now_s)).sessions
         for session in live:
-            self._since[session.id] = self._started - max(0, now_s - session.submitted_at_s)
+            self._since[session.id] = self._started - max(0, now_s - session.waits_since_s)
         self._launcher.watch(self.look)
         loops = (self._schedule(), self._watch(), self._reclaim())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
 
-    async def change_node(self, node: Node) -> None:
+    async def change_nodes(self, nodes: Sequence[Node]) -> None:
         now_s = self._clock.now_s()
-        nodes = (await self._call(self.store.snapshot, now_s)).nodes
-        changed = [replace(node, state=n.state) if n.id == node.id else n for n in nodes]
-        await self._call(self.store.set_nodes, changed, now_s=now_s)
-        self.look()
+        unseen = [replace(node, state=NodeState.LOST) for node in nodes]
+        version = await self._call(self.store.version)
+        await self._call(self.store.set_nodes, unseen, now_s=now_s, keep_states=True)
+        if await self._call(self.store.version) != version:
+            self._announce()
+            self.look()
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self._sweepers, *self._stopping.values()]
@@ -284,6 +288,28 @@ class Scheduler(Queue):
         if session.state is S.PULLING and session.attempt == attempt:
             return session  # Committed, and the answer was lost.
         return await self._move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
+
+    async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
+        return await self.patiently(lambda: self._give_back(session_id, attempt, why))
+
+    async def _give_back(self, session_id: int, attempt: int, why: str) -> Session:
+        session = await self._get(session_id)
+        if session.attempt == attempt and session.state in (S.PENDING, S.SCHEDULED):
+            return session  # Committed, and the answer was lost.
+        if session.state in ENDED or session.state is S.TERMINATING:
+            raise SessionEnded(session)
+        now_s = self._clock.now_s()
+        try:
+            waits = await self._call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
+        except InvalidTransition:
+            ended = await self._get(session_id)
+            if ended.state in ENDED or ended.state is S.TERMINATING:
+                raise SessionEnded(ended) from None
+            raise
+        self._say(waits, session.state, f"the cluster did not give the place: {why}")
+        self._announce()
+        self.wake()
+        return waits
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         return await self.patiently(lambda: self._running(session_id, attempt, launched))
@@ -543,7 +569,9 @@ class Scheduler(Queue):
         for session in snapshot.sessions:
             waited_s = self._waited_s(session)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
-                message = f"nothing became free within the queue's limit of {limits.queue_timeout_s} seconds"
+                message = (
+                    f"nothing became free within the queue's limit of {duration(limits.queue_timeout_s)}"
+                )
             elif (
                 session.held
                 and long_held
@@ -552,7 +580,7 @@ class Scheduler(Queue):
             ):
                 # What it may have launched is removed by `reconcile`, which then frees its share.
                 limit = limits.abandoned_after_s
-                message = f"the Hub restarted, and nobody resumed this request for {limit} seconds"
+                message = f"the Hub has restarted, and did not resume this request within {duration(limit)}"
             else:
                 continue
             to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
@@ -625,10 +653,14 @@ class Scheduler(Queue):
         finally:
             del self._stopping[thing.handle]
 
-    async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> None:
-        """Set it, unless an administrator has changed it meanwhile: what was seen then says nothing of that."""
+    async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> bool:
+        """Set it, unless an administrator has changed it: what was seen then says nothing of that. Whether it is set."""
         now_s = self._clock.now_s()
-        await self._call(self.store.set_node_state, node_id, state, now_s=now_s, only=only)
+        try:
+            was = await self._call(self.store.set_node_state, node_id, state, now_s=now_s, only=only)
+        except BadSettings:
+            return False  # It is gone since it was looked at.
+        return was is only
 
     async def _note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
         """Take nodes that do not answer out of use, and those that answer again back into it."""
@@ -637,10 +669,9 @@ class Scheduler(Queue):
         haunted = {ghost.node_id for ghost in ghosts}
         changes = node_changes(snapshot, seen.nodes, tuple(self._launching), haunted, seen.late)
         for node_id in changes.lost:
-            log.error(
-                "Node %s does not answer; what it runs keeps its shares, and it takes nothing more", node_id
-            )
-            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY)
+            if await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY):
+                words = "Node %s does not answer; what it runs keeps its shares, and it takes nothing more"
+                log.error(words, node_id)
         for node_id in changes.back:
             log.warning("Node %s answers again", node_id)
             await self._set_node_state(node_id, NodeState.READY, only=NodeState.LOST)

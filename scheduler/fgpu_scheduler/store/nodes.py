@@ -19,8 +19,10 @@ Rows = dict[str, dict[str, Any]]
 """Rows of a table by its key."""
 
 
-def become(configured: Sequence[Node], write: SqlWrite) -> None:
+def become(configured: Sequence[Node], write: SqlWrite, *, keep_states: bool = False) -> None:
     """Make the stored nodes and devices the configured ones, with an event for each node that changes.
+
+    With ``keep_states`` those of nodes that are known stay as they are.
 
     Raises:
         BadSettings: a node or a device is configured twice.
@@ -29,7 +31,7 @@ def become(configured: Sequence[Node], write: SqlWrite) -> None:
     _refuse_twice("device", [device.uuid for node in configured for device in node.devices])
     old_nodes, old_devices = _rows(write, nodes, "id"), _rows(write, devices, "uuid")
     held = write.connection.execute(HELD_DEVICES).all()
-    new_nodes = _nodes(configured, old_nodes, {node_id for node_id, _ in held})
+    new_nodes = _nodes(configured, old_nodes, {node_id for node_id, _ in held}, keep_states=keep_states)
     new_devices = _devices(configured, old_devices, {uuid for _, uuid in held}, lost=new_nodes)
     changed = {row["node_id"] for row in _differing(old_devices, new_devices)}
     changed |= {row["id"] for row in _differing(old_nodes, new_nodes)}
@@ -48,16 +50,18 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
             raise BadSettings(f"the {what} {name!r} is configured twice")
 
 
-def _nodes(configured: Sequence[Node], old: Rows, held: set[str]) -> Rows:
+def _nodes(configured: Sequence[Node], old: Rows, held: set[str], *, keep_states: bool) -> Rows:
     new = {}
     for node in configured:
         # An administrator's word; a restart of the Hub does not take it back.
         before = NodeState(old[node.id]["state"]) if node.id in old else None
-        kept = before in (NodeState.GONE, NodeState.CORDONED)
+        kept = keep_states or before in (NodeState.GONE, NodeState.CORDONED)
         new[node.id] = node_values(node, before if before is not None and kept else node.state)
     for node_id, row in old.items():
         if node_id not in new and node_id in held:
-            new[node_id] = {**row, "state": NodeState.LOST.value}
+            # Whether it answers is still found out by looking; it takes nothing even if it does.
+            state = row["state"] if row["closed"] and keep_states else NodeState.LOST.value
+            new[node_id] = {**row, "state": state, "closed": True}
     return new
 
 
@@ -69,14 +73,17 @@ def _devices(configured: Sequence[Node], old: Rows, held: set[str], *, lost: Row
             # Elsewhere it would look free: what is held counts on the node of the session.
             stays = row is not None and device.uuid in held and row["node_id"] != node.id
             if not stays:
-                new[device.uuid] = device_values(device, node.id)
+                # An administrator's word, like a node's cordon.
+                reason = device.cordon_reason if row is None else row["cordon_reason"]
+                new[device.uuid] = {**device_values(device, node.id), "cordon_reason": reason}
     names = {node.id for node in configured}
     for uuid, row in old.items():
         if uuid in new:
             continue
         if row["node_id"] in lost and row["node_id"] not in names:
             new[uuid] = row
-        elif uuid in held:
+        elif uuid in held or (row["cordon_reason"] is not None and row["node_id"] in names):
+            # A broken GPU that is not seen for a while has not been mended by that.
             new[uuid] = {**row, "retired": True}
     return new
 
@@ -111,4 +118,6 @@ def _change(node_id: str, old: Rows, new: Rows) -> str:
         return "added"
     if new[node_id]["state"] != old[node_id]["state"]:
         return f"{old[node_id]['state']} -> {new[node_id]['state']}"
+    if new[node_id]["closed"] != old[node_id]["closed"]:
+        return "closed by its cluster" if new[node_id]["closed"] else "opened by its cluster"
     return "changed"

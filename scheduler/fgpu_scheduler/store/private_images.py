@@ -121,7 +121,7 @@ class PrivateImages:
                 # Nobody knows any more what is in it.
                 raise ImageRefused(
                     f"the image {session.request.image} that session {session_id} runs has another name, or is gone;"
-                    " start it anew to save it"
+                    " start it again to save it"
                 )
             values: dict[str, Any] = {
                 "owner": owner,

@@ -11,7 +11,7 @@ from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.lifecycle import WAITING
 from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Snapshot
 from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
-from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, format_milli
+from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
@@ -86,7 +86,7 @@ def limits_words(quota: Quota) -> str:
         None if fgpu is None else f"{format_milli(fgpu)} fGPU",
         None if quota.max_sessions is None else _number(quota.max_sessions, "session"),
         None if quota.max_pending is None else f"{quota.max_pending} waiting",
-        None if quota.max_lifetime_s is None else f"{quota.max_lifetime_s} s",
+        None if quota.max_lifetime_s is None else duration(quota.max_lifetime_s),
     )
     return ", ".join(one for one in said if one is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any
@@ -17,6 +17,7 @@ from fgpu_scheduler.core.model import (
     Placement,
     Quota,
     QuotaScope,
+    RefusedNode,
     Request,
     Session,
     SessionState,
@@ -27,7 +28,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.records import Event
 from fgpu_scheduler.store.schema import sessions
 
-NO_GROUPS = "[]"
+NONE = "[]"
 
 Used = Mapping[tuple[str, str], tuple[float, int]]
 """Of each user and resource group what ended sessions have used, in fGPU x 1000 x seconds, decayed to an instant."""
@@ -88,13 +89,18 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     for name, word in _WORDS.items():
         if life[name] is not None:
             life[name] = word(life[name])
+    life["refused"] = () if life["refused"] == NONE else _refused_of(life["refused"])
     placement = None if node_id is None else Placement(node_id, tuple(held[id_]))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
 
 
+def _refused_of(column: str) -> tuple[RefusedNode, ...]:
+    return tuple(RefusedNode(*node) for node in json.loads(column))
+
+
 def groups_of(column: str) -> tuple[str, ...]:
     """Return the Hub groups of a column; those without any are almost all, and are not parsed."""
-    return () if column == NO_GROUPS else tuple(json.loads(column))
+    return () if column == NONE else tuple(json.loads(column))
 
 
 def request_values(request: Request) -> dict[str, Any]:
@@ -109,6 +115,7 @@ def life_values(session: Session) -> dict[str, Any]:
     for name in _WORDS:
         if values[name] is not None:
             values[name] = values[name].value
+    values["refused"] = json.dumps([astuple(node) for node in session.refused]) if session.refused else NONE
     values["node_id"] = session.placement.node_id if session.placement else None
     return values
 
@@ -140,8 +147,8 @@ def quota_key(quota: Quota) -> tuple[str, str, str]:
 def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[Any]]) -> tuple[Node, ...]:
     """Return the nodes of rows in the tables' column order, by id; devices by index."""
     by_node: dict[str, list[Device]] = {}
-    for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _, max_shares in device_rows:
-        device = Device(uuid, node_id, index, model, memory_mib, capacity_milli, simulated, max_shares)
+    for uuid, node_id, index, model, memory_mib, capacity_milli, simulated, _, *more in device_rows:
+        device = Device(uuid, node_id, index, model, memory_mib, capacity_milli, simulated, *more)
         by_node.setdefault(node_id, []).append(device)
     found = [
         Node(
@@ -150,9 +157,10 @@ def nodes_of(node_rows: Iterable[Sequence[Any]], device_rows: Iterable[Sequence[
             cpu_milli,
             memory_mib,
             tuple(sorted(by_node.get(id_, ()), key=lambda d: (d.index, d.uuid))),
-            NodeState(state),
+            NodeState.CORDONED if closed and state == NodeState.READY else NodeState(state),
+            closed,
         )
-        for id_, group, cpu_milli, memory_mib, state in node_rows
+        for id_, group, cpu_milli, memory_mib, state, closed in node_rows
     ]
     # Sorted here: each PostgreSQL database has its own idea of the order of texts.
     return tuple(sorted(found, key=lambda node: node.id))
@@ -166,6 +174,7 @@ def node_values(node: Node, state: NodeState) -> dict[str, Any]:
         "cpu_milli": node.cpu_milli,
         "memory_mib": node.memory_mib,
         "state": state.value,
+        "closed": node.closed,
     }
 
 
@@ -181,4 +190,5 @@ def device_values(device: Device, node_id: str) -> dict[str, Any]:
         "simulated": device.simulated,
         "retired": False,
         "max_shares": device.max_shares,
+        "cordon_reason": device.cordon_reason,
     }

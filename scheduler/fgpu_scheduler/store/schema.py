@@ -50,7 +50,10 @@ nodes = Table(
     Column("resource_group", Text, nullable=False),
     Column("cpu_milli", BigInteger, nullable=False),
     Column("memory_mib", BigInteger, nullable=False),
+    # What is found by looking, and what administrators said. What its cluster says is beside it, so that neither undoes
+    # the other.
     Column("state", Text, nullable=False),
+    Column("closed", Boolean, nullable=False, server_default=false()),
 )
 
 devices = Table(
@@ -67,6 +70,8 @@ devices = Table(
     Column("retired", Boolean, nullable=False),
     # The default is that of rows from before there was a choice.
     Column("max_shares", Integer, nullable=False, server_default="20"),
+    # Why it is cordoned, in an administrator's words; null where it is not.
+    Column("cordon_reason", Text),
 )
 
 sessions = Table(
@@ -110,6 +115,10 @@ sessions = Table(
     # Where an administrator has given it another priority: the one that was asked for.
     Column("asked_priority", Integer),
     Column("queued_at_s", BigInteger),
+    # What its owner has added to its time limit.
+    Column("extended_s", BigInteger, nullable=False, server_default="0"),
+    # A JSON array of the nodes that it was placed on and not given.
+    Column("refused", Text, nullable=False, server_default="[]"),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )

@@ -99,12 +99,13 @@ class SessionStore(ABC):
     # --- Nodes and quotas ---
 
     @abstractmethod
-    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None:
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int, keep_states: bool = False) -> None:
         """Make the nodes and devices those that are configured, and forget nothing that is held.
 
-        A node that is no longer configured is deleted, or becomes LOST while a session holds a share of
+        A node that is no longer configured is deleted, or becomes LOST and closed while a session holds a share of
         it. A device that its node no longer has is deleted, or is no longer offered while it is held.
-        A CORDONED node stays so, and a held device stays on its node, whatever is configured.
+        A CORDONED node stays so, and a held device stays on its node, whatever is configured. With ``keep_states``
+        whatever is known of how the nodes answer stays, and the given state is for those that are new.
 
         Raises:
             BadSettings: a node or a device is configured twice.
@@ -118,6 +119,14 @@ class SessionStore(ABC):
 
         Raises:
             BadSettings: there is no such node.
+        """
+
+    @abstractmethod
+    def set_cordon(self, device_uuid: str, reason: str | None, *, now_s: int) -> str | None:
+        """Let a device take no more sessions, for this reason, or let it take them again; return the reason it had.
+
+        Raises:
+            BadSettings: there is no such device.
         """
 
     @abstractmethod
@@ -246,6 +255,17 @@ class SessionStore(ABC):
             )
             return self._move(write, old, new)
 
+    def give_back(self, session_id: int, words: str, *, attempt: int, now_s: int) -> Session:
+        """Put a session that launches back to its place in the queue: its engine did not give it its node, in words.
+
+        Raises:
+            UnknownSession: no session has this id.
+            InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
+        """
+        with self.writing(now_s=now_s) as write:
+            old = expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
+            return self._move(write, old, lifecycle.given_back(old, words, now_s=now_s))
+
     def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
         """Write who is warned, spared and ended, as decided on the snapshot of ``version``; return who has changed.
 
@@ -283,6 +303,21 @@ class SessionStore(ABC):
             new = reclaim.kept(old, until_s)
             if new != old:
                 _saved(write, new, "kept", EndCause.IDLE)
+            if new.ends_cause is not old.ends_cause:
+                write.event("ends", new)
+            return new
+
+    def extend(self, session_id: int, by_s: int, version: int, *, now_s: int) -> Session:
+        """Make the time limit of a session longer, as decided on the snapshot of ``version``.
+
+        Raises:
+            UnknownSession: no session has this id.
+            StaleVersion: the store has changed since, or it does not run.
+        """
+        with self.writing(now_s=now_s) as write:
+            self._check_version(write, version)
+            old = write.one(session_id)
+            new = _saved(write, reclaim.extended(old, by_s), "extended", EndCause.TIME_LIMIT)
             if new.ends_cause is not old.ends_cause:
                 write.event("ends", new)
             return new
@@ -384,7 +419,7 @@ class SessionStore(ABC):
         if new.state in lifecycle.ENDED:
             self._spend(write, new)
         write.save([new])
-        write.event("moved", new, was=old.state, reason=new.end_cause)
+        write.event("moved", new, was=old.state, reason=new.end_cause or new.wait_reason)
         return new
 
     def _spend(self, write: Write, session: Session) -> None:

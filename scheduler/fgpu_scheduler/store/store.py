@@ -22,6 +22,7 @@ from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.nodes import become
 from fgpu_scheduler.store.quota_edits import in_force, read_edits
 from fgpu_scheduler.store.rows import event_of
+from fgpu_scheduler.store.schema import devices as device_rows
 from fgpu_scheduler.store.schema import events
 from fgpu_scheduler.store.schema import nodes as node_rows
 from fgpu_scheduler.store.schema import sessions as session_rows
@@ -48,9 +49,9 @@ class Store(Durable, SessionStore):
 
     # --- Nodes ---
 
-    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None:
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int, keep_states: bool = False) -> None:
         with self.writing(now_s=now_s) as write:
-            become(nodes, write)
+            become(nodes, write, keep_states=keep_states)
 
     def set_node_state(
         self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
@@ -64,6 +65,20 @@ class Store(Durable, SessionStore):
                 write.connection.execute(update(node_rows).where(at).values(state=state.value))
                 write.event("nodes", reason=f"{node_id}: {old} -> {state}")
             return NodeState(old)
+
+    def set_cordon(self, device_uuid: str, reason: str | None, *, now_s: int) -> str | None:
+        with self.writing(now_s=now_s) as write:
+            at = device_rows.c.uuid == device_uuid
+            columns = device_rows.c.node_id, device_rows.c.cordon_reason
+            row = write.connection.execute(select(*columns).where(at)).one_or_none()
+            if row is None:
+                raise BadSettings(f"there is no GPU {device_uuid!r}")
+            if row.cordon_reason != reason:
+                write.connection.execute(update(device_rows).where(at).values(cordon_reason=reason))
+                became = "takes sessions again" if reason is None else "takes no more sessions"
+                write.event("nodes", reason=f"{row.node_id}: {device_uuid} {became}")
+            old: str | None = row.cordon_reason
+            return old
 
     def snapshot(self, now_s: int) -> Snapshot:
         with self._database.reading() as connection:

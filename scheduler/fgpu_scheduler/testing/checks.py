@@ -134,8 +134,8 @@ class Checks:
 def over_capacity(last: Snapshot, now: Snapshot) -> Iterator[str]:
     """Nothing is promised twice: GPU memory, compute, count of shares; fGPU, CPU and memory.
 
-    After an administrator has made a device or node smaller, what it holds may be above that, but it must
-    not grow. GPU memory, compute and the count do not depend on the unit: they hold always.
+    After a device or node has become smaller, what it holds may be above that, but it must not grow. Compute and the
+    count depend on nothing that changes: they hold always.
     """
     earlier = _sums(last)
     sums = _sums(now)
@@ -151,8 +151,10 @@ def over_capacity(last: Snapshot, now: Snapshot) -> Iterator[str]:
         for device in node.devices:
             if above(f"{device.uuid} fgpu", device.capacity_milli):
                 yield f"{device.uuid}: {sums[f'{device.uuid} fgpu']} of {device.capacity_milli} milli-fGPU are held"
+            if above(f"{device.uuid} memory", device.memory_mib):
+                held = sums[f"{device.uuid} memory"]
+                yield f"{device.uuid}: {held} of {device.memory_mib} memory are held"
             for what, most in (
-                ("memory", device.memory_mib),
                 ("compute", 100),
                 ("shares", device.max_shares),
             ):
@@ -216,7 +218,7 @@ def mixed_modes(now: Snapshot) -> Iterator[str]:
 
 
 def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
-    """A new placement is on one ready node of its group, a fraction on one device, else whole devices."""
+    """A new placement is on one ready node of its group, a fraction on one device, else whole devices; none cordoned."""
     nodes = {n.id: n for n in now.nodes}
     for session in now.sessions:
         old = before.get(session.id)
@@ -234,6 +236,8 @@ def badly_placed(before: dict[int, Session], now: Snapshot) -> Iterator[str]:
             s.device_uuid not in devices for s in shares
         ):
             yield f"session {session.id} has shares of no or of equal devices: {shares}"
+        elif any(devices[s.device_uuid].cordoned for s in shares):
+            yield f"session {session.id} was placed on a cordoned device: {shares}"
         elif len(shares) > 1 and any(
             (s.fgpu_milli, s.memory_mib)
             != (devices[s.device_uuid].capacity_milli, devices[s.device_uuid].memory_mib)

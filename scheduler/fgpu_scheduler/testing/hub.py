@@ -15,6 +15,7 @@ from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Observed, Remo
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
 from fgpu_scheduler.testing.checks import Standing, Violation
 from fgpu_scheduler.testing.lab import Lab, node_of
+from fgpu_scheduler.testing.order_checks import refused_again
 
 S = SessionState
 
@@ -27,7 +28,11 @@ class Hub(Lab):
     # --- Planning ---
 
     def _cycle(self) -> None:
-        decided = planner.plan(self._snapshot(), self._policy)
+        snapshot = self._snapshot()
+        decided = planner.plan(snapshot, self._policy)
+        complaints = list(refused_again(snapshot, decided))
+        if complaints:
+            raise Violation("; ".join(complaints))
         if self._chance(self._faults.late_commit):
             self._later(0, 4, lambda: self._commit(decided))
         else:
@@ -39,7 +44,7 @@ class Hub(Lab):
             placed = self._store.commit(decided, now_s=self._now_s())
         except StaleVersion as e:
             self._stale += 1
-            self._say(f"stale: {e}")
+            self._say("stale")  # Of which version a store counts by itself.
             if version == decided.version:
                 raise Violation(f"a plan of this very version was refused: {e}") from e
             self._later(0, 1, self._cycle)
@@ -50,6 +55,8 @@ class Hub(Lab):
             self._say(f"session {session.id} -> SCHEDULED {session.placement}")
             self._later(0, 3, lambda i=session.id: self._launch(i))  # type: ignore[misc]
         self._look(planned=True)
+        if placed and self._chance(self._faults.inventory):
+            self._inventory_changes()
 
     # --- Launching ---
 
@@ -84,10 +91,29 @@ class Hub(Lab):
         current = self._get(session.id)
         if current.state not in lifecycle.LAUNCHING or current.attempt != session.attempt:
             return
+        if self._chance(self._faults.not_bound) or not self._has_devices(session):
+            self._later(1, 40, lambda: self._not_bound(session))
+            return
         hub = self._hub
         self._creating[session.id] = session.attempt
         slowest_s = 120 if self._chance(self._faults.late_create) else 15
         self._elsewhere(1, slowest_s, lambda: self._created(session, hub))
+
+    def _has_devices(self, session: Session) -> bool:
+        """Return whether the devices of a session's shares are there still."""
+        node = self._offered.get(node_of(session))
+        there = {device.uuid for device in node.devices} if node is not None else set()
+        assert session.placement is not None
+        return there.issuperset(share.device_uuid for share in session.placement.shares)
+
+    def _not_bound(self, session: Session) -> None:
+        """The engine has not given the place, and removed again what it had made."""
+        try:
+            waits = self._store.give_back(session.id, "no room", attempt=session.attempt, now_s=self._now_s())
+        except InvalidTransition:
+            return
+        self._say(f"session {session.id} waits again, refused {waits.refused}")
+        self._look()
 
     def _created(self, session: Session, hub: int) -> None:
         made = node_of(session) not in self._unreachable and not self._chance(self._faults.failed_create)
@@ -200,7 +226,7 @@ class Hub(Lab):
             changed = self._store.reclaim(found, snapshot.version, now_s=self._now_s())
         except StaleVersion as e:
             self._stale += 1
-            self._say(f"stale: {e}")
+            self._say("stale")
             # Only a clock that was set back in between is a reason to refuse what is of this very version.
             if version == snapshot.version and self._now_s() >= snapshot.now_s:
                 raise Violation(f"what was decided on this very version was refused: {e}") from e

@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fgpu_scheduler.core import admission
-from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, Snapshot
+from fgpu_scheduler.core.model import Device, EndCause, Node, NodeState, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.errors import InvalidTransition
@@ -30,6 +30,9 @@ class Faults:
     late_create: int = 15
     failed_start: int = 6
     failed_stop: int = 10
+    not_bound: int = 8
+    inventory: int = 8
+    """Whether the nodes are others between placing and launching."""
     late_commit: int = 40
     never_resumed: int = 15
     outages: bool = True
@@ -38,7 +41,7 @@ class Faults:
     """Whether the Hub tells `reconcile` of the launches that are under way. False is a bug to be found."""
 
 
-CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, outages=False)
+CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
 
 
 @dataclass(order=True, slots=True)
@@ -86,6 +89,11 @@ class Lab:
         drawn_policy, drawn_rules = drawn.policy(self._rng), drawn.rules(self._rng)
         self._policy = policy or drawn_policy
         self._rules = rules or drawn_rules
+        self._whole = {node.id: node for node in found}
+        """The nodes as they are when nothing of them is missing."""
+        self._offered = dict(self._whole)
+        """The nodes as they are now."""
+        self._cordons: dict[str, str | None] = {}
         self._store.set_nodes(found, now_s=self._now_s())
         self._checks = Checks(self._snapshot(), self._policy, self._rules, steady_s=self._time_s)
 
@@ -177,6 +185,53 @@ class Lab:
     def _set_node(self, node_id: str, state: NodeState) -> None:
         self._store.set_node_state(node_id, state, now_s=self._now_s())
         self._say(f"node {node_id} is {state}")
+        self._look()
+
+    def _inventory_changes(self) -> None:
+        """A node comes, goes, is closed or opened by its cluster, or has less or more than before."""
+        rng, node_id = self._rng, self._rng.choice(sorted(self._whole))
+        whole = self._whole[node_id]
+        match rng.randrange(6):
+            case 0:
+                self._offered.pop(node_id, None)
+            case 1:
+                self._offered[node_id] = replace(whole, closed=True)
+            case 2:
+                some = rng.sample(whole.devices, rng.randrange(len(whole.devices) + 1))
+                self._offered[node_id] = replace(whole, devices=tuple(d for d in whole.devices if d in some))
+            case 3:
+                less = tuple(replace(d, memory_mib=d.memory_mib // 2) for d in whole.devices)
+                self._offered[node_id] = replace(whole, devices=less)
+            case 4:
+                self._offered[node_id] = replace(whole, cpu_milli=2000, memory_mib=4096)
+            case _:
+                self._offered[node_id] = whole
+        self._offer()
+
+    def _offer(self) -> None:
+        """Let the nodes be those that there are now; one that is there again answers, if it is not lost otherwise."""
+        self._say(f"the nodes are {list(self._offered.values())}")
+        there = [
+            replace(n, state=NodeState.LOST, devices=self._with_cordons(n)) for n in self._offered.values()
+        ]
+        self._store.set_nodes(there, now_s=self._now_s(), keep_states=True)
+        self._look()
+        for node in self._snapshot().nodes:
+            if node.id not in self._offered:
+                # Of what is not there any more the Hub starts nothing.
+                for session in self._snapshot().sessions:
+                    if session.state is SessionState.SCHEDULED and node_of(session) == node.id:
+                        self._move(session.id, SessionState.PENDING, (SessionState.SCHEDULED,))
+            elif node.state is NodeState.LOST and node.id not in self._unreachable:
+                self._set_node(node.id, NodeState.READY)
+
+    def _with_cordons(self, node: Node) -> tuple[Device, ...]:
+        return tuple(replace(d, cordon_reason=self._cordons.get(d.uuid)) for d in node.devices)
+
+    def _set_cordon(self, device_uuid: str, reason: str | None) -> None:
+        self._cordons[device_uuid] = reason
+        self._store.set_cordon(device_uuid, reason, now_s=self._now_s())
+        self._say(f"device {device_uuid} takes {'' if reason is None else 'no more '}sessions")
         self._look()
 
 

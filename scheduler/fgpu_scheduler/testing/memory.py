@@ -25,6 +25,8 @@ class MemoryStore(SessionStore):
     def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         super().__init__(half_life_s=half_life_s)
         self._world = Seen(1, tuple(sorted(nodes, key=lambda n: n.id)), {}, {}, (), (), 0)
+        self._states = {node.id: node.state for node in self._world.nodes}
+        """As they were set; beside it, in the nodes, whether their clusters have closed them."""
         self._ended: dict[int, Session] = {}
 
     @contextmanager
@@ -37,26 +39,43 @@ class MemoryStore(SessionStore):
 
     # --- Nodes and quotas ---
 
-    def set_nodes(self, nodes: Sequence[Node], *, now_s: int) -> None:
+    def set_nodes(self, nodes: Sequence[Node], *, now_s: int, keep_states: bool = False) -> None:
         ids = {n.id for n in nodes}
         live = self._world.sessions.values()
         held = {s.placement.node_id for s in live if s.state in lifecycle.HOLDING and s.placement}
         left_out = (n for n in self._world.nodes if n.id not in ids and n.id in held)
-        self._set_nodes((*nodes, *(replace(n, state=NodeState.LOST) for n in left_out)))
+        known = self._states if keep_states else {}
+        states = {n.id: known.get(n.id, n.state) for n in nodes}
+        gone = {n.id: known.get(n.id, NodeState.LOST) if n.closed else NodeState.LOST for n in left_out}
+        left = [replace(n, closed=True) for n in self._world.nodes if n.id in gone]
+        self._set_nodes((*nodes, *left), states | gone)
 
     def set_node_state(
         self, node_id: str, state: NodeState, *, now_s: int, only: NodeState | None = None
     ) -> NodeState:
-        old = next((n.state for n in self._world.nodes if n.id == node_id), None)
+        old = self._states.get(node_id)
         if old is None:
             raise BadSettings(f"there is no node {node_id!r}")
         if only in (None, old):
-            self._set_nodes(replace(n, state=state) if n.id == node_id else n for n in self._world.nodes)
+            self._set_nodes(self._world.nodes, {**self._states, node_id: state})
         return old
 
-    def _set_nodes(self, nodes: Iterable[Node]) -> None:
-        ordered = tuple(sorted(nodes, key=lambda n: n.id))
-        if ordered != self._world.nodes:
+    def set_cordon(self, device_uuid: str, reason: str | None, *, now_s: int) -> str | None:
+        node = next((n for n in self._world.nodes for d in n.devices if d.uuid == device_uuid), None)
+        if node is None:
+            raise BadSettings(f"there is no GPU {device_uuid!r}")
+        (old,) = (d.cordon_reason for d in node.devices if d.uuid == device_uuid)
+        devices = tuple(
+            replace(d, cordon_reason=reason) if d.uuid == device_uuid else d for d in node.devices
+        )
+        changed = (replace(n, devices=devices) if n is node else n for n in self._world.nodes)
+        self._set_nodes(changed, self._states)
+        return old
+
+    def _set_nodes(self, nodes: Iterable[Node], states: dict[str, NodeState]) -> None:
+        ordered = tuple(_as_it_is(n, states[n.id]) for n in sorted(nodes, key=lambda n: n.id))
+        if (ordered, states) != (self._world.nodes, self._states):
+            self._states = states
             self._world = replace(self._world, version=self._world.version + 1, nodes=ordered)
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
@@ -94,6 +113,11 @@ class MemoryStore(SessionStore):
         ]
         lengths = [length for _, _, length in sorted(ran, reverse=True)[:newest]]
         return int(median(lengths)) if lengths and len(lengths) >= least else None
+
+
+def _as_it_is(node: Node, state: NodeState) -> Node:
+    """Return a node in this state, or CORDONED where it would take sessions and its cluster has closed it."""
+    return replace(node, state=NodeState.CORDONED if node.closed and state is NodeState.READY else state)
 
 
 class MemoryWrite:

@@ -40,6 +40,8 @@ class Met:
                 self._counts[f"ends {session.end_cause}"] += 1
             if session.kept_until_s is not None and (old is None or old.kept_until_s is None):
                 self._counts["kept"] += 1
+            if session.extended_s and (old is None or not old.extended_s):
+                self._counts["extended"] += 1
             if session.state is S.SCHEDULED and old is not None and old.state is S.PENDING:
                 self._counts.update(_of_start(session, now))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.testing.quota_checks import names
 
@@ -27,7 +28,8 @@ def overtaken(
     """Where the first come comes first, nobody is placed before another who is ahead and waits, and not held.
 
     With strict order nobody at all; else nobody who asked for exactly the same, and may run for as long by the quotas of
-    ``last``. Who waits for a quota blocks nobody, and to whom a start was promised comes first.
+    ``last``. Who waits for a quota, or was refused a node, blocks nobody, to whom a start was promised comes first, and
+    who was queued again may be overtaken by who has waited for longer.
     """
     waiting, placed = [], []
     for session in after:
@@ -41,7 +43,13 @@ def overtaken(
     for session in placed:
         own = policy.of(session.request.resource_group)
         for other in waiting:
-            if other.wait_reason is WaitReason.QUOTA or session.promised_at_s is not None:
+            if (
+                other.wait_reason in (WaitReason.QUOTA, WaitReason.CLUSTER)
+                or session.promised_at_s is not None
+            ):
+                continue
+            if other.queued_at_s is not None and own.longest_wait_s is not None:
+                # It ages from then: others may be aged before it.
                 continue
             if other.request.resource_group != session.request.resource_group or not _ahead(
                 other, session, own
@@ -51,6 +59,17 @@ def overtaken(
                 yield f"session {session.id} was placed before {other.id}, which asked for the same earlier"
             elif own.backfill is Backfill.STRICT:
                 yield f"session {session.id} was placed before {other.id}, which is ahead in strict order"
+
+
+def refused_again(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
+    """Nobody is put where they were refused a moment ago: 30 s, then twice as long each time, up to 300 s."""
+    sessions = {s.id: s for s in snapshot.sessions}
+    for placed in decided.placed:
+        for node in sessions[placed.session_id].refused:
+            pause_s = min(30 * 2 ** (node.times - 1), 300)
+            again = node.node_id == placed.placement.node_id
+            if again and 0 <= snapshot.now_s - node.at_s < pause_s:
+                yield f"session {placed.session_id} is put on {node.node_id} again, refused at {node.at_s}"
 
 
 def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
@@ -78,9 +97,9 @@ def _priority(session: Session, own: GroupPolicy) -> int:
 class Promises:
     """Watches starts that were promised: none comes later, unless something failed or somebody came ahead.
 
-    A failure is a change of nodes, quotas or of the clock; a session that launches or ends for longer than a promise
-    allows for, or runs on after the end that it was warned of, or whose warning is taken back; a request that was
-    held, as after a restart of the Hub. It voids what was promised before.
+    A failure is a change of nodes, quotas or of the clock; a session that was refused its node; one that launches or ends
+    for longer than a promise allows for, or runs on after the end that it was warned of, or whose warning is taken back;
+    a request that was held, as after a restart of the Hub. It voids what was promised before.
     """
 
     def __init__(self) -> None:
@@ -99,7 +118,9 @@ class Promises:
         late = [
             s.request.resource_group
             for s in last.sessions
-            if self._late(s, last, steady_s, now.now_s) or _put_off(s, after.get(s.id))
+            if self._late(s, last, steady_s, now.now_s)
+            or _put_off(s, after.get(s.id))
+            or _refused(s, after.get(s.id))
         ]
         self._follow(now, after, steady_s)
         if (
@@ -170,7 +191,7 @@ class Promises:
 
 def _limit_s(session: Session, last: Snapshot) -> int | None:
     """Return how long the session may run, as far as a promise may count on it: by its request and by quotas."""
-    limits = [session.request.time_limit_s]
+    limits = [session.time_limit_s]
     limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -189,6 +210,10 @@ def _put_off(before: Session, after: Session | None) -> bool:
         return False
     later = after.ends_at_s is None or after.ends_at_s > before.ends_at_s
     return after.state is S.RUNNING and later
+
+
+def _refused(before: Session, after: Session | None) -> bool:
+    return after is not None and after.refused != before.refused
 
 
 def _overdue(session: Session, now_s: int) -> bool:

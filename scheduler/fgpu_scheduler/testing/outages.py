@@ -38,7 +38,7 @@ class Outages(Users):
 
     def _node_missed(self, node_id: str) -> None:
         """The Hub notices that a node is gone: what it has not launched there goes back to the queue."""
-        if node_id not in self._unreachable:
+        if node_id not in self._unreachable or node_id not in {n.id for n in self._snapshot().nodes}:
             return
         self._set_node(node_id, NodeState.LOST)
         for session in self._snapshot().sessions:
@@ -59,7 +59,8 @@ class Outages(Users):
             if rebooted and container.node_id == node_id and container.alive:
                 self._dies(container, EndCause.EXITED)
         del self._unreachable[node_id]
-        self._set_node(node_id, NodeState.READY)
+        if node_id in self._offered:
+            self._set_node(node_id, NodeState.READY)
 
     def _cordon(self) -> None:
         ready = [n.id for n in self._snapshot().nodes if n.state is NodeState.READY]
@@ -71,21 +72,30 @@ class Outages(Users):
         if cordoned:
             self._set_node(self._rng.choice(cordoned), NodeState.READY)
 
+    def _cordon_gpu(self) -> None:
+        open_ = [d.uuid for n in self._snapshot().nodes for d in n.devices if not d.cordoned]
+        if open_:
+            self._set_cordon(self._rng.choice(open_), "broken")
+
+    def _uncordon_gpu(self) -> None:
+        cordoned = [d.uuid for n in self._snapshot().nodes for d in n.devices if d.cordoned]
+        if cordoned:
+            self._set_cordon(self._rng.choice(cordoned), None)
+
     def _clock_jumps(self) -> None:
         self._skew_s = self._rng.randint(-7200, 7200)
         self._say(f"the clock is {self._skew_s} s off")
 
     def _unit_changes(self) -> None:
         """An administrator gives the devices of one node another unit."""
-        snapshot = self._snapshot()
-        chosen = self._rng.choice(snapshot.nodes)
+        chosen = self._rng.choice(sorted(self._whole))
         capacity = 1000 * self._rng.choice((1, 2, 5))
-        other = replace(chosen, devices=tuple(replace(d, capacity_milli=capacity) for d in chosen.devices))
-        self._store.set_nodes(
-            [other if n.id == chosen.id else n for n in snapshot.nodes], now_s=self._now_s()
-        )
-        self._say(f"node {chosen.id} has {capacity} milli-fGPU per GPU")
-        self._look()
+        for nodes in (self._whole, self._offered):
+            if chosen in nodes:
+                devices = tuple(replace(d, capacity_milli=capacity) for d in nodes[chosen].devices)
+                nodes[chosen] = replace(nodes[chosen], devices=devices)
+        self._say(f"node {chosen} has {capacity} milli-fGPU per GPU")
+        self._offer()
 
     def _quotas_change(self) -> None:
         """An administrator sets other quotas, or none."""

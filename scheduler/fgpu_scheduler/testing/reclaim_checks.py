@@ -59,7 +59,7 @@ class Warned:
         return rules.grace_s if limit_s is None else min(rules.grace_s, limit_s // 2)
 
     def _limit_s(self, last: Snapshot, session: Session) -> int | None:
-        limits = [session.request.time_limit_s, self._rules.of(session.request.resource_group).max_lifetime_s]
+        limits = [session.time_limit_s, self._rules.of(session.request.resource_group).max_lifetime_s]
         limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
         return min((limit for limit in limits if limit is not None), default=None)
 

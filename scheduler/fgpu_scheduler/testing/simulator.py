@@ -33,9 +33,12 @@ OUTSIDE: tuple[tuple[int, str], ...] = (
     (3, "node_returns"),
     (2, "cordon"),
     (3, "uncordon"),
+    (2, "cordon_gpu"),
+    (3, "uncordon_gpu"),
     (2, "hub_restarts"),
     (2, "clock_jumps"),
     (1, "unit_changes"),
+    (2, "inventory_changes"),
     (2, "foretell"),
     (18, "watch"),
     (8, "idles"),
@@ -125,9 +128,14 @@ class Simulation(Outages):
         self._say("the faults stop")
         for node_id in list(self._unreachable):
             self._back(node_id)
+        self._offered = dict(self._whole)
+        self._offer()
         for node in self._snapshot().nodes:
             if node.state is not NodeState.READY:
                 self._set_node(node.id, NodeState.READY)
+            for device in node.devices:
+                if device.cordoned:
+                    self._set_cordon(device.uuid, None)
         self._store.set_quotas((), now_s=self._now_s())
         self._look()
         for _ in range(MOST_ROUNDS):
@@ -138,6 +146,8 @@ class Simulation(Outages):
             self._observe()
             while self._due:
                 self._next()
+            # Nodes that were refused are offered again only then.
+            self._pass_time(30)
             sessions = self._snapshot().sessions
             if not sessions and not self._containers:
                 break

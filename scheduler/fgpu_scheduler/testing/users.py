@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fgpu_scheduler.core import admission, forecast, lifecycle, placement, planner
+from fgpu_scheduler.core.extending import Extension, delays_a_promise, not_extended
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.shares import explicit
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, TooManyPending
@@ -22,7 +23,9 @@ class Users(Hub):
     def _submit(self) -> None:
         """A user asks, may see a forecast, and is refused or queued."""
         rng, snapshot = self._rng, self._snapshot()
-        group = rng.choice(sorted({n.resource_group for n in snapshot.nodes}))
+        if not any(node.devices for node in snapshot.nodes):
+            return
+        group = rng.choice(sorted({n.resource_group for n in snapshot.nodes if n.devices}))
         own = [n for n in snapshot.nodes if n.resource_group == group]
         anything = admission.amounts_that_fit(own, self._caps)
         amounts = self._amounts if self._chance(70) else (*anything, 1500, 2500, 50, 9000)
@@ -105,9 +108,9 @@ class Users(Hub):
             self._end(self._rng.choice(launching).id, EndCause.USER)
         elif sessions:
             session = self._rng.choice(sessions)
-            # Some are ended for what they took of the disk: nothing is drawn for it, so that histories stay as they are.
-            fills = session.state is S.RUNNING and session.id % 5 == 0
-            self._end(session.id, EndCause.DISK_LIMIT if fills else EndCause.USER)
+            # Some are ended for the disk, or with their Hub: nothing is drawn for it, so that histories stay as they are.
+            cause = {0: EndCause.DISK_LIMIT, 1: EndCause.HUB_STOPPED}.get(session.id % 5, EndCause.USER)
+            self._end(session.id, cause if session.state is S.RUNNING else EndCause.USER)
 
     def _idles(self) -> None:
         """Somebody stops to work, or goes on."""
@@ -123,6 +126,16 @@ class Users(Hub):
         self._say(f"session {session.id} is idle since {since_s}")
         self._look()
 
+    def _extends(self, session: Session) -> bool:
+        """Extend a session where that is allowed; return whether it was."""
+        snapshot, allowed = self._snapshot(), Extension(by_s=300, times=2)
+        if not_extended(session, allowed) or delays_a_promise(snapshot, session, allowed.by_s, self._policy):
+            return False
+        longer = self._store.extend(session.id, allowed.by_s, snapshot.version, now_s=self._now_s())
+        self._say(f"session {session.id} may run for {longer.time_limit_s} s")
+        self._look()
+        return True
+
     def _keeps(self) -> None:
         """Somebody who was warned for being idle asks to keep the session, or another does so for nothing."""
         running = [s for s in self._snapshot().sessions if s.state is S.RUNNING]
@@ -130,6 +143,9 @@ class Users(Hub):
         if warned:
             session = self._rng.choice(warned)
             until_s = self._now_s() + self._rng.choice((60, 600))
+            # Nothing is drawn for it, so that histories stay as they are.
+            if session.id % 3 == 0 and self._extends(session):
+                return
             self._store.keep(session.id, until_s, now_s=self._now_s())
             self._say(f"session {session.id} is kept until {until_s}")
             self._look()

@@ -111,6 +111,17 @@ class World(Snapshot):
         """Cordon a node."""
         return self._in_state(node_id, NodeState.CORDONED)
 
+    def cordoned_gpu(self, uuid: str) -> World:
+        """Cordon one device."""
+        nodes = (
+            replace(
+                n,
+                devices=tuple(replace(d, cordon_reason="broken") if d.uuid == uuid else d for d in n.devices),
+            )
+            for n in self.nodes
+        )
+        return replace(self, nodes=tuple(nodes))
+
     def lost(self, node_id: str) -> World:
         """Lose a node."""
         return self._in_state(node_id, NodeState.LOST)

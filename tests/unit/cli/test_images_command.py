@@ -139,7 +139,7 @@ def test_check_says_in_one_line_what_is_wrong(lab: Lab, tmp_path: Path) -> None:
     lab.catalogue.write_text(CATALOGUE + 'minimum = { fgpu = "3" }\n')
     assert lab.fgpu("check") == (
         1,
-        'fgpu: image "torch": minimum.fgpu: 3 is more than the largest GPU has (2), so nobody is offered it; '
+        'fgpu: image "torch": minimum.fgpu: 3 is more than the largest GPU has (2), so no user sees it; '
         "write at most 2\n",
     )
     lab.catalogue.write_text(CATALOGUE + "x = 1\n")

@@ -31,7 +31,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["start"],
             "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', 'images', "
-            "'replay'); see fgpu --help",
+            "'kube', 'replay'); see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
         (["status", "--db"], "argument --db: expected one argument; see fgpu status --help"),

@@ -31,3 +31,40 @@ def test_a_node_is_cordoned_and_the_audit_log_says_by_which_system_user(
     assert [(line.actor, line.action, line.target) for line in lines] == [
         (f"{getpass.getuser()} (fgpu)", "node.cordon", "node local")
     ]
+
+
+def test_one_gpu_is_cordoned_by_its_index_with_a_reason_that_status_tells(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
+    (tmp_path / "data").mkdir()
+    filled(url, node())
+    asked = ("node", "local", "cordon", "--gpu", "0", "--config", path)
+    said = fgpu(capsys, *asked, "--reason", "the fan is\nbroken")[1]
+    assert said == "GPU 0 of node local: takes no more sessions\n"
+    assert fgpu(capsys, *asked)[2] == "fgpu: GPU 0 of node 'local' is cordoned already\n"
+    (line,) = [one for one in fgpu(capsys, "status", "--config", path)[1].splitlines() if "CORDONED" in one]
+    assert line.endswith(" CORDONED: the fan is broken")
+    uncordon = ("node", "local", "uncordon", "--gpu", "GPU-local-0", "--config", path)
+    assert fgpu(capsys, *uncordon)[1] == "GPU GPU-local-0 of node local: takes sessions again\n"
+    assert "CORDONED" not in fgpu(capsys, "status", "--config", path)[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("cordon", "--gpu", "7"), "node 'local' has no GPU '7'; its GPUs are 0"),
+        (("gone", "--gpu", "0"), "GPU 0 of node 'local': use cordon or uncordon; gone is for a node"),
+        (("uncordon", "--gpu", "0"), "GPU 0 of node 'local' is not cordoned already"),
+        (("cordon", "--gpu", "0", "--reason", "x" * 201), "reason: at most 200 characters"),
+        (("cordon", "--reason", "x"), "--reason: only with --gpu"),
+    ],
+)
+def test_what_cannot_become_of_a_gpu_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...], said: str
+) -> None:
+    path, url = write_config(tmp_path), f"sqlite:///{tmp_path}/data/fgpu.sqlite"
+    (tmp_path / "data").mkdir()
+    filled(url, node())
+    status, _, err = fgpu(capsys, "node", "local", *asked, "--config", path)
+    assert (status, err) == (1, f"fgpu: {said}\n")

@@ -67,11 +67,11 @@ def session(number: int, wanted: Wanted = LAST, server: str = "") -> Session:
         ([{"name": "a", "image": 7}], r"presets: 'a': image: 7 is not a text"),
         (
             [{"name": "a", "fgpu": 1, "gpu_memory_mib": 128}],
-            r"presets: 'a': gpu_memory_mib: given beside fgpu",
+            r"presets: 'a': gpu_memory_mib: give this or fgpu",
         ),
         (
             [{"name": "a", "compute_percent": 25}],
-            r"presets: 'a': compute_percent: needs gpu_memory_mib beside it",
+            r"presets: 'a': compute_percent: give gpu_memory_mib",
         ),
     ],
     ids=str,
@@ -169,7 +169,7 @@ def test_last_launches_are_the_newest_five_that_differ_and_can_be_started_still(
 def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() -> None:
     wanted = replace(LAST, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25, time_limit_s=5400)
     (launch,) = one_click(offer(), (), [session(1, wanted)])["launches"]
-    assert launch["words"] == "2048 MiB + 25 %, 1 CPU, 2 GiB, 1:30"
+    assert launch["words"] == "2 GiB + 25 %, 1 CPU, 2 GiB, 1:30"
     fields = json.loads(launch["fields"])
     assert fields == {
         "image": "python",

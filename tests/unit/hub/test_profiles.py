@@ -114,7 +114,7 @@ CHANGES: list[tuple[str, Profile | None, Facts]] = [
     ),
     ("Sessions reach nothing but the Hub and the service", Profile.DEPARTMENT, with_settings(egress="open")),
     ("Nobody runs what somebody else has saved", Profile.DEPARTMENT, with_settings(owners_may_commit=True)),
-    ("Nobody holds more than their part, or for ever", Profile.DEPARTMENT, with_settings(quotas=[])),
+    ("Nobody holds more than their part, or without end", Profile.DEPARTMENT, with_settings(quotas=[])),
     (
         "Hardware or driver hold GPU memory, not a library in the session",
         Profile.DEPARTMENT,

@@ -64,11 +64,7 @@ async def session(answers: Answers) -> AsyncIterator[Session]:
     finally:
         server.close()
         # One that was accepted in this turn of the loop is connected two turns later.
-        turns = asyncio.Event()
-        for _ in range(4):
-            asyncio.get_running_loop().call_soon(turns.set)
-            await turns.wait()
-            turns.clear()
+        await turns_of_the_loop(4)
         for task in talks:
             task.cancel()
         for writer in writers:
@@ -76,6 +72,17 @@ async def session(answers: Answers) -> AsyncIterator[Session]:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         await asyncio.gather(*talks, return_exceptions=True)
+        # Who asked, and was cancelled, hears now that its connection is gone, and closes it.
+        await turns_of_the_loop(20)
+
+
+async def turns_of_the_loop(number: int) -> None:
+    """Let the event loop look that often whether anything has come."""
+    turn = asyncio.Event()
+    for _ in range(number):
+        asyncio.get_running_loop().call_soon(turn.set)
+        await turn.wait()
+        turn.clear()
 
 
 def plain(answer: bytes) -> Answers:

@@ -185,29 +185,29 @@ def test_what_is_preselected_is_together_on_a_node_of_the_group(
         (
             {"min_fgpu_milli": 2000},
             CAPS,
-            "minimum.fgpu: 2 is more than the largest GPU has (1), so nobody is offered it; write at most 1",
+            "minimum.fgpu: 2 is more than the largest GPU has (1), so no user sees it; write at most 1",
         ),
         (
             {"min_gpu_memory_mib": 8193},
             CAPS,
-            "minimum.gpu_memory_mib: 8193 is more than the largest GPU has (8192), so nobody is offered it; "
+            "minimum.gpu_memory_mib: 8193 is more than the largest GPU has (8192), so no user sees it; "
             "write at most 8192",
         ),
         (
             {"min_cpu_milli": 8001},
             CAPS,
-            "minimum.cpu: 8.001 is more than the largest node has (8), so nobody is offered it; write at most 8",
+            "minimum.cpu: 8.001 is more than the largest node has (8), so no user sees it; write at most 8",
         ),
         (
             {"min_memory_mib": 2**20},
             CAPS,
-            "minimum.memory_mib: 1048576 is more than the largest node has (16384), so nobody is offered it; "
+            "minimum.memory_mib: 1048576 is more than the largest node has (16384), so no user sees it; "
             "write at most 16384",
         ),
         (
             {"min_memory_mib": 4096},
             Caps(100, max_memory_mib=2048),
-            "minimum.memory_mib: 4096 is more than c.FGPU.max_memory_mib is (2048), so nobody is offered it; "
+            "minimum.memory_mib: 4096 is more than c.FGPU.max_memory_mib is (2048), so no user sees it; "
             "write at most 2048",
         ),
     ],

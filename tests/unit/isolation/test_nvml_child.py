@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from fgpuspawner.isolation.nvml_child import INSUFFICIENT_SIZE, NOT_FOUND, Nvml, Utilization
+from fgpuspawner.isolation.nvml_child import INSUFFICIENT_SIZE, NOT_FOUND, XID_ERRORS, Nvml, Utilization
 
 MIB = 2**20
 
@@ -111,3 +111,92 @@ def test_the_most_of_any_part_of_the_gpu_tells_who_works() -> None:
     found.library.nvmlDeviceGetProcessUtilization = encodes
     answer = found.looked_at(ctypes.c_void_p(), 0)
     assert [(pid, most) for pid, _, _, most, *_ in answer["processes"]] == [(1, 40), (2, 0)]
+
+
+def healthy(**calls: Any) -> Nvml:
+    """Return NVML on a driver that has these functions alone."""
+    found = Nvml.__new__(Nvml)
+    found.watched, found.failing, found.begun, found.begun_s = {}, set(), False, 0.0
+
+    def words(status: int) -> bytes:
+        return b"GPU is lost"
+
+    found.library = SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=lambda uuid, handle: 0, nvmlErrorString=words, **calls
+    )  # type: ignore[assignment]
+    return found
+
+
+def gives(number: int, status: int = 0) -> Any:
+    """Return a function of NVML that puts a number into its last argument."""
+
+    def call(*arguments: Any) -> int:
+        arguments[-1]._obj.value = number
+        return status
+
+    return call
+
+
+def test_what_a_driver_does_not_tell_of_a_gpu_is_null_and_never_zero() -> None:
+    found = healthy(
+        nvmlDeviceGetTemperature=gives(45),
+        nvmlDeviceGetPowerUsage=gives(0, status=3),
+        nvmlDeviceGetTotalEccErrors=gives(0),
+    )
+    assert found.health({"uuids": ["GPU-a"]})["devices"]["GPU-a"] == {
+        "use_percent": None,
+        "memory_used_bytes": None,
+        "temperature_c": 45,
+        "power_mw": None,
+        "power_limit_mw": None,
+        "ecc_errors": 0,
+        "xid": None,
+    }
+
+
+def with_errors(*xids: int) -> Nvml:
+    """Return NVML that tells of these errors of a device, one after the other."""
+    coming = list(xids)
+
+    def wait(events: Any, event: Any, timeout_ms: Any) -> int:
+        if not coming:
+            return 10
+        event._obj.kind, event._obj.data = XID_ERRORS, coming.pop(0)
+        return 0
+
+    return healthy(
+        nvmlEventSetCreate=gives(7), nvmlDeviceRegisterEvents=lambda *a: 0, nvmlEventSetWait_v2=wait
+    )
+
+
+def test_errors_are_told_from_the_second_question_on_each_once() -> None:
+    found = with_errors(79)
+    told = [found.health({"uuids": ["GPU-a"]})["devices"]["GPU-a"]["xid"] for _ in range(3)]
+    assert told == [None, 79, 0]
+
+
+def test_a_driver_that_tells_no_errors_leaves_them_unknown() -> None:
+    found = healthy(nvmlEventSetCreate=gives(7), nvmlDeviceRegisterEvents=lambda *a: 3)
+    assert {found.health({"uuids": ["GPU-a"]})["devices"]["GPU-a"]["xid"] for _ in range(3)} == {None}
+
+
+def test_a_gpu_whose_driver_fails_is_not_told_as_well() -> None:
+    found = healthy(nvmlDeviceGetTemperature=gives(0, status=15))
+    assert found.health({"uuids": ["GPU-a"]})["devices"]["GPU-a"] == {
+        "error": "nvmlDeviceGetTemperature: GPU is lost"
+    }
+
+
+def test_an_error_of_the_gpu_is_not_hidden_by_those_of_programs_after_it() -> None:
+    found = with_errors(43, 79, 45)
+    assert [found.health({"uuids": ["GPU-a"]})["devices"]["GPU-a"]["xid"] for _ in range(3)] == [None, 79, 0]
+
+
+def test_one_lost_gpu_keeps_nobody_from_hearing_the_errors_of_the_others() -> None:
+    ends: list[int] = []
+    found = healthy(nvmlShutdown=lambda: ends.append(1), nvmlInit_v2=lambda: 0)
+    found.library.nvmlDeviceGetHandleByUUID = lambda uuid, handle: 15
+    for _ in range(5):
+        found.begin()
+        found.look({"uuids": ["GPU-a"], "since_us": {}})
+    assert len(ends) == 1

@@ -38,18 +38,18 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
     [
         (
             {"fgpu": "0"},
-            Refusal("fgpu", "too_small", "fgpu: 0 is below the smallest amount, 0.1", "0.1", "0.1"),
+            Refusal("fgpu", "too_small", "fgpu: 0 is too small; choose at least 0.1", "0.1", "0.1"),
         ),
         (
             {"fgpu": "0.05"},
-            Refusal("fgpu", "too_small", "fgpu: 0.05 is below the smallest amount, 0.1", "0.1", "0.1"),
+            Refusal("fgpu", "too_small", "fgpu: 0.05 is too small; choose at least 0.1", "0.1", "0.1"),
         ),
         (
             {"fgpu": "0.25"},
             Refusal(
                 "fgpu",
                 "not_a_step",
-                "fgpu: 0.25 is not a multiple of 0.1; the nearest possible are 0.2 and 0.3",
+                "fgpu: 0.25 isn't possible; choose 0.2 or 0.3 (in steps of 0.1)",
                 "0.1",
                 "0.2",
             ),
@@ -59,8 +59,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
             Refusal(
                 "fgpu",
                 "straddles",
-                "fgpu: 1.5 is more than one GPU (1 fGPU) and not a whole number of GPUs; "
-                "the nearest possible are 1 and 2",
+                "fgpu: 1.5 isn't possible; choose 1 or 2 (above one GPU, 1 fGPU, only whole GPUs)",
                 "1",
                 "1",
             ),
@@ -74,7 +73,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
             Refusal(
                 "fgpu",
                 "never_fits",
-                "fgpu: 3.5 is more than any node has; the largest possible is 3",
+                "fgpu: 3.5 is more than any machine has; choose at most 3",
                 "3",
                 "3",
             ),
@@ -85,7 +84,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
         ),
         (
             {"cpu": 0},
-            Refusal("cpu", "too_small", "cpu: 0 is below the least of 0.01 cores", "0.01", "0.01"),
+            Refusal("cpu", "too_small", "cpu: 0 is too small; choose at least 0.01", "0.01", "0.01"),
         ),
         (
             {"cpu": "8.5", "caps": CAPS},
@@ -98,11 +97,15 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
         ),
         (
             {"cpu": 17},
-            Refusal("cpu", "never_fits", "cpu: 17 is more than any node has; the most is 16", "16", "16"),
+            Refusal(
+                "cpu", "never_fits", "cpu: 17 is more than any machine has; choose at most 16", "16", "16"
+            ),
         ),
         (
             {"memory_mib": 127},
-            Refusal("memory_mib", "too_small", "memory_mib: 127 is below the least of 128 MiB", "128", "128"),
+            Refusal(
+                "memory_mib", "too_small", "memory_mib: 127 is too small; choose at least 128", "128", "128"
+            ),
         ),
         (
             {"memory_mib": 32769, "caps": CAPS},
@@ -129,7 +132,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
             Refusal(
                 "memory_mib",
                 "never_fits",
-                "memory_mib: 65537 is more than any node has; the most is 65536 MiB",
+                "memory_mib: 65537 is more than any machine has; choose at most 65536",
                 "65536",
                 "65536",
             ),
@@ -144,11 +147,11 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
         ),
         (
             {"group": "class"},
-            Refusal("group", "no_devices", "group: resource group 'class' has no GPU"),
+            Refusal("group", "no_devices", "group: resource group 'class' has no GPU; choose another"),
         ),
         (
             {"lab": world(devices=0).node("n1", devices=0)},
-            Refusal("group", "no_devices", "group: resource group 'default' has no GPU"),
+            Refusal("group", "no_devices", "group: resource group 'default' has no GPU; choose another"),
         ),
         (
             {
@@ -159,7 +162,7 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
             Refusal(
                 "fgpu",
                 "never_fits_together",
-                "fgpu: no node has 2 fGPU together with 16 CPU and 1024 MiB memory; ask for less of one",
+                "fgpu: no machine has 2 fGPU together with 16 CPU and 1024 MiB memory; ask for less of one",
             ),
         ),
     ],
@@ -206,4 +209,4 @@ def test_an_amount_whose_memory_rounds_down_to_nothing_is_not_offered() -> None:
     fine = Caps(fgpu_step_milli=10, max_fgpu_milli=40)
     assert amounts_that_fit(world(memory_mib=8192).nodes, fine) == (20, 30, 40)
     (found,) = refusals("0.01", caps=fine, lab=world(memory_mib=8192))
-    assert found.message == "fgpu: 0.01 is below the smallest amount, 0.02"
+    assert found.message == "fgpu: 0.01 is too small; choose at least 0.02"

@@ -55,7 +55,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "compute_percent",
                 "compute_alone",
-                "compute_percent: needs gpu_memory_mib beside it; compute is not given alone",
+                "compute_percent: give gpu_memory_mib, too",
             ),
         ),
         (
@@ -63,7 +63,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "two_ways",
-                "gpu_memory_mib: given beside fgpu; ask for the GPU in one of these ways",
+                "gpu_memory_mib: give this or fgpu, not both",
             ),
         ),
         (
@@ -71,7 +71,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "never_fits",
-                "gpu_memory_mib: 24704 is more than one GPU has, and can never be scheduled; the most is 24576 MiB",
+                "gpu_memory_mib: 24704 is more than one GPU has; choose at most 24576",
                 "24576",
                 "24576",
             ),
@@ -81,7 +81,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "never_fits",
-                "gpu_memory_mib: 16384 is more than one GPU has, and can never be scheduled; the most is 16160 MiB",
+                "gpu_memory_mib: 16384 is more than one GPU has; choose at most 16160",
                 "16160",
                 "16160",
             ),
@@ -91,7 +91,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "too_small",
-                "gpu_memory_mib: 0 is below the least of 128 MiB",
+                "gpu_memory_mib: 0 is too small; choose at least 128",
                 "128",
                 "128",
             ),
@@ -101,7 +101,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "not_a_step",
-                "gpu_memory_mib: 1000 is not a multiple of 128, nor all of a GPU; the nearest is 1024",
+                "gpu_memory_mib: 1000 isn't possible; choose 1024 (a multiple of 128, or all of a GPU)",
                 "128",
                 "1024",
             ),
@@ -111,7 +111,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "not_a_step",
-                "gpu_memory_mib: 16159 is not a multiple of 128, nor all of a GPU; the nearest is 16160",
+                "gpu_memory_mib: 16159 isn't possible; choose 16160 (a multiple of 128, or all of a GPU)",
                 "128",
                 "16160",
             ),
@@ -119,7 +119,11 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
         (
             {"gpu_memory_mib": 1024, "compute_percent": 0},
             Refusal(
-                "compute_percent", "out_of_range", "compute_percent: 0 is not between 5 and 100", "5", "5"
+                "compute_percent",
+                "out_of_range",
+                "compute_percent: 0 isn't possible; choose 5 to 100",
+                "5",
+                "5",
             ),
         ),
         (
@@ -127,7 +131,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "compute_percent",
                 "out_of_range",
-                "compute_percent: 105 is not between 5 and 100",
+                "compute_percent: 105 isn't possible; choose 5 to 100",
                 "100",
                 "100",
             ),
@@ -137,7 +141,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "compute_percent",
                 "not_a_step",
-                "compute_percent: 33 is not a multiple of 5; the nearest is 35",
+                "compute_percent: 33 isn't possible; choose 35 (a multiple of 5)",
                 "5",
                 "35",
             ),
@@ -147,7 +151,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "above_cap",
-                "gpu_memory_mib: worth 0.998 fGPU, this is above the limit of 0.5 per session",
+                "gpu_memory_mib: this is worth 0.998 fGPU, above the limit of 0.5 per session",
                 "0.5",
                 "8064",
             ),
@@ -157,7 +161,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "gpu_memory_mib",
                 "above_cap",
-                "gpu_memory_mib: worth 0.8 fGPU, this is above the limit of 0.5 per session",
+                "gpu_memory_mib: this is worth 0.8 fGPU, above the limit of 0.5 per session",
                 "0.5",
                 None,
             ),
@@ -177,31 +181,34 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             Refusal(
                 "fgpu",
                 "straddles",
-                "fgpu: 1.5 is more than one GPU (1 fGPU) and not a whole number of GPUs; "
-                "the nearest possible are 1 and 2",
+                "fgpu: 1.5 isn't possible; choose 1 or 2 (above one GPU, 1 fGPU, only whole GPUs)",
                 "1",
                 "1",
             ),
         ),
         (
             {"gpu_memory_mib": 20480, "memory_mib": 262144, "cpu_milli": 32000, "time_limit_s": 59},
-            Refusal("time_limit_s", "too_small", "time_limit_s: 59 is below the shortest of 60", "60", "60"),
+            Refusal(
+                "time_limit_s", "too_small", "time_limit_s: 59 is too short; choose at least 60", "60", "60"
+            ),
         ),
         (
             {"fgpu": "1", "time_limit_s": 3601, "caps": replace(OPEN, max_time_limit_s=3600)},
             Refusal(
-                "time_limit_s", "above_cap", "time_limit_s: 3601 is above the longest of 3600", "3600", "3600"
+                "time_limit_s",
+                "above_cap",
+                "time_limit_s: 3601 is too long; choose at most 3600",
+                "3600",
+                "3600",
             ),
         ),
         (
             {"fgpu": "1", "priority": 3, "caps": replace(OPEN, max_priority=2)},
-            Refusal(
-                "priority", "above_cap", "priority: 3 is above the highest that you may ask for, 2", "2", "2"
-            ),
+            Refusal("priority", "above_cap", "priority: 3 is too high; choose at most 2", "2", "2"),
         ),
         (
             {"fgpu": "1", "priority": -1, "caps": replace(OPEN, min_priority=0)},
-            Refusal("priority", "too_small", "priority: -1 is below the lowest of 0", "0", "0"),
+            Refusal("priority", "too_small", "priority: -1 is too low; choose at least 0", "0", "0"),
         ),
         (
             {"fgpu": "1", "quotas": (Quota(QuotaScope.USER, "*", max_fgpu_milli=750),)},

@@ -134,6 +134,14 @@ def test_who_is_aged_comes_first_whatever_the_order(backfill: Backfill) -> None:
     assert words(changed(lab, "a", waited_s=60), policy)[0] == "c: GPU-n1-0"
 
 
+def test_one_that_ran_for_days_and_was_queued_again_does_not_hold_up_who_has_waited_for_days() -> None:
+    lab = runs(world(devices=4), "z", "1", on="GPU-n1-0")
+    lab = waits(waits(lab, "ran", "4", waited_s=4 * LONGEST_WAIT_S), "waits", "1", waited_s=LONGEST_WAIT_S)
+    assert words(lab, BOUNDED)[-1] == "waits waits: PRIORITY"
+    again = changed(lab, "ran", waited_s=4 * LONGEST_WAIT_S, queued_at_s=lab.now_s - 60)
+    assert words(again, BOUNDED)[0].startswith("waits: GPU-n1-")
+
+
 def test_what_is_gathered_is_where_least_is_missing() -> None:
     lab = world(devices=2).node("n2", devices=2)
     lab = runs(runs(lab, "x", "1", on="GPU-n1-0"), "y", "1", on="GPU-n1-1")

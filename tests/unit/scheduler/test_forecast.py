@@ -19,6 +19,7 @@ from fgpu_scheduler.core.forecast import (
     RequestForecast,
     forecast,
     forecast_request,
+    largest_now_milli,
     shortage,
 )
 from fgpu_scheduler.core.model import SessionState, WaitReason
@@ -79,7 +80,7 @@ def test_a_whole_forecast_in_words() -> None:
             lab.of("b").id,
             1,
             WaitReason.RESOURCES,
-            "0.5 fGPU is not free: nothing is free now",
+            "all GPUs are busy",
             NOW_S + HOUR - 600,
             BASIS_TYPICAL,
             ahead=Ahead(1, 1000, (lab.of("a").id,)),
@@ -92,9 +93,9 @@ def test_position_zero_starts_now_and_the_rest_count_from_one() -> None:
     found = told(lab)
     assert {user: (f.position, f.text) for user, f in found.items()} == {
         "a": (0, "starts now"),
-        "b": (1, "0.6 fGPU is not free: 0.1 fGPU is free now"),
+        "b": (1, "0.6 fGPU is not free: at most 0.1 is"),
         "c": (0, "starts now"),
-        "d": (2, "0.6 fGPU is not free: 0.1 fGPU is free now"),
+        "d": (2, "0.6 fGPU is not free: at most 0.1 is"),
     }
     assert found["a"].basis == found["c"].basis == BASIS_NOW
     assert found["a"].expected_start_at_s == NOW_S
@@ -146,7 +147,7 @@ def test_a_held_session_says_so_and_is_forecast_as_if_it_was_resumed() -> None:
     assert starts(lab) == {"a": HOUR - 600, "b": 2 * HOUR - 600}
     held = told(lab)["a"]
     assert (held.position, held.reason) == (1, WaitReason.HELD)
-    assert held.text == "the Hub restarted; it resumes this request by itself"
+    assert held.text == "the Hub has restarted, and resumes this request soon"
 
 
 def test_one_who_fits_overtakes_in_the_forecast_as_in_the_plan() -> None:
@@ -163,17 +164,17 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
 @pytest.mark.parametrize(
     ("lab", "asked", "words"),
     [
-        (world().running("a", "1"), request(fgpu="0.5"), "0.5 fGPU is not free: nothing is free now"),
-        (world().running("a", "0.8"), request(fgpu="0.5"), "0.5 fGPU is not free: 0.2 fGPU is free now"),
+        (world().running("a", "1"), request(fgpu="0.5"), "all GPUs are busy"),
+        (world().running("a", "0.8"), request(fgpu="0.5"), "0.5 fGPU is not free: at most 0.2 is"),
         (
             world(devices=2).running("a", "0.7", on="GPU-n1-0").running("b", "0.6", on="GPU-n1-1"),
             request(fgpu="0.5"),
-            "0.5 fGPU does not fit on one GPU: 0.7 fGPU is free in all, but at most 0.4 on one GPU",
+            "no GPU has 0.5 fGPU free: 0.7 fGPU is free in all, but at most 0.4 on one GPU",
         ),
         (
             world(devices=3).running("a", "0.1", on="GPU-n1-0").running("b", "0.1", on="GPU-n1-1"),
             request(fgpu="2"),
-            "2 fGPU needs 2 whole GPUs on one node: at most 1 are free on one now",
+            "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one",
         ),
         (
             # Two are free, but not on one node.
@@ -183,43 +184,43 @@ def test_an_empty_queue_has_an_empty_forecast() -> None:
             .running("a", "0.1", on="GPU-n1-0")
             .running("b", "0.1", on="GPU-n2-0"),
             request(fgpu="2"),
-            "2 fGPU needs 2 whole GPUs on one node: at most 1 are free on one now",
+            "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one",
         ),
         (
             world(devices=2, cpu=4),
             request(fgpu="2", cpu=5),
-            "2 fGPU is free, but not together with 5 CPU and 1024 MiB memory on the same node",
+            "2 fGPU is free, but not with 5 CPU and 1 GiB of memory on the same machine",
         ),
         (
             world(cpu=4).running("a", "0.1", cpu=3),
             request(fgpu="0.5", cpu=2),
-            "0.5 fGPU is free, but not together with 2 CPU and 1024 MiB memory on the same node",
+            "0.5 fGPU is free, but not with 2 CPU and 1 GiB of memory on the same machine",
         ),
         (
             world(devices=0).node("n1", cpu=1).node("n2", node_memory_mib=1024),
             request(fgpu="0.5", cpu=2, memory_mib=2048),
-            "0.5 fGPU is free, but not together with 2 CPU and 2048 MiB memory on the same node",
+            "0.5 fGPU is free, but not with 2 CPU and 2 GiB of memory on the same machine",
         ),
         (
             world(fgpu_per_gpu=1).running("a", "0.5").unit(5),
             request(fgpu="3"),
-            "3 fGPU is free, but its GPU memory or compute is still held by earlier sessions",
+            "3 fGPU is free, but earlier sessions still hold its GPU memory or compute",
         ),
         (
             world().node("n2").cordoned("n1").lost("n2"),
             request(fgpu="0.5"),
-            "no node of resource group 'default' takes sessions now",
+            "no machine of resource group 'default' takes sessions now",
         ),
         (
             # What is free on a cordoned node is not to be had.
             world().node("n2").running("a", "1", on="GPU-n2-0").cordoned("n1"),
             request(fgpu="0.5"),
-            "0.5 fGPU is not free: nothing is free now",
+            "all GPUs are busy",
         ),
         (
             world(devices=2).node("n2").cordoned("n1"),
             request(fgpu="2"),
-            "2 fGPU is more than any node that takes sessions now has",
+            "no machine that takes sessions now has 2 fGPU",
         ),
         (world(), request(fgpu="0.5"), "waits for its turn"),
     ],
@@ -232,7 +233,7 @@ def test_twenty_on_one_gpu_are_named_as_what_is_short() -> None:
     lab = world()
     for n in range(20):
         lab = lab.running(f"u{n}", "0.04")
-    words = "0.2 fGPU is free, but 20 sessions already share that GPU"
+    words = "0.2 fGPU is free, but 20 sessions share that GPU already"
     assert shortage(request(fgpu="0.2"), free(lab)) == words
 
 
@@ -244,7 +245,7 @@ def test_a_request_that_fits_starts_now() -> None:
 def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
     lab = world().running("a", "0.1", started_ago_s=600)
     found = asks(lab, "0.4", 3)
-    text = "0.4 fGPU is not free: 0.1 fGPU is free now"
+    text = "0.4 fGPU is not free: at most 0.1 is"
     assert (found.startable_now, found.position) == (2, 1)
     assert (found.expected_start_at_s, found.basis, found.text) == (NOW_S + HOUR, BASIS_TYPICAL, text)
     # Of three, each.
@@ -280,7 +281,7 @@ def test_a_request_behind_others_stands_behind_them() -> None:
     found = asks(lab, "1", 2)
     assert (found.startable_now, found.position) == (0, 4)
     assert found.expected_start_at_s == NOW_S + 4 * HOUR - 600
-    assert found.text == "1 fGPU is not free: nothing is free now"
+    assert found.text == "all GPUs are busy"
     assert found.largest_now_milli is None
 
 
@@ -294,6 +295,32 @@ def test_the_largest_amount_that_starts_now_is_beside_the_same_cpu_and_memory() 
     assert asks(lab, "1", cpu=1).largest_now_milli == 1000
     assert asks(lab, "1", cpu=4).largest_now_milli == 300
     assert asks(lab, "1", cpu=9).largest_now_milli is None
+
+
+def test_the_largest_amount_that_starts_now_may_bring_its_own_cpu_and_memory() -> None:
+    lab = world(cpu=8).running("a", "0.1", cpu=4)
+    asked = request("b", "0.5", cpu=8)
+    assert largest_now_milli(asked, lab, Policy(), CAPS) is None
+    # Eight cores with a whole GPU: four are left.
+    assert largest_now_milli(asked, lab, Policy(), CAPS, beside=lambda milli: (8 * milli, 1024)) == 500
+
+
+def test_only_those_are_told_without_whose_end_it_would_not_start() -> None:
+    lab = world().running("a", "0.5", started_ago_s=1800).running("b", "0.1", started_ago_s=1700)
+    lab = lab.running("c", "0.4", started_ago_s=600).pending("d", "0.4").pending("e", "0.2")
+    found = {f.session_id: f.ahead for f in forecast(lab, Policy(), typical_length_s=HOUR)}
+    a, b = lab.of("a").id, lab.of("b").id
+    assert found[lab.of("d").id] == Ahead(1, 500, (a,))
+    assert found[lab.of("e").id] == Ahead(2, 600, (a, b)), (
+        "with d, who comes first, there is too little without b"
+    )
+
+
+def test_who_frees_the_cpu_that_is_missing_is_told_though_it_holds_another_gpu() -> None:
+    lab = world(devices=2, cpu=8).running("a", "0.5", on="GPU-n1-0", cpu=8, started_ago_s=600)
+    lab = lab.pending("b", "1", cpu=4)
+    (found,) = forecast(lab, Policy(), typical_length_s=HOUR)
+    assert found.ahead == Ahead(1, 500, (lab.of("a").id,))
 
 
 def test_where_cpu_or_memory_is_short_the_amounts_that_start_now_are_told() -> None:

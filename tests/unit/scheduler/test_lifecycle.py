@@ -8,8 +8,27 @@ from itertools import product
 import pytest
 
 from fgpu_scheduler.core import lifecycle
-from fgpu_scheduler.core.lifecycle import ENDED, HOLDING, LEGAL, LIVE, MOVED_BY, SERVING, final_state, moved
-from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, SessionState, Share, WaitReason
+from fgpu_scheduler.core.lifecycle import (
+    ENDED,
+    HOLDING,
+    LEGAL,
+    LIVE,
+    MOVED_BY,
+    SERVING,
+    final_state,
+    given_back,
+    moved,
+)
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Placement,
+    RefusedNode,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    WaitReason,
+)
 from fgpu_scheduler.errors import InvalidTransition
 
 S = SessionState
@@ -24,6 +43,8 @@ DESIGNED = {
     (S.PREPARING, S.PULLING),
     (S.PREPARING, S.RUNNING),
     (S.PREPARING, S.TERMINATING),
+    (S.PREPARING, S.PENDING),
+    (S.PULLING, S.PENDING),
     (S.PULLING, S.RUNNING),
     (S.PULLING, S.TERMINATING),
     (S.RUNNING, S.TERMINATING),
@@ -53,6 +74,7 @@ def session(state: S, **changes: object) -> Session:
         message=None,
         launched="container",
         replaces=5,
+        refused=(RefusedNode("n0", 1, 1, "no room"),),
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -74,8 +96,8 @@ def test_a_change_is_legal_exactly_as_designed(current: S, to: S) -> None:
 
 
 def test_an_illegal_change_names_the_legal_ones() -> None:
-    with pytest.raises(InvalidTransition, match=r"legal: RUNNING, TERMINATING\)"):
-        moved(session(S.PULLING), S.PENDING, now_s=9)
+    with pytest.raises(InvalidTransition, match=r"legal: RUNNING, PENDING, TERMINATING\)"):
+        moved(session(S.PULLING), S.SCHEDULED, now_s=9)
     with pytest.raises(InvalidTransition, match="legal: none: it has ended"):
         moved(session(S.ERROR), S.RUNNING, now_s=9)
 
@@ -98,6 +120,8 @@ def test_an_illegal_change_names_the_legal_ones() -> None:
         ),
         (S.PREPARING, S.PULLING, {"wait_reason": None}),
         (S.PREPARING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
+        (S.PREPARING, S.PENDING, {"placement": None, "scheduled_at_s": None}),
+        (S.PULLING, S.PENDING, {"placement": None, "scheduled_at_s": None}),
         (S.PREPARING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
         (S.PULLING, S.RUNNING, {"wait_reason": None, "started_at_s": 9}),
         (S.PULLING, S.TERMINATING, {"wait_reason": None, "end_cause": EndCause.IDLE}),
@@ -111,6 +135,9 @@ def test_only_the_fields_that_follow_from_a_change_change(
 ) -> None:
     old = session(current)
     cause = EndCause.IDLE if to in (S.TERMINATING, S.CANCELLED) else None
+    if to not in (S.PENDING, S.SCHEDULED, S.PREPARING, S.PULLING):
+        # Once it runs, or ends, it is nothing to it where it was refused.
+        expected = {**expected, "refused": ()}
     assert changed(old, moved(old, to, now_s=9, cause=cause)) == {"state": to, **expected}
 
 
@@ -133,6 +160,27 @@ def test_the_message_of_an_end_takes_the_place_of_a_warning() -> None:
     assert ending.message == "was above it"
     assert moved(warned, S.TERMINATING, now_s=9, cause=EndCause.USER).message is None
     assert moved(ending, S.ERROR, now_s=10, message="later").message == "was above it"
+
+
+def test_a_node_that_was_refused_is_left_out_for_twice_as_long_each_time_up_to_five_minutes() -> None:
+    refused = session(S.PREPARING, refused=())
+    for number, pause_s in enumerate((30, 60, 120, 240, 300, 300), 1):
+        waits = given_back(replace(refused, state=S.PREPARING, placement=PLACEMENT), "no\n room", now_s=100)
+        assert (waits.state, waits.wait_reason, waits.launched) == (S.PENDING, WaitReason.CLUSTER, None)
+        assert waits.refused == (RefusedNode("n1", 100, number, "no room"),)
+        assert waits.left_out(99 + pause_s) == waits.refused
+        # Not after that, nor before it was refused: a clock that was set back leaves no node out for hours.
+        assert waits.left_out(100 + pause_s) == waits.left_out(99) == ()
+        refused = waits
+
+
+def test_each_refused_node_is_known_by_itself_and_no_more_than_a_few_are_kept() -> None:
+    waits = session(S.PREPARING, refused=())
+    for number in range(lifecycle.MOST_REFUSED + 5):
+        where = Placement(f"n{number}", PLACEMENT.shares)
+        waits = given_back(replace(waits, state=S.PREPARING, placement=where), "x" * 9999, now_s=number)
+    assert [node.node_id for node in waits.refused] == [f"n{n}" for n in range(5, number + 1)]
+    assert {len(node.words) for node in waits.refused} == {lifecycle.MOST_WORDS}
 
 
 @pytest.mark.parametrize("to", [S.TERMINATED, S.ERROR])

@@ -57,6 +57,19 @@ def test_nobody_has_waited_less_than_somebody_behind() -> None:
     assert waited_s(by_place(lab.sessions), lab.now_s - 5) == [0]
 
 
+def test_one_that_was_queued_again_has_waited_since_then_and_makes_nobody_wait_less() -> None:
+    lab = world().pending("a", "1").pending("b", "1").pending("c", "1")
+    day_s = 24 * 3600
+    lab = with_(lab, "b", submitted_at_s=lab.now_s - 8 * day_s, queued_at_s=lab.now_s - 60)
+    lab = with_(
+        with_(lab, "a", submitted_at_s=lab.now_s - 9 * day_s), "c", submitted_at_s=lab.now_s - 2 * day_s
+    )
+    assert waited_s(by_place(lab.sessions), lab.now_s) == [9 * day_s, 60, 2 * day_s]
+    # It keeps its place, and is aged only once it has waited.
+    assert first(lab, First(longest_wait_s=day_s)) == ["a", "c", "b"]
+    assert first(lab, First()) == ["a", "b", "c"]
+
+
 def first(lab: World, rules: First, order: Order = fifo) -> list[str]:
     own = lines(lab)["default"]
     return [own.waiting[n].request.user for n in in_order(own, order, rules)]

@@ -195,7 +195,7 @@ def test_what_may_not_wait_beside_what_waits_is_refused_with_how_many_may() -> N
         Refusal(
             "count",
             "too_many_pending",
-            "count: of your requests 3 may wait at a time, and 2 do already",
+            "count: at most 3 of your requests may wait at a time; 2 wait already",
             "3",
             "1",
         ),

@@ -44,7 +44,7 @@ def test_where_all_agree_there_is_nothing_to_heal() -> None:
 
 
 def test_a_running_session_whose_container_is_gone_is_ended_and_keeps_its_share_until_then() -> None:
-    message = "the session's container or process is gone; nobody here ended it"
+    message = "the session's container or process was removed outside JupyterHub"
     assert healed(a(S.RUNNING)) == (Ended(1, 1, EndCause.EXITED, message),)
 
 
@@ -136,7 +136,7 @@ def test_a_container_on_another_node_than_its_session_is_a_ghost(state: SessionS
 def test_what_another_node_runs_neither_keeps_a_session_nor_its_share() -> None:
     there = of(1, node="n2")
     ghost = Remove(there, "its session is on node n1")
-    ended = Ended(1, 1, EndCause.EXITED, "the session's container or process is gone; nobody here ended it")
+    ended = Ended(1, 1, EndCause.EXITED, "the session's container or process was removed outside JupyterHub")
     assert healed(a(S.RUNNING), there) == (ended, ghost)
     assert healed(a(S.TERMINATING), there) == (Finish(1), ghost)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worlds import ALICE, BOB, Build, S, gpu, node, shown
+from worlds import ADMIN, ALICE, BOB, Build, S, gpu, node, shown
 
 from fgpu_scheduler import (
     Node,
@@ -14,27 +14,60 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.capacity import Amounts, allocatable_in, mine_in, total_of, used_of
+from fgpuspawner.service.model import Viewer
+from fgpuspawner.service.pages.sessions_view import Page
+
+CY = Viewer("cy", groups=("default",))
 
 
-def test_bars_are_mine_of_mine_and_allocatable_in_the_group_and_overall() -> None:
+def levels(found: Page) -> list[tuple[str, str, list[str], str | None]]:
+    """Return of each level of each gauge its label, what is in use, the parts and the viewer's own."""
+    return [
+        (level.label, level.text, [part.words for part in level.parts], level.own)
+        for gauge in found.gauges
+        for level in gauge.levels
+    ]
+
+
+def test_bars_are_mine_others_and_free_in_the_group_and_in_all() -> None:
     world = Build(node(), node("n2", "class")).running("bob", 500).running("alice", 1000).world()
-    upper = [g.upper for g in shown(world, BOB, group="default").gauges]
-    lower = [g.lower for g in shown(world, BOB, group="default").gauges]
-    assert [(b.text, b.percent) for b in upper] == [
-        ("0.5 of 1 fGPU", "50.0"),
-        ("1.5 of 6.5 cores", "23.0"),
-        ("1 of 15 GiB", "6.6"),
+    assert levels(shown(world, BOB, group="default")) == [
+        ("In default", "1.5 of 2 fGPU", ["0.5 yours", "1 others'", "0.5 free"], "0.5 of 1 fGPU"),
+        ("In all groups", "1.5 of 4 fGPU", ["0.5 yours", "1 others'", "2.5 free"], "0.5 of 3 fGPU"),
+        ("In default", "3 of 8 cores", ["1.5 yours", "1.5 others'", "5 free"], "1.5 of 6.5 cores"),
+        ("In all groups", "3 of 16 cores", ["1.5 yours", "1.5 others'", "13 free"], "1.5 of 14.5 cores"),
+        ("In default", "2 of 16 GiB", ["1 yours", "1 others'", "14 free"], "1 of 15 GiB"),
+        ("In all groups", "2 of 32 GiB", ["1 yours", "1 others'", "30 free"], "1 of 31 GiB"),
     ]
-    assert [(b.text, b.percent) for b in lower] == [
-        ("0.5 of 3 fGPU", "16.6"),
-        ("1.5 of 14.5 cores", "10.3"),
-        ("1 of 31 GiB", "3.2"),
+    (gpu_here, *_), *_ = (gauge.levels for gauge in shown(world, BOB, group="default").gauges)
+    assert [(part.kind, part.x, part.width) for part in gpu_here.parts] == [
+        ("mine", "0", "25.0"),
+        ("others", "25.0", "50.0"),
+        ("free", "75.0", "25.0"),
     ]
-    assert [g.everybody for g in shown(world, BOB, group="default").gauges] == [
-        "1.5 of 2 fGPU",
-        "3 of 8 cores",
-        "2 of 16 GiB",
-    ]
+
+
+def test_a_full_cluster_has_full_bars_also_for_who_holds_nothing() -> None:
+    world = Build().running("alice", 2000).world()
+    assert levels(shown(world, CY))[0] == ("", "2 of 2 fGPU", ["2 others'", "0 free"], "")
+    assert [part.width for part in shown(world, CY).gauges[0].levels[0].parts] == ["100.0", "0"]
+
+
+def test_an_administrator_sees_the_clusters_use() -> None:
+    world = Build().running("alice", 500).world()
+    assert levels(shown(world, ADMIN, everybody=True))[0] == (
+        "",
+        "0.5 of 2 fGPU",
+        ["0.5 in use", "1.5 free"],
+        None,
+    )
+    own = levels(shown(world, ADMIN))[0]
+    assert own == ("", "0.5 of 2 fGPU", ["0.5 others'", "1.5 free"], "0 of 1.5 fGPU")
+
+
+def test_what_is_neither_held_nor_free_is_unavailable() -> None:
+    world = Build(node(state=NodeState.CORDONED)).running("alice", 500).world()
+    assert levels(shown(world, ALICE))[0][2] == ["0.5 yours", "0 free", "1.5 unavailable"]
 
 
 def test_bars_rise_by_the_exact_amount_and_fall_back_after_the_end() -> None:
@@ -91,7 +124,7 @@ def test_a_node_that_was_made_smaller_than_what_runs_never_gives_negative_amount
     world = small.world()
     assert allocatable_in(world, ALICE, "default") == Amounts(0, 0, 0)
     assert used_of(world, "default") == Amounts(1500, 1500, 1024)
-    assert shown(world, ALICE).gauges[0].upper.percent == "100.0"
+    assert [part.width for part in shown(world, ALICE).gauges[0].levels[0].parts] == ["100.0", "0"]
 
 
 def test_a_gpu_shared_by_as_many_as_may_share_it_has_nothing_to_give() -> None:

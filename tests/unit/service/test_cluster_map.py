@@ -19,7 +19,9 @@ from fgpu_scheduler import (
     forecast,
 )
 from fgpu_scheduler.core.unblocking import unblocking
-from fgpuspawner.service.model import Viewer, World
+from fgpuspawner.service.admin.queue_view import queues_object
+from fgpuspawner.service.api.session_objects import session_object
+from fgpuspawner.service.model import Site, Viewer, World
 from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, Slice, cluster_map
 
 S = SessionState
@@ -48,12 +50,30 @@ def waits(number: int, user: str, milli: int, server: str = "") -> Session:
     return Session(number, request(user, milli, server), S.PENDING, 200 + number)
 
 
-def seen(viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session) -> Group:
+def beside(group: str, milli: int) -> tuple[int, int]:
+    """Half a core and 512 MiB with each amount."""
+    return 500, 512
+
+
+def seen(
+    viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
+) -> Group:
     snapshot = Snapshot(1000, 7, nodes, sessions)
-    world = World(snapshot, {f.session_id: f for f in forecast(snapshot, Policy(), typical_length_s=None)})
+    told = forecast(snapshot, Policy(), typical_length_s=typical_length_s)
+    world = World(snapshot, {f.session_id: f for f in told})
     found = unblocking(snapshot, Policy())
-    (group,) = cluster_map(world, viewer, {} if found is None else {"default": found}, step_milli=100)
+    ends = {} if found is None else {"default": found}
+    (group,) = cluster_map(world, viewer, ends, step_milli=100, beside=beside)
     return group
+
+
+def told(
+    viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
+) -> str:
+    """Return all that the map says of the first who waits."""
+    head = seen(viewer, nodes, *sessions, typical_length_s=typical_length_s).head
+    assert head is not None
+    return f"{head.text}. {head.sooner}".strip()
 
 
 def slices(group: Group, at: int = 0) -> list[tuple[str, str, str, str]]:
@@ -95,16 +115,26 @@ def test_what_nobody_can_have_is_drawn_with_its_reason() -> None:
         "unusable",
         "25.0",
         "75.0",
-        "cannot be had: no more than 1 may share this GPU",
+        "unavailable: at most 1 sessions may share this GPU",
     )
     off = seen(ANN, (node(one, state=NodeState.CORDONED),))
-    assert slices(off) == [("unusable", "0", "100.0", "cannot be had: its machine takes no sessions")]
+    assert slices(off) == [("unusable", "0", "100.0", "unavailable: its machine takes no sessions")]
     share = replace(Share.of(one, 1000), mode=ShareMode.MEMORY)
     only = replace(runs(1, "ben", 1000, one), placement=Placement("n1", (share,)))
     assert (
-        slices(seen(ANN, (node(one),), only))[-1][3]
-        == "can be had as memory only, as its other sessions have it"
+        slices(seen(ANN, (node(one),), only))[-1][3] == "free for memory only, as its other sessions have it"
     )
+
+
+def test_a_cordoned_gpu_is_drawn_with_its_reason_for_administrators_alone() -> None:
+    one = replace(gpu(0), cordon_reason="the fan is broken")
+    world = ((node(one, gpu(1)),), runs(1, "ben", 500, one))
+    assert slices(seen(ANN, *world))[1:] == [
+        ("unusable", "25.0", "75.0", "unavailable: this GPU takes no sessions")
+    ]
+    assert [g.cordoned for g in seen(ANN, *world).machines[0].gpus] == ["takes no sessions", ""]
+    assert seen(ROOT, *world).machines[0].gpus[0].cordoned == "takes no sessions: the fan is broken"
+    assert "fan" not in repr(seen(ANN, *world))
 
 
 def test_the_pieces_that_are_free_are_told_with_the_largest() -> None:
@@ -112,12 +142,11 @@ def test_the_pieces_that_are_free_are_told_with_the_largest() -> None:
     nodes = (node(one, two),)
     pieces = seen(ANN, nodes, runs(1, "ben", 1500, one), runs(2, "ben", 1250, two, "b")).pieces
     assert pieces == (
-        "1.2 fGPU is free, in 2 pieces; the largest on one GPU is 0.7 fGPU. "
-        "What is left beside that, 0.05 fGPU, nobody can have now."
+        "1.2 fGPU is free, in 2 pieces; the largest on one GPU is 0.7 fGPU. 0.05 fGPU is unavailable."
     )
     assert seen(ANN, nodes, runs(1, "ben", 2000, one)).pieces == "2 fGPU is free, in one piece."
     assert seen(ANN, nodes, runs(1, "ben", 2000, one), runs(2, "cy", 1950, two)).pieces == (
-        "Nothing is free: 0.05 fGPU is left that nobody can have now."
+        "Nothing is free. 0.05 fGPU is unavailable."
     )
 
 
@@ -142,7 +171,7 @@ def test_the_queue_is_in_its_order_with_sizes_and_bounded() -> None:
     )
     assert group.waiting == MOST_WAITING + 7
     assert len(group.blocks) == MOST_WAITING
-    assert group.more == "and 7 more, which ask for 3.5 fGPU"
+    assert group.more == "and 7 more, for 3.5 fGPU together"
     mine = next(block for block in group.blocks if block.mine)
     # One GPU of the four that the widest takes.
     assert (mine.amount, mine.label, mine.width) == ("1 fGPU", "next", "12.5")
@@ -161,18 +190,28 @@ def test_which_end_would_start_the_head_is_told_with_names_to_those_who_may_know
         runs(3, "cy", 1000, two),
         waits(4, "dora", 1000, "big"),
     )
-    assert seen(ANN, *world).unblocking == (
-        "The first in the queue, 1 fGPU, starts as soon as one of these ends: your default server (1 fGPU on GPU 1 of "
-        "n1), or a session that holds 1 fGPU on GPU 1 of n1, or a session that holds 1.5 fGPU on GPU 0 of n1."
+    assert told(ANN, *world) == (
+        "The first in the queue, 1 fGPU, starts at once if one of these ends: your default server (1 fGPU on GPU 1 of "
+        "n1), or a session with 1 fGPU on GPU 1 of n1, or a session with 1.5 fGPU on GPU 0 of n1."
     )
-    assert seen(ROOT, *world).unblocking == (
-        "The first in the queue (big of dora), 1 fGPU, starts as soon as one of these ends: default server of ann "
+    assert told(ROOT, *world) == (
+        "The first in the queue (big of dora), 1 fGPU, starts at once if one of these ends: default server of ann "
         "(1 fGPU on GPU 1 of n1), or default server of cy (1 fGPU on GPU 1 of n1), or train of ben (1.5 fGPU on GPU 0 "
         "of n1)."
     )
-    own = seen(Viewer("dora", groups=("default",)), *world).unblocking
-    assert own.startswith(
-        "Your request, 1 fGPU, starts as soon as one of these ends: a session that holds 1 fGPU"
+    own = told(Viewer("dora", groups=("default",)), *world)
+    assert own.startswith("Your request, 1 fGPU, starts at once if one of these ends: a session with 1 fGPU")
+
+
+def test_who_is_expected_to_end_comes_first_and_whose_end_alone_would_do_after_it() -> None:
+    one, two = gpu(0), gpu(1)
+    ann, cy = runs(1, "ann", 1500, one), runs(2, "cy", 1500, two)
+    dora = waits(4, "dora", 1000, "big")
+    first = "The first in the queue (big of dora), 1 fGPU"
+    expected = f"{first}, starts when 1 session ends (1.5 fGPU: default server of ann)."
+    assert told(ROOT, (node(one),), ann, dora, typical_length_s=7200) == expected
+    assert told(ROOT, (node(one, two),), ann, cy, dora, typical_length_s=7200) == (
+        f"{expected} It starts at once if this ends: default server of cy (1.5 fGPU on GPU 1 of n1)."
     )
 
 
@@ -180,25 +219,78 @@ def test_of_many_who_would_start_the_head_three_are_named() -> None:
     gpus = [gpu(n) for n in range(5)]
     full = [runs(n, f"user{n}", 2000, one) for n, one in enumerate(gpus, 1)]
     waiting = waits(9, "dora", 2000)
-    told = seen(ROOT, (node(*gpus),), *full, waiting).unblocking
-    assert told.endswith("default server of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
-    four = seen(ROOT, (node(*gpus[:4]),), *full[:4], waiting).unblocking
+    many = told(ROOT, (node(*gpus),), *full, waiting)
+    assert many.endswith("default server of user3 (2 fGPU on GPU 2 of n1), or one of 2 others.")
+    four = told(ROOT, (node(*gpus[:4]),), *full[:4], waiting)
     assert four.endswith("default server of user3 (2 fGPU on GPU 2 of n1), or another one.")
 
 
 def test_where_no_single_end_is_enough_that_is_said() -> None:
     one, two = gpu(0), gpu(1)
     world = ((node(one, two),), runs(1, "ben", 500, one), runs(2, "cy", 500, two), waits(3, "dora", 4000))
-    assert seen(ANN, *world).unblocking == (
+    assert told(ANN, *world) == (
         "The first in the queue, 4 fGPU, starts only when more than one session has ended."
     )
-    closed = node(one, two, state=NodeState.CORDONED)
-    assert seen(ANN, (closed,), *world[1:]).unblocking.startswith(
-        "The first in the queue, 4 fGPU, waits for no session's end"
+    assert told(ANN, *world, typical_length_s=7200) == (
+        "The first in the queue, 4 fGPU, starts when 2 sessions end (1 fGPU)."
     )
+    closed = node(one, two, state=NodeState.CORDONED)
+    assert told(ANN, (closed,), *world[1:]).startswith("The first in the queue, 4 fGPU, can't start yet")
     ending = replace(world[1], state=S.TERMINATING)
-    assert seen(ANN, (node(one),), ending, waits(3, "dora", 2000)).unblocking == (
-        "The first in the queue, 2 fGPU, starts once what is ending now has ended."
+    assert told(ANN, (node(one),), ending, waits(3, "dora", 2000)) == (
+        "The first in the queue, 2 fGPU, starts when 1 session ends (0.5 fGPU)."
+    )
+
+
+def test_the_map_the_queue_and_the_sessions_page_tell_one_story() -> None:
+    """Who has to end, and when, of one state: the same words and the same instant wherever they are shown."""
+    one, two = gpu(0), gpu(1)
+    limited = [
+        replace(s, request=replace(s.request, time_limit_s=limit_s))
+        for s, limit_s in (
+            (runs(1, "ben", 1000, one), 3600),
+            (runs(2, "carla", 1000, one), 4000),
+            (runs(3, "ivy", 2000, two), 9000),
+        )
+    ]
+    snapshot = Snapshot(1000, 7, (node(one, two),), (*limited, waits(4, "dora", 2000)))
+    forecasts = {f.session_id: f for f in forecast(snapshot, Policy(), typical_length_s=None)}
+    world = World(snapshot, forecasts)
+    ends = {"default": unblocking(snapshot, Policy())}
+    (group,) = cluster_map(world, ROOT, ends, step_milli=100, beside=beside)  # type: ignore[arg-type]
+    (queue,) = queues_object(world, ROOT, Site(), ends, now_s=1000)["queues"]  # type: ignore[arg-type]
+    (entry,) = queue["entries"]
+    session = session_object(snapshot.sessions[3], world, ROOT, Site())
+    assert group.head is not None
+    text = "starts when 2 sessions end (2 fGPU: default server of ben, default server of carla)"
+    sooner = "starts at once if this ends: default server of ivy (2 fGPU on GPU 1 of n1)"
+    assert entry["waits_for"]["text"] == session["waits_for"]["text"] == text
+    assert (group.head.text, group.head.sooner) == (
+        f"The first in the queue (default server of dora), 2 fGPU, {text}",
+        f"It {sooner}.",
+    )
+    assert entry["sooner"] == sooner
+    assert entry["expected_start_at_s"] == session["expected_start_at_s"] == 110 + 4000
+    assert group.head.expected_at_s == 4080, "the same minute"
+
+
+def test_what_its_machines_cpu_or_memory_keeps_from_people_is_drawn_as_blocked() -> None:
+    one, two = gpu(0), gpu(1)
+    greedy = replace(runs(1, "ben", 500, one), request=replace(request("ben", 500), cpu_milli=64_000))
+    group = seen(ANN, (node(one, two),), greedy)
+    why = "blocked: its machine has no CPU or memory left"
+    assert [slices(group, at)[-1] for at in (0, 1)] == [
+        ("blocked", "25.0", "75.0", why),
+        ("blocked", "0", "100.0", why),
+    ]
+    assert group.pieces == "Nothing is free. 3.5 fGPU is blocked: its machine is short of CPU or memory."
+    # What is left is enough for one more session, not for one on each GPU.
+    most = replace(greedy, request=replace(greedy.request, cpu_milli=63_300))
+    group = seen(ANN, (node(one, two),), most)
+    assert slices(group, 1) == [("free", "0", "100.0", "free")]
+    assert slices(group, 0)[-1][::3] == ("blocked", "blocked: for sessions with less CPU or memory")
+    assert group.pieces == (
+        "2 fGPU is free, in one piece. 1.5 fGPU is blocked: its machine is short of CPU or memory."
     )
 
 

@@ -50,7 +50,7 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
         "count": 1,
         "fgpu": "2",
         "sessions": [],
-        "text": "1 session that holds 2 fGPU has to end first",
+        "text": "starts when 1 session ends (2 fGPU)",
     }
     refused = refused_object([], count=1, simulated=False)
     assert refused.keys() == told.keys()
@@ -61,7 +61,7 @@ def test_a_forecast_offers_what_would_start_soonest_and_says_who_is_ahead() -> N
     [
         (1, 1, "starts now"),
         (3, 3, "all 3 start now"),
-        (1, 0, "waits: why"),
+        (1, 0, "why"),
         (3, 2, "2 start now, 1 waits: after those, why"),
         (3, 1, "1 starts now, 2 wait: after those, why"),
         (3, 0, "all 3 wait: why"),

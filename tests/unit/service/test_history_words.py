@@ -39,11 +39,11 @@ def test_a_receipt_says_what_was_held_and_used() -> None:
     assert (found.name, found.waited, found.ran, found.gpu_hours) == (
         "default server",
         "1 min",
-        "2 h 00 min",
+        "2 h",
         "0.50",
     )
     assert found.memory is not None
-    assert (found.memory.text, found.memory.percent) == ("512 of 2048 MiB", "25.0")
+    assert (found.memory.text, found.memory.percent) == ("0.5 of 2 GiB", "25.0")
     assert (found.usual, found.energy) == ("p95 400 MiB, 12 % of the GPU", "31.3 Wh")
     assert (found.state, found.why) == ("TERMINATED", "ended because it was idle")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,31 @@ def test_a_node_tells_who_is_on_each_gpu_and_what_can_be_done_with_it() -> None:
     assert (second["actions"], second["can_drain"], second["verified"]) == (["gone"], False, None)
 
 
+def test_a_cordoned_gpu_keeps_its_sessions_and_says_why_it_takes_no_more() -> None:
+    broken = replace(gpu("n1", 1), cordon_reason="the fan")
+    world = Build(node("n1", "default", gpu("n1"), broken)).world()
+    ((one, two),) = [n["devices"] for n in nodes_object(world, [])["nodes"]]
+    assert (one["cordoned"], one["cordon_reason"], one["action"]) == (False, None, "cordon")
+    assert (two["cordoned"], two["cordon_reason"], two["action"]) == (True, "the fan", "uncordon")
+    assert (two["fgpu_used"], two["fgpu_total"]) == ("0", "2")
+
+
 def test_every_state_of_a_node_has_its_own_actions() -> None:
-    assert {state: node_actions_of(state) for state in NodeState} == {
+    assert {state: node_actions_of(replace(node("n1"), state=state)) for state in NodeState} == {
         NodeState.READY: (NodeAction.CORDON,),
         NodeState.CORDONED: (NodeAction.UNCORDON,),
         NodeState.LOST: (NodeAction.GONE,),
         NodeState.GONE: (),
     }
+
+
+def test_a_node_that_its_cluster_has_closed_says_so_and_is_not_opened_here() -> None:
+    closed = replace(node("n1"), state=NodeState.CORDONED, closed=True)
+    (shown,) = nodes_object(Build(closed).world(), [])["nodes"]
+    assert (shown["state"], shown["closed"], shown["actions"]) == ("CORDONED", True, [])
+    assert shown["state_text"] == "takes no more sessions: its cluster has closed it"
+    lost = replace(closed, state=NodeState.LOST)
+    assert node_actions_of(lost) == (NodeAction.GONE,)
 
 
 def test_the_last_verdict_of_each_node_is_kept(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
+from fgpuspawner.text.times import cell
 
 ALICE = Viewer("alice", groups=("default",))
 SITE = Site("/", {"python": "Python 3.11"})
@@ -142,9 +143,12 @@ def test_what_a_spreadsheet_would_compute_is_text_in_the_file(name: str) -> None
 
 def test_the_file_has_what_a_receipt_has() -> None:
     found = receipt(Past(ENDED, None), world(GPU), ALICE, SITE)
-    assert set(COLUMNS) == set(found) - {"mine"}
+    assert set(COLUMNS) == {name.removesuffix("_at_s") for name in found} - {"mine"}
     (line,) = list(csv.reader(io.StringIO(csv_text(COLUMNS, [cells(found)]))))[1:]
-    assert dict(zip(COLUMNS, line, strict=True))["memory_peak_mib"] == ""
+    told = dict(zip(COLUMNS, line, strict=True))
+    assert told["memory_peak_mib"] == ""
+    # One format of time in all files.
+    assert told["ended"] == cell(found["ended_at_s"])
 
 
 # --- The meter in the session object ---

@@ -13,8 +13,18 @@ import pytest
 from sqlalchemy import select
 from worlds import Build, node
 
-from fgpu_scheduler import Audit, NodeState, Session, SessionState, Store, StoreUnavailable
+from fgpu_scheduler import (
+    Audit,
+    ImageState,
+    NodeState,
+    PrivateImage,
+    Session,
+    SessionState,
+    Store,
+    StoreUnavailable,
+)
 from fgpu_scheduler.store.schema import end_messages
+from fgpuspawner.service import private_images
 from fgpuspawner.service.admin import nodes
 from fgpuspawner.service.handler import Handler, Service
 from fgpuspawner.service.hub import Answer, Hub, HubSilent, HubUnreachable
@@ -247,3 +257,48 @@ def test_the_service_has_one_word_for_an_end_that_cannot_be_asked_for(store: Sto
     with pytest.raises(Problem) as refused:
         asyncio.run(end_session(asking(store, stop_server=away), str(BOBS.id)))
     assert (refused.value.status, refused.value.code) == (503, "hub_unavailable")
+
+
+def saved_as(state: ImageState) -> PrivateImage:
+    """Return the image that bob's session is saved as."""
+    texts = dict.fromkeys(
+        ("owner", "name", "reference", "node_id", "made_from", "base", "facts", "asked_by"), "x"
+    )
+    rest: dict[str, Any] = {"message": None, "image_id": None, "size_bytes": None, "made_at_s": None}
+    return PrivateImage(
+        id=7,
+        state=state,
+        session_id=BOBS.id,
+        has_recipe=False,
+        shared_users=(),
+        shared_groups=(),
+        asked_at_s=1,
+        **texts,  # type: ignore[arg-type]
+        **rest,
+    )
+
+
+@pytest.mark.parametrize(
+    ("then", "ended"), [(ImageState.READY, ["bob"]), (ImageState.FAILED, []), (None, [])], ids=str
+)
+def test_a_session_is_ended_once_its_image_is_made_and_goes_on_where_that_failed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, then: ImageState | None, ended: list[str]
+) -> None:
+    monkeypatch.setattr(private_images, "SAVED_LOOK_S", 0.0)
+    looks = [ImageState.WISHED, ImageState.COMMITTING, then]
+    asked: list[str] = []
+
+    async def images() -> tuple[PrivateImage, ...]:
+        state = looks.pop(0)
+        return () if state is None else (saved_as(state),)
+
+    async def stop_server(user: str, server_name: str, *, token: str) -> Answer:
+        assert not looks, "it is ended before its image is made"
+        assert token == "token"
+        asked.append(user)
+        return Answer(202, "")
+
+    handler = asking(store, Viewer("bob"), stop_server=stop_server)
+    handler.service.reader.private_images = images  # type: ignore[method-assign]
+    asyncio.run(private_images.end_when_saved(handler, str(BOBS.id), 7))
+    assert asked == ended

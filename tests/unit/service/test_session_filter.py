@@ -173,7 +173,7 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
     assert found is not None
     assert found.memory is not None
     assert found.compute is not None
-    assert (found.memory.text, found.memory.percent) == ("1024 of 4096 MiB", "25.0")
+    assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB", "25.0")
     assert (found.compute.text, found.compute.percent) == ("13 % of its 50 %", "25.2")
 
 

@@ -73,6 +73,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "ends_cause": None,
         "warning": None,
         "can_keep": False,
+        "extend_by_s": None,
         "saving": None,
         "can_save": False,
         "ended_at_s": None,
@@ -100,7 +101,7 @@ def test_positions_count_from_one_in_each_group() -> None:
     found = {s.id: session_object(s, world, ADMIN, SITE) for s in world.snapshot.sessions}
     assert [(found[i]["position"], found[i]["ahead"]) for i in (3, 4, 5)] == [(1, 0), (1, 0), (2, 1)]
     assert found[3]["expected_start_at_s"] is not None
-    assert found[3]["forecast_basis"] == "typical length of your group's sessions"
+    assert found[3]["forecast_basis"] == "how long sessions usually run"
     assert queue_object("class", world, ADMIN)["length"] == 1
 
 
@@ -110,7 +111,7 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
         .running("bob", 1500)
         .running("alice", 500, server="mine")
         .running("carol", 2000, at="n2")
-        .pending("alice", 1500, server="next")
+        .pending("alice", 2000, server="next")
         .world(typical_length_s=600)
     )
 
@@ -118,9 +119,9 @@ def test_who_has_to_end_first_is_named_only_to_those_who_may_know() -> None:
         found = session_object(world.snapshot.sessions[3], world, viewer, SITE)["waits_for"]
         return found["text"], found["count"], found["fgpu"], [s["user"] for s in found["sessions"]]
 
-    first = "2 sessions that hold 2 fGPU have to end first"
-    assert told(ALICE) == (f"{first} (among them your mine)", 2, "2", ["alice"])
-    assert told(ADMIN) == (f"{first} (default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
+    first = "starts when 2 sessions end (2 fGPU: "
+    assert told(ALICE) == (f"{first}your mine and others)", 2, "2", ["alice"])
+    assert told(ADMIN) == (f"{first}default server of bob, mine of alice)", 2, "2", ["bob", "alice"])
 
 
 @pytest.mark.parametrize(

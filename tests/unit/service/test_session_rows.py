@@ -10,7 +10,7 @@ from fgpu_scheduler import (
     EndCause,
 )
 from fgpuspawner.service.pages import session_rows as rows
-from fgpuspawner.service.pages.session_rows import position_words
+from fgpuspawner.service.pages.session_rows import ahead_words
 from fgpuspawner.text.sessions import ordinal
 
 
@@ -26,9 +26,7 @@ def test_every_state_and_every_end_has_words() -> None:
 
 
 def test_a_place_in_the_queue_is_said_in_words() -> None:
-    assert position_words(1, 0) == "1st in the queue, nobody is ahead"
-    assert position_words(2, 1) == "2nd in the queue, 1 is ahead"
-    assert position_words(13, 12) == "13th in the queue, 12 are ahead"
+    assert [ahead_words(n) for n in (0, 1, 12)] == ["Nobody is ahead", "1 is ahead", "12 are ahead"]
     assert [ordinal(n) for n in (3, 4, 11, 21, 112)] == ["3rd", "4th", "11th", "21st", "112th"]
 
 
@@ -47,5 +45,5 @@ def test_a_row_offers_what_can_be_done_now() -> None:
         ("s3", False, False, None),
         ("p", False, True, "Cancel"),
     ]
-    assert rows["p"].position == "1st in the queue, nobody is ahead"
-    assert rows["p"].unexpected == "unknown: too few sessions have ended to tell"
+    assert (rows["p"].place, rows["p"].ahead) == ("1st in the queue", "Nobody is ahead")
+    assert rows["p"].unexpected == "no estimate yet: too few sessions have ended"

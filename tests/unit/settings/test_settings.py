@@ -290,7 +290,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         (
             node(engine="tcp://10.0.0.2:2375"),
-            "c.FGPU.nodes: node 'a' is at tcp://10.0.0.2:2375, where whoever reaches it is root, so tls is needed: "
+            "c.FGPU.nodes: node 'a' is at tcp://10.0.0.2:2375, where anybody who reaches it is root, so tls is needed: "
             "{'ca': PATH, 'cert': PATH, 'key': PATH}; or False, where nobody else can reach it",
         ),
         (
@@ -380,7 +380,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"max_fgpu": 0}, 'c.FGPU.max_fgpu is 0; it must be above 0, or "" to leave it open'),
         (
             {"max_fgpu": "0.05"},
-            "c.FGPU.max_fgpu is 0.05, below one step of 0.1; nobody could ask for anything",
+            "c.FGPU.max_fgpu is 0.05, below one step of 0.1; no request would be possible",
         ),
         ({"max_cpu": 0}, 'c.FGPU.max_cpu is 0; it must be above 0, or "" to leave it open'),
         ({"default_fgpu": "x"}, "c.FGPU.default_fgpu: 'x' is not a number such as 0.5"),
@@ -418,7 +418,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"meter_every_s": 301}, "c.FGPU.meter_every_s is 301; it must be between 1 and 300"),
         (
             {"history_days": -1},
-            "c.FGPU.history_days is -1; it must be a number of days up to 36500, or 0 for ever",
+            "c.FGPU.history_days is -1; it must be a number of days up to 36500, or 0 for no end",
         ),
         ({"watchdog_every_s": 301}, "c.FGPU.watchdog_every_s is 301; it must be between 1 and 300"),
         ({"watchdog_tolerance_mib": -1}, "c.FGPU.watchdog_tolerance_mib is -1; it must not be negative"),

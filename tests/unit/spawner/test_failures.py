@@ -9,7 +9,7 @@ from bs4 import BeautifulSoup
 
 from fgpu_scheduler import EndCause, Session, SessionState
 from fgpu_scheduler.testing.world import request
-from fgpuspawner.spawner.failures import LATELY_S, NEXT, failed_html, failed_lately, last_word, next_step
+from fgpuspawner.spawner.failures import LATELY_S, NEXT, failed_html, failed_lately, last_end, next_step
 
 FAILED = Session(
     7,
@@ -58,20 +58,20 @@ def test_the_form_remembers_the_newest_start_of_its_server_where_that_failed_lat
 
 
 @pytest.mark.parametrize(
-    ("changes", "server", "now_s", "said"),
+    ("changes", "server", "now_s", "found"),
     [
-        ({}, "second", 100, "newest"),
-        ({"end_cause": EndCause.USER, "started_at_s": 50}, "second", 100 + LATELY_S, "newest"),
-        ({}, "second", 101 + LATELY_S, None),
-        ({}, "", 100, None),
-        ({"message": None}, "second", 100, None),
-        ({"ended_at_s": None, "end_cause": None, "state": SessionState.PENDING}, "second", 100, None),
+        ({}, "second", 100, True),
+        ({"end_cause": EndCause.USER, "started_at_s": 50}, "second", 100 + LATELY_S, True),
+        ({}, "second", 101 + LATELY_S, False),
+        ({}, "", 100, False),
+        ({"message": None}, "second", 100, True),
+        ({"ended_at_s": None, "end_cause": None, "state": SessionState.PENDING}, "second", 100, False),
     ],
     ids=str,
 )
-def test_what_was_said_of_the_newest_end_of_a_server_is_known_for_a_while(
-    changes: dict[str, object], server: str, now_s: int, said: str | None
+def test_the_newest_end_of_a_server_is_known_for_a_while(
+    changes: dict[str, object], server: str, now_s: int, found: bool
 ) -> None:
-    newest = replace(FAILED, **{"message": "newest", **changes})  # type: ignore[arg-type]
+    newest = replace(FAILED, **changes)  # type: ignore[arg-type]
     older = replace(FAILED, id=3, message="older")
-    assert last_word([older, newest], server, now_s=now_s) == said
+    assert last_end([older, newest], server, now_s=now_s) == (newest if found else None)

@@ -40,7 +40,7 @@ def test_without_a_total_the_bar_stays(total: int | None) -> None:
 
 def test_once_the_image_is_there_nothing_more_is_told_of_it() -> None:
     event = starting_event(session(SessionState.PULLING), simulated=False, fetched=True)
-    assert event["message"] == "The image is there; starting your session (0.5 fGPU)"
+    assert event["message"] == "The image is here. Starting your session (0.5 fGPU)"
     assert event["progress"] == 90
     preparing = starting_event(session(SessionState.PREPARING), simulated=False, fetched=True)
     assert preparing["message"] == "Starting your session (0.5 fGPU)"

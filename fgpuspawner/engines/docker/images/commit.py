@@ -78,7 +78,7 @@ def refuse_what_cannot_be_saved(container: Mapping[str, Any], *, under_id: str |
         raise CannotSave("the session has ended")
     if under_id is not None and container["Image"] != under_id:
         raise CannotSave(
-            "the image that the session runs has another name, or is gone; start it anew to save it"
+            "the image that the session runs has another name, or is gone; start it again to save it"
         )
     if container["HostConfig"].get("ReadonlyRootfs"):
         raise CannotSave(

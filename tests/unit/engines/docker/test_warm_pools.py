@@ -115,7 +115,7 @@ class Lab:
         self.isolation.open(own_root=True, installation="abc")
         self.pool = WarmPool(
             Containers(client, installation="abc"),
-            HubSide(self.isolation, queue, background, (), lambda _: (), tuple),
+            HubSide(self.isolation, queue, background, (), lambda: None, lambda _: (), tuple),
             sizes=images,
             node_ids=["lab"],
             data=folder,

@@ -1,0 +1,289 @@
+"""A cluster's API, asked and answered in its own JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.stream import WsApiClient
+from kubernetes_asyncio.stream.ws_client import ERROR_CHANNEL, STDOUT_CHANNEL, WsResponse
+from kubespawner.clients import load_config
+
+from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.isolation.report import Answer
+
+T = TypeVar("T")
+
+Manifest = Mapping[str, Any]
+"""An object as the API has it."""
+
+ANSWERS_WITHIN_S = 10.0
+WATCHED_FOR_S = 45
+"""A watch is asked for anew after this: a launch waits as long for one whose connection has died without a word."""
+SAME = aiohttp.ClientTimeout(
+    total=None, sock_connect=ANSWERS_WITHIN_S, sock_read=WATCHED_FOR_S + ANSWERS_WITHIN_S
+)
+LONGEST_WORDS = 300
+NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ConfigException)
+"""ConfigException: the token that the cluster gave the Hub cannot be read now."""
+
+
+class Refused(FGPUError):
+    """The cluster refuses; ``reason`` is its word for why (``NotFound``), ``status`` the HTTP status."""
+
+    code = "cluster_refused"
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Expired(FGPUError):
+    """What was watched is too long ago: it has to be listed again."""
+
+    code = "watch_expired"
+
+
+def configuration(**settings: Any) -> Configuration:
+    """Return how the API is reached: as KubeSpawner reaches it. Blocks.
+
+    By the service account of the Hub's own pod, else by a kubeconfig (``KUBECONFIG``). ``settings`` are those of
+    KubeSpawner that `load_config` takes.
+
+    Raises:
+        BadSettings: there is neither, or it cannot be read.
+    """
+    try:
+        load_config(**settings)
+    except (ConfigException, OSError, ValueError, KeyError, TypeError) as e:
+        raise BadSettings(
+            f"the cluster's API cannot be reached: {e}; run the Hub in a pod with a service account, or name a file in "
+            "the environment variable KUBECONFIG"
+        ) from e
+    return Configuration.get_default_copy()
+
+
+def at_once(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return what is asked for, in an event loop of its own. Blocks; may be called where another loop runs."""
+    with ThreadPoolExecutor(1, thread_name_prefix="fgpu-cluster") as threads:
+        return threads.submit(lambda: asyncio.run(ask())).result()
+
+
+async def is_closed_to_strangers(reached: Configuration) -> bool:
+    """Return whether the API tells nothing of pods to who does not log in.
+
+    Raises:
+        EngineSilent: it does not answer.
+    """
+    stranger = Configuration()
+    stranger.host, stranger.verify_ssl, stranger.ssl_ca_cert = (
+        reached.host,
+        reached.verify_ssl,
+        reached.ssl_ca_cert,
+    )
+    api = Api(stranger)
+    try:
+        await api.ask("GET", "/api/v1/pods", query=[("limit", "1")])
+    except Refused as e:
+        return e.status in (401, 403)
+    finally:
+        await api.close()
+    return False
+
+
+class Api:
+    """To be used in one running event loop. Whatever does not answer in time is `EngineSilent`."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._client: ApiClient | None = None
+        self._commands: WsApiClient | None = None
+
+    async def close(self) -> None:
+        """Close what is open."""
+        for client in (self._client, self._commands):
+            if client is not None:
+                await client.close()
+        self._client = self._commands = None
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: object = None,
+        content: str = "application/json",
+    ) -> dict[str, Any]:
+        """Return the answer to one request.
+
+        Raises:
+            Refused: the cluster answers, and refuses.
+            EngineSilent: it does not answer, or something else does.
+        """
+        try:
+            async with (
+                asyncio.timeout(ANSWERS_WITHIN_S),
+                self._asked(method, path, query, body, content) as answer,
+            ):
+                text = await answer.read()
+                if answer.status >= 400:
+                    raise _refusal(answer.status, text)
+                found = json.loads(text)
+        except NO_ANSWER as e:
+            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+        if not isinstance(found, dict) or "kind" not in found:
+            raise EngineSilent("something else answers in place of the cluster's API")
+        return found
+
+    async def version(self) -> tuple[int, int]:
+        """Return the cluster's version, such as (1, 34).
+
+        Raises:
+            Refused, EngineSilent: as `ask`.
+        """
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S), self._asked("GET", "/version") as answer:
+                text = await answer.read()
+                if answer.status >= 400:
+                    raise _refusal(answer.status, text)
+                found = json.loads(text)
+                # Clouds write "28+".
+                return int(found["major"]), int(str(found["minor"]).rstrip("+"))
+        except (*NO_ANSWER, KeyError, TypeError) as e:
+            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+
+    async def watch(
+        self, path: str, query: Sequence[tuple[str, str]], version: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield each event after ``version`` until the API ends it.
+
+        Raises:
+            Expired: it is too long ago.
+            Refused, EngineSilent: as `ask`.
+        """
+        more = (
+            ("watch", "true"),
+            ("resourceVersion", version),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(WATCHED_FOR_S)),
+        )
+        try:
+            async with self._asked("GET", path, (*query, *more), None, "application/json", SAME) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer.status, await answer.read())
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _refusal(
+                            int(event["object"].get("code", 500)), json.dumps(event["object"]).encode()
+                        )
+                    yield event
+        except Refused as e:
+            if e.status == 410:
+                raise Expired(str(e)) from e
+            raise
+        except (*NO_ANSWER, KeyError, TypeError) as e:
+            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+
+    async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
+        """Run a command in a pod's container; return its exit status and what it prints, little more than so many bytes.
+
+        ``pod`` is its path in the API.
+
+        Raises:
+            Refused, EngineSilent: as `ask`.
+        """
+        query = [("command", word) for word in command]
+        query += [("container", container), ("stdout", "true"), ("stderr", "true")]
+        output = bytearray()
+        status: int | None = None
+        if self._commands is None:
+            self._commands = WsApiClient(self._configuration)
+        headers: dict[str, str] = {}
+        try:
+            await self._commands.update_params_for_auth(headers, [], ["BearerToken"])
+            opened = await self._commands.request(
+                "GET",
+                f"{self._configuration.host}{pod}/exec",
+                query_params=query,
+                headers=headers,
+                _preload_content=False,
+            )
+            assert not isinstance(opened, WsResponse)
+            async with opened as channel:
+                async for message in channel:
+                    data = message.data if isinstance(message.data, bytes) else str(message.data).encode()
+                    if data[:1] == bytes([STDOUT_CHANNEL]):
+                        output += data[1:]
+                    elif data[:1] == bytes([ERROR_CHANNEL]):
+                        status = _exit_status(data[1:])
+                    if len(output) > most_bytes:
+                        break
+        except aiohttp.WSServerHandshakeError as e:
+            raise Refused(e.status, "", f"HTTP {e.status}") from e
+        except NO_ANSWER as e:
+            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+        return Answer(bytes(output[: most_bytes + 1]), status)
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        body: object = None,
+        content: str = "application/json",
+        patience: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._client is None:
+            self._client = ApiClient(self._configuration)
+        headers = {"Accept": "application/json", "Content-Type": content}
+        # Asked each time: tokens of pods are renewed while the Hub runs.
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        answer = await self._client.rest_client.request(
+            method,
+            f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+            headers=headers,
+            body=body,
+            _preload_content=False,
+            _request_timeout=patience or ANSWERS_WITHIN_S,
+        )
+        try:
+            yield answer
+        finally:
+            answer.close()
+
+
+def _refusal(status: int, text: bytes) -> Refused | EngineSilent:
+    """Return what an answer says that is no success. Only the cluster itself refuses, and says so in its own form."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or said.get("kind") != "Status":
+        return EngineSilent(f"something else answers in place of the cluster's API: HTTP {status}")
+    reason = str(said.get("reason", ""))
+    words = " ".join(str(said.get("message") or reason or status).split())
+    return Refused(status, reason, words[:LONGEST_WORDS])
+
+
+def _exit_status(text: bytes) -> int | None:
+    """Return a command's exit status as the API tells it; None where it could not be run."""
+    said = json.loads(text)
+    if said.get("status") == "Success":
+        return 0
+    for cause in (said.get("details") or {}).get("causes") or ():
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"])
+    return None

@@ -1,0 +1,276 @@
+"""Whether a cluster is as a Hub needs it, asked of its API with the rights of who asks. Nothing is made or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kubernetes_asyncio.client import Configuration
+
+from fgpu_scheduler import FGPUError, format_milli
+from fgpuspawner.engines.kubernetes import inventory
+from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
+from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease
+from fgpuspawner.engines.kubernetes.rights import Right, rights_of
+from fgpuspawner.engines.kubernetes.sample import sample_pod
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from fgpuspawner.settings import FGPU, configured
+
+NOBODY = inventory.Owner("", "")
+"""No Hub is running here: all pods count."""
+LEVEL = "pod-security.kubernetes.io/enforce"
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+SHARES_SINCE = (1, 36)
+"""From then on several claims may share a device (consumable capacity)."""
+FORBIDDEN, NOT_FOUND = 403, 404
+
+
+class Grade(StrEnum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, and what came of it, in words."""
+
+    grade: Grade
+    words: str
+
+    def __str__(self) -> str:
+        """Return it as a line."""
+        return f"{self.grade}: {self.words}"
+
+
+async def findings(
+    kind: type[KubernetesFGPUSpawner], config: Any, settings: FGPU, reached: Configuration
+) -> list[Finding]:
+    """Return what was found, in the order in which it is to be put right.
+
+    Raises:
+        EngineSilent: the cluster does not answer.
+    """
+    api = Api(reached)
+    try:
+        return await _Check(api, kind, config, settings).all()
+    finally:
+        await api.close()
+
+
+class _Check:
+    """One round of questions."""
+
+    def __init__(self, api: Api, kind: type[KubernetesFGPUSpawner], config: Any, settings: FGPU) -> None:
+        self._api = api
+        self._kind = kind
+        self._config = config
+        self._settings = settings
+        traits = kind.class_traits(config=True)
+        given = configured(kind, config)
+        self._own = {name: given.get(name, trait.default()) for name, trait in traits.items()}
+        self._namespace = kind.where(config)
+        self._path = f"/api/v1/namespaces/{self._namespace}"
+        self._dialect: Dialect = kind.dialect_of(config, installation="check")
+
+    async def all(self) -> list[Finding]:
+        return [
+            await self._version(),
+            *await self._rights(),
+            await self._level(),
+            self._files_image(),
+            *await self._pods(),
+            *await self._nodes(),
+            await self._homes(),
+        ]
+
+    async def _version(self) -> Finding:
+        found = await self._api.version()
+        words = f"Kubernetes {found[0]}.{found[1]} answers"
+        if self._dialect.name == "dra" and found < SHARES_SINCE:
+            return Finding(
+                Grade.FAIL, f'{words}; dialect "dra" needs {SHARES_SINCE[0]}.{SHARES_SINCE[1]} or newer'
+            )
+        return Finding(Grade.OK, words)
+
+    async def _rights(self) -> list[Finding]:
+        rights = rights_of(self._dialect.name)
+        missing = {
+            right: [verb for verb in right.verbs if not await self._may(right, verb)] for right in rights
+        }
+        if not any(missing.values()):
+            return [Finding(Grade.OK, "who asks has all rights that the Hub needs")]
+        return [Finding(Grade.FAIL, self._lacks(right, verbs)) for right, verbs in missing.items() if verbs]
+
+    def _lacks(self, right: Right, verbs: Sequence[str]) -> str:
+        where = "in the whole cluster" if right.everywhere else f"in namespace {self._namespace}"
+        return (
+            f"who asks may not {', '.join(verbs)} {right.resource} {where} ({right.what_for}); have an administrator "
+            f"apply what `fgpu kube manifests --namespace {self._namespace}` prints"
+        )
+
+    async def _may(self, right: Right, verb: str) -> bool:
+        resource, _, part = right.resource.partition("/")
+        where = {} if right.everywhere else {"namespace": self._namespace}
+        asked = {"verb": verb, "group": right.group, "resource": resource, "subresource": part, **where}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        answer = await self._api.ask(
+            "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body
+        )
+        return bool(answer["status"]["allowed"])
+
+    async def _found(self, path: str) -> Manifest | None:
+        """Return an object; nothing in it where there is none, None where who asks may not know."""
+        try:
+            return await self._api.ask("GET", path)
+        except Refused as e:
+            if e.status == NOT_FOUND:
+                return {}
+            if e.status == FORBIDDEN:
+                return None
+            raise
+
+    async def _level(self) -> Finding:
+        found = await self._found(self._path)
+        name = f"namespace {self._namespace}"
+        if found is None:
+            return Finding(
+                Grade.OK, f"{name}: its Pod Security level may not be read; what counts comes below"
+            )
+        if not found:
+            return Finding(
+                Grade.FAIL, f"{name} is not there; make it: kubectl create namespace {self._namespace}"
+            )
+        level = (found["metadata"].get("labels") or {}).get(LEVEL)
+        return Finding(Grade.OK, f"{name}: Pod Security level {level}" if level else f"{name}: any pods")
+
+    def _files_image(self) -> Finding:
+        image = self._own["files_image"]
+        if image:
+            return Finding(
+                Grade.OK, f"files image: {image} (whether nodes can pull it is seen when a session starts)"
+            )
+        return Finding(
+            Grade.FAIL,
+            "c.KubernetesFGPUSpawner.files_image is empty: write one with `fgpu kube image`, push it, and name it",
+        )
+
+    async def _pods(self) -> list[Finding]:
+        real = self._has_real_gpus()
+        try:
+            pod = await sample_pod(self._kind, self._config, dialect=self._dialect if real else None)
+        except FGPUError as e:
+            return [Finding(Grade.FAIL, f"a session's pod cannot be made: {e}")]
+        except Exception as e:
+            # A function of the administrator's, which may need more than this session has.
+            return [Finding(Grade.WARN, f"a session's pod cannot be tried: {type(e).__name__}: {e}")]
+        found = [await self._accepted("a session's pod", pod)]
+        if isinstance(self._dialect, Lease) and real:
+            image = str(self._own["lease_image"])
+            if not image:
+                words = "c.KubernetesFGPUSpawner.lease_image is empty: no GPU is leased; name an image with a shell"
+                return [*found, Finding(Grade.FAIL, words)]
+            lease = self._dialect.lease_pod(
+                name="fgpu-check", node="check", image=image, command=("sleep", "1")
+            )
+            found += [await self._accepted("a pod that leases a GPU", lease), await self._runtime_class()]
+        return found
+
+    def _has_real_gpus(self) -> bool:
+        named = self._settings.nodes
+        return not named or any("simulated" not in (spec.get("gpus") or {}) for spec in named)
+
+    async def _accepted(self, what: str, pod: Manifest) -> Finding:
+        try:
+            await self._api.ask("POST", f"{self._path}/pods", query=[("dryRun", "All")], body=dict(pod))
+        except Refused as e:
+            return Finding(Grade.FAIL, f"{what} is refused: {e}")
+        return Finding(Grade.OK, f"{what} is accepted")
+
+    async def _runtime_class(self) -> Finding:
+        name = self._own["runtime_class"]
+        found = await self._found(f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
+        if found is None:
+            return Finding(
+                Grade.OK, f"RuntimeClass {name}: may not be read; a session's pod with it is tried above"
+            )
+        if found:
+            return Finding(Grade.OK, f"RuntimeClass {name} is there, with handler {found['handler']}")
+        return Finding(
+            Grade.FAIL,
+            f"RuntimeClass {name} is not there; NVIDIA's GPU operator makes it, or name yours in "
+            "c.KubernetesFGPUSpawner.runtime_class",
+        )
+
+    async def _nodes(self) -> list[Finding]:
+        try:
+            nodes = list((await self._api.ask("GET", "/api/v1/nodes")).get("items") or ())
+            pods = list((await self._api.ask("GET", "/api/v1/pods")).get("items") or ())
+        except Refused as e:
+            return [Finding(Grade.FAIL, f"nodes cannot be seen: {e}")]
+        others = inventory.by_node(pods)
+        ours = [node for node in nodes if inventory.is_ours(node, self._settings.node_ids())]
+        named = [node["metadata"]["name"] for node in nodes]
+        missing = [name for name in self._settings.node_ids() if name not in named]
+        found = [
+            Finding(Grade.FAIL, f"node {name} of c.FGPU.nodes is not in the cluster; it has: {_few(named)}")
+            for name in missing
+        ]
+        if not ours:
+            words = f"no node has the label {inventory.GROUP}; give it to those that sessions may use"
+            line = f"kubectl label node {_few(named)} {inventory.GROUP}=default"
+            return [*found, Finding(Grade.FAIL, f"{words}: {line}")]
+        return [*found, *(self._node(node, others.get(node["metadata"]["name"], [])) for node in ours)]
+
+    def _node(self, node: Manifest, others: Sequence[Manifest]) -> Finding:
+        name = node["metadata"]["name"]
+        try:
+            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=others), owner=NOBODY)
+        except ValueError as e:
+            return Finding(Grade.FAIL, f"node {name}: {e}")
+        if machine is None:
+            return Finding(Grade.WARN, f"node {name} is not ready")
+        words = f"node {name}: {format_milli(machine.cpu_milli)} CPU, {machine.memory_mib} MiB free"
+        if machine.closed:
+            return Finding(Grade.WARN, f"{words}; it is cordoned or tainted, so it takes no sessions")
+        if machine.devices:
+            return Finding(Grade.OK, f"{words}, {len(machine.devices)} GPUs ({self._dialect.name})")
+        return Finding(Grade.OK, f"{words}; GPUs: {machine.trouble or 'none'}")
+
+    async def _homes(self) -> Finding:
+        if not self._own["storage_pvc_ensure"]:
+            if self._own["volumes"]:
+                return Finding(Grade.OK, "homes: on volumes of c.KubeSpawner.volumes")
+            words = "homes: none is kept: c.KubeSpawner.storage_pvc_ensure is False, and there are no volumes"
+            return Finding(Grade.WARN, words)
+        name = self._own["storage_class"]
+        if name:
+            found = await self._found(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
+            there = None if found is None else bool(found)
+        else:
+            listed = await self._found("/apis/storage.k8s.io/v1/storageclasses")
+            there = None if listed is None else any(map(_is_default, listed.get("items") or ()))
+        shown = f"StorageClass {name}" if name else "a default StorageClass"
+        if there is None:
+            return Finding(Grade.OK, f"homes: volume claims; {shown} may not be looked for")
+        if there:
+            return Finding(Grade.OK, f"homes: volume claims, with {shown}")
+        return Finding(
+            Grade.FAIL, f"homes: {shown} is not there; name one that is in c.KubeSpawner.storage_class"
+        )
+
+
+def _is_default(one: Manifest) -> bool:
+    return (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

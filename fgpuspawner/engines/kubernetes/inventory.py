@@ -1,0 +1,139 @@
+"""What a cluster's nodes have, and what of it pods of others have taken. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from fgpu_scheduler import FoundDevice
+from fgpuspawner.engines import marks
+from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, NotKnown
+from fgpuspawner.engines.kubernetes.dialects.base import GPU_TAINT, Manifest, label
+from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL
+from fgpuspawner.engines.kubernetes.quantity import MIB, quantity
+from fgpuspawner.settings.nodes import Machine
+
+GROUP = "fgpu.group"
+"""The label of nodes that sessions may use; its value is their resource group."""
+OVER = ("Succeeded", "Failed")
+CLOSING = ("NoSchedule", "NoExecute")
+
+
+def is_ready(node: Manifest) -> bool:
+    """Return whether a node's kubelet says that it is ready, as far as the cluster knows."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def is_closed(node: Manifest) -> bool:
+    """Return whether a node takes no new sessions: it is cordoned, or has a taint that they do not tolerate."""
+    spec = node.get("spec") or {}
+    taints = [t for t in spec.get("taints") or () if t.get("effect") in CLOSING]
+    return bool(spec.get("unschedulable")) or any(t.get("key") != GPU_TAINT["key"] for t in taints)
+
+
+def is_ours(node: Manifest, named: Collection[str]) -> bool:
+    """Return whether sessions may use a node: by its label, or because the settings name it."""
+    return label(node, GROUP) is not None or node["metadata"]["name"] in named
+
+
+def digest(node: Manifest) -> str:
+    """Return a text that is another one where a node changes for sessions."""
+    has = (node.get("status") or {}).get("allocatable")
+    annotations = (node["metadata"].get("annotations") or {}).items()
+    said = {k: v for k, v in annotations if "gpu" in k.lower() or "register" in k}
+    return json.dumps([is_ready(node), is_closed(node), has, label(node, GROUP), said], sort_keys=True)
+
+
+def taken_by(pod: Manifest) -> Mapping[str, Decimal]:
+    """Return what a pod's containers ask of its node: all of them, or one of those that run before, if that is more.
+
+    Raises:
+        ValueError: an amount cannot be read.
+    """
+    spec = pod.get("spec") or {}
+    found: dict[str, Decimal] = {}
+    for container in spec.get("containers") or ():
+        for name, amount in _requests(container).items():
+            found[name] = found.get(name, Decimal(0)) + amount
+    for container in spec.get("initContainers") or ():
+        for name, amount in _requests(container).items():
+            found[name] = max(found.get(name, Decimal(0)), amount)
+    for name, amount in (spec.get("overhead") or {}).items():
+        found[name] = found.get(name, Decimal(0)) + quantity(amount)
+    return found
+
+
+def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: quantity(amount) for name, amount in asked.items()}
+
+
+def by_node(pods: Iterable[Manifest]) -> dict[str, list[Manifest]]:
+    """Return the pods that have not ended, by the node that they are bound to."""
+    found: dict[str, list[Manifest]] = {}
+    for pod in pods:
+        node = (pod.get("spec") or {}).get("nodeName")
+        if node and (pod.get("status") or {}).get("phase") not in OVER:
+            found.setdefault(node, []).append(pod)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose pods are ours: those of an installation in its namespace. Anybody may write the same label elsewhere."""
+
+    installation: str
+    namespace: str
+
+    def has(self, pod: Manifest, mark: str) -> bool:
+        """Return whether a pod is ours by this label."""
+        return label(pod, mark) == self.installation and pod["metadata"].get("namespace") == self.namespace
+
+
+def machine_of(
+    node: Manifest, pods: Sequence[Manifest], dialect: Dialect, beside: Beside, *, owner: Owner
+) -> Machine | None:
+    """Return what a node has for sessions beyond what pods of others take of it; None for one that is not ready.
+
+    ``pods`` are all that are bound to it.
+
+    Raises:
+        ValueError: the node, or one of these pods, has an amount that cannot be read.
+    """
+    if not is_ready(node):
+        return None
+    has = (node.get("status") or {}).get("allocatable") or {}
+    others = [pod for pod in pods if not owner.has(pod, marks.INSTALLATION)]
+    taken = [taken_by(pod) for pod in others]
+    free = {
+        name: max(Decimal(0), quantity(has.get(name, "0")) - sum(t.get(name, Decimal(0)) for t in taken))
+        for name in ("cpu", "memory")
+    }
+    foreign = [pod for pod in others if not owner.has(pod, LEASE_LABEL)]
+    devices, trouble = _devices(node, foreign, dialect, beside)
+    return Machine(
+        int(1000 * free["cpu"]),
+        int(free["memory"]) // MIB,
+        devices,
+        trouble,
+        label(node, GROUP),
+        is_closed(node),
+    )
+
+
+def _devices(
+    node: Manifest, foreign: Sequence[Manifest], dialect: Dialect, beside: Beside
+) -> tuple[tuple[FoundDevice, ...] | None, str]:
+    """Return the GPUs that no pod of others has a part of; None where that cannot be told, and why."""
+    try:
+        registered = dialect.capacity(node, beside)
+        # A GPU of which somebody else has a part is not ours to divide.
+        theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
+    except NotKnown as e:
+        return None, str(e)
+    return tuple(one.found for one in registered if one.healthy and one.found.uuid not in theirs), ""

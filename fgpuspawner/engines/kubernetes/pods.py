@@ -1,0 +1,221 @@
+"""What a pod is made with: the session's, over what is set for KubeSpawner, over our defaults. Pure."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import posixpath
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fgpuspawner.engines import marks
+from fgpuspawner.engines.base import LaunchSpec
+from fgpuspawner.engines.kubernetes.api import Manifest
+from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, init_container
+from fgpuspawner.isolation.sealing import KNOBS, is_knob, sealed_environment
+
+CONTAINER = "notebook"
+"""KubeSpawner's name for it, which administrators' tools know."""
+SERVER = "jupyterhub-singleuser"
+HIDDEN = ("LD_PRELOAD", "LD_AUDIT", "CUDA_DISABLE_CONTROL", "FGPU_SIMULATED_MACHINE")
+"""Nothing takes a variable of the image's away in a pod. Of these an empty value does the same."""
+PUBLIC = ("PATH", "LD_*", "PYTHON*", "LANG", "LC_*", "HOME", "MALLOC_*")
+SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
+"""What `sudo` and `apt-get` need, and no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodOptions:
+    """What ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner`` set for one session's pod.
+
+    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that is to be there before it, as the API has them.
+    """
+
+    manifest: Manifest = field(default_factory=dict)
+    claim: Manifest | None = None
+    files_image: str = ""
+    pull_policy: str = "IfNotPresent"
+    user: int = 1000
+    stop_timeout_s: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a session is started with: its pod, and the secret with what says who it is."""
+
+    pod: dict[str, Any]
+    secret: dict[str, Any] = field(repr=False)
+
+
+def made(spec: LaunchSpec, options: PodOptions, carried: Carried, *, installation: str, node: str) -> Made:
+    """Return the pod of a session on a node, and its secret."""
+    session = spec.session
+    name = marks.name_of(installation, session.id, session.attempt)
+    labels = {
+        marks.INSTALLATION: installation,
+        marks.SESSION: str(session.id),
+        marks.ATTEMPT: str(session.attempt),
+    }
+    pod: dict[str, Any] = copy.deepcopy(dict(options.manifest))
+    given = dict(pod.get("spec") or {})
+    public, secret, references = _environment(spec)
+    container = _container(given, spec, options, carried)
+    container["env"] = [
+        *({"name": key, "value": value} for key, value in sorted(public.items())),
+        *references,
+    ]
+    container["envFrom"] = [*(container.get("envFrom") or ()), {"secretRef": {"name": name}}]
+    ours: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": options.stop_timeout_s,
+        "containers": [container, *(given.get("containers") or [{}])[1:]],
+        "initContainers": [
+            *(given.get("initContainers") or ()),
+            init_container(options.files_image, carried, pull_policy=options.pull_policy),
+        ],
+        "volumes": [
+            *(volume for volume in given.get("volumes") or () if volume.get("name") not in (READ, WRITTEN)),
+            *carried.volumes,
+        ],
+        "affinity": _pinned(given.get("affinity") or {}, node),
+    }
+    given.setdefault("automountServiceAccountToken", False)
+    found = pod.get("metadata") or {}
+    return Made(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "labels": {**(found.get("labels") or {}), **labels},
+                "annotations": {**(found.get("annotations") or {}), **_told_to_administrators(spec, node)},
+            },
+            "spec": {**given, **ours},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": labels},
+            "type": "Opaque",
+            "stringData": secret,
+        },
+    )
+
+
+def owned(secret: Manifest, pod: Manifest) -> dict[str, Any]:
+    """Return a secret that goes with its pod."""
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+    }
+    return {**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}
+
+
+def _told_to_administrators(spec: LaunchSpec, node: str) -> dict[str, str]:
+    # Users' names are no values that a label may have.
+    request = spec.session.request
+    return {
+        marks.NODE: node,
+        "fgpu.user": request.user,
+        "fgpu.server": request.server_name,
+        "fgpu.image": request.image,
+    }
+
+
+def _environment(spec: LaunchSpec) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
+    """Return the variables that may be seen, those that may not, and those that are references to something else."""
+    given: dict[str, Any] = dict(spec.environment)
+    references = [
+        {"name": name, **value}
+        for name, value in sorted(given.items())
+        if isinstance(value, Mapping) and not is_knob(name)
+    ]
+    plain = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+    sealed = sealed_environment(plain, spec.told, spec.prepared)
+    prepared = {*spec.told, *spec.prepared.environment, *spec.prepared.search_paths}
+    found = {name: str(value) for name, value in sealed.items() if value is not None}
+    public = {name: _literal(value) for name, value in found.items() if _is_public(name, prepared)}
+    for name in HIDDEN:
+        public.setdefault(name, "")
+    if "NVIDIA_VISIBLE_DEVICES" not in public:
+        # An image may ask for all GPUs, and NVIDIA's runtime would give them.
+        public["NVIDIA_VISIBLE_DEVICES"] = "void"
+    secret = {name: value for name, value in found.items() if name not in public}
+    return public, secret, [r for r in references if r["name"] not in public]
+
+
+def _is_public(name: str, prepared: Collection[str]) -> bool:
+    return name in prepared or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*PUBLIC, *KNOBS))
+
+
+def _literal(value: str) -> str:
+    """Return a value of which the cluster takes no part for the name of another variable."""
+    return value.replace("$(", "$$(")
+
+
+def _container(
+    given: Mapping[str, Any], spec: LaunchSpec, options: PodOptions, carried: Carried
+) -> dict[str, Any]:
+    container: dict[str, Any] = dict((given.get("containers") or [{}])[0])
+    request = spec.session.request
+    amounts = {"cpu": f"{request.cpu_milli}m", "memory": f"{request.memory_mib}Mi"}
+    resources = container.get("resources") or {}
+    container["name"] = CONTAINER
+    container["image"] = spec.image.reference
+    container["args"] = [*(spec.command or (SERVER,)), *spec.arguments]
+    container["ports"] = [{"name": "notebook-port", "containerPort": spec.port}]
+    container["resources"] = {
+        "limits": {**(resources.get("limits") or {}), **amounts},
+        "requests": {**(resources.get("requests") or {}), **amounts},
+    }
+    container["volumeMounts"] = [
+        *(
+            mount
+            for mount in container.get("volumeMounts") or ()
+            if not _lies_over(str(mount.get("mountPath", "")), carried.targets)
+        ),
+        *carried.mounts,
+    ]
+    container["securityContext"] = {**_security(spec, options), **(container.get("securityContext") or {})}
+    if spec.sudo:
+        container["securityContext"] |= {
+            "allowPrivilegeEscalation": True,
+            "capabilities": {"drop": ["ALL"], "add": list(SUDO_CAPABILITIES)},
+        }
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    return container
+
+
+def _security(spec: LaunchSpec, options: PodOptions) -> dict[str, Any]:
+    """Return what Pod Security "restricted" asks for."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "privileged": False,
+        "runAsNonRoot": True,
+        "runAsUser": options.user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _lies_over(path: str, ours: Collection[str]) -> bool:
+    path = posixpath.normpath("/" + path.strip("/"))
+    return any(path == own or path.startswith(f"{own}/") for own in ours)
+
+
+def _pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Return an affinity that only this node meets. Not ``nodeName``: the scheduler is to count what the pod takes."""
+    own = {"key": "metadata.name", "operator": "In", "values": [node]}
+    nodes = dict(affinity.get("nodeAffinity") or {})
+    required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {
+        "nodeSelectorTerms": [
+            {**term, "matchFields": [*(term.get("matchFields") or ()), own]} for term in terms
+        ]
+    }
+    return {**affinity, "nodeAffinity": nodes}

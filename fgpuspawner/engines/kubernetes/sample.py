@@ -1,0 +1,57 @@
+"""The pod of a session that nobody has asked for: what a configuration makes of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fgpu_scheduler import Device, Placement, Request, Session, SessionState, Share
+from fgpuspawner.engines.base import LaunchSpec
+from fgpuspawner.engines.kubernetes.api import Manifest
+from fgpuspawner.engines.kubernetes.dialects import Dialect
+from fgpuspawner.engines.kubernetes.files import carry
+from fgpuspawner.engines.kubernetes.files_image import REFERENCE
+from fgpuspawner.engines.kubernetes.pods import PodOptions, made
+from fgpuspawner.images.model import Image
+from fgpuspawner.isolation.base import Prepared
+from fgpuspawner.isolation.limits import Limits
+
+if TYPE_CHECKING:
+    from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", enabled=True)
+
+
+async def sample_pod(
+    kind: type[KubernetesFGPUSpawner], config: Any, *, node: str = "sample", dialect: Dialect | None = None
+) -> Manifest:
+    """Return a small session's pod, with half of a GPU where a dialect is given. What callables raise is raised."""
+    # As KubeSpawner's own tests make one: without a user, a Hub and a cluster that answers.
+    spawner = kind(config=config, _mock=True)
+    spawner.files_image = spawner.files_image or REFERENCE
+    share = Share(GPU, 500, 2048, 50)
+    request = Request("sample", "", "sample", "default", 500, 100, 128)
+    session = Session(1, request, SessionState.PREPARING, 0, placement=Placement(node, (share,)))
+    # Without its place: what a session is told of its slice takes a Hub that runs.
+    spawner._session = replace(session, placement=None)
+    options = await spawner.engine_options(IMAGE)
+    spec = LaunchSpec(
+        session,
+        IMAGE,
+        command=(),
+        arguments=(),
+        environment={},
+        told={},
+        prepared=Prepared("none", Limits(1, "none", ())),
+        devices=(Device(GPU, node, 0, "Tesla T4", 4096, 1000),),
+        folder=Path("/"),
+        port=8888,
+        options=options,
+    )
+    assert isinstance(options, PodOptions)
+    pod = made(spec, options, carry(spec.prepared), installation="sample", node=node).pod
+    if dialect is None:
+        return pod
+    return dialect.patch((share,), spec.devices, name=pod["metadata"]["name"]).applied(pod)

@@ -1,0 +1,258 @@
+"""The settings of sessions as pods: those of KubeSpawner, and ours over them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubespawner import KubeSpawner
+from traitlets import Enum, Integer, Unicode, default
+from traitlets.config import Config
+
+from fgpu_scheduler import BadSettings
+from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
+from fgpuspawner.engines.kubernetes import safeguards
+from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
+from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.pods import PodOptions
+from fgpuspawner.engines.kubernetes.sample import sample_pod
+from fgpuspawner.images.model import Image
+from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.spawner.base import QueuedSpawner
+
+SERVER = "jupyterhub-singleuser"
+DEFAULT_USER = 1000
+OFFERED = {kind.name: kind for kind in DIALECTS if kind.pins_card}
+"""Where only the node is ours to choose, the card that the cluster then chose would have to be read back."""
+
+NO_HOOKS = "use extra_pod_config, extra_container_config, volumes and the like"
+NOT_USED = {
+    "profile_list": "people choose in the launch form; put its images into the catalogue (docs/images.md)",
+    "modify_pod_hook": NO_HOOKS,
+    "after_pod_created_hook": NO_HOOKS,
+    "enable_user_namespaces": "all sessions are in the one namespace of c.KubeSpawner.namespace",
+    "services_enabled": "the proxy reaches sessions at their pods' addresses",
+}
+"""Settings of KubeSpawner that would be passed over without a word, and what there is in their place."""
+FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
+"""Settings that may be functions, and say what a session may do."""
+
+
+class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
+    """Sessions as pods, each with its slice, no new privileges and no capabilities.
+
+    Volumes, claims, tolerations, pull secrets and the rest are set as for KubeSpawner. The pod's name, its node and its
+    limits are ours.
+    """
+
+    capabilities = KubernetesEngine.capabilities
+
+    files_image = Unicode(
+        help="""The image that brings libfgpu and its tools into each session: ``fgpu kube image`` writes it.
+
+        Example: ``c.KubernetesFGPUSpawner.files_image = "registry.example.org/fgpu/files:0.1"``
+        """
+    ).tag(config=True)
+
+    files_pull_policy = Enum(
+        ["IfNotPresent", "Always", "Never"],
+        "IfNotPresent",
+        help="""When nodes fetch ``files_image``. Example: ``c.KubernetesFGPUSpawner.files_pull_policy = "Never"``""",
+    ).tag(config=True)
+
+    dialect = Enum(
+        sorted(OFFERED),
+        "lease",
+        help="""What the cluster has that shares GPUs (docs/kubernetes.md, "Choosing a dialect").
+
+        Example: ``c.KubernetesFGPUSpawner.dialect = "hami"``
+        """,
+    ).tag(config=True)
+
+    lease_image = Unicode(
+        help="""The image of the pods that lease GPUs with the dialect "lease"; it needs a shell and nothing else.
+
+        Empty: no GPU is leased, and those of ``c.FGPU.nodes`` must be declared or simulated.
+
+        Example: ``c.KubernetesFGPUSpawner.lease_image = "registry.example.org/debian:12-slim"``
+        """
+    ).tag(config=True)
+
+    runtime_class = Unicode(
+        "nvidia",
+        help="""The RuntimeClass of pods that use GPUs, with the dialect "lease".
+
+        Example: ``c.KubernetesFGPUSpawner.runtime_class = "nvidia-cdi"``
+        """,
+    ).tag(config=True)
+
+    lease_priority_class = Unicode(
+        help="""The PriorityClass of the pods that lease GPUs with the dialect "lease".
+
+        Name one that is above that of all pods that ask for GPUs. The cluster ends lease pods for more important ones,
+        and then gives these GPUs on which sessions run. Empty: the cluster's default.
+
+        Example: ``c.KubernetesFGPUSpawner.lease_priority_class = "gpu-leases"``
+        """
+    ).tag(config=True)
+
+    stop_timeout_s = Integer(
+        10,
+        min=1,
+        help="""Seconds that a pod may take to end before it is killed.
+
+        Example: ``c.KubernetesFGPUSpawner.stop_timeout_s = 5``
+        """,
+    ).tag(config=True)
+
+    @default("cmd")
+    def _own_server(self) -> list[str]:
+        return [SERVER]
+
+    @default("uid")
+    def _not_root(self) -> int:
+        return DEFAULT_USER
+
+    @default("fs_gid")
+    def _group_of_volumes(self) -> int:
+        return DEFAULT_USER
+
+    @classmethod
+    def check_settings(cls, config: Config, settings: FGPU) -> None:
+        """Refuse settings of KubeSpawner that have no effect here, and a scheduler that knows nothing of GPUs."""
+        own = configured(cls, config)
+        for name, instead in NOT_USED.items():
+            if own.get(name):
+                raise BadSettings(
+                    f"c.KubeSpawner.{name} has no effect on queued sessions; take it out: {instead}"
+                )
+        scheduler = str(own.get("scheduler_name") or "")
+        if scheduler.endswith("user-scheduler"):
+            raise BadSettings(
+                f"c.KubeSpawner.scheduler_name is {scheduler!r}, which is for servers without a place; set "
+                'c.KubernetesFGPUSpawner.scheduler_name = ""'
+            )
+
+    @classmethod
+    def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
+        """Return what a session's pod sees to, as it would be made now."""
+        own = configured(cls, config)
+        try:
+            reached = cls.reached(config)
+            pod = at_once(lambda: sample_pod(cls, config))
+        except Exception:
+            # No cluster is configured here, or a function of the administrator's fails: then nothing is known.
+            return {}
+        try:
+            closed: bool | None = at_once(lambda: is_closed_to_strangers(reached))
+        except EngineSilent:
+            closed = None
+        return safeguards.judge(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
+
+    @classmethod
+    def disk_limits(cls, config: Config, settings: FGPU) -> Sequence[str]:
+        """Return who holds sessions to limits of the disk."""
+        return [
+            "what sessions may use of their nodes' disks is the cluster's: c.KubeSpawner.extra_resource_limits = "
+            '{"ephemeral-storage": "20Gi"}; homes have the size of their claims'
+        ]
+
+    @classmethod
+    def reached(cls, config: Config) -> Configuration:
+        """Return how the cluster's API is reached. Blocks.
+
+        Raises:
+            BadSettings: it is not known.
+        """
+        own, traits = configured(cls, config), cls.class_traits()
+        names = ("host", "ssl_ca_cert", "verify_ssl")
+        return configuration(**{n: own.get(f"k8s_api_{n}", traits[f"k8s_api_{n}"].default()) for n in names})
+
+    @classmethod
+    def where(cls, config: Config) -> str:
+        """Return the namespace of sessions."""
+        return str(configured(cls, config).get("namespace") or _namespace_here())
+
+    @classmethod
+    def dialect_of(cls, config: Config, *, installation: str) -> Dialect:
+        """Return the dialect that is set.
+
+        Raises:
+            BadSettings: there is no such dialect.
+        """
+        own, traits = configured(cls, config), cls.class_traits()
+        name = str(own.get("dialect", traits["dialect"].default()))
+        kind = OFFERED.get(name)
+        if kind is None:
+            raise BadSettings(
+                f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, OFFERED))}"
+            )
+        if kind is not Lease:
+            return kind()
+        runtime, priority = (
+            str(own.get(trait, traits[trait].default()))
+            for trait in ("runtime_class", "lease_priority_class")
+        )
+        return Lease(installation, runtime_class=runtime, priority_class=priority)
+
+    @classmethod
+    def make_engine(cls, installation: Installation) -> KubernetesEngine:
+        """Return the engine, with what is needed to reach the cluster."""
+        own = configured(cls, installation.config)
+        dialect = cls.dialect_of(installation.config, installation=installation.id)
+        if not dialect.libfgpu_holds and installation.settings.isolation != "none":
+            raise BadSettings(
+                f'c.FGPU.isolation is {installation.settings.isolation!r}; with dialect {dialect.name!r} use "none": '
+                f"{dialect.memory_held_by} holds sessions to their slices"
+            )
+        return KubernetesEngine(
+            installation,
+            cls.reached(installation.config),
+            dialect=dialect,
+            lease_image=str(own.get("lease_image", "")),
+            namespace=cls.where(installation.config),
+            stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
+        )
+
+    async def engine_options(self, image: Image) -> PodOptions:
+        """Return what is set for this session's pod, with its callables asked and its templates filled in."""
+        if not self.files_image:
+            raise LaunchFailed(
+                "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
+            )
+        request = self.session.request
+        self.image = image.reference
+        self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
+        self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
+        uid = self.uid(self) if callable(self.uid) else self.uid
+        if inspect.isawaitable(uid):
+            uid = await uid
+        return PodOptions(
+            manifest=_as_api(await self.get_pod_manifest()),
+            claim=_as_api(self.get_pvc_manifest()) if self.storage_pvc_ensure else None,
+            files_image=self.files_image,
+            pull_policy=self.files_pull_policy,
+            user=DEFAULT_USER if uid is None else int(uid),
+            stop_timeout_s=self.stop_timeout_s,
+        )
+
+
+def _as_api(model: Any) -> Manifest:
+    found: Manifest = ApiClient.sanitize_for_serialization(_NOT_OPENED, model)
+    return found
+
+
+_NOT_OPENED = object.__new__(ApiClient)
+"""Turns models into JSON without a connection."""
+
+
+def _namespace_here() -> str:
+    """Return the namespace of the pod that the Hub runs in, else ``default``."""
+    try:
+        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
+            return file.read().strip()
+    except OSError:
+        return "default"

@@ -1,0 +1,31 @@
+"""The names by which what an installation has started is known again, in any engine that names things."""
+
+from __future__ import annotations
+
+import re
+
+from fgpu_scheduler import Session
+
+INSTALLATION = "fgpu.installation"
+SESSION = "fgpu.session"
+ATTEMPT = "fgpu.attempt"
+NODE = "fgpu.node"
+
+
+def name_of(installation: str, session_id: int, attempt: int) -> str:
+    """Return the name of what runs an attempt of a session. No other attempt ever has it."""
+    return f"fgpu-{installation}-{session_id}-{attempt}"
+
+
+def names_of(installation: str, session: Session) -> list[str]:
+    """Return the names of all of a session's attempts so far."""
+    return [name_of(installation, session.id, attempt) for attempt in range(1, session.attempt + 1)]
+
+
+def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
+    """Return session and attempt of this installation by a name; None for any other name."""
+    prefix = f"fgpu-{installation}-"
+    match = re.fullmatch(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,8})", name.removeprefix(prefix))
+    if not name.startswith(prefix) or match is None:
+        return None
+    return int(match[1]), int(match[2])

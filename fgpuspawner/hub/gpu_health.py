@@ -1,0 +1,53 @@
+"""Asks every GPU's driver how the GPU is, also where no session runs, and tells the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from fgpu_scheduler import Clock, FGPUError
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.isolation.drivers import Drivers, Place
+from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold, health_of, read_health, write_health
+
+EVERY_S = 20
+
+
+class GpuWatch:
+    """One for the Hub's life."""
+
+    def __init__(self, drivers: Drivers, clock: Clock, *, data: Path) -> None:
+        self._drivers = drivers
+        self._clock = clock
+        self._data = data
+        # The errors that were seen before a restart of the Hub were seen.
+        self._known: Mapping[str, GpuHealth] = read_health(data).devices
+
+    def begin(self, background: Background) -> None:
+        """Ask again and again."""
+        background.every(EVERY_S, self.look, failed="How the GPUs are is not known")
+
+    async def look(self) -> None:
+        """Ask every driver once, all side by side: one that hangs is waited for by nobody else."""
+        places = {p: uuids for p, uuids in self._drivers.places().items() if not p.has_no_driver}
+        answers = await asyncio.gather(*(self._one(place, uuids) for place, uuids in places.items()))
+        self._known = {
+            uuid: health.after(self._known.get(uuid)) for found in answers for uuid, health in found.items()
+        }
+        await asyncio.to_thread(write_health, self._data, HealthTold(self._known))
+
+    async def _one(self, place: Place, uuids: list[str]) -> dict[str, GpuHealth]:
+        now_s = self._clock.now_s()
+        try:
+            reader = await asyncio.to_thread(self._drivers.reader, place)
+            answer = await reader.ask({"do": "health", "uuids": sorted(uuids)})
+            return {uuid: health_of(answer["devices"][uuid], now_s) for uuid in uuids}
+        except FGPUError as e:
+            trouble = str(e)
+        except (KeyError, TypeError, ValueError) as e:
+            trouble = f"an answer that makes no sense ({e!r})"
+        except OSError as e:
+            # Of one machine: the others are asked all the same.
+            trouble = str(e)
+        return {uuid: GpuHealth(now_s, trouble=trouble) for uuid in uuids}

@@ -1,0 +1,198 @@
+"""Which nodes there are on other machines, and what each has: as the Hub starts, and while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from fgpu_scheduler import (
+    BadSettings,
+    FGPUError,
+    Node,
+    NodeState,
+    Queue,
+    format_milli,
+    known_or_as_it_was,
+)
+from fgpuspawner.concurrency.background import Background, Failures
+from fgpuspawner.engines.base import EngineSilent
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.nodes import Machine, as_far_as_known
+
+log = logging.getLogger("fgpu")
+
+LOOK_EVERY_S = 60.0
+LOOK_SOON_S = 10.0
+"""So often while a machine is silent, or cannot be used as it is."""
+
+TOGETHER_S = 1.0
+
+Survey = Callable[[], Mapping[str, Machine | None]]
+
+
+def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> tuple[Node, ...]:
+    """Return the nodes that a Hub starts with, sorted by their ids; what is silent as the store remembers it. Blocks.
+
+    Raises:
+        BadSettings, ProbeFailed: what is configured is not there.
+    """
+    if not settings.finds_nodes:
+        known = [node.id for node in stored if node.devices]
+        machines = as_far_as_known(survey(), settings.nodes, known)
+        return known_or_as_it_was(settings.discover_nodes(machines), stored)
+    before = {node.id: replace(node, state=NodeState.LOST) for node in stored}
+    try:
+        found, troubles = described(settings, survey(), before)
+    except EngineSilent as e:
+        log.error("%s; nodes take no sessions until it does", e)
+        return tuple(before.values())
+    for node_id, trouble in troubles.items():
+        log.error("Node %s cannot be used yet: %s", node_id, trouble)
+    for node_id in settings.node_ids():
+        if node_id not in {node.id for node in found}:
+            log.warning("c.FGPU.nodes: there is no node %s now", node_id)
+    return known_or_as_it_was(found, stored)
+
+
+def described(
+    settings: FGPU,
+    machines: Mapping[str, Machine | None],
+    before: Mapping[str, Node],
+    others: Iterable[Node] = (),
+) -> tuple[tuple[Node, ...], dict[str, FGPUError]]:
+    """Return the nodes of these machines, and of each that cannot be used as it is now, why; that is as it was before.
+
+    ``others`` are nodes that stay as they are: no device of theirs is on another.
+    """
+    found: list[Node] = []
+    troubles: dict[str, FGPUError] = {}
+    owners = {device.uuid: node.id for node in others for device in node.devices}
+    # Of two machines that show one GPU the one that had it keeps it.
+    for name in sorted(machines, key=lambda name: (name not in before, name)):
+        machine, node = machines[name], before.get(name)
+        try:
+            if machine is not None or node is None:
+                new = settings.node_of(name, machine)
+                _check_owned_by_nobody(new, owners)
+                node = new
+        except BadSettings as e:
+            troubles[name] = e
+        if node is not None:
+            owners |= {device.uuid: name for device in node.devices}
+            found.append(node)
+    return tuple(found), troubles
+
+
+def _check_owned_by_nobody(node: Node, owners: Mapping[str, str]) -> None:
+    for device in node.devices:
+        if device.uuid in owners:
+            raise BadSettings(f"GPU {device.uuid} of node {node.id!r} is on node {owners[device.uuid]!r} too")
+
+
+class Inventory:
+    """Looks every so often, and whenever `changed` is called, and has what is different taken over.
+
+    ``nodes`` are all that there are, also this machine's own, sorted by their ids.
+    """
+
+    def __init__(
+        self, settings: FGPU, survey: Survey, isolation: Isolation, queue: Queue, nodes: tuple[Node, ...]
+    ) -> None:
+        self.nodes = nodes
+        self._settings = settings
+        self._survey = survey
+        self._isolation = isolation
+        self._queue = queue
+        self._failures: dict[str, Failures] = {}
+        self._wake = asyncio.Event()
+        self._left_s = 0.0
+
+    def begin(self, background: Background) -> None:
+        """Look from now on, if anything but the Hub's own machine says which nodes there are."""
+        if self._settings.finds_nodes or any(spec.get("engine") for spec in self._settings.nodes):
+            background.every(
+                LOOK_SOON_S,
+                self._round,
+                failed="Which nodes there are cannot be told now, and all stays as it was",
+                first_after_s=LOOK_SOON_S,
+                wake=self._wake,
+            )
+
+    def changed(self) -> None:
+        """Look soon. In the Hub's event loop."""
+        self._left_s = 0.0
+        self._wake.set()
+
+    async def _round(self) -> None:
+        self._left_s -= LOOK_SOON_S
+        if self._left_s > 0:
+            return
+        # One look for the many changes of one moment, and one soon for what changes meanwhile.
+        await asyncio.sleep(TOGETHER_S)
+        self._wake.clear()
+        if await self.look() and not self._wake.is_set():
+            self._left_s = LOOK_EVERY_S
+
+    async def look(self) -> bool:
+        """Look once, and take over what is there; return whether every machine answered, and can be used as it is.
+
+        Raises:
+            EngineSilent, StoreUnavailable: nothing is taken over. The next look does it.
+        """
+        machines = await asyncio.to_thread(self._survey)
+        before = {node.id: node for node in self.nodes}
+        # What a survey leaves out is gone where the engine says which nodes there are, else it is this machine.
+        others = [] if self._settings.finds_nodes else [n for n in self.nodes if n.id not in machines]
+        found, troubles = await asyncio.to_thread(described, self._settings, machines, before, others)
+        taken = [node for node in [await self._taken(n, before, troubles) for n in found] if node is not None]
+        nodes = tuple(sorted((*others, *taken), key=lambda node: node.id))
+        # Each time: what is gone leaves the queue only when nothing is on it any more.
+        await self._queue.change_nodes(nodes)
+        gone = before.keys() - {node.id for node in nodes}
+        if gone:
+            await asyncio.to_thread(self._isolation.forget_nodes, gone)
+        self.nodes = nodes
+        self._say(before, gone, troubles)
+        return not troubles and None not in machines.values()
+
+    async def _taken(
+        self, node: Node, before: Mapping[str, Node], troubles: dict[str, FGPUError]
+    ) -> Node | None:
+        """Return a node once its sessions can be held to their slices; as it was before, where they cannot."""
+        old = before.get(node.id)
+        if old is None or node.devices != old.devices:
+            try:
+                await asyncio.to_thread(self._isolation.take_in, node)
+            except FGPUError as e:
+                troubles[node.id] = e
+                return old
+            except Exception as e:
+                # Whatever it was, as where a disk is full: the others are taken over all the same.
+                log.debug("Node %s", node.id, exc_info=e)
+                troubles[node.id] = FGPUError(repr(e))
+                return old
+        return node
+
+    def _say(
+        self, before: Mapping[str, Node], gone: Iterable[str], troubles: Mapping[str, FGPUError]
+    ) -> None:
+        for node_id in sorted(gone):
+            log.warning("Node %s is gone", node_id)
+        for node in self.nodes:
+            if node != before.get(node.id) and node.id not in troubles:
+                cpu, closed = format_milli(node.cpu_milli), ", closed by its cluster" if node.closed else ""
+                log.info(
+                    "Node %s: %d GPUs, %s CPU, %d MiB%s",
+                    node.id,
+                    len(node.devices),
+                    cpu,
+                    node.memory_mib,
+                    closed,
+                )
+        for node_id, trouble in sorted(troubles.items()):
+            words = f"Node {node_id} cannot be used as it is now"
+            self._failures.setdefault(node_id, Failures(log, words, level=logging.ERROR)).failed(trouble)
+        self._failures = {node_id: own for node_id, own in self._failures.items() if node_id in troubles}

@@ -1,0 +1,118 @@
+"""How each GPU is: its use, temperature, power and errors, and the file in which the Hub tells the service.
+
+What the driver does not tell is None, and never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.isolation.nvml_child import PROGRAMS_XIDS, worse_xid
+
+WRITTEN = "gpu_health.json"
+OLD_S = 120
+"""What was read longer ago is not what is."""
+HOT_C = 90
+XID_STANDS_S = 7 * 24 * 3600
+"""So long an error is told, if none follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """The last look at one GPU. ``trouble`` says why nothing is known.
+
+    ``ecc_errors`` are the uncorrected ones since its driver was loaded. ``xid`` is the driver's last error, seen at
+    ``xid_at_s``; 0 is none since it is watched.
+    """
+
+    at_s: int
+    use_percent: int | None = None
+    memory_used_mib: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    ecc_errors: int | None = None
+    xid: int | None = None
+    xid_at_s: int | None = None
+    trouble: str | None = None
+
+    def after(self, before: GpuHealth | None) -> GpuHealth:
+        """Return this look with the last error that was seen before it, where it has none of its own."""
+        old = before.xid if before is not None else None
+        if before is None or not old or self.at_s - (before.xid_at_s or 0) > XID_STANDS_S:
+            return replace(self, xid_at_s=self.at_s) if self.xid else self
+        if self.xid and worse_xid(self.xid, old) == self.xid:
+            return replace(self, xid_at_s=self.at_s)
+        return replace(self, xid=old, xid_at_s=before.xid_at_s)
+
+    @property
+    def problem(self) -> str:
+        """What an administrator has to see to, in words; empty where nothing is known to be wrong."""
+        found = []
+        if self.trouble:
+            found.append(f"its driver does not tell how it is: {self.trouble}")
+        if self.ecc_errors:
+            found.append(f"{self.ecc_errors} uncorrected memory errors (ECC)")
+        if self.xid and self.xid not in PROGRAMS_XIDS:
+            found.append(f"error {self.xid} of the driver (Xid)")
+        if self.temperature_c is not None and self.temperature_c >= HOT_C:
+            found.append(f"{self.temperature_c} °C")
+        return "; ".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTold:
+    """What the Hub told last, by the GPU's UUID."""
+
+    devices: Mapping[str, GpuHealth] = field(default_factory=dict)
+
+    def of(self, uuid: str, now_s: int) -> GpuHealth | None:
+        """Return what is known of a GPU now; None where nothing is, or has not been for a while."""
+        found = self.devices.get(uuid)
+        return found if found is not None and abs(now_s - found.at_s) <= OLD_S else None
+
+
+def health_of(answer: Mapping[str, Any], now_s: int) -> GpuHealth:
+    """Return what the driver answered of one GPU; raises ValueError, TypeError or KeyError where that makes no sense."""
+    if "error" in answer:
+        return GpuHealth(now_s, trouble=str(answer["error"])[:500])
+
+    def whole(name: str) -> int | None:
+        return None if answer[name] is None else int(answer[name])
+
+    def watts(name: str) -> float | None:
+        return None if answer[name] is None else round(int(answer[name]) / 1000, 1)
+
+    used = whole("memory_used_bytes")
+    return GpuHealth(
+        now_s,
+        use_percent=whole("use_percent"),
+        memory_used_mib=None if used is None else used // 2**20,
+        temperature_c=whole("temperature_c"),
+        power_w=watts("power_mw"),
+        power_limit_w=watts("power_limit_mw"),
+        ecc_errors=whole("ecc_errors"),
+        xid=whole("xid"),
+    )
+
+
+_TOLD = TypeAdapter(HealthTold)
+
+
+def write_health(data: Path, told: HealthTold) -> None:
+    """Write what is told, in place of what was."""
+    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
+
+
+def read_health(data: Path) -> HealthTold:
+    """Return what was told last; nothing where the file is not there, or makes no sense."""
+    try:
+        return _TOLD.validate_json((data / WRITTEN).read_bytes())
+    except (OSError, ValueError):
+        return HealthTold()

@@ -1,0 +1,165 @@
+"""All that an administrator has to know on one screen: use, queues, who is idle, and what is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from fgpu_scheduler import AuditLine, NodeState, Session, SessionState, format_milli
+from fgpuspawner.isolation.verified import Verdict
+from fgpuspawner.meter.lately import Lately
+from fgpuspawner.service.admin.nodes_view import state_words
+from fgpuspawner.service.admin.queue_view import queues_object
+from fgpuspawner.service.model import Json, Site, Viewer, World, meter_of
+from fgpuspawner.text.sessions import server_words
+
+IDLE_S = 300
+"""Who has done nothing for so long is idle: by the rule, or by the GPU alone where no rule looks for the idle."""
+QUEUE_KEPT = ("group", "length", "marked", "longest_wait_s", "nodes", "nodes_ready", "fgpu_used", "fgpu_free")
+
+
+def overview_object(
+    world: World,
+    viewer: Viewer,
+    site: Site,
+    *,
+    now_s: int,
+    lately: Lately | None,
+    verdicts: Iterable[Verdict] = (),
+    strikes: Sequence[AuditLine] = (),
+    others: Iterable[Json] = (),
+) -> Json:
+    """Return the overview. ``lately`` is None where it takes too long to add up; ``others`` are more problems."""
+    return {
+        "use": None if lately is None else _use(lately, world),
+        "queues": _queues(world, viewer, site, now_s),
+        "running": sum(s.state is SessionState.RUNNING for s in world.snapshot.sessions),
+        "idle": idle(world),
+        "problems": [*others, *problems(world, verdicts, strikes)],
+        "simulated": world.simulated(),
+    }
+
+
+def _use(lately: Lately, world: World) -> Json:
+    gpus = len(world.devices)
+
+    def percent(held: float) -> int | None:
+        # More than all: GPUs have been taken away since.
+        return min(100, round(100 * held / gpus)) if gpus else None
+
+    def span(name: str) -> Json:
+        found = asdict(getattr(lately, name))
+        return {**found, "percent": percent(found["gpus"])}
+
+    return {
+        "gpus": gpus,
+        "day": span("day"),
+        "week": span("week"),
+        "hours_percent": [percent(held) for held in lately.hours],
+        "days_percent": [percent(held) for held in lately.days],
+    }
+
+
+def _queues(world: World, viewer: Viewer, site: Site, now_s: int) -> list[Json]:
+    found = []
+    for queue in queues_object(world, viewer, site, {}, now_s=now_s, most=0)["queues"]:
+        starts = [f.expected_start_at_s for f, _ in world.queues.get(queue["group"], ())]
+        known = [at_s for at_s in starts if at_s is not None]
+        found.append(
+            {
+                **{key: queue[key] for key in QUEUE_KEPT},
+                "last_start_at_s": max(known, default=None),
+                "without_estimate": len(starts) - len(known),
+            }
+        )
+    return found
+
+
+def idle(world: World) -> list[Json]:
+    """Return the running sessions that do nothing, for the longest first."""
+    found = [
+        (since_s, s)
+        for s in world.snapshot.sessions
+        if s.state is SessionState.RUNNING and (since_s := _idle_since_s(s, world)) is not None
+    ]
+    return [
+        {
+            "id": s.id,
+            "user": s.request.user,
+            "display_name": server_words(s),
+            "fgpu": format_milli(sum(share.fgpu_milli for share in s.placement.shares) if s.placement else 0),
+            "idle_since_s": since_s,
+            "ends_at_s": s.ends_at_s,
+        }
+        for since_s, s in sorted(found, key=lambda one: (one[0], one[1].id))
+    ]
+
+
+def _idle_since_s(session: Session, world: World) -> int | None:
+    since_s = session.idle_since_s
+    live = meter_of(session, world)
+    holds_gpu = session.placement is not None and session.placement.shares
+    if since_s is None and holds_gpu and live is not None and live.now.sm_percent is not None:
+        for point in reversed(live.points):
+            # What is not known is not idle.
+            if point.sm_percent != 0:
+                break
+            since_s = point.at_s
+    return since_s if since_s is not None and world.snapshot.now_s - since_s >= IDLE_S else None
+
+
+def problem(text: str, link: str | None = None, to: str = "", *, level: str = "bad") -> Json:
+    """Return something to see to: what it is, and the address of the page where that is done."""
+    return {"level": level, "text": text, "link": link, "to": to}
+
+
+def problems(world: World, verdicts: Iterable[Verdict], strikes: Sequence[AuditLine]) -> list[Json]:
+    """Return what is wrong, the worst first; then what administrators took out of use."""
+    bad: list[Json] = []
+    off: list[Json] = []
+    unknown = 0
+    for node in world.snapshot.nodes:
+        at = f"admin/nodes#node-{node.id}"
+        words = f"Machine {node.id} {state_words(node)}"
+        if node.state in (NodeState.LOST, NodeState.GONE):
+            bad.append(problem(words, at, "Machines"))
+        elif node.state is NodeState.CORDONED:
+            off.append(problem(words, at, "Machines", level="off"))
+        for device in node.devices:
+            health = world.gpus.of(device.uuid, world.snapshot.now_s)
+            name = f"GPU {device.index} of {node.id}"
+            unknown += health is None and not device.simulated and node.state is NodeState.READY
+            if health is not None and health.problem:
+                bad.append(problem(f"{name}: {health.problem}", at, "Machines"))
+            if device.cordoned:
+                why = f": {device.cordon_reason}" if device.cordon_reason else ""
+                off.append(problem(f"{name} takes no more sessions{why}", at, "Machines", level="off"))
+    if unknown:
+        gpus = "1 GPU" if unknown == 1 else f"{unknown} GPUs"
+        bad.append(problem(f"The state of {gpus} is not known", "admin/nodes", "Machines", level="warn"))
+    nodes = {node.id for node in world.snapshot.nodes}
+    bad += [
+        problem(
+            f"On machine {one.node_id} the GPU limits were not in force in session {one.session_id}",
+            f"admin/nodes#node-{one.node_id}",
+            "Machines",
+        )
+        for one in verdicts
+        if one.problems and one.node_id in nodes
+    ]
+    if strikes:
+        some = "1 time" if len(strikes) == 1 else f"{len(strikes)} times"
+        text = f"The watchdog found sessions above their limits {some} in the last day"
+        bad.append(problem(text, "admin/audit?action=watchdog", "Audit log"))
+    warned = [s for s in world.snapshot.sessions if s.message and s.state is SessionState.RUNNING]
+    bad += [
+        problem(f"Session {s.id} of {s.request.user}: {s.message}", f"end/{s.id}", "End it", level="warn")
+        for s in warned[:MOST_WARNED]
+    ]
+    if len(warned) > MOST_WARNED:
+        more = f"{len(warned) - MOST_WARNED} more running sessions are warned"
+        bad.append(problem(more, "admin/nodes", "Machines", level="warn"))
+    return bad + off
+
+
+MOST_WARNED = 5

@@ -1,0 +1,71 @@
+"""Whether the owner of a running session may have its time limit extended: where nobody who waits is harmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
+from fgpu_scheduler.core.planner import Reserve, plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.reclaim import extended
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What owners may: extend a session by ``by_s`` seconds each time, so many times, up to ``longest_s`` in all."""
+
+    by_s: int = 0
+    times: int = 1
+    longest_s: int | None = None
+
+
+class NotExtended(StrEnum):
+    """Why a session is not extended."""
+
+    OFF = "OFF"
+    NOT_RUNNING = "NOT_RUNNING"
+    NO_LIMIT = "NO_LIMIT"
+    PREEMPTED = "PREEMPTED"
+    USED_UP = "USED_UP"
+    LONGEST = "LONGEST"
+    PROMISED = "PROMISED"
+
+
+def not_extended(session: Session, allowed: Extension) -> NotExtended | None:
+    """Return what of the session itself is against one extension, or None. Nobody who waits is looked at."""
+    limit_s = session.time_limit_s
+    if not allowed.by_s:
+        return NotExtended.OFF
+    if session.state is not SessionState.RUNNING:
+        return NotExtended.NOT_RUNNING
+    if limit_s is None:
+        return NotExtended.NO_LIMIT
+    if session.ends_cause is EndCause.PREEMPTED:
+        return NotExtended.PREEMPTED
+    if session.extended_s + allowed.by_s > allowed.by_s * allowed.times:
+        return NotExtended.USED_UP
+    if allowed.longest_s is not None and limit_s + allowed.by_s > allowed.longest_s:
+        return NotExtended.LONGEST
+    return None
+
+
+def delays_a_promise(snapshot: Snapshot, session: Session, by_s: int, policy: Policy) -> bool:
+    """Return whether somebody to whom a start is promised would start later if the session were extended.
+
+    A promise is what the planner makes of a known end; who only hopes for one is promised nothing.
+    """
+    own = of_group(snapshot, session.request.resource_group)
+    before = _promised(own, policy)
+    if not before:
+        return False
+    longer = extended(session, by_s)
+    after = _promised(own.with_sessions(longer if s.id == session.id else s for s in own.sessions), policy)
+    return any(after.get(i, at_s + 1) > at_s for i, at_s in before.items())
+
+
+def _promised(snapshot: Snapshot, policy: Policy) -> dict[int, int]:
+    """Return the latest start of each to whom one is promised, by session."""
+    reserves = (d for d in plan(snapshot, policy).decisions if isinstance(d, Reserve))
+    return {d.session_id: d.starts_at_s for d in reserves if d.starts_at_s is not None}

@@ -1,0 +1,150 @@
+"""What a person does to the session that they are in, from its JupyterLab: prove, extend and end it; and how it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import requests
+from axe import check_page
+from playwright.sync_api import Page, expect
+
+from hubprocess import HubProcess, until
+from labsteps import BUILD, new_notebook, open_lab, open_panel
+from steps import START_MS, Person
+from watching import Faults
+
+pytestmark = pytest.mark.timeout(600)
+GONE = r"(status|console|failed) .*/user/(eve|ann)/.*"
+"""A page asks on for a while when its server has ended, and the Hub or the proxy refuses in its place."""
+LITTLE = {"fgpu": "0.5", "cpu": "0.2", "memory_mib": 512}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    found = HubProcess(tmp_path_factory.mktemp("hub"), before=BUILD, extend_by_s=3600, extend_times=1)
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def lab_of(hub: HubProcess, person: Person, **options: str) -> Page:
+    hub.add_user(person.name)
+    answer = hub.spawn(person.name, options={**LITTLE, **options})
+    assert answer.status_code in (201, 202), answer.text
+    until(lambda: hub.ready(person.name), within_s=START_MS / 1000, what="the server is ready")
+    return open_lab(hub, person)
+
+
+def test_the_slice_is_proved_in_the_panel(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+    page = lab_of(hub, log_in(hub.url, "pia", "test-password"))
+    this = open_panel(page).get_by_role("region", name="This session")
+    this.get_by_role("button", name="Prove my slice").click()
+    expect(this.get_by_role("button", name="Proving…")).to_be_visible()
+    # A second press, or another tab's, is the same run.
+    this.get_by_role("button", name="Proving…").click()
+    table = this.get_by_role("table", name="What was tried")
+    expect(table).to_be_visible(timeout=200_000)
+    # A local process can leave its limits, which the table says.
+    held = re.compile(r"^Your limits hold, with known gaps\. \d+ of \d+ checks held\.$")
+    expect(this.get_by_text(held)).to_be_visible()
+    expect(table.get_by_role("row", name=re.compile("env -i")).get_by_role("cell").nth(1)).to_have_text(
+        "known gap"
+    )
+    row = table.get_by_role("row", name=re.compile("a smaller allocation works after that"))
+    expect(row.get_by_role("cell").nth(1)).to_have_text("held")
+    check_page(page, within=".jp-fgpu-Panel")
+
+
+def test_the_time_limit_is_extended_in_the_panel_and_no_further_than_allowed(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = lab_of(hub, log_in(hub.url, "tim", "test-password"), time_limit_s="3600")
+    this = open_panel(page).get_by_role("region", name="This session")
+    expect(this).to_contain_text(re.compile(r"Time left\s*5\d min"))
+    this.get_by_role("button", name="Extend by 1 h").click()
+    expect(this).to_contain_text(re.compile(r"Time left\s*1 h 5\d min"), timeout=60_000)
+    expect(page.locator(".Toastify").get_by_text("The session has more time.")).to_be_visible()
+    expect(this.get_by_role("button", name=re.compile("Extend"))).to_have_count(0)
+    assert hub.sessions()["tim/"].time_limit_s == 7200
+
+
+def test_the_sessions_page_extends_it_too(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+    una = log_in(hub.url, "una", "test-password")
+    hub.add_user("una")
+    assert hub.spawn("una", options={**LITTLE, "time_limit_s": "3600"}).status_code in (201, 202)
+    until(lambda: hub.ready("una"), within_s=START_MS / 1000, what="the server is ready")
+    una.page.goto(f"{hub.url}/services/fgpu/")
+    button = una.page.get_by_role("button", name="Extend by 1 h default server")
+    button.click()
+    expect(button).to_have_count(0)
+    assert hub.sessions()["una/"].time_limit_s == 7200
+
+
+def test_who_ends_the_session_is_told_what_is_lost_and_where_to_go_on(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(GONE)
+    page = lab_of(hub, log_in(hub.url, "eve", "test-password"))
+    new_notebook(page)
+    page.locator(".jp-Notebook .cm-content").first.click()
+    page.keyboard.insert_text("x = 1")
+    this = open_panel(page).get_by_role("region", name="This session")
+    this.get_by_role("button", name="End this session…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("End this session?")
+    expect(dialog).to_contain_text("You lose their variables and running programs.")
+    expect(dialog).to_contain_text("One open file has unsaved changes. Save it first.")
+    dialog.get_by_role("button", name="Keep running").click()
+    assert set(hub.sessions()) >= {"eve/"}
+
+    this.get_by_role("button", name="End this session…").click()
+    dialog.get_by_role("button", name="End", exact=True).click()
+    expect(dialog).to_contain_text("Your session has ended", timeout=60_000)
+    expect(dialog).to_contain_text("You ended it.")
+    until(lambda: "eve/" not in hub.sessions(), what="the session has ended")
+    page.on("dialog", lambda leave: leave.accept())
+    dialog.get_by_role("button", name="My Sessions").click()
+    page.wait_for_url(re.compile("/services/fgpu/"))
+
+
+def test_lab_says_why_its_session_has_ended_and_not_that_a_server_is_unavailable(
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
+) -> None:
+    faults.allow(GONE)
+    # Nobody was on the service's pages with this browser.
+    page = lab_of(hub, log_in(hub.url, "ann", "test-password"))
+    session = hub.sessions()["ann/"]
+    answer = requests.delete(
+        f"{hub.url}/services/fgpu/api/v1/sessions/{session.id}",
+        headers={"Authorization": f"token {hub.add_user('admin')}"},
+        json={"message": "repair at 15:00"},
+        timeout=60,
+    )
+    assert answer.status_code == 202, answer.text
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Your session has ended", timeout=120_000)
+    expect(dialog).to_contain_text("repair at 15:00.")
+    expect(page.get_by_text("Server unavailable or unreachable")).to_have_count(0)
+    check_page(page, within=".jp-Dialog")
+    dialog.get_by_role("button", name="Dismiss").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_nobody_is_asked_for_official_news(hub: HubProcess, log_in: Callable[..., Person]) -> None:
+    nia = log_in(hub.url, "nia", "test-password")
+    page = lab_of(hub, nia)
+    setting = page.evaluate(
+        """async () => {
+          const token = decodeURIComponent(document.cookie.match(/_xsrf=([^;]*)/)[1]);
+          const found = await fetch(
+            '/user/nia/lab/api/settings/@jupyterlab/apputils-extension:notification',
+            { headers: { 'X-XSRFToken': token } }
+          );
+          return (await found.json()).schema.properties.fetchNews.default;
+        }"""
+    )
+    assert setting == "false"
+    expect(page.get_by_text("Would you like to get notified about official Jupyter news?")).to_have_count(0)

@@ -1,0 +1,103 @@
+"""A whole Hub on a cluster that changes beside it: nodes come, shrink, close and go; places are not given."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import changing_engine
+from test_hub_with_another_engine import ON_THE_PATH, WHOLE, logged_in
+
+from fgpu_scheduler import Node, NodeState
+from hubprocess import HubProcess, running, until
+
+CHANGING = {"runtime": "changing_engine:ChangingSpawner", "isolation": "none"}
+ADMIN_PASSWORD = "test-admin-password-0123456789-abcdef"
+LONG = "gpu-1." + "a" * 60 + "." + "b" * 63 + "." + "c" * 63 + ".lab"
+
+
+def nodes(hub: HubProcess) -> dict[str, Node]:
+    return {node.id: node for node in hub.store.snapshot(int(time.time())).nodes}
+
+
+def states(hub: HubProcess) -> dict[str, NodeState]:
+    return {node_id: node.state for node_id, node in nodes(hub).items()}
+
+
+def test_a_session_that_the_cluster_refuses_a_node_waits_with_its_words_and_runs_elsewhere(
+    tmp_path: Path,
+) -> None:
+    words = "1 node(s) had untolerated taint {lab: closed}"
+    changing_engine.write(tmp_path / "data", {"n1": {}, "n2": {}}, refuses={"n1": words})
+    with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
+        for user in ("ann", "ben"):
+            hub.add_user(user)
+        assert hub.spawn("ann", options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING"})
+        ann = hub.sessions()["ann/"]
+        assert ann.placement is not None
+        assert (ann.placement.node_id, ann.attempt) == ("n2", 2)
+        assert hub.spawn("ben", options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        with logged_in(hub.url, "ben") as ben:
+            page = ben.get(f"{hub.url}/services/fgpu/", timeout=60).text
+            assert "had untolerated taint {lab: closed}" in page
+            (told,) = ben.get(f"{hub.url}/services/fgpu/api/v1/sessions", timeout=60).json()["sessions"]
+            assert told["wait_reason"] == "CLUSTER"
+            assert "no place on n1" in told["wait_text"]
+        assert hub.stop("ann").status_code in (202, 204)
+        hub.reach({"ben/": "RUNNING"})
+
+
+def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    changing_engine.write(data, {"n1": {}})
+    with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
+        for user in ("ann", "ben"):
+            hub.add_user(user)
+            assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+
+        # One that appears takes the session that waits, whatever it is called.
+        changing_engine.write(data, {"n1": {}, LONG: {}})
+        hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"}, within_s=15)
+        ben = hub.sessions()["ben/"]
+        assert ben.placement is not None
+        assert ben.placement.node_id == LONG
+        with logged_in(hub.url, "admin", ADMIN_PASSWORD) as browser:
+            for address in ("", "map", "admin/nodes", "admin/overview"):
+                shown = browser.get(f"{hub.url}/services/fgpu/{address}", timeout=60)
+                assert shown.status_code == 200, address
+
+        # One that shrinks keeps what it runs, and takes nothing more; one that is closed neither.
+        changing_engine.write(data, {"n1": {"gpus": 0, "cpu": 1}, LONG: {"closed": True}})
+        until(lambda: states(hub).get(LONG) is NodeState.CORDONED, within_s=15)
+        assert (nodes(hub)["n1"].devices, nodes(hub)["n1"].cpu_milli) == ((), 1000)
+        assert hub.states() == {"ann/": "RUNNING", "ben/": "RUNNING"}
+        assert hub.stop("ben").status_code in (202, 204)
+        hub.add_user("cat")
+        assert hub.spawn("cat", options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "cat/": "PENDING"})
+        changing_engine.write(data, {"n1": {}, LONG: {}})
+        hub.reach({"ann/": "RUNNING", "cat/": "RUNNING"}, within_s=15)
+
+        # One that goes is lost while anything runs there.
+        changing_engine.write(data, {LONG: {}})
+        until(lambda: states(hub).get("n1") is NodeState.LOST, within_s=15)
+        assert hub.states() == {"ann/": "RUNNING", "cat/": "RUNNING"}
+        changing_engine.write(data, {})
+        until(lambda: states(hub) == {"n1": NodeState.LOST, LONG: NodeState.LOST}, within_s=15)
+        changing_engine.write(data, {"n1": {}})
+        until(lambda: states(hub).get("n1") is NodeState.READY, within_s=15)
+
+
+def test_a_hub_that_starts_while_its_cluster_is_silent_or_empty_takes_what_comes(tmp_path: Path) -> None:
+    with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
+        changing_engine.write(hub.data, {})
+        hub.add_user("ann")
+        with logged_in(hub.url, "ann") as ann:
+            assert ann.get(f"{hub.url}/hub/spawn", timeout=60).status_code == 200
+        changing_engine.write(hub.data, {"n1": {}})
+        until(lambda: states(hub) == {"n1": NodeState.READY}, within_s=30)
+        assert hub.spawn("ann", options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING"})

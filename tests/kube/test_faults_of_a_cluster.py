@@ -1,0 +1,218 @@
+"""What happens to pods, told with the right cause and words; what the Hub and the cluster survive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubs import MINI, PODS, SMALL, Cluster, on
+
+from fgpu_scheduler import EndCause, Session
+from hubprocess import HubProcess, until
+
+CATALOGUE = """
+[[image]]
+slug = "good"
+name = "Good"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "fgpuspawner/base:0.1"
+default = true
+
+[[image]]
+slug = "nowhere"
+name = "Nowhere"
+framework = "python"
+version = "3.11"
+python = "3.11"
+reference = "127.0.0.1:9/nowhere:1"
+"""
+WHOLE = {"fgpu": "2", **SMALL, "image": "good"}
+TOLD_WITHIN_S = 5.0
+AWAY_S = 60
+ZONE = "test.zone"
+
+
+@pytest.fixture(scope="module")
+def hub(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "catalogue.toml").write_text(CATALOGUE)
+    cluster.change_node({"metadata": {"labels": {ZONE: "here"}}})
+    selector = f"c.KubernetesFGPUSpawner.node_selector = {{{ZONE!r}: 'here'}}"
+    with on(cluster, folder, gpus=2, before=selector, catalogue=str(folder / "catalogue.toml")) as found:
+        yield found
+
+
+@pytest.fixture
+def ann(hub: HubProcess) -> Iterator[str]:
+    hub.add_user("ann")
+    yield "ann"
+    if "ann/" in hub.states():
+        hub.stop("ann")
+    hub.reach({})
+
+
+def started(hub: HubProcess, user: str, **options: Any) -> str:
+    """Start a session and return the name of its pod."""
+    assert hub.spawn(user, options={**WHOLE, **options}).status_code in (201, 202)
+    hub.reach({f"{user}/": "RUNNING"})
+    session = hub.sessions()[f"{user}/"]
+    return f"fgpu-{hub.store.installation_id}-{session.id}-{session.attempt}"
+
+
+def last(hub: HubProcess) -> Session:
+    return hub.store.ended(user=None, limit=1)[0]
+
+
+def test_a_pod_that_somebody_deletes_ends_its_session_at_once_and_says_so(
+    cluster: Cluster, hub: HubProcess, ann: str
+) -> None:
+    name = started(hub, ann)
+    began = time.monotonic()
+    cluster.ask("DELETE", f"{PODS}/{name}", body={"gracePeriodSeconds": 30})
+    until(lambda: hub.states().get("ann/") != "RUNNING")
+    assert time.monotonic() - began < TOLD_WITHIN_S
+    hub.reach({})
+    assert last(hub).end_cause is EndCause.EXITED
+    assert "removed outside JupyterHub" in str(last(hub).message)
+
+
+def test_an_image_that_cannot_be_had_ends_the_launch_with_its_name(hub: HubProcess, ann: str) -> None:
+    began = time.monotonic()
+    assert hub.spawn(ann, options={**WHOLE, "image": "nowhere"}).status_code in (201, 202, 500)
+    until(lambda: hub.store.ended(user=None, limit=1) and last(hub).request.image == "nowhere")
+    assert last(hub).end_cause is EndCause.PULL_FAILED
+    assert "127.0.0.1:9/nowhere:1 cannot be had" in str(last(hub).message)
+    assert time.monotonic() - began < 4 * TOLD_WITHIN_S, "the node tries once"
+
+
+def test_a_place_that_the_cluster_does_not_give_goes_back_with_the_clusters_words(
+    cluster: Cluster, hub: HubProcess, ann: str
+) -> None:
+    cluster.change_node({"metadata": {"labels": {ZONE: None}}})
+    try:
+        assert hub.spawn(ann, options=WHOLE).status_code in (201, 202)
+        until(lambda: hub.sessions()["ann/"].wait_reason == "CLUSTER", within_s=60)
+        (refused,) = hub.sessions()["ann/"].refused
+        assert "didn't match" in refused.words
+        assert cluster.pods(hub) == {}
+    finally:
+        cluster.change_node({"metadata": {"labels": {ZONE: "here"}}})
+    hub.reach({"ann/": "RUNNING"}, within_s=120)
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        {"taints": [{"key": "test", "value": "closed", "effect": "NoSchedule"}]},
+        {"unschedulable": True},
+    ],
+    ids=["tainted", "cordoned"],
+)
+def test_a_node_that_is_closed_keeps_its_sessions_and_takes_none_until_it_is_open(
+    cluster: Cluster, hub: HubProcess, ann: str, closed: dict[str, Any]
+) -> None:
+    started(hub, ann, fgpu="1")
+    cluster.change_node({"spec": closed})
+    try:
+        until(lambda: hub.store.snapshot(0).nodes[0].closed, within_s=TOLD_WITHIN_S)
+        hub.add_user("ben")
+        assert hub.spawn("ben", options={**WHOLE, "fgpu": "1"}).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        time.sleep(1)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+    finally:
+        cluster.change_node({"spec": dict.fromkeys(closed)})
+    hub.reach({"ann/": "RUNNING", "ben/": "RUNNING"})
+    assert hub.stop("ben").status_code in (202, 204)
+
+
+def test_while_the_api_does_not_answer_nobody_ends_and_nothing_is_freed(
+    cluster: Cluster, hub: HubProcess, ann: str
+) -> None:
+    name = started(hub, ann)
+    hub.add_user("ben")
+    assert hub.spawn("ben", options={**WHOLE, "fgpu": "4"}).status_code in (201, 202)
+    hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+    uid = cluster.pods(hub)[name]["metadata"]["uid"]
+    with cluster.frozen("api"):
+        until_s = time.monotonic() + AWAY_S
+        while time.monotonic() < until_s:
+            assert hub.states() == {"ann/": "RUNNING", "ben/": "PENDING"}
+            time.sleep(1)
+    assert hub.stop("ben").status_code in (202, 204)
+    hub.reach({"ann/": "RUNNING"})
+    assert cluster.pods(hub)[name]["metadata"]["uid"] == uid
+    assert hub.stop("ann").status_code in (202, 204)
+    hub.reach({})
+
+
+def test_a_node_whose_kubelet_is_gone_is_lost_and_its_session_keeps_its_share(
+    cluster: Cluster, hub: HubProcess, ann: str
+) -> None:
+    started(hub, ann)
+    with cluster.stopped("kubelet"):
+        until(lambda: hub.store.snapshot(0).nodes[0].state == "LOST", within_s=90)
+        assert hub.stop(ann).status_code in (202, 204)
+        until(lambda: hub.states() == {"ann/": "TERMINATING"}, within_s=90)
+        hub.add_user("ben")
+        assert hub.spawn("ben", options={**WHOLE, "fgpu": "4"}).status_code in (201, 202)
+        time.sleep(5)
+        assert hub.states() == {"ann/": "TERMINATING", "ben/": "PENDING"}
+    hub.reach({"ben/": "RUNNING"}, within_s=120)
+    assert hub.stop("ben").status_code in (202, 204)
+
+
+def test_a_hub_that_is_killed_again_and_again_finds_the_same_pods_and_the_same_place(
+    cluster: Cluster, hub: HubProcess
+) -> None:
+    for user in ("ann", "ben", "cat"):
+        hub.add_user(user)
+        assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
+    states = {"ann/": "RUNNING", "ben/": "RUNNING", "cat/": "PENDING"}
+    hub.reach(states)
+    uids = {name: pod["metadata"]["uid"] for name, pod in cluster.pods(hub).items()}
+    place = hub.sessions()["cat/"].id
+    for _ in range(3):
+        hub.kill()
+        hub.start()
+        hub.reach(states)
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods(hub).items()} == uids
+    assert hub.sessions()["cat/"].id == place
+    assert hub.stop("ann").status_code in (202, 204)
+    hub.reach({"ben/": "RUNNING", "cat/": "RUNNING"})
+    for user in ("ben", "cat"):
+        assert hub.stop(user).status_code in (202, 204)
+    hub.reach({})
+    until(lambda: cluster.pods(hub) == {}, what="no pod is left")
+
+
+def test_a_pod_that_is_forgotten_by_force_keeps_its_share_until_its_processes_have_ended(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    mark = f"stubborn-{tmp_path.name}"
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal = print  # {mark}\n"
+    command = f"c.Spawner.cmd = ['python', '-c', {deaf + MINI!r}]"
+    whole = {"fgpu": "2", **SMALL}
+    with on(cluster, tmp_path, mini=False, before=command) as hub:
+        for user in ("ann", "ben"):
+            hub.add_user(user)
+            assert hub.spawn(user, options=whole).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        (name,) = cluster.pods(hub)
+        processes = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in read(p)]
+        assert processes
+        cluster.ask("DELETE", f"{PODS}/{name}", body={"gracePeriodSeconds": 0})
+        until(lambda: hub.states().get("ben/") != "PENDING")
+        assert not any(p.exists() for p in processes)
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

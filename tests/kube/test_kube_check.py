@@ -1,0 +1,112 @@
+"""`fgpu kube check` on a real cluster: what is missing is named, with what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from accounts import World
+from hubs import Cluster
+
+from fgpuspawner.engines.kubernetes.rights import RIGHTS
+
+CONFIG = """
+from fgpuspawner.config import configure
+
+c = get_config()  # noqa: F821
+c.KubernetesFGPUSpawner.namespace = {namespace!r}
+{more}
+configure(c, runtime="kubernetes", data_dir={data!r}, nodes={nodes!r})
+"""
+FILES = 'c.KubernetesFGPUSpawner.files_image = "registry.example.org/fgpu/files:1"'
+LEASED = f'{FILES}\nc.KubernetesFGPUSpawner.lease_image = "registry.example.org/debian:12"'
+
+
+def check(
+    world: World, folder: Path, *, more: str = FILES, gpus: object = None, node: str = ""
+) -> tuple[int, list[str]]:
+    """Return the status and the lines, asked with the rights of the service account."""
+    named = {"name": node or world.cluster.name, **({} if gpus is None else {"gpus": gpus})}
+    path = folder / "jupyterhub_config.py"
+    text = CONFIG.format(namespace=world.namespace, more=more, data=str(folder / "data"), nodes=[named])
+    path.write_text(text)
+    ended = subprocess.run(
+        [str(Path(sys.executable).parent / "fgpu"), "kube", "check", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "KUBECONFIG": str(world.kubeconfig)},
+    )
+    assert ended.stderr == ""
+    return ended.returncode, ended.stdout.splitlines()
+
+
+@pytest.fixture
+def runtime_class(cluster: Cluster) -> Iterator[None]:
+    path = "/apis/node.k8s.io/v1/runtimeclasses"
+    cluster.ask("POST", path, body={"metadata": {"name": "nvidia"}, "handler": "runc"})
+    yield
+    cluster.ask("DELETE", f"{path}/nvidia")
+
+
+def test_a_cluster_that_is_as_it_should_be_has_no_line_that_fails(world: World, tmp_path: Path) -> None:
+    status, lines = check(world, tmp_path, gpus={"simulated": 1})
+    assert status == 0, lines
+    assert "OK: who asks has all rights that the Hub needs" in lines
+    assert "OK: a session's pod is accepted" in lines
+    assert re.fullmatch(r"OK: Kubernetes \d+\.\d+ answers", lines[0])
+    (node,) = [line for line in lines if f"node {world.cluster.name}" in line]
+    assert node.startswith("OK: ")
+    assert [line for line in lines if not line.startswith("OK: ")] == [
+        "WARN: homes: none is kept: c.KubeSpawner.storage_pvc_ensure is False, and there are no volumes"
+    ]
+    assert world.cluster.ask("GET", f"{world.own}/pods")["items"] == [], "nothing was made"
+
+
+def test_rights_that_are_missing_are_named_with_the_command_that_gives_them(
+    world: World, tmp_path: Path
+) -> None:
+    world.give([right for right in RIGHTS if right.resource not in ("secrets", "nodes")])
+    try:
+        status, lines = check(world, tmp_path, gpus={"simulated": 1})
+    finally:
+        world.give(list(RIGHTS))
+    assert status == 1
+    failed = [line for line in lines if line.startswith("FAIL: who asks may not ")]
+    assert [line.split("(")[0].removeprefix("FAIL: who asks may not ") for line in failed] == [
+        f"create secrets in namespace {world.namespace} ",
+        "list, watch nodes in the whole cluster ",
+    ]
+    assert all(f"`fgpu kube manifests --namespace {world.namespace}`" in line for line in failed)
+    assert any(line.startswith("FAIL: nodes cannot be seen: ") for line in lines)
+
+
+def test_what_pods_of_gpus_need_is_looked_for_by_trying_the_pods_themselves(
+    world: World, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    status, lines = check(world, tmp_path, more=LEASED)
+    assert status == 1
+    assert any(line.startswith("FAIL: a session's pod is refused: ") and "nvidia" in line for line in lines)
+    assert any(line.startswith("FAIL: a pod that leases a GPU is refused: ") for line in lines)
+    request.getfixturevalue("runtime_class")
+    status, lines = check(world, tmp_path, more=LEASED)
+    assert status == 0, lines
+    assert "OK: a pod that leases a GPU is accepted" in lines
+
+
+def test_images_nodes_and_storage_that_are_not_there_are_named(world: World, tmp_path: Path) -> None:
+    more = 'c.KubeSpawner.storage_pvc_ensure = True\nc.KubeSpawner.storage_class = "fast"'
+    status, lines = check(world, tmp_path, more=more, gpus={"simulated": 1}, node="gpu9")
+    assert status == 1
+    said = "\n".join(lines)
+    assert "FAIL: c.KubernetesFGPUSpawner.files_image is empty" in said
+    assert f"FAIL: node gpu9 of c.FGPU.nodes is not in the cluster; it has: {world.cluster.name}" in said
+    assert "homes: volume claims; StorageClass fast may not be looked for" in said
+    owner = World(world.cluster, world.namespace, Path(world.cluster.kubeconfig))
+    _, lines = check(owner, tmp_path, more=more, gpus={"simulated": 1}, node="gpu9")
+    assert any(line.startswith("FAIL: homes: StorageClass fast is not there; ") for line in lines)

@@ -1,0 +1,284 @@
+"""What the Hub may do in its cluster is enough for all that it does, and nothing of it is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import World
+from hubs import SMALL, on
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config import kube_config
+from labs import KubeLab
+from traitlets.config import Config
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.engines.base import Engine, Installation, LaunchSpec
+from fgpuspawner.engines.kubernetes.api import Api, at_once
+from fgpuspawner.engines.kubernetes.dialects import Dra, Lease
+from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.pods import PodOptions
+from fgpuspawner.engines.kubernetes.rights import RIGHTS, Right
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from hubprocess import until
+
+WHOLE = {"fgpu": "2", **SMALL}
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "home"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+EXEC_CREATE = ("pods/exec", "create", False)
+"""Asked for from Kubernetes 1.35 on."""
+
+
+def test_a_hub_with_these_rights_alone_queues_launches_checks_and_ends_sessions_and_finds_them_again(
+    world: World, tmp_path: Path
+) -> None:
+    own = {"namespace": world.namespace, "kubeconfig": str(world.kubeconfig)}
+    with on(world.cluster, tmp_path, gpus=1, **own) as hub:
+        for user in ("ann", "ben"):
+            hub.add_user(user)
+            assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        (pod,) = world.cluster.pods(hub, world.namespace).values()
+        hub.kill()
+        hub.start()
+        hub.reach({"ann/": "RUNNING", "ben/": "PENDING"})
+        (again,) = world.cluster.pods(hub, world.namespace).values()
+        assert again["metadata"]["uid"] == pod["metadata"]["uid"]
+        assert hub.stop("ann").status_code in (202, 204)
+        hub.reach({"ben/": "RUNNING"})
+        assert hub.stop("ben").status_code in (202, 204)
+        hub.reach({})
+        assert hub.api("DELETE", "users/ann").status_code == 204
+        assert "forbidden" not in hub.log_text().lower()
+
+
+# --- One right after the other is taken away ---
+
+
+class RightsLab(KubeLab):
+    """The Hub's own engine, as the service account."""
+
+    def __init__(self, folder: Path, world: World, dialect: str) -> None:
+        self.world = world
+        self.dialect = dialect
+        super().__init__(folder)
+
+    def make(self, installation: Installation) -> Engine:
+        return KubernetesEngine(
+            installation,
+            self.world.configuration(),
+            namespace=self.world.namespace,
+            stop_timeout_s=1,
+            dialect=Dra() if self.dialect == "dra" else Lease(installation.id),
+        )
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A Hub that has lost a right: its lab, its engine, and what it has logged."""
+
+    lab: RightsLab
+    engine: Any
+    heard: Callable[[], str]
+
+    def spec(self, claim: Any = None) -> LaunchSpec:
+        found = self.lab.spec(self.engine, self.lab.session())
+        assert isinstance(found.options, PodOptions)
+        return replace(found, options=replace(found.options, claim=claim))
+
+    def pod(self) -> LaunchSpec:
+        """Make a pod as a session's, as the administrator, and return the session's specification."""
+        found = self.spec()
+        labels = {
+            "fgpu.installation": self.lab.id,
+            "fgpu.session": str(found.session.id),
+            "fgpu.attempt": "1",
+        }
+        name = f"fgpu-{self.lab.id}-{found.session.id}-1"
+        made = {"name": "notebook", "image": self.lab.reference, "command": ["sleep", "60"]}
+        body = {
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [made], "terminationGracePeriodSeconds": 1},
+        }
+        self.lab.ask("POST", f"{self.lab.world.own}/pods", body=body)
+        return found
+
+
+async def starts(lost: Lost) -> None:
+    await lost.engine.start(lost.spec())
+
+
+async def starts_with_a_home(lost: Lost) -> None:
+    await lost.engine.start(lost.spec(CLAIM))
+
+
+async def starts_where_homes_are_at_their_quota(lost: Lost) -> None:
+    own = lost.lab.world.own
+    lost.lab.ask("POST", f"{own}/persistentvolumeclaims", body=CLAIM)
+    quota = {"metadata": {"name": "homes"}, "spec": {"hard": {"persistentvolumeclaims": "1"}}}
+    lost.lab.ask("POST", f"{own}/resourcequotas", body=quota)
+    try:
+        until(lambda: "used" in lost.lab.ask("GET", f"{own}/resourcequotas/homes").get("status", {}))
+        await lost.engine.start(lost.spec(CLAIM))
+    finally:
+        lost.lab.ask("DELETE", f"{own}/resourcequotas/homes")
+        lost.lab.ask("DELETE", f"{own}/persistentvolumeclaims/home")
+
+
+async def deletes_a_home(lost: Lost) -> None:
+    config = Config()
+    config.KubernetesFGPUSpawner.namespace = lost.lab.world.namespace
+    config.KubernetesFGPUSpawner.delete_pvc = True
+    await KubernetesFGPUSpawner(config=config, _mock=True).delete_forever()
+
+
+async def starts_with_a_claim_on_a_gpu(lost: Lost) -> None:
+    # The Hub's own call; before Kubernetes 1.34 nobody can make one, and rights are looked at first.
+    await lost.engine._make("resourceclaims", {"metadata": {"name": "x"}}, api="/apis/resource.k8s.io/v1")
+
+
+async def stops(lost: Lost) -> None:
+    assert not await lost.engine.stop(lost.pod().session, now=True)
+
+
+async def observes(lost: Lost) -> None:
+    assert (await lost.engine.observe()).nodes == ()
+
+
+async def checks(lost: Lost) -> None:
+    await lost.engine.probe(lost.pod().session, ["fgpu-probe"], told={}, timeout_s=10)
+
+
+async def looks(lost: Lost) -> None:
+    await observes(lost)
+    lost.engine.survey()
+
+
+async def surveys(lost: Lost) -> None:
+    lost.engine.survey()
+
+
+async def follows(lost: Lost) -> None:
+    for _ in range(100):
+        if "cannot be followed now" in lost.heard():
+            return
+        await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Case:
+    does: Callable[[Lost], Awaitable[None]]
+    words: str
+    refusal: str = 'cannot {verb} resource "{resource}"'
+
+
+CASES: dict[tuple[str, str, bool], Case] = {
+    ("pods", "get", False): Case(stops, "could not be removed: "),
+    ("pods", "watch", False): Case(follows, "The cluster's pods cannot be followed now"),
+    ("pods", "create", False): Case(starts, "the cluster refuses the session: "),
+    ("pods", "delete", False): Case(stops, "could not be removed: "),
+    ("pods/exec", "get", False): Case(
+        checks, "the cluster did not run the check of the session's GPU limit", "HTTP 403"
+    ),
+    EXEC_CREATE: Case(checks, "the cluster did not run the check of the session's GPU limit", "HTTP 403"),
+    ("secrets", "create", False): Case(starts, "the cluster refuses the session: "),
+    ("persistentvolumeclaims", "get", False): Case(
+        starts_where_homes_are_at_their_quota, "the cluster refuses the session: ", "exceeded quota"
+    ),
+    ("persistentvolumeclaims", "create", False): Case(
+        starts_with_a_home, "the cluster refuses the session: "
+    ),
+    ("persistentvolumeclaims", "delete", False): Case(deletes_a_home, "Forbidden"),
+    ("resourceclaims", "create", False): Case(starts_with_a_claim_on_a_gpu, "resourceclaims"),
+    ("nodes", "list", True): Case(surveys, "what the cluster's nodes have cannot be told: "),
+    ("nodes", "watch", True): Case(follows, "The cluster's nodes cannot be followed now"),
+    ("pods", "list", True): Case(looks, "What runs in the cluster cannot be seen now: "),
+    ("resourceslices", "list", True): Case(surveys, "what the cluster's nodes have cannot be told: "),
+}
+EACH = [(right, verb) for right in RIGHTS for verb in right.verbs]
+
+
+@asynccontextmanager
+async def without(
+    right: Right, verb: str, world: World, folder: Path, heard: Callable[[], str]
+) -> AsyncIterator[Lost]:
+    """Have a Hub's engine that had all rights when it started and is followed again with one of them less."""
+    lab = RightsLab(folder, world, right.dialect)
+    started = lab.engine()
+    fewer = tuple(v for v in right.verbs if v != verb)
+    less = [replace(r, verbs=fewer) if r is right else r for r in RIGHTS]
+    world.give([r for r in less if r.verbs])
+    try:
+        until(lambda: not world.may(right, verb), what="the right is gone")
+        if verb == "watch":
+            # One that is open stays open: the Hub asks for another every few minutes.
+            await _closed(lab)
+            started = lab.engine()
+        yield Lost(lab, started, heard)
+    finally:
+        world.give(list(RIGHTS))
+        until(lambda: world.may(right, verb), what="the right is back")
+        await _closed(lab)
+        lab.close()
+
+
+async def _closed(lab: RightsLab) -> None:
+    assert lab.background is not None
+    await lab.background.close()
+    # Connections with TLS are closed a moment after their session.
+    await asyncio.sleep(0.1)
+    lab.background = None
+
+
+@pytest.mark.parametrize(("right", "verb"), EACH, ids=lambda value: getattr(value, "resource", value))
+async def test_each_right_that_is_taken_away_makes_something_fail_that_is_named(
+    right: Right,
+    verb: str,
+    world: World,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = (right.resource, verb, right.everywhere)
+    if key == EXEC_CREATE and _version(world) < (1, 35):
+        pytest.skip("Kubernetes asks for it from 1.35 on")
+    case = CASES[key]
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(world.kubeconfig))
+    caplog.set_level(logging.WARNING)
+    async with without(right, verb, world, tmp_path, lambda: caplog.text) as lost:
+        said = ""
+        began = time.monotonic()
+        try:
+            await case.does(lost)
+        except (FGPUError, ApiException) as e:
+            said = str(e)
+        assert time.monotonic() - began < 60
+        said += caplog.text
+    assert case.words in said
+    assert case.refusal.format(verb=verb, resource=right.resource) in said.replace("\\", "")
+
+
+def _version(world: World) -> tuple[int, int]:
+    async def asked() -> tuple[int, int]:
+        api = Api(world.cluster.configuration)
+        try:
+            return await api.version()
+        finally:
+            await api.close()
+
+    return at_once(asked)
+
+
+def test_no_right_is_without_a_test_that_takes_it_away() -> None:
+    assert {(r.resource, verb, r.everywhere) for r, verb in EACH} == CASES.keys()

@@ -1,0 +1,385 @@
+"""What a node registers and what pods were given, read from what each cluster writes; what it does not say is unknown."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dialectworlds import ALL, BY_NAME, NODE, POD, bound, gpu, said, share, slice_of
+from fgpu_scheduler import FoundDevice
+from fgpuspawner.engines.kubernetes.dialects import (
+    Beside,
+    Dialect,
+    Given,
+    Hami,
+    Lease,
+    NotKnown,
+    Registered,
+    Volcano,
+)
+
+A, B = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec", "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
+V100 = "NVIDIA-Tesla V100-PCIE-32GB"
+
+
+def node(
+    *,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    allocatable: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "metadata": {"name": NODE, "annotations": annotations, "labels": labels},
+        "status": {"allocatable": {"cpu": "16", **(allocatable or {})}},
+    }
+
+
+def pod(*, annotations: dict[str, str] | None = None, limits: dict[str, str] | None = None) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(dict(POD))
+    made["metadata"]["annotations"] = annotations or {}
+    made["spec"]["containers"][0]["resources"]["limits"] = limits or {}
+    return made
+
+
+# --- HAMi ---
+
+
+CSV = f"{A},10,32768,100,{V100},0,true,0,hami-core:{B},10,65536,100,{V100},0,false,1,hami-core:"
+SEVEN = f"{A},10,32768,100,{V100},0,true:{B},10,65536,100,{V100},0,false:"
+JSON = (
+    f'[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"{V100}","mode":"hami-core","health":true}},'
+    f'{{"id":"{B}","index":1,"count":10,"devmem":65536,"devcore":100,"type":"{V100}","mode":"hami-core"}}]'
+)
+
+
+@pytest.mark.parametrize("text", [CSV, SEVEN, JSON])
+def test_hami_registers_its_gpus_in_lines_or_in_json_oversubscription_included(text: str) -> None:
+    found = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
+    assert found == [
+        Registered(FoundDevice(A, 0, V100, 32768), 10),
+        Registered(FoundDevice(B, 1, V100, 65536), 10, healthy=False),
+    ]
+
+
+def test_a_gpu_that_hami_divides_by_mig_is_not_one_for_shares() -> None:
+    text = f"{A},7,81559,100,{V100},0,true,0,mig:{B},10,32768,100,{V100},0,true,1,hami-core:"
+    (found,) = Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
+    assert found.found.uuid == B
+
+
+def test_what_hami_gave_is_in_mib_whatever_its_memory_factor() -> None:
+    noted = pod(annotations={"hami.io/vgpu-devices-allocated": f";{A},NVIDIA,3000,0:{B},NVIDIA,5000,30:;"})
+    assert Hami(memory_unit_mib=2).given(noted, Beside()) == [Given(A, 3000), Given(B, 5000, 30)]
+
+
+# --- Volcano ---
+
+
+def test_volcano_registers_and_gives_in_the_units_of_its_memory_factor() -> None:
+    dialect = Volcano(memory_unit_mib=1024)
+    text = f"{A},10,32,{V100},true,hami-core:{B},10,32,{V100},true,mig:"
+    registered = node(annotations={"volcano.sh/node-vgpu-register": text})
+    assert dialect.capacity(registered, Beside()) == [Registered(FoundDevice(A, 0, V100, 32768), 10)]
+    noted = pod(annotations={"volcano.sh/vgpu-ids-new": f"{A},NVIDIA,4,50:"})
+    assert dialect.given(noted, Beside()) == [Given(A, 4096, 50)]
+
+
+def test_an_instance_that_volcano_made_is_of_its_gpu() -> None:
+    noted = pod(annotations={"volcano.sh/vgpu-ids-new": f"{A}[0-1],NVIDIA,4864,0:"})
+    assert Volcano().given(noted, Beside()) == [Given(A, 4864)]
+
+
+# --- CCE ---
+
+
+def test_cce_registers_the_sum_of_equal_gpus_that_have_no_name() -> None:
+    resources = {"volcano.sh/gpu-mem.128Mi": "252", "volcano.sh/gpu-core.percentage": "200"}
+    found = BY_NAME["cce"].capacity(node(allocatable=resources), Beside())
+    assert found == [
+        Registered(FoundDevice(f"{NODE}/gpu-{i}", i, "GPU", 126 * 128), 20, named=False) for i in range(2)
+    ]
+
+
+def test_a_quantity_that_the_api_wrote_its_own_way_is_read_as_what_it_is() -> None:
+    resources = {"volcano.sh/gpu-mem.128Mi": "5k", "volcano.sh/gpu-core.percentage": "800"}
+    found = BY_NAME["cce"].capacity(node(allocatable=resources), Beside())
+    assert [one.found.memory_mib for one in found] == [625 * 128] * 8
+
+
+def test_each_container_of_a_pod_on_cce_has_its_own() -> None:
+    several = pod(limits={"volcano.sh/gpu-mem.128Mi": "8", "volcano.sh/gpu-core.percentage": "5"})
+    several["spec"]["containers"] += [
+        {"name": "other", "resources": {"limits": {"volcano.sh/gpu-mem.128Mi": "16"}}},
+        {"name": "none"},
+    ]
+    assert BY_NAME["cce"].given(several, Beside()) == [
+        Given(memory_mib=1024, compute_percent=5),
+        Given(memory_mib=2048),
+    ]
+
+
+# --- KAI ---
+
+
+def test_kai_counts_what_feature_discovery_labels_less_what_older_releases_round_away() -> None:
+    labels = {
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/gpu.memory": "16160",
+        "nvidia.com/gpu.product": "Tesla-T4",
+    }
+    found = BY_NAME["kai"].capacity(node(labels=labels), Beside())
+    assert found == [
+        Registered(FoundDevice(f"{NODE}/gpu-{i}", i, "Tesla-T4", 16100), named=False) for i in range(2)
+    ]
+
+
+def test_all_containers_of_a_pod_count_for_the_gpus_that_it_holds() -> None:
+    several = pod(limits={"nvidia.com/gpu": "2"})
+    several["spec"]["containers"].append({"name": "other", "resources": {"limits": {"nvidia.com/gpu": 1}}})
+    assert BY_NAME["kai"].given(several, Beside()) == [Given(whole="nvidia.com/gpu")] * 3
+
+
+def test_a_pod_of_another_group_does_not_say_which_gpu_kai_gave() -> None:
+    device = gpu()
+    patched, beside = bound(BY_NAME["kai"], said(BY_NAME["kai"], share(device, 1280), of=[device]), [device])
+    patched["metadata"]["labels"]["runai-gpu-group"] = "group-2"
+    reservation = beside.pods[1]
+    with pytest.raises(NotKnown, match="KAI hasn't said yet which GPU the pod fgpu-lab-7-1 has"):
+        BY_NAME["kai"].given(patched, Beside(pods=[patched, reservation]))
+
+
+# --- MIG ---
+
+
+def test_instances_are_registered_one_by_one_by_profile() -> None:
+    resources = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/mig-3g.40gb": "1"}
+    labels = {
+        "nvidia.com/gpu.product": "NVIDIA-H100",
+        "nvidia.com/mig-1g.10gb.memory": "9856",
+        "nvidia.com/mig-3g.40gb.memory": "40448",
+    }
+    found = BY_NAME["mig"].capacity(node(allocatable=resources, labels=labels), Beside())
+    assert [(r.found, r.max_shares, r.named) for r in found] == [
+        (FoundDevice(f"{NODE}/mig-1g.10gb-0", 0, "NVIDIA-H100 MIG 1g.10gb", 9856), 1, False),
+        (FoundDevice(f"{NODE}/mig-1g.10gb-1", 1, "NVIDIA-H100 MIG 1g.10gb", 9856), 1, False),
+        (FoundDevice(f"{NODE}/mig-3g.40gb-0", 2, "NVIDIA-H100 MIG 3g.40gb", 40448), 1, False),
+    ]
+
+
+def test_what_is_registered_can_be_said() -> None:
+    labels = {"nvidia.com/mig-1g.10gb.memory": "9856"}
+    (found,) = BY_NAME["mig"].capacity(
+        node(allocatable={"nvidia.com/mig-1g.10gb": "1"}, labels=labels), Beside()
+    )
+    device = gpu(memory_mib=found.found.memory_mib, model=found.found.model)
+    assert said(BY_NAME["mig"], share(device, 9856), of=[device]).limits == {"nvidia.com/mig-1g.10gb": "1"}
+
+
+# --- DRA ---
+
+
+def test_the_drivers_slice_names_its_gpus_with_their_memory() -> None:
+    devices = [gpu(0), gpu(3, memory_mib=81559)]
+    found = BY_NAME["dra"].capacity(node(), Beside(slices=[slice_of(devices)]))
+    assert found == [Registered(FoundDevice(d.uuid, d.index, d.model, d.memory_mib)) for d in devices]
+
+
+def test_a_gpu_that_can_be_allocated_once_has_room_for_one_session() -> None:
+    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[slice_of([gpu()], shared=False)]))
+    assert found.max_shares == 1
+
+
+def test_a_tainted_device_is_not_healthy() -> None:
+    sliced = slice_of([gpu()])
+    sliced["spec"]["devices"][0]["taints"] = [{"key": "gpu.nvidia.com/xid", "effect": "NoExecute"}]
+    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[sliced]))
+    assert not found.healthy
+
+
+def test_of_a_pool_its_newest_generation_counts_and_only_when_it_is_complete() -> None:
+    old, new = slice_of([gpu(0), gpu(1)]), slice_of([gpu(1)])
+    new["spec"]["pool"]["generation"] = 2
+    (found,) = BY_NAME["dra"].capacity(node(), Beside(slices=[old, new]))
+    assert found.found.uuid == gpu(1).uuid
+    new["spec"]["pool"]["resourceSliceCount"] = 2
+    with pytest.raises(NotKnown, match="not all ResourceSlices of the pool gpu-1 are there yet"):
+        BY_NAME["dra"].capacity(node(), Beside(slices=[old, new]))
+
+
+def test_a_gpu_of_the_same_name_on_another_node_is_not_taken_for_it() -> None:
+    device = gpu()
+    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
+    elsewhere = slice_of([gpu(0, memory_mib=1)])
+    elsewhere["spec"]["devices"][0]["attributes"]["uuid"]["string"] = A
+    elsewhere["spec"]["pool"]["name"] = "gpu-2"
+    (found,) = BY_NAME["dra"].given(patched, Beside(claims=beside.claims, slices=[*beside.slices, elsewhere]))
+    assert found == Given(device.uuid, 1280)
+
+
+def test_a_claim_that_the_cluster_made_of_a_template_is_found() -> None:
+    device = gpu()
+    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
+    patched["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "of-somebody"}]
+    with pytest.raises(NotKnown, match="the claim gpu of pod fgpu-lab-7-1 isn't made yet"):
+        BY_NAME["dra"].given(patched, beside)
+    patched["status"] = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "fgpu-lab-7-1"}]}
+    assert BY_NAME["dra"].given(patched, beside) == [Given(device.uuid, 1280)]
+
+
+def test_an_allocation_without_consumed_capacity_is_of_the_whole_gpu() -> None:
+    device = gpu()
+    patched, beside = bound(BY_NAME["dra"], said(BY_NAME["dra"], share(device, 1280), of=[device]), [device])
+    (result,) = beside.claims[0]["status"]["allocation"]["devices"]["results"]
+    del result["consumedCapacity"]
+    assert BY_NAME["dra"].given(patched, beside) == [Given(device.uuid, whole="gpu.nvidia.com")]
+
+
+# --- lease ---
+
+
+LEASE = Lease("lab")
+TOLD = f"0, {A}, Tesla T4, 15360\n"
+
+
+def leased(name: str = "fgpu-lab-lease-0", **status: Any) -> dict[str, Any]:
+    made = LEASE.lease_pod(name=name, node=NODE, image="lab/libfgpu:1", command=["pause"])
+    made["spec"]["nodeName"] = NODE
+    made["status"] = {"phase": "Running", **status}
+    return made
+
+
+def test_a_lease_is_a_gpu_of_the_node_as_its_pod_tells() -> None:
+    beside = Beside(
+        pods=[leased("fgpu-lab-lease-1"), leased("fgpu-lab-lease-0"), pod()],
+        told={"fgpu-lab-lease-0": TOLD, "fgpu-lab-lease-1": f"1, {B}, Tesla T4, 15360\n"},
+    )
+    found = LEASE.capacity(node(), beside)
+    assert found == [
+        Registered(FoundDevice(A, 0, "Tesla T4", 15360)),
+        Registered(FoundDevice(B, 1, "Tesla T4", 15360)),
+    ]
+
+
+def test_a_lease_that_waits_or_ends_or_is_of_another_installation_is_no_gpu() -> None:
+    ends = leased()
+    ends["metadata"]["deletionTimestamp"] = "2026-11-23T08:00:00Z"
+    theirs = leased()
+    theirs["metadata"]["labels"]["fgpu.lease"] = "other"
+    elsewhere = leased()
+    elsewhere["spec"]["nodeName"] = "gpu-2"
+    beside = Beside(pods=[leased(phase="Pending"), ends, theirs, elsewhere], told={"fgpu-lab-lease-0": TOLD})
+    assert LEASE.capacity(node(), beside) == []
+
+
+@pytest.mark.parametrize(
+    "answer", ["", f"{TOLD}{TOLD}", "No devices were found", "0, all, Tesla T4, 15360", f"0, {A}, T4, [N/A]"]
+)
+def test_an_answer_that_is_not_one_gpu_is_none(answer: str) -> None:
+    beside = Beside(pods=[leased()], told={"fgpu-lab-lease-0": answer})
+    with pytest.raises(NotKnown, match="what the lease pod fgpu-lab-lease-0 said of its GPU can't be read"):
+        LEASE.capacity(node(), beside)
+
+
+# --- what is not said ---
+
+
+MISSING: list[tuple[str, Callable[[], Any], str]] = [
+    ("lease", lambda: LEASE.capacity(node(), Beside(pods=[leased()])), "hasn't said which GPU it has"),
+    ("dra", lambda: BY_NAME["dra"].capacity(node(), Beside()), "no ResourceSlice of gpu.nvidia.com"),
+    (
+        "hami",
+        lambda: BY_NAME["hami"].capacity(node(), Beside()),
+        "no annotation hami.io/node-nvidia-register",
+    ),
+    (
+        "volcano",
+        lambda: BY_NAME["volcano"].capacity(node(), Beside()),
+        "no annotation volcano.sh/node-vgpu-register",
+    ),
+    ("cce", lambda: BY_NAME["cce"].capacity(node(), Beside()), "registers no volcano.sh/gpu-mem.128Mi"),
+    ("kai", lambda: BY_NAME["kai"].capacity(node(), Beside()), "no labels nvidia.com/gpu.count"),
+    (
+        "mig",
+        lambda: BY_NAME["mig"].capacity(node(allocatable={"nvidia.com/mig-1g.10gb": "1"}), Beside()),
+        "no label nvidia.com/mig-1g.10gb.memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "look", "words"), MISSING)
+def test_what_a_node_does_not_say_is_unknown_and_never_nothing(
+    name: str, look: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(NotKnown, match=words) as unknown:
+        look()
+    assert NODE in str(unknown.value) or name == "lease"
+
+
+def test_every_dialect_has_a_case_of_what_is_not_said() -> None:
+    assert {name for name, _, _ in MISSING} == BY_NAME.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("hami", pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"})),
+        ("volcano", pod(limits={"volcano.sh/vgpu-memory": "1280"})),
+        ("kai", pod(annotations={"gpu-memory": "1280"})),
+    ],
+)
+def test_a_pod_that_asked_and_got_nothing_yet_is_unknown(name: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(NotKnown, match="fgpu-lab-7-1"):
+        BY_NAME[name].given(asked, Beside())
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
+def test_a_pod_that_asked_for_no_gpu_has_none(dialect: Dialect) -> None:
+    assert list(dialect.given(pod(), Beside())) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "{}",
+        "[1]",
+        f"{A},ten,32768",
+        f"{A},10,32768,100,{V100},0,true,x,hami-core:",
+        f"{A},10,0,100,{V100},0,true:",
+    ],
+)
+def test_an_annotation_of_hami_that_cannot_be_read_is_unknown(text: str) -> None:
+    with pytest.raises(NotKnown):
+        Hami().capacity(node(annotations={"hami.io/node-nvidia-register": text}), Beside())
+
+
+@pytest.mark.parametrize("text", [f"{A},NVIDIA,0,0:;", f"{A},NVIDIA:;", f"{A},NVIDIA,much,0:;"])
+def test_memory_that_is_given_without_an_amount_is_unknown_and_never_nothing(text: str) -> None:
+    with pytest.raises(NotKnown, match="vgpu-devices-allocated of pod fgpu-lab-7-1 can't be read"):
+        Hami().given(pod(annotations={"hami.io/vgpu-devices-allocated": text}), Beside())
+
+
+@pytest.mark.parametrize(
+    "resources", [("100", "150"), ("0", "100"), ("127", "200"), ("-1", "100"), ("1.5", "100")]
+)
+def test_resources_of_cce_that_are_not_of_equal_gpus_are_unknown(resources: tuple[str, str]) -> None:
+    memory, compute = resources
+    with pytest.raises(NotKnown):
+        BY_NAME["cce"].capacity(
+            node(allocatable={"volcano.sh/gpu-mem.128Mi": memory, "volcano.sh/gpu-core.percentage": compute}),
+            Beside(),
+        )
+
+
+def test_a_plugin_that_the_scheduler_has_given_up_is_unknown() -> None:
+    gone = node(
+        annotations={
+            "hami.io/node-nvidia-register": CSV,
+            "hami.io/node-handshake": "Deleted_2026-11-23 08:00:00",
+        }
+    )
+    with pytest.raises(NotKnown, match="node gpu-1: its device plugin doesn't answer the scheduler"):
+        Hami().capacity(gone, Beside())

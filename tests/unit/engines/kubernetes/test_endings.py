@@ -1,0 +1,202 @@
+"""What a pod's status tells, in our causes and words: as a cluster wrote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import EndCause
+from fgpuspawner.engines.kubernetes.endings import GONE, holds_nothing, how_it_ended, is_up, why_not_up
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    limits = {"limits": {"memory": "3000Mi"}}
+    return {
+        "metadata": {"name": "fgpu-lab-7-1", **metadata},
+        "spec": {
+            "initContainers": [{"name": "fgpu-files", "image": "files:1"}],
+            "containers": [{"name": "notebook", "image": "python:3", "resources": limits}],
+        },
+        "status": status,
+    }
+
+
+def session(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "notebook", "state": state}]}
+
+
+def files(**state: Any) -> dict[str, Any]:
+    return {"initContainerStatuses": [{"name": "fgpu-files", "state": state}]}
+
+
+def test_a_pod_that_runs_has_not_ended() -> None:
+    running = pod({"phase": "Running", **session(running={"startedAt": "now"})})
+    assert how_it_ended(running) is None
+    assert why_not_up(running) is None
+    assert is_up(running)
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "words"),
+    [
+        (
+            session(terminated={"exitCode": 137, "reason": "OOMKilled"}),
+            EndCause.OOM,
+            "more than its 3000 MiB of memory",
+        ),
+        (
+            session(terminated={"exitCode": 3, "reason": "Error", "message": "a\nno luck\n\n"}),
+            EndCause.EXITED,
+            "status 3; its last words: no luck",
+        ),
+        (session(terminated={"exitCode": 0, "reason": "Completed"}), EndCause.EXITED, "status 0"),
+        (
+            session(terminated={"exitCode": 128, "reason": "StartError", "message": "no such file"}),
+            EndCause.LAUNCH_FAILED,
+            "could not be started: no such file",
+        ),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+            EndCause.PREEMPTED,
+            "evicted the session: The node was low on resource",
+        ),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, EndCause.NODE_LOST, "node was shut down"),
+        (
+            {"phase": "Failed", "reason": "OutOfcpu"},
+            EndCause.LAUNCH_FAILED,
+            "too little left for the session (OutOfcpu)",
+        ),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, EndCause.LAUNCH_FAILED, "did not admit"),
+        (
+            {
+                "phase": "Failed",
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ],
+                **session(terminated={"exitCode": 143, "reason": "Error"}),
+            },
+            EndCause.PREEMPTED,
+            "a more important pod",
+        ),
+        (
+            {
+                "phase": "Failed",
+                **files(terminated={"exitCode": 3, "message": "this image has no file 12ab"}),
+                **session(waiting={"reason": "PodInitializing"}),
+            },
+            EndCause.LAUNCH_FAILED,
+            "files could not be put into its pod: this image has no file 12ab",
+        ),
+        ({"phase": "Failed"}, EndCause.EXITED, "it does not say why"),
+    ],
+)
+def test_an_end_is_told_with_its_cause(status: dict[str, Any], cause: EndCause, words: str) -> None:
+    found = how_it_ended(pod(status))
+    assert found is not None
+    assert found.cause is cause
+    assert words in found.message
+
+
+def test_who_deletes_a_pod_has_ended_its_session_at_once() -> None:
+    going = pod({"phase": "Running", **session(running={})}, deletionTimestamp="2026-01-01T00:00:00Z")
+    found = how_it_ended(going)
+    assert found is not None
+    assert (found.cause, found.message) == (GONE.cause, GONE.message)
+    ended = pod(session(terminated={"exitCode": 0}), deletionTimestamp="2026-01-01T00:00:00Z")
+    found = how_it_ended(ended)
+    assert found is not None
+    assert found.message == GONE.message
+
+
+@pytest.mark.parametrize("name", ["notebook", "files"])
+@pytest.mark.parametrize(
+    "reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"]
+)
+def test_an_image_that_cannot_be_had_is_named(name: str, reason: str) -> None:
+    waiting = {"reason": reason, "message": "not found"}
+    status = session(waiting=waiting) if name == "notebook" else files(waiting=waiting)
+    found = why_not_up(pod({"phase": "Pending", **status}))
+    assert found is not None
+    assert found.cause is EndCause.PULL_FAILED
+    image = "python:3" if name == "notebook" else "files:1"
+    assert found.message == f"image {image} cannot be had: not found"
+
+
+def test_a_place_that_the_cluster_does_not_give_is_told_with_its_words() -> None:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 1 Insufficient cpu.",
+    }
+    found = why_not_up(pod({"phase": "Pending", "conditions": [condition]}))
+    assert found is not None
+    assert found.unbound
+    assert "0/3 nodes are available: 1 Insufficient cpu." in found.message
+
+
+def test_a_secret_that_is_not_there_yet_may_pass() -> None:
+    found = why_not_up(pod(session(waiting={"reason": "CreateContainerConfigError", "message": "no secret"})))
+    assert found is not None
+    assert found.unready
+    found = why_not_up(pod(session(waiting={"reason": "RunContainerError"})))
+    assert found is not None
+    assert not found.unready
+
+
+def test_what_only_begins_is_no_trouble() -> None:
+    for reason in ("ContainerCreating", "PodInitializing"):
+        assert why_not_up(pod({"phase": "Pending", **session(waiting={"reason": reason})})) is None
+
+
+def test_what_programs_print_is_no_command_for_a_terminal() -> None:
+    found = how_it_ended(pod(session(terminated={"exitCode": 1, "message": "\x1b[31mred"})))
+    assert found is not None
+    assert "\x1b" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("status", "nothing"),
+    [
+        ({"phase": "Succeeded", **session(terminated={"exitCode": 0})}, True),
+        ({"phase": "Failed", **session(terminated={"exitCode": 1})}, True),
+        ({"phase": "Running", **session(terminated={"exitCode": 1})}, False),
+        ({"phase": "Failed", "reason": "NodeLost", **session(running={})}, False),
+        ({"phase": "Failed", "reason": "Evicted"}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_pod_whose_node_says_that_all_has_ended_holds_nothing(
+    status: dict[str, Any], nothing: bool
+) -> None:
+    assert holds_nothing(pod(status)) is nothing
+
+
+BLOCKING = {"name": "block-cloud-metadata", "image": "registry.example.org/iptables:1"}
+
+
+def test_an_init_container_of_the_administrator_that_does_not_come_up_is_named_at_once() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    found = pod(
+        {
+            "phase": "Pending",
+            "initContainerStatuses": [{"name": BLOCKING["name"], "state": waiting}],
+            **session(),
+        }
+    )
+    found["spec"]["initContainers"].insert(0, BLOCKING)
+    trouble = why_not_up(found)
+    assert trouble is not None
+    assert trouble.cause is EndCause.PULL_FAILED
+    assert trouble.message == "image registry.example.org/iptables:1 cannot be had: not found"
+
+
+def test_an_init_container_of_the_administrator_that_fails_is_named_with_its_words() -> None:
+    failed = {"terminated": {"exitCode": 3, "message": "iptables: Permission denied"}}
+    ended = how_it_ended(
+        pod({"phase": "Failed", "initContainerStatuses": [{"name": BLOCKING["name"], "state": failed}]})
+    )
+    assert ended is not None
+    assert (ended.status, ended.cause) == (3, EndCause.LAUNCH_FAILED)
+    assert ended.message == "init container block-cloud-metadata failed: iptables: Permission denied"

@@ -1,0 +1,243 @@
+"""Which leases are made, which count, and when one is given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Device, Node, NodeState, Placement, Request, Session, SessionState, Share, Snapshot
+from fgpuspawner.engines.kubernetes import leases as module
+from fgpuspawner.engines.kubernetes.api import Refused
+from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.leases import Leases
+from fgpuspawner.isolation.report import Answer
+
+PODS = "/api/v1/namespaces/lab/pods"
+A, B = "GPU-aaaa", "GPU-bbbb"
+GROUP = "default"
+
+
+class Cluster:
+    """A cluster whose nodes have cards, as far as leases see of it; told at once of everything."""
+
+    def __init__(self, **gpus: int) -> None:
+        self.gpus = gpus
+        self.ready = True
+        self.smi: dict[str, str] = {}
+        """What is answered by which pod; any other has no GPU that works."""
+        self.refused: set[str] = set()
+        self.leases = Leases(self, PODS, Lease("lab"), installation="lab", image="i")  # type: ignore[arg-type]
+        self.leases.mirror.listed = True
+        self.pods: dict[str, Any] = self.leases.mirror.found  # type: ignore[assignment]
+        self.snapshot = Snapshot(0, 0, ())
+        self.told = 0
+
+    async def ask(self, method: str, path: str, *, body: dict[str, Any]) -> None:
+        """Make or delete a pod."""
+        if method == "POST":
+            name = body["metadata"]["name"]
+            if name in self.refused:
+                raise Refused(403, "Forbidden", "exceeded quota")
+            (on,) = body["spec"]["affinity"]["nodeAffinity"][
+                "requiredDuringSchedulingIgnoredDuringExecution"
+            ]["nodeSelectorTerms"]
+            node = on["matchFields"][0]["values"][0]
+            body["metadata"]["uid"] = f"uid-{name}-{time.monotonic_ns()}"
+            self.pods[name] = {
+                **body,
+                "spec": {**body["spec"], "nodeName": node},
+                "status": {"phase": "Running"},
+            }
+        else:
+            name = path.rpartition("/")[2]
+            assert body["preconditions"]["uid"] == self.pods[name]["metadata"]["uid"]
+            assert body["gracePeriodSeconds"] >= 1
+            del self.pods[name]
+
+    async def run(self, pod: str, container: str, command: Collection[str], *, most_bytes: int) -> Answer:
+        """Answer as nvidia-smi does."""
+        uuid = self.smi.get(pod.rpartition("-")[2])
+        return Answer(f"0, {uuid}, T4, 15360\n".encode(), 0) if uuid else Answer(b"No devices were found", 6)
+
+    async def tend(self) -> list[str]:
+        """Tend once, and return the numbers of the leases that there are then."""
+
+        def tell() -> None:
+            self.told += 1
+
+        async def queue() -> Snapshot:
+            return self.snapshot
+
+        nodes = [
+            {
+                "metadata": {"name": name},
+                "status": {
+                    "allocatable": {"nvidia.com/gpu": str(gpus)},
+                    "conditions": [{"type": "Ready", "status": str(self.ready)}],
+                },
+            }
+            for name, gpus in self.gpus.items()
+        ]
+        await self.leases.tend(nodes, queue, tell)
+        return sorted(name.rpartition("-")[2] for name in self.pods)
+
+    def offered(self) -> set[str]:
+        """Return what the next survey would find."""
+        return {text.split(", ")[1] for text in self.leases.counting(list(self.pods.values()))[1].values()}
+
+    def queue(self, offers: Collection[str], holds: Collection[str] = ()) -> None:
+        """Let the queue offer these GPUs, and have a session on each of those."""
+        found = tuple(Device(u, "n1", n, "T4", 15360, 2000) for n, u in enumerate(offers))
+        sessions = tuple(
+            Session(
+                n,
+                Request("ann", f"s{n}", "python", GROUP, 500, 1000, 512),
+                SessionState.RUNNING,
+                0,
+                attempt=1,
+                placement=Placement("n1", (Share(uuid, 500, 1024, 25),)),
+            )
+            for n, uuid in enumerate(holds, 1)
+        )
+        self.snapshot = Snapshot(
+            0, 0, (Node("n1", GROUP, 8000, 8192, state=NodeState.READY, devices=found),), sessions
+        )
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER_S", 0)
+
+
+@pytest.fixture
+async def two() -> Cluster:
+    """Two cards, leased and offered."""
+    cluster = Cluster(n1=2)
+    cluster.smi = {"0": A, "1": B}
+    await cluster.tend()
+    await cluster.tend()
+    assert cluster.offered() == {A, B}
+    cluster.queue([A, B])
+    return cluster
+
+
+async def test_as_many_leases_are_made_as_nodes_have_gpus_and_no_more_the_next_time() -> None:
+    cluster = Cluster(n1=2, n2=1)
+    assert await cluster.tend() == ["0", "0", "1"]
+    before = dict(cluster.pods)
+    assert await cluster.tend() == ["0", "0", "1"]
+    assert cluster.pods == before
+
+
+async def test_what_is_told_is_told_once_and_again_when_it_is_another() -> None:
+    cluster = Cluster(n1=1)
+    cluster.smi = {"0": A}
+    for _ in range(3):
+        await cluster.tend()
+    assert (cluster.told, cluster.offered()) == (1, {A})
+    cluster.gpus["n1"] = 2
+    cluster.smi = {"0": A, "1": B}
+    for _ in range(3):
+        await cluster.tend()
+    assert (cluster.told, cluster.offered()) == (2, {A, B})
+
+
+async def test_nothing_is_done_before_all_leases_are_known(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 0.01)
+    two.leases.mirror.listed = False
+    two.gpus.clear()
+    two.queue([])
+    assert await two.tend() == ["0", "1"]
+
+
+async def test_on_a_node_that_is_not_ready_everything_stays(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOO_MANY_FOR_S", 0)
+    two.ready, two.gpus = False, {"n1": 0}
+    two.queue([])
+    for _ in range(3):
+        assert await two.tend() == ["0", "1"]
+    assert two.offered() == {A, B}
+
+
+async def test_one_that_the_cluster_refuses_hinders_no_other() -> None:
+    cluster = Cluster(n1=1, n2=1)
+    cluster.smi = {"0": A}
+    await cluster.tend()
+    refused = next(iter(cluster.pods))
+    cluster.pods.clear()
+    cluster.refused = {refused}
+    for _ in range(2):
+        assert await cluster.tend() == ["0"]
+    assert cluster.offered() == {A}
+
+
+async def test_a_gpu_that_does_not_work_is_not_offered_and_its_lease_stays_while_its_node_counts_it() -> None:
+    cluster = Cluster(n1=2)
+    cluster.smi = {"0": A}
+    for _ in range(3):
+        assert await cluster.tend() == ["0", "1"]
+    assert cluster.offered() == {A}
+
+
+async def test_of_too_many_the_one_that_does_not_work_goes_once_it_is_neither_offered_nor_held(
+    two: Cluster,
+) -> None:
+    two.smi, two.gpus["n1"] = {"1": B}, 1
+    assert await two.tend() == ["0", "1"], "it is offered"
+    assert two.offered() == {B}
+    two.queue([B], holds=[A])
+    assert await two.tend() == ["0", "1"], "a session is on it"
+    two.queue([B])
+    assert await two.tend() == ["1"]
+
+
+async def test_where_all_work_those_without_sessions_are_exchanged_after_a_while(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.gpus["n1"] = 1
+    assert await two.tend() == ["0", "1"]
+    assert two.offered() == {A, B}, "a device plugin that is updated has no GPU for a moment"
+    monkeypatch.setattr(module, "TOO_MANY_FOR_S", 0)
+    two.queue([A, B], holds=[A])
+    assert await two.tend() == ["0", "1"]
+    assert two.offered() == {A}
+    two.queue([A], holds=[A])
+    assert await two.tend() == ["0"]
+
+
+async def test_a_lease_that_was_not_asked_yet_stays_while_anything_may_be_on_it(two: Cluster) -> None:
+    restarted = Cluster()
+    restarted.pods |= two.pods
+    restarted.queue([A, B], holds=[B])
+    assert await restarted.tend() == ["0", "1"]
+    restarted.queue([])
+    assert await restarted.tend() == []
+
+
+async def test_a_gpu_that_a_plugin_gives_several_times_is_one_and_all_its_leases_stay_while_it_is_held() -> (
+    None
+):
+    cluster = Cluster(n1=2)
+    cluster.smi = {"0": A, "1": A}
+    await cluster.tend()
+    await cluster.tend()
+    counted, told = cluster.leases.counting(list(cluster.pods.values()))
+    assert len(counted) == len(told) == 1
+    cluster.gpus.clear()
+    cluster.queue([], holds=[A])
+    await cluster.tend()
+    assert len(await cluster.tend()) == 1, "one holds it"
+
+
+async def test_one_that_its_node_has_ended_is_made_again(two: Cluster) -> None:
+    name = min(two.pods)
+    evicted = two.pods[name] = {**two.pods[name], "status": {"phase": "Failed", "reason": "Evicted"}}
+    assert await two.tend() == ["1", "2"]
+    assert evicted not in two.pods.values()

@@ -1,0 +1,226 @@
+"""What a pod is made with: who it is stays secret, its limits are ours, and nothing gets into the place of our mounts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgpu_scheduler import Placement, Request, Session, SessionState, Share
+from fgpuspawner.engines.base import LaunchSpec
+from fgpuspawner.engines.kubernetes.files import READ, WRITTEN, Carried, carry
+from fgpuspawner.engines.kubernetes.pods import Made, PodOptions, made, owned
+from fgpuspawner.images.model import Image
+from fgpuspawner.isolation.base import IN_CONTAINER, Mount, Prepared
+from fgpuspawner.isolation.limits import Limits
+
+SHARE = Share("GPU-1", 500, 2048, 25)
+ASKED = Request("Ärlice@lab", "", "python", "default", 500, 1500, 3000)
+SESSION = Session(
+    7, ASKED, SessionState.PREPARING, 0, attempt=2, placement=Placement("gpu1.lab.example", (SHARE,))
+)
+IMAGE = Image("python", "Python", "python", "3", "3", "registry.lab/python:3", enabled=True)
+OPTIONS = PodOptions(files_image="registry.lab/files:1", stop_timeout_s=7)
+RUN = {"name": READ, "mountPath": IN_CONTAINER, "subPath": "run", "readOnly": True}
+PRELOAD = {
+    "name": READ,
+    "mountPath": "/etc/ld.so.preload",
+    "subPath": "outside/etc/ld.so.preload",
+    "readOnly": True,
+}
+CARRIED = Carried(("444 read/run/limits base64:",), ({"name": READ, "emptyDir": {}},), (RUN, PRELOAD))
+
+
+def spec(**changes: Any) -> LaunchSpec:
+    return replace(
+        LaunchSpec(
+            SESSION,
+            IMAGE,
+            command=(),
+            arguments=("--port=8888",),
+            environment={"JUPYTERHUB_API_TOKEN": "s3cret", "HOME": "/home/jovyan", "LD_PRELOAD": "/evil.so"},
+            told={"FGPU_SESSION_ID": "7", "NVIDIA_VISIBLE_DEVICES": "GPU-1", "CUDA_VISIBLE_DEVICES": "GPU-1"},
+            prepared=Prepared("interposer", Limits(7, "charge", ())),
+            devices=(),
+            folder=Path("/nowhere"),
+            port=8888,
+        ),
+        **changes,
+    )
+
+
+def pod_of(changed: LaunchSpec | None = None, **options: Any) -> Made:
+    return made(
+        changed or spec(), replace(OPTIONS, **options), CARRIED, installation="lab", node="gpu1.lab.example"
+    )
+
+
+def container_of(found: Made) -> dict[str, Any]:
+    container: dict[str, Any] = found.pod["spec"]["containers"][0]
+    return container
+
+
+def environment_of(found: Made) -> dict[str, str]:
+    return {entry["name"]: entry.get("value") for entry in container_of(found)["env"]}
+
+
+def test_who_a_session_is_stands_in_its_secret_and_nowhere_in_its_pod() -> None:
+    found = pod_of()
+    assert "s3cret" not in json.dumps(found.pod)
+    assert found.secret["stringData"] == {"JUPYTERHUB_API_TOKEN": "s3cret"}
+    assert container_of(found)["envFrom"] == [{"secretRef": {"name": "fgpu-lab-7-2"}}]
+    assert "s3cret" not in repr(found)
+
+
+def test_the_secret_goes_with_its_pod() -> None:
+    found = pod_of()
+    (owner,) = owned(found.secret, {"metadata": {"name": "fgpu-lab-7-2", "uid": "u-1"}})["metadata"][
+        "ownerReferences"
+    ]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "fgpu-lab-7-2", "u-1")
+
+
+def test_what_switches_isolation_off_is_taken_away_and_what_the_session_is_told_is_there() -> None:
+    found = environment_of(pod_of())
+    assert found["LD_PRELOAD"] == ""
+    assert found["CUDA_DISABLE_CONTROL"] == ""
+    assert found["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+    assert found["FGPU_SESSION_ID"] == "7"
+    assert found["HOME"] == "/home/jovyan"
+
+
+def test_a_session_that_is_told_of_no_gpu_is_given_none_by_its_image() -> None:
+    assert environment_of(pod_of(spec(told={})))["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_a_value_stays_as_it_is_whatever_it_looks_like() -> None:
+    found = pod_of(spec(told={"FGPU_AMOUNT": "$(HOME) of $$"}))
+    assert environment_of(found)["FGPU_AMOUNT"] == "$$(HOME) of $$"
+
+
+def test_references_of_an_administrator_stay_references_unless_they_are_ours_to_set() -> None:
+    reference = {"valueFrom": {"secretKeyRef": {"name": "lab", "key": "key"}}}
+    environment: dict[str, Any] = {"LICENCE": reference, "LD_PRELOAD": reference}
+    found = container_of(pod_of(spec(environment=environment)))["env"]
+    assert {"name": "LICENCE", **reference} in found
+    assert [e for e in found if e["name"] == "LD_PRELOAD"] == [{"name": "LD_PRELOAD", "value": ""}]
+
+
+def test_the_limits_are_the_requests_whatever_is_configured() -> None:
+    given = {
+        "spec": {"containers": [{"name": "notebook", "resources": {"limits": {"cpu": "64", "x/y": "1"}}}]}
+    }
+    assert container_of(pod_of(manifest=given))["resources"] == {
+        "limits": {"cpu": "1500m", "memory": "3000Mi", "x/y": "1"},
+        "requests": {"cpu": "1500m", "memory": "3000Mi"},
+    }
+
+
+def test_it_runs_on_its_node_and_where_an_administrator_lets_it() -> None:
+    own = {"key": "metadata.name", "operator": "In", "values": ["gpu1.lab.example"]}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    given = {
+        "spec": {
+            "affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": [term]}}, "podAffinity": {}},
+            "tolerations": [{"key": "gpu"}],
+        }
+    }
+    plain = pod_of().pod["spec"]["affinity"]["nodeAffinity"][required]
+    assert plain == {"nodeSelectorTerms": [{"matchFields": [own]}]}
+    found = pod_of(manifest=given).pod["spec"]
+    assert found["affinity"]["nodeAffinity"][required] == {
+        "nodeSelectorTerms": [{**term, "matchFields": [own]}]
+    }
+    assert found["affinity"]["podAffinity"] == {}
+    assert found["tolerations"] == [{"key": "gpu"}]
+    assert "nodeName" not in found
+
+
+def test_it_meets_pod_security_restricted_and_ends_when_its_server_does() -> None:
+    found = pod_of().pod["spec"]
+    assert found["restartPolicy"] == "Never"
+    assert found["automountServiceAccountToken"] is False
+    assert found["enableServiceLinks"] is False
+    assert found["terminationGracePeriodSeconds"] == 7
+    for container in (*found["initContainers"], *found["containers"]):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["runAsNonRoot"] is True
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_sudo_needs_new_privileges_and_gets_no_more_than_those() -> None:
+    security = container_of(pod_of(spec(sudo=True)))["securityContext"]
+    assert security["allowPrivilegeEscalation"] is True
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert "SYS_ADMIN" not in security["capabilities"]["add"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/run/fgpu/limits", "/run/fgpu", "/run//fgpu/", "/run/x/../fgpu/a", "/etc/ld.so.preload"]
+)
+def test_nothing_is_mounted_over_ours(path: str) -> None:
+    home = {"name": "home", "mountPath": "/home/jovyan"}
+    given = {
+        "spec": {
+            "volumes": [{"name": "home"}, {"name": READ, "hostPath": {}}, {"name": WRITTEN, "hostPath": {}}],
+            "containers": [{"volumeMounts": [home, {"name": "home", "mountPath": path}]}],
+        }
+    }
+    found = pod_of(manifest=given)
+    assert container_of(found)["volumeMounts"] == [home, *CARRIED.mounts]
+    assert not any("hostPath" in volume for volume in found.pod["spec"]["volumes"])
+
+
+def test_names_of_people_are_no_labels() -> None:
+    found = pod_of().pod["metadata"]
+    assert found["labels"] == {"fgpu.installation": "lab", "fgpu.session": "7", "fgpu.attempt": "2"}
+    assert found["annotations"]["fgpu.user"] == "Ärlice@lab"
+    assert found["name"] == "fgpu-lab-7-2"
+
+
+def test_what_is_small_goes_with_the_pod_and_what_is_large_by_its_digest(tmp_path: Path) -> None:
+    small, large, tool, ledger = (tmp_path / name for name in ("limits", "libfgpu.so", "tool", "ledger"))
+    small.write_text("fgpu-limits 1\n")
+    large.write_bytes(b"x" * 5000)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    ledger.touch()
+    prepared = Prepared(
+        "interposer",
+        Limits(7, "charge", ()),
+        mounts=(
+            Mount(tmp_path, IN_CONTAINER),
+            Mount(small, f"{IN_CONTAINER}/limits"),
+            Mount(large, f"{IN_CONTAINER}/libfgpu.so"),
+            Mount(tool, "/usr/local/bin/tool"),
+            Mount(ledger, f"{IN_CONTAINER}/simulated/ledger", read_only=False),
+        ),
+        in_memory={f"{IN_CONTAINER}/written": "rw"},
+    )
+    found = carry(prepared)
+    digest = "3e1d0aeaf56c86a6a1a2a8b1dc0c4d7fa1d0ee4a7ec5cf60b6d0a4b1a5f6a3a6"
+    by_path = {line.split()[1]: line.split() for line in found.lines}
+    assert by_path["read/run/limits"] == ["444", "read/run/limits", "base64:ZmdwdS1saW1pdHMgMQo="]
+    mode, _, source = by_path["read/run/libfgpu.so"]
+    assert (mode, source.partition(":")[0], len(source)) == ("444", "sha256", len(f"sha256:{digest}"))
+    assert by_path["read/outside/usr/local/bin/tool"][0] == "555"
+    assert by_path["read/run/simulated/ledger"][0] == "444", "a place to mount it on"
+    mounts = {mount["mountPath"]: mount for mount in found.mounts}
+    assert mounts[IN_CONTAINER] == RUN
+    assert mounts["/usr/local/bin/tool"]["readOnly"] is True
+    assert mounts[f"{IN_CONTAINER}/simulated/ledger"]["readOnly"] is False
+    assert mounts[f"{IN_CONTAINER}/written"]["name"] == WRITTEN
+    for name in ("limits", "libfgpu.so"):
+        assert mounts[f"{IN_CONTAINER}/{name}"]["readOnly"] is True, "fgpu-verify wants each to be a mount"
+
+
+def test_the_files_are_not_the_session_users() -> None:
+    found = pod_of().pod["spec"]
+    (init,) = found["initContainers"]
+    assert init["securityContext"]["runAsUser"] != found["containers"][0]["securityContext"]["runAsUser"]

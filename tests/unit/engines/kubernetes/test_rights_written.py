@@ -1,0 +1,53 @@
+"""The rights of a Hub as manifests, and as docs/kubernetes.md tells them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS
+from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "kubernetes.md").read_text()
+
+
+def test_a_role_has_what_is_done_in_the_namespace_and_a_cluster_role_only_what_is_looked_at() -> None:
+    role, binding, whole, whole_binding = manifests(rights_of("lease"), namespace="jhub", account="hub")
+    assert [m["kind"] for m in (role, binding, whole, whole_binding)] == [
+        "Role",
+        "RoleBinding",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    ]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "jhub"
+    assert "jhub" in whole["metadata"]["name"], "each Hub of a cluster has its own"
+    assert {verb for rule in whole["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+    for bound in (binding, whole_binding):
+        assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "hub", "namespace": "jhub"}]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda kind: kind.name)
+def test_only_dra_touches_claims_and_slices(dialect: type) -> None:
+    own = {right.resource for right in rights_of(dialect.name)}  # type: ignore[attr-defined]
+    assert ({"resourceclaims", "resourceslices"} <= own) is (dialect.name == "dra")  # type: ignore[attr-defined]
+
+
+def test_no_verb_and_no_kind_of_object_is_given_as_a_star() -> None:
+    for right in RIGHTS:
+        assert "*" not in {right.resource, right.group, *right.verbs}
+        assert {"update", "patch", "deletecollection", "impersonate", "escalate", "bind"}.isdisjoint(
+            right.verbs
+        )
+
+
+def test_the_page_has_a_row_for_each_right_with_its_verbs_and_what_it_is_for() -> None:
+    section = PAGE.split("## What the Hub may do in your cluster\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z/]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|", section, re.M)
+    assert [(name, tuple(verbs.split(", ")), where == "the cluster") for name, verbs, where, _ in rows] == [
+        (right.resource, right.verbs, right.everywhere) for right in RIGHTS
+    ]
+    for right, (*_, what_for) in zip(RIGHTS, rows, strict=True):
+        assert right.what_for in what_for
+        assert ("dra" in what_for) is (right.dialect == "dra")

@@ -1,0 +1,77 @@
+"""One GPU is cordoned: it keeps its sessions, and nothing decides for it or counts on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fgpu_scheduler.core.backfill import gather
+from fgpu_scheduler.core.forecast import BASIS_NO_NODE, Ahead, forecast
+from fgpu_scheduler.core.model import Snapshot
+from fgpu_scheduler.core.placement import best_fit, could_ever_fit, free, place
+from fgpu_scheduler.core.planner import plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.core.preempt import victims
+from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.shortage import shortage
+from fgpu_scheduler.core.unblocking import unblocking
+from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing.world import request
+
+BROKEN = "GPU-n1-0"
+
+
+def placed(lab: World) -> dict[str, list[str]]:
+    """Return who starts now, and on which devices."""
+    users = {s.id: s.request.user for s in lab.sessions}
+    return {
+        users[p.session_id]: [share.device_uuid for share in p.placement.shares]
+        for p in plan(lab, Policy()).placed
+    }
+
+
+def test_nothing_new_is_placed_on_it_neither_a_part_nor_with_others_as_a_whole() -> None:
+    lab = world(devices=2).cordoned_gpu(BROKEN)
+    assert placed(lab.pending("a", "0.5").pending("b", "1")) == {"a": ["GPU-n1-1"]}
+    assert placed(lab.pending("a", "2")) == {}
+    assert place(request("a", "2"), free(lab), score=best_fit) is None
+    assert placed(lab.pending("a", "0", cpu=4)) == {"a": []}, "without a GPU"
+
+
+def test_what_runs_there_stays_and_what_it_gives_back_is_not_given_to_others() -> None:
+    lab = world().running("a", "0.5").cordoned_gpu(BROKEN).pending("b", "0.5")
+    assert placed(lab) == {}
+    assert placed(lab.ended("a")) == {}
+    assert lab.device(BROKEN).shares == -1
+
+
+def test_a_request_waits_for_it_and_is_not_refused() -> None:
+    lab = world().cordoned_gpu(BROKEN)
+    assert could_ever_fit(request("a", "1"), lab.nodes)
+    assert "free" not in shortage(request("a", "0.5"), free(lab)).replace("not free", "")
+
+
+def test_no_start_is_expected_there() -> None:
+    lab = world().running("a", "0.5").cordoned_gpu(BROKEN).pending("b", "0.5")
+    for typical_length_s in (3600, None):
+        (found,) = forecast(lab, Policy(), typical_length_s=typical_length_s)
+        assert (found.expected_start_at_s, found.basis) == (None, BASIS_NO_NODE)
+    assert unblocking(lab, Policy()) == unblocking(lab.ended("a"), Policy())
+
+
+def test_who_runs_there_has_not_to_end_for_those_who_start_beside_it() -> None:
+    lab = world(devices=2).running("a", "1", on=BROKEN).running("b", "1", on="GPU-n1-1")
+    (found,) = forecast(lab.cordoned_gpu(BROKEN).pending("c", "1"), Policy(), typical_length_s=3600)
+    assert found.ahead == Ahead(1, 1000, (lab.of("b").id,))
+
+
+def test_no_place_is_kept_and_nobody_is_pre_empted_on_it() -> None:
+    lab = world().running("low", "1").cordoned_gpu(BROKEN).pending("high", "1")
+    high = lab.of("high")
+    urgent = replace(high, request=replace(high.request, priority=5))
+    lab = replace(lab, sessions=(lab.of("low"), urgent))
+    snapshot: Snapshot = lab
+    chosen = victims(snapshot, plan(lab, Policy()), Ledger(lab), groups=["default"], ending=())
+    assert chosen == ()
+    assert gather(urgent, {n.node.id: n for n in free(lab)}) is None
+    opened = replace(lab, nodes=tuple(node.opened() for node in lab.nodes))
+    assert victims(opened, plan(opened, Policy()), Ledger(opened), groups=["default"], ending=()) == (1,)

@@ -1,0 +1,103 @@
+"""The administrators' first page: what is wrong and where it is mended, who waits, and who is idle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from worlds import ADMIN, SITE, Build, gpu, node
+
+from fgpu_scheduler import AuditLine, NodeState
+from fgpuspawner.isolation.verified import Verdict
+from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold
+from fgpuspawner.meter.lately import Lately, Span
+from fgpuspawner.meter.model import Live, Meter, Point, Told
+from fgpuspawner.service.admin.overview_view import idle, overview_object, problems
+from fgpuspawner.service.model import World
+
+SPAN = Span(1.0, 3, 60, 120)
+LATELY = Lately(1000, SPAN, SPAN, (0.0, 1.0, 3.0), (0.5,))
+
+
+def seen(world: World, **more: Any) -> dict[str, Any]:
+    return overview_object(world, ADMIN, SITE, now_s=world.snapshot.now_s, **{"lately": LATELY, **more})
+
+
+def told(*found: dict[str, Any]) -> list[tuple[str, str, str | None]]:
+    return [(one["level"], one["text"], one["link"]) for one in found]
+
+
+def test_an_empty_cluster_is_well() -> None:
+    found = seen(Build(node()).world())
+    assert (found["problems"], found["idle"], found["running"]) == ([], [], 0)
+    assert found["queues"][0]["length"] == 0
+
+
+def test_use_is_in_percent_of_the_gpus_and_never_above_all() -> None:
+    use = seen(Build(node("n1", "default", gpu("n1"), gpu("n1", 1))).world())["use"]
+    assert (use["gpus"], use["day"]["percent"], use["hours_percent"]) == (2, 50, [0, 50, 100])
+    assert seen(Build().world(), lately=None)["use"] is None
+
+
+def test_without_a_gpu_the_use_is_unknown_and_not_zero() -> None:
+    world = Build().world()
+    bare = replace(world, snapshot=replace(world.snapshot, nodes=()))
+    use = seen(bare)["use"]
+    assert (use["day"]["percent"], use["days_percent"]) == (None, [None])
+
+
+def test_what_is_wrong_leads_to_where_it_is_mended() -> None:
+    broken = replace(gpu("n2", 1), cordon_reason="the fan")
+    build = Build(node("n1", state=NodeState.LOST), node("n2", "default", gpu("n2"), broken)).running(
+        "ann", 500, at="n2"
+    )
+    build.sessions[0] = replace(build.sessions[0], message="holds more than its share")
+    world = build.world()
+    world = replace(world, gpus=HealthTold({"GPU-n2-0": GpuHealth(world.snapshot.now_s, ecc_errors=3)}))
+    strike = AuditLine(1, 1, "the watchdog", "watchdog.strike", "session 1", "")
+    verdict = Verdict("n2", 7, "interposer", 1, ("too much",))
+    assert told(*problems(world, [verdict], [strike, strike])) == [
+        ("bad", "Machine n1 does not answer", "admin/nodes#node-n1"),
+        ("bad", "GPU 0 of n2: 3 uncorrected memory errors (ECC)", "admin/nodes#node-n2"),
+        ("bad", "On machine n2 the GPU limits were not in force in session 7", "admin/nodes#node-n2"),
+        (
+            "bad",
+            "The watchdog found sessions above their limits 2 times in the last day",
+            "admin/audit?action=watchdog",
+        ),
+        ("warn", "Session 1 of ann: holds more than its share", "end/1"),
+        ("off", "GPU 1 of n2 takes no more sessions: the fan", "admin/nodes#node-n2"),
+    ]
+
+
+def test_a_queue_tells_when_its_last_starts_and_of_how_many_that_is_not_known() -> None:
+    world = (
+        Build(node())
+        .running("bob", 2000)
+        .pending("ann", 500)
+        .pending("cy", 2000)
+        .world(typical_length_s=3600)
+    )
+    (queue,) = seen(world)["queues"]
+    last = max(f.expected_start_at_s or 0 for f in world.forecasts.values())
+    assert (queue["length"], queue["last_start_at_s"], queue["without_estimate"]) == (2, last, 0)
+    world = Build(node(state=NodeState.CORDONED)).pending("ann", 500).world()
+    (queue,) = seen(world)["queues"]
+    assert (queue["last_start_at_s"], queue["without_estimate"]) == (None, 1)
+
+
+def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_while() -> None:
+    build = Build(node()).running("ann", 500).running("bob", 500).running("cy", 500).running("dan", 500)
+    build.running("eve", 0)
+    build.sessions[0] = replace(build.sessions[0], idle_since_s=700)
+    build.sessions[4] = replace(build.sessions[4], idle_since_s=999)
+    world = build.world()
+    now_s = world.snapshot.now_s
+
+    def live(*percents: float | None) -> Live:
+        points = tuple(Point(now_s - 100 * (len(percents) - n), 0, p) for n, p in enumerate(percents))
+        return Live(Meter(now_s, 0, 1, percents[-1], 25, 0.0, None), points)
+
+    meters = {2: live(5, 0, 0, 0, 0), 3: live(0, 0, None, 0), 4: live(0, 0, 0, 0, 3)}
+    found = idle(replace(world, meters=Told(5, meters)))
+    assert [(one["user"], one["idle_since_s"]) for one in found] == [("bob", now_s - 400), ("ann", 700)]

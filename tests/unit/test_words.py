@@ -1,0 +1,77 @@
+"""What people read has none of the words that docs/words.toml replaces."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROSE = (*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "labextension/README.md")
+PYTHON = (
+    *ROOT.glob("fgpuspawner/**/*.py"),
+    *ROOT.glob("scheduler/fgpu_scheduler/**/*.py"),
+    *ROOT.glob("scripts/*.py"),
+)
+PAGES = (*ROOT.glob("fgpuspawner/**/templates/**/*.html"), *ROOT.glob("fgpuspawner/**/*.js"))
+WORDS = {
+    re.compile(rf"\b{word}\b", re.I): better
+    for word, better in tomllib.loads((ROOT / "docs/words.toml").read_text()).items()
+}
+NOT_READ = re.compile(r"<!--.*?-->|\{#.*?#\}|/\*.*?\*/|^\s*//.*?$", re.S | re.M)
+
+
+def strings(source: str) -> Iterator[str]:
+    """Return the texts of a program that are not its documentation, each as one line."""
+    # CPython counts the depth of two parsers in one place (gh-106905): an object that is collected
+    # here and whose end is told with a traceback, which is parsed, would fail this one.
+    gc.disable()
+    try:
+        tree = ast.parse(source)
+    finally:
+        gc.enable()
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def found(text: str) -> list[str]:
+    text = " ".join(text.split())
+    return [
+        f"{match[0]!r}: write {better!r}"
+        for word, better in WORDS.items()
+        for match in [word.search(text)]
+        if match
+    ]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.name)
+def test_documentation_is_easy_to_read(path: Path) -> None:
+    assert found(re.sub(r"```.*?```", "", path.read_text(), flags=re.S)) == []
+
+
+def test_messages_are_easy_to_read() -> None:
+    hard = {
+        f"{path.relative_to(ROOT)}: {text[:60]}": words
+        for path in PYTHON
+        if "testing" not in path.parts
+        for text in strings(path.read_text())
+        if (words := found(text))
+    }
+    assert hard == {}
+
+
+def test_pages_are_easy_to_read() -> None:
+    hard = {path.name: words for path in PAGES if (words := found(NOT_READ.sub("", path.read_text())))}
+    assert hard == {}
+
+
+def test_a_hard_word_is_found_in_a_message_and_not_in_a_docstring() -> None:
+    (message,) = strings('def f():\n    """Begins anew."""\n    return "it begins anew"\n')
+    assert found(message) == ["'anew': write 'again'"]
