@@ -54,9 +54,10 @@ async def test_nobody_waits_while_it_is_found_out_who_of_thousands_is_back() -> 
     worst_s, until = 0.0, time.monotonic() + 2
     while time.monotonic() < until:
         lab.scheduler.wake()
-        began = time.monotonic()
+        # Of this thread's own work: other programs may have the cores meanwhile.
+        began = time.thread_time()
         await asyncio.sleep(0.01)
-        worst_s = max(worst_s, time.monotonic() - began)
+        worst_s = max(worst_s, time.thread_time() - began)
     # Compared each with each they took seconds, in which the Hub answered nobody.
     assert worst_s < 1
     await lab.scheduler.stop()

@@ -11,7 +11,7 @@ import pytest
 from hubs import MINI, PODS, SMALL, Cluster, on
 
 from fgpu_scheduler import EndCause, Session
-from hubprocess import HubProcess, until
+from hubprocess import PATIENCE, HubProcess, until
 
 CATALOGUE = """
 [[image]]
@@ -32,7 +32,7 @@ python = "3.11"
 reference = "127.0.0.1:9/nowhere:1"
 """
 WHOLE = {"fgpu": "2", **SMALL, "image": "good"}
-TOLD_WITHIN_S = 5.0
+TOLD_WITHIN_S = 5.0 * PATIENCE
 AWAY_S = 60
 ZONE = "test.zone"
 

@@ -23,7 +23,7 @@ from labs import NAMESPACE, KubeLab
 from fgpu_scheduler import Queue, Request, Requeued, Scheduler, Session, SessionState, Store
 from fgpuspawner.engines.base import Launched, NotBound
 from fgpuspawner.engines.kubernetes import engine as kubernetes_engine
-from fgpuspawner.engines.kubernetes.api import MERGE, Api, Refused
+from fgpuspawner.engines.kubernetes.api import Api, Refused
 from fgpuspawner.engines.kubernetes.inventory import taken_by
 from fgpuspawner.engines.kubernetes.quantity import quantity
 from fgpuspawner.hub.inventory import Inventory

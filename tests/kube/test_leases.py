@@ -18,7 +18,7 @@ from fgpu_scheduler import Device, NodeState
 from fgpuspawner.engines.kubernetes.api import Refused
 from fgpuspawner.engines.kubernetes.inventory import taken_by
 from fgpuspawner.engines.kubernetes.quantity import quantity
-from hubprocess import HubProcess, until
+from hubprocess import PATIENCE, HubProcess, until
 
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
 WHOLE = {"fgpu": "2", **SMALL}
@@ -31,9 +31,9 @@ LEASING = f"""
 c.KubernetesFGPUSpawner.lease_image = {IMAGE!r}
 c.KubernetesFGPUSpawner.runtime_class = {CLASS!r}
 """
-SOON_S = 20.0
+SOON_S = 20.0 * PATIENCE
 """The kubelet tells of a card in up to 4 s here (10 s where nothing is set), the rest is ours."""
-GIVEN_BACK_S = 30.0
+GIVEN_BACK_S = 60.0
 ROUNDS_FOR_S = 270
 
 
