@@ -18,6 +18,7 @@ from traitlets.config.loader import LazyConfigValue
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
+from fgpuspawner.hub.only_hub import OnlyHub
 from fgpuspawner.hub.startup import start_with_the_hub
 from fgpuspawner.scopes import ACCESS, ADMIN, CUSTOM, IMAGES, KEEP, QUEUE_READ, SERVICE
 from fgpuspawner.service import STATIC, navigation
@@ -68,18 +69,19 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
         app = JupyterHub.instance()
         app.log.addFilter(is_no_link)
-        app.observe(lambda change: _start(app), names="handlers")
+        only = OnlyHub(app)
+        app.observe(lambda change: _start(app, only), names="handlers")
     return found
 
 
-def _start(app: Any) -> None:
+def _start(app: Any, only: OnlyHub) -> None:
     # Before every handler is told who asks: Home leads to the sessions.
     app.handlers.insert(0, (f"{app.hub_prefix}home", Home))
     header, own = _header(app), app.tornado_settings["template_vars"]
     # Pages of somebody else's server have their name as `user`; the header has who looks.
     shown = {"fgpu": lambda user: header | {"viewer": user and user.name}}
     app.tornado_settings["template_vars"] = {**own, **shown}
-    start_with_the_hub(app)
+    start_with_the_hub(app, only)
 
 
 class Home(BaseHandler):  # type: ignore[misc]

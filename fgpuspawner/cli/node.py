@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> list[str]:
     if given.reason and given.gpu is None:
         raise BadSettings("--reason: only with --gpu")
     with contextlib.closing(Store(settings_of(given.config).database_url())) as store:
-        store.open()
+        store.connect()
         action, by, now_s = NodeAction(given.action), f"{who()} (fgpu)", int(time.time())
         if given.gpu is None:
             return [f"node {given.node}: {act_on_node(store, given.node, action, by=by, now_s=now_s)}"]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import fcntl
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from traitlets.config import Config
 
 from fgpu_scheduler import (
     Audit,
-    BadSettings,
     Deadlines,
     EndCause,
     Meters,
@@ -120,7 +117,6 @@ class Runtime:
         Raises:
             FGPUError: one of them cannot be used; the message is one line.
         """
-        self._lock = _locked(self.settings.data_path() / "hub.lock")
         self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
         self.images = Images(self.settings.catalogue_path(), self.store)
         self.store.open()
@@ -397,20 +393,3 @@ class Runtime:
 
 def _server_of(session: Session) -> tuple[str, str]:
     return session.request.user, session.request.server_name
-
-
-def _locked(path: Path) -> IO[str]:
-    """Return a lock that is held for the life of this process.
-
-    Raises:
-        BadSettings: another process holds it.
-    """
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise BadSettings(
-            f"c.FGPU.data_dir: another Hub is running on {path.parent}; end it, or give this one another folder"
-        ) from None
-    return file

@@ -15,6 +15,7 @@ from sqlalchemy import delete, update
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.checks import check_hub, use_subdomains
+from fgpuspawner.hub.only_hub import LOOKED_AT_EVERY_S, OnlyHub
 from fgpuspawner.hub.roles import follow_the_hub
 from fgpuspawner.hub.room import DiskWatch, answer_health, leave_on_a_full_disk
 from fgpuspawner.hub.runtime import Runtime
@@ -28,7 +29,7 @@ MOST_AT_ONCE = 500
 """Rows that one statement names: databases take a few thousand values at most."""
 
 
-def start_with_the_hub(app: Any) -> None:
+def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     """Open and start the runtime of a Hub that is about to look at its servers; stop it on a wrong setting."""
     ours = logging.getLogger("fgpu")
     ours.handlers = app.log.handlers
@@ -42,6 +43,7 @@ def start_with_the_hub(app: Any) -> None:
         watch = DiskWatch(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
+        only.check_owners(runtime.store.snapshot(0).sessions, end_unknown=settings.end_unknown_sessions)
         runtime.open_engine([app.hub.api_url, settings.service_url()])
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
@@ -55,6 +57,12 @@ def start_with_the_hub(app: Any) -> None:
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
+    runtime.background.every(
+        LOOKED_AT_EVERY_S,
+        only.look,
+        failed="The scheduler's database is not known to be this Hub's alone",
+        level=logging.ERROR,
+    )
     runtime.background.run(_bound_bodies(app), failed="The Hub takes bodies of any size")
 
 

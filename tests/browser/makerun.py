@@ -28,6 +28,7 @@ KEPT = {
     "disk.json",
     "gpu_health.json",
     "fgpu.sqlite",
+    "fgpu.sqlite.hub",
     "home",
     "hub.lock",
     "isolation.json",

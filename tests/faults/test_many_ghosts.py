@@ -104,7 +104,9 @@ def test_ghosts_are_removed_and_delay_neither_the_start_of_the_hub_nor_a_launch(
     started_s = time.monotonic() - began
     for _ in range(LAUNCHES):
         launch(hub, "alice")
-    print(f"{count} ghosts: the Hub's start {started_s:.2f} s, with launches {time.monotonic() - began:.2f} s")
+    print(
+        f"{count} ghosts: the Hub's start {started_s:.2f} s, with launches {time.monotonic() - began:.2f} s"
+    )
     assert ghosts_left(hub.store.installation_id) >= STUBBORN
     until(lambda: "Removing the ghost" in hub.log_text(), what="they are being removed")
 

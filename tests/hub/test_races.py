@@ -149,14 +149,7 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
         hub.add_user(user)
         hub.spawn(user, options=ONE)
     hub.reach({"a/": "RUNNING", "b/": "RUNNING", "c/": "PENDING"})
-    second = subprocess.run(
-        [sys.executable, "-m", "jupyterhub", "-f", str(hub.write_config())],
-        cwd=hub.folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    second = started(hub)
     assert second.returncode == 1
     assert second.stderr.splitlines()[-1] == (
         f"fgpuspawner: c.FGPU.data_dir: another Hub is running on {hub.data}; end it, or give this one another folder"
@@ -164,6 +157,63 @@ def test_a_second_hub_on_the_same_data_is_refused_and_changes_nothing(
     assert not any(s.held for s in hub.sessions().values())
     hub.stop("a")
     hub.reach({"b/": "RUNNING", "c/": "RUNNING"})
+
+
+def started(hub: HubProcess) -> subprocess.CompletedProcess[str]:
+    """Run a Hub that is to be refused, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "jupyterhub", "-f", str(hub.write_config())],
+        cwd=hub.folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_second_hub_on_the_same_database_is_refused_before_it_ends_anybodys_session(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub().start()
+    hub.add_user("a")
+    hub.spawn("a", options=ONE)
+    hub.reach({"a/": "RUNNING"})
+    other = make_hub(db_url=f"sqlite:///{hub.data / 'fgpu.sqlite'}")
+    refused = started(other)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1] == (
+        f"fgpuspawner: c.FGPU.db_url: another Hub serves the sessions of sqlite:///{hub.data / 'fgpu.sqlite'}; "
+        "end it, or give this one another database"
+    )
+    assert not (other.data / "jupyterhub.sqlite").exists()
+    assert hub.states() == {"a/": "RUNNING"}
+
+
+def test_a_hub_whose_own_database_is_lost_ends_nobody_unless_it_is_told_to(
+    make_hub: Callable[..., HubProcess],
+) -> None:
+    hub = make_hub().start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    hub.reach({"alice/": "RUNNING"})
+    hub.kill()
+    lost = hub.data / "jupyterhub.sqlite"
+    kept = lost.rename(hub.data / "kept.sqlite")
+    refused = started(hub)
+    assert refused.returncode == 1
+    assert "it does not know the owners of 1 running sessions (alice/)" in refused.stderr.splitlines()[-1]
+    assert hub.states() == {"alice/": "RUNNING"}
+    # With it the session is there as before; without it one word is needed.
+    lost.unlink()
+    kept.rename(lost)
+    hub.start()
+    hub.reach({"alice/": "RUNNING"})
+    hub.kill()
+    lost.unlink()
+    hub.settings["end_unknown_sessions"] = True
+    hub.start()
+    hub.reach({})
+    until(lambda: launched(hub, "local") == {})
 
 
 def test_a_running_session_that_the_hub_has_forgotten_is_ended_at_its_next_start(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hubs import Cluster
+from hubs import MERGE, Cluster
 from labs import NAMESPACE, KubeLab
 
 from fgpu_scheduler import Queue, Request, Requeued, Scheduler, Session, SessionState, Store

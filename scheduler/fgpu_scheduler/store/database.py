@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, text
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import (
     ArgumentError,
@@ -165,12 +165,8 @@ class Database:
 
     def _connected(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""
-        try:
+        with with_its_driver():
             engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
-        except ImportError as e:
-            raise BadSettings(
-                f"the database's driver is not installed ({e.name}): pip install 'fgpuspawner[postgresql]'"
-            ) from e
         self._reader = engine.execution_options(**self._options(write=False))
         return engine
 
@@ -216,19 +212,39 @@ class Database:
             f"{self._shown()} has schema {error}, which is newer than this program; install the newer version"
         )
 
-    @contextmanager
-    def _one_line(self, *errors: type[SQLAlchemyError]) -> Iterator[None]:
-        try:
-            yield
-        except errors as e:
-            said = " ".join(str(e.orig if isinstance(e, DBAPIError) else e).split())
-            if self._url.password:
-                said = said.replace(str(self._url.password), "***")
-            raise StoreUnavailable(f"{self._shown()}: {said[:300]}") from e
+    def _one_line(self, *errors: type[SQLAlchemyError]) -> AbstractContextManager[None]:
+        return one_line(self._url, *errors)
 
     def _shown(self) -> str:
-        """Name the database. The query part stays out: it may hold a password too."""
-        return self._url.set(query={}).render_as_string(hide_password=True)
+        return shown(self._url)
+
+
+@contextmanager
+def with_its_driver() -> Iterator[None]:
+    """Turn the lack of a database's driver into `BadSettings`."""
+    try:
+        yield
+    except ImportError as e:
+        raise BadSettings(
+            f"the database's driver is not installed ({e.name}): pip install 'fgpuspawner[postgresql]'"
+        ) from e
+
+
+@contextmanager
+def one_line(url: URL, *errors: type[SQLAlchemyError]) -> Iterator[None]:
+    """Turn errors of a database into `StoreUnavailable`: one line, which names it, without its password."""
+    try:
+        yield
+    except errors as e:
+        said = " ".join(str(e.orig if isinstance(e, DBAPIError) else e).split())
+        if url.password:
+            said = said.replace(str(url.password), "***")
+        raise StoreUnavailable(f"{shown(url)}: {said[:300]}") from e
+
+
+def shown(url: URL) -> str:
+    """Name a database. The query part stays out: it may hold a password too."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 BEGIN = "fgpu_begin"

@@ -45,7 +45,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
     store.move(session.id, SessionState.RUNNING, now_s=0)
     yield made
     store.close()
-    made._lock.close()
 
 
 @asynccontextmanager

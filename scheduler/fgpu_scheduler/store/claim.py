@@ -1,0 +1,119 @@
+"""One Hub for the sessions of a database: a second one would end what it does not know of."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from fgpu_scheduler.errors import BadSettings, StoreUnavailable
+from fgpu_scheduler.store.database import AWAY, PATIENCE, Database, one_line, shown, with_its_driver
+
+HUB_LOCK = 0x66677068
+"""PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
+GONE_AFTER_S = 5.0
+"""So long PostgreSQL may take to notice that the process which held it has ended."""
+NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
+"""What its server is told, so that the lock of a Hub whose machine is cut off is free after half a minute."""
+
+
+class Claim:
+    """The claim of a Hub on a database. It ends with the process that holds it. To be used in one thread at a time.
+
+    On SQLite it is a lock on a file beside the database's; on PostgreSQL an advisory lock of one connection, which
+    must therefore lead to the server itself, and to no pool that gives out connections by transaction.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Read the URL of a database, without I/O.
+
+        Raises:
+            BadSettings: it cannot be read, or names a database that is not supported.
+        """
+        Database(url)
+        self._url = make_url(url)
+        self._file: IO[str] | None = None
+        self._connection: Connection | None = None
+
+    def take(self) -> None:
+        """Take the claim, or keep it. After a restart of PostgreSQL it is taken anew.
+
+        Raises:
+            BadSettings: another process holds it, or the database's driver is not installed.
+            StoreUnavailable: it is not known, as the database does not answer.
+        """
+        if self._url.get_backend_name() == "sqlite":
+            if self._file is None and self._url.database not in (None, "", ":memory:"):
+                self._file = lock_file(Path(f"{self._url.database}.hub"), self._taken())
+            return
+        with one_line(self._url, *AWAY, DBAPIError):
+            if self._connection is not None:
+                try:
+                    self._connection.execute(text("SELECT 1"))
+                    return
+                except DBAPIError:
+                    self.close()
+            self._take_lock()
+
+    def close(self) -> None:
+        """Give the claim back. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+        if self._connection is not None:
+            with contextlib.suppress(DBAPIError):
+                self._connection.close()
+        self._file = self._connection = None
+
+    def _take_lock(self) -> None:
+        arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
+        # A lock belongs to its connection, so no pool may hand that on, and no transaction stays open on it.
+        with with_its_driver():
+            engine = create_engine(
+                self._url, connect_args=arguments, poolclass=NullPool, isolation_level="AUTOCOMMIT"
+            )
+        connection = engine.connect()
+        try:
+            for setting in NOTICED:
+                connection.execute(text(f"SET {setting}"))
+            until_s = time.monotonic() + GONE_AFTER_S
+            while not connection.execute(
+                text("SELECT pg_try_advisory_lock(:key)"), {"key": HUB_LOCK}
+            ).scalar_one():
+                if time.monotonic() > until_s:
+                    raise BadSettings(self._taken())
+                time.sleep(0.2)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _taken(self) -> str:
+        return (
+            f"c.FGPU.db_url: another Hub serves the sessions of {shown(self._url)}; end it, or give this one "
+            "another database"
+        )
+
+
+def lock_file(path: Path, taken: str) -> IO[str]:
+    """Return a file with a lock that is held until it is closed, or this process ends.
+
+    Raises:
+        BadSettings: another process holds it; its message is ``taken``.
+        StoreUnavailable: there can be no such file.
+    """
+    try:
+        file = path.open("w")
+    except OSError as e:
+        raise StoreUnavailable(f"{path}: {e.strerror}") from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BadSettings(taken) from None
+    return file
