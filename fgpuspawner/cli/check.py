@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
 
-from fgpu_scheduler import StoreUnavailable, format_milli
+from fgpu_scheduler import Node, StoreUnavailable, format_milli
 from fgpuspawner.cli.command import add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
 from fgpuspawner.images.catalogue import load_catalogue
 from fgpuspawner.isolation.manager import choices_for
+from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.room import MIB, room_of
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ def run(given: argparse.Namespace) -> list[str]:
             f"  node {node.id} (group {node.resource_group}): {format_milli(node.cpu_milli)} CPU, {node.memory_mib} MiB, "
             f"{len(node.devices)} GPU{'' if len(node.devices) == 1 else 's'}"
         )
+        lines.extend(_more_than_there_is(node, settings))
         lines.extend(
             f"    {d.index}: {d.model}, {d.memory_mib} MiB = {format_milli(d.capacity_milli)} fGPU, {d.uuid}"
             + (" (simulated)" if d.simulated else "")
@@ -57,6 +61,10 @@ def run(given: argparse.Namespace) -> list[str]:
     others = len(catalogue.images) - len(offered)
     lines.append(
         f"  images: {len(offered)} ({', '.join(offered)})" + (f", {others} not enabled" if others else "")
+    )
+    slugs = {image.slug for image in catalogue.images}
+    lines.extend(
+        f"  WARNING: {line}" for line in with_unknown_image(settings.presets, settings.warm_pool, slugs)
     )
     danger = settings.danger_of_sharing(saves_images=able.saves_images, subdomain_host=app.subdomain_host)
     if danger is not None:
@@ -73,6 +81,21 @@ def run(given: argparse.Namespace) -> list[str]:
             backends={node_id: choice.backend.name for node_id, choice in chosen.items()},
         )
     return [*lines, *(f"  {line}" for line in profiles.words(profiles.judged(facts)))]
+
+
+def _more_than_there_is(node: Node, settings: FGPU) -> list[str]:
+    """Return what a node on this machine is said to have, and the machine has not; nothing is known of others."""
+    if settings.is_elsewhere(node.id):
+        return []
+    cores, memory_mib = has_here()
+    has = [f"{cores} cores"] * (node.cpu_milli > 1000 * cores)
+    has += [f"{memory_mib} MiB of memory"] * (node.memory_mib > memory_mib)
+    return [f"    WARNING: this machine has only {' and '.join(has)}"] if has else []
+
+
+def has_here() -> tuple[int, int]:
+    """Return how many cores this process may use, and this machine's memory in MiB."""
+    return len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
 
 
 def _disk(data: Path) -> list[str]:

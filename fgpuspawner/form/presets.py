@@ -19,9 +19,15 @@ from fgpuspawner.text.times import hours_minutes
 LAUNCHES_SHOWN = 5
 
 
-def with_unknown_image(presets: Sequence[Mapping[str, object]], slugs: Collection[str]) -> list[str]:
-    """Return a line for each preset whose image is in no catalogue, so that nobody is offered it; not of private ones."""
+def with_unknown_image(
+    presets: Sequence[Mapping[str, object]], pooled: Iterable[str], slugs: Collection[str]
+) -> list[str]:
+    """Return a line for each preset, and each image of the warm pool, that no catalogue has; not of private ones."""
     return [
+        f"c.FGPU.warm_pool: image {image!r} is not in the catalogue; none of it is kept ready"
+        for image in pooled
+        if image not in slugs
+    ] + [
         f"c.FGPU.presets: {preset['name']!r} has the image {image!r}, which is not in the catalogue; nobody is offered it"
         for preset in presets
         if isinstance(image := preset.get("image"), str) and "/" not in image and image not in slugs

@@ -121,7 +121,8 @@ class Runtime:
         self.images = Images(self.settings.catalogue_path(), self.store)
         self.store.open()
         self.images.refresh()
-        for line in with_unknown_image(self.settings.presets, {i.slug for i in self.images.catalogue.images}):
+        slugs = {image.slug for image in self.images.catalogue.images}
+        for line in with_unknown_image(self.settings.presets, self.settings.warm_pool, slugs):
             log.warning("%s", line)
         self.engine = self._spawner_class.make_engine(
             Installation(self.store.installation_id, self.settings, self._config, lambda: self.catalogue)

@@ -94,13 +94,37 @@ class AmountSettings(Settings):
                 raise BadSettings(
                     f"c.FGPU.fgpu_step is {step}, above one whole GPU ({where} is {worth}); use a step of at most {worth}"
                 )
+            if worth_milli % caps.fgpu_step_milli:
+                worth = format_milli(worth_milli)
+                near = format_milli(_near(worth_milli, caps.fgpu_step_milli))
+                raise BadSettings(
+                    f"c.FGPU.fgpu_step is {step}, and no number of steps is one whole GPU ({where} is {worth}), so "
+                    f"nobody could have one; use a step that divides {worth}, such as {near}"
+                )
         if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
             raise BadSettings(
                 f"c.FGPU.max_fgpu is {format_milli(caps.max_fgpu_milli)}, below one step of {step}; no request "
                 f"would be possible"
+            )
+        for what in ("fgpu", "cpu"):
+            chosen, most = self.milli(f"default_{what}"), self.milli(f"max_{what}")
+            if chosen is not None and most is not None and chosen > most:
+                raise BadSettings(
+                    f"c.FGPU.default_{what} is {format_milli(chosen)}, above c.FGPU.max_{what} of {format_milli(most)}; "
+                    "make it at most that"
+                )
+        if 0 < self.max_memory_mib < self.default_memory_mib:
+            raise BadSettings(
+                f"c.FGPU.default_memory_mib is {self.default_memory_mib}, above c.FGPU.max_memory_mib of "
+                f"{self.max_memory_mib}; make it at most that"
             )
         if 0 < self.max_time_limit_s < self.default_time_limit_s:
             raise BadSettings(
                 f"c.FGPU.default_time_limit_s is {self.default_time_limit_s}, above c.FGPU.max_time_limit_s of "
                 f"{self.max_time_limit_s}; make it at most that"
             )
+
+
+def _near(worth_milli: int, step_milli: int) -> int:
+    """Return the largest step of at most ``step_milli`` that divides a GPU's worth."""
+    return next(step for step in range(step_milli, 0, -1) if worth_milli % step == 0)

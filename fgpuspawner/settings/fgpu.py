@@ -70,6 +70,7 @@ class FGPU(
             BadSettings: one line that names the setting, the limit and what would work.
         """
         groups = self.resource_groups()
+        self._check_database()
         self._check_amounts()
         self._check_cluster()
         away = [spec["name"] for spec in self.nodes if is_elsewhere(spec)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from traitlets import Bool, Integer, Unicode
 
+from fgpu_scheduler import BadSettings, Claim
 from fgpuspawner.settings.traits import Settings
 
 
@@ -50,6 +51,12 @@ class ServiceSettings(Settings):
     def database_url(self) -> str:
         """Return the URL of the scheduler's database."""
         return self.db_url or f"sqlite:///{self.data_path() / 'fgpu.sqlite'}"
+
+    def _check_database(self) -> None:
+        try:
+            Claim(self.database_url())
+        except BadSettings as e:
+            raise BadSettings(f"c.FGPU.db_url: {e}") from e
 
     def data_path(self) -> Path:
         """Return the folder of everything that must survive, absolute."""

@@ -444,7 +444,7 @@ def leftovers(folder: Path) -> list[str]:
         (
             {"db_url": "mysql://root:s3cret@db/fgpu"},
             "",
-            "the database may be SQLite or PostgreSQL, and not mysql",
+            "c.FGPU.db_url: the database may be SQLite or PostgreSQL, and not mysql",
         ),
     ],
 )

@@ -71,7 +71,13 @@ class Database:
             # The text itself may hold the password.
             raise BadSettings("the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite") from None
         if self._backend not in ("sqlite", "postgresql"):
-            raise BadSettings(f"the database may be SQLite or PostgreSQL, and not {self._backend}")
+            meant = "; write postgresql+psycopg://" if self._backend == "postgres" else ""
+            raise BadSettings(f"the database may be SQLite or PostgreSQL, and not {self._backend}{meant}")
+        if self._is_sqlite and self._url.host:
+            raise BadSettings(
+                "the database URL of SQLite has too few slashes: three before a path from here, four before one from "
+                f"the root; write sqlite:///{self._url.host}/{self._url.database or ''} or sqlite:////srv/fgpu.sqlite"
+            )
         self._reader: Engine | None = None
         self._writer: Engine | None = None
         # In memory there is one connection, so one transaction at a time.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
+from fgpuspawner.cli import check
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
@@ -29,8 +30,9 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Native:
 
 
 def test_check_says_what_a_good_configuration_gives(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], built: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(check, "has_here", lambda: (4, 8192))
     nodes = [{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
     path = write_config(tmp_path, nodes=nodes, fgpu_per_gpu=5)
     status, out, err = fgpu(capsys, "check", "--config", path)
@@ -59,6 +61,41 @@ def test_check_says_what_a_good_configuration_gives(
         "system user does not say",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("has", "warned"),
+    [
+        ((3, 8192), "only 3 cores"),
+        ((4, 8191), "only 8191 MiB of memory"),
+        ((2, 512), "only 2 cores and 512 MiB of memory"),
+    ],
+)
+def test_check_warns_of_more_than_the_machine_has(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has: tuple[int, int],
+    warned: str,
+) -> None:
+    monkeypatch.setattr(check, "has_here", lambda: has)
+    path = write_config(
+        tmp_path, nodes=[{"name": "box", "cpu": 4, "memory_mib": 8192, "gpus": {"simulated": 1}}]
+    )
+    _, out, _ = fgpu(capsys, "check", "--config", path)
+    assert f"    WARNING: this machine has {warned}\n" in out
+
+
+def test_check_warns_of_an_image_of_the_warm_pool_that_no_catalogue_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = replace(LocalFGPUSpawner.capabilities, warm_pool=True)
+    monkeypatch.setattr(LocalFGPUSpawner, "capabilities", able)
+    _, out, _ = fgpu(capsys, "check", "--config", write_config(tmp_path, warm_pool={"pyhton": 2}))
+    assert (
+        "  WARNING: c.FGPU.warm_pool: image 'pyhton' is not in the catalogue; none of it is kept ready\n"
+        in out
+    )
 
 
 def test_check_warns_where_users_may_share_images_on_the_hubs_own_domain(
@@ -149,7 +186,11 @@ def test_check_of_the_shipped_example_is_ok(tmp_path: Path, monkeypatch: pytest.
             "c.FGPU.nodes: node 'a' names GPU GPU-none, which NVML does not report; "
             "it has GPU-simulated-a-0, GPU-simulated-a-1",
         ),
-        ("", {"db_url": "nonsense"}, "the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite"),
+        (
+            "",
+            {"db_url": "nonsense"},
+            "c.FGPU.db_url: the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite",
+        ),
         ("import nowhere", {}, "jupyterhub_config.py:7: ModuleNotFoundError: No module named 'nowhere'"),
         ("raise SystemExit(3)", {}, "{path} ends the process with status 3"),
         (

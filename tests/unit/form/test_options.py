@@ -726,7 +726,7 @@ def test_a_request_names_the_server_it_is_for() -> None:
         ({"fgpu_per_gpu": 5}, (2500, 2000, 4096)),
         ({"fgpu_per_gpu": 1}, (500, 2000, 4096)),
         # Half a GPU is no step here: the largest amount below it.
-        ({"fgpu_per_gpu": 1, "fgpu_step": "0.3"}, (300, 1200, 2304)),
+        ({"fgpu_per_gpu": 1, "fgpu_step": "0.2"}, (400, 1600, 3072)),
         ({"fgpu_per_gpu": 1, "fgpu_step": 1}, (1000, 4000, 8192)),
         ({"default_fgpu": "0.5"}, (500, 1000, 2048)),
         ({"default_cpu": "1.5", "default_memory_mib": 512}, (1000, 1500, 512)),

@@ -209,5 +209,5 @@ def test_hostile_names_are_text_in_the_form() -> None:
 
 def test_a_preset_whose_image_is_unknown_is_told_to_the_administrator() -> None:
     presets = [SMALL, SMALL | {"name": "Typo", "image": "pyhton"}, {"name": "Own", "image": "ann/torch:2"}]
-    (line,) = with_unknown_image(presets, {"python"})
+    (line,) = with_unknown_image(presets, [], {"python"})
     assert line.startswith("c.FGPU.presets: 'Typo' has the image 'pyhton', which is not in the catalogue")

@@ -104,6 +104,32 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.fgpu_step is 1, above one whole GPU (c.FGPU.fgpu_per_gpu['*T4*'] is 0.5); "
             "use a step of at most 0.5",
         ),
+        (
+            {"fgpu_per_gpu": {"*T4*": 1, "*": 2}, "fgpu_step": "0.3"},
+            "c.FGPU.fgpu_step is 0.3, and no number of steps is one whole GPU (c.FGPU.fgpu_per_gpu['*T4*'] is 1), so "
+            "nobody could have one; use a step that divides 1, such as 0.25",
+        ),
+        (
+            {"default_fgpu": 3, "max_fgpu": "2"},
+            "c.FGPU.default_fgpu is 3, above c.FGPU.max_fgpu of 2; make it at most that",
+        ),
+        (
+            {"default_cpu": "2.5", "max_cpu": 2},
+            "c.FGPU.default_cpu is 2.5, above c.FGPU.max_cpu of 2; make it at most that",
+        ),
+        (
+            {"default_memory_mib": 4096, "max_memory_mib": 2048},
+            "c.FGPU.default_memory_mib is 4096, above c.FGPU.max_memory_mib of 2048; make it at most that",
+        ),
+        (
+            {"db_url": "sqlite://data/fgpu.sqlite"},
+            "c.FGPU.db_url: the database URL of SQLite has too few slashes: three before a path from here, four before "
+            "one from the root; write sqlite:///data/fgpu.sqlite or sqlite:////srv/fgpu.sqlite",
+        ),
+        (
+            {"db_url": "postgres://fgpu@db/fgpu"},
+            "c.FGPU.db_url: the database may be SQLite or PostgreSQL, and not postgres; write postgresql+psycopg://",
+        ),
         # Names and types.
         ({"fgpu_per_gpus": 2}, f"c.FGPU.fgpu_per_gpus is not a setting; the settings are {NAMES}"),
         ({"max_sessions": "x"}, "c.FGPU.max_sessions is 'x'; it must be a whole number, at least 1"),
@@ -642,8 +668,14 @@ def test_an_unreachable_database_is_one_line_without_the_password() -> None:
 @pytest.mark.parametrize(
     ("url", "line"),
     [
-        ("not a url, s3cret", "the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite"),
-        ("mysql+nothing://fgpu:s3cret@h/x", "the database may be SQLite or PostgreSQL, and not mysql"),
+        (
+            "not a url, s3cret",
+            "c.FGPU.db_url: the database URL cannot be read; one is sqlite:////srv/fgpu.sqlite",
+        ),
+        (
+            "mysql+nothing://fgpu:s3cret@h/x",
+            "c.FGPU.db_url: the database may be SQLite or PostgreSQL, and not mysql",
+        ),
     ],
 )
 def test_a_bad_database_url_is_refused_without_being_shown(url: str, line: str) -> None:
