@@ -71,7 +71,7 @@ def run(given: argparse.Namespace) -> list[str]:
         lines.append(f"  DANGER: {danger}")
     lines.append(f"  database: {_database(settings.database_url())}")
     lines.extend(_disk(settings.data_path()))
-    lines.extend(f"  disk: {line}" for line in spawner_class.disk_limits(config, settings))
+    lines.extend(f"  {line}" for line in spawner_class.holds(config, settings))
     with quiet():
         facts = profiles.facts_of(
             app,

@@ -147,9 +147,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return {}
 
     @classmethod
-    def disk_limits(cls, config: Any, settings: FGPU) -> Sequence[str]:
-        """Return for ``fgpu check`` what limits of the disk this machine can hold sessions to, and what not. Blocks."""
-        return ["sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"]
+    def holds(cls, config: Any, settings: FGPU) -> Sequence[str]:
+        """Return for ``fgpu check`` what the engine holds here, and what not, a line each. Blocks."""
+        return [
+            "disk: sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"
+        ]
 
     async def engine_options(self, image: Image) -> object:
         """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""

@@ -12,6 +12,7 @@ from machines import Machine
 from test_docker_machines import HERE, WHOLE, answers, both, fgpu, node_of, state_of
 
 from fgpu_scheduler import NodeState
+from fgpuspawner.engines.docker.daemon import ends_sessions
 
 IMPATIENT = "c.Spawner.http_timeout = 3\n"
 """So long the Hub waits, when it starts, for a server that it knows to be up; then it has it stopped."""
@@ -120,3 +121,33 @@ def test_files_whose_container_was_never_made_are_removed(two: DockerHub, there:
 
 def volumes_there(there: Machine) -> list[str]:
     return [v["Name"] for v in there.client.volumes()["Volumes"] or []]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_session_outlives_a_restart_of_a_docker_that_keeps_containers(
+    make_hub: Callable[..., DockerHub], engine: Engine
+) -> None:
+    with machines.running(engine.client, flags=("--live-restore",)) as machine:
+        hub = make_hub(
+            nodes=[{"name": "there", "gpus": {"simulated": 1}, "engine": machine.url, "tls": False}],
+            groups={"default": {}},
+            hub_address=machine.hub_address,
+            after=MINI + IMPATIENT,
+        ).start()
+        assert ends_sessions(machine.client.info()) == []
+        assert "live-restore" in ends_sessions(engine.client.info())[0]
+        user = "alice"
+        hub.add_user(user)
+        assert hub.spawn(user, options=WHOLE).status_code in (201, 202)
+        hub.wait_ready(user)
+        machine.stop_engine()
+        until(lambda: state_of(hub, "there") is NodeState.LOST)
+        assert answers(hub, user)
+        machine.start_engine()
+        until(lambda: state_of(hub, "there") is NodeState.READY)
+        assert hub.states() == {f"{user}/": "RUNNING"}
+        assert answers(hub, user)
+        # It is still ours to end.
+        hub.end(user)
+        hub.close()

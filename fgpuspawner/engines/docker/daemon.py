@@ -70,6 +70,16 @@ class _Silent:
         raise requests.exceptions.ConnectionError(f"{self._address} has not answered yet")
 
 
+def ends_sessions(info: Mapping[str, Any]) -> list[str]:
+    """Return a line, for ``fgpu check``, if an engine ends all sessions as it restarts; ``info`` is what it says of itself."""
+    if info.get("LiveRestoreEnabled"):
+        return []
+    return [
+        "WARNING: a restart of Docker (as by an upgrade of its package) ends all sessions: write "
+        '{"live-restore": true} into /etc/docker/daemon.json, and restart it once while none run'
+    ]
+
+
 def connect_here(client_kwargs: Mapping[str, Any], **more: Any) -> docker.APIClient:
     """Return a client of the daemon that the environment (DOCKER_HOST) or ``client_kwargs`` name.
 

@@ -11,9 +11,8 @@ from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Held, Installation, Safeguard
-from fgpuspawner.engines.docker import disk, safeguards
+from fgpuspawner.engines.docker import daemon, disk, safeguards
 from fgpuspawner.engines.docker.create import ContainerOptions
-from fgpuspawner.engines.docker.daemon import connect_here
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
 from fgpuspawner.engines.docker.firewall import Firewall
 from fgpuspawner.engines.docker.network_guard import rules_for
@@ -126,7 +125,7 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Have sessions reach the Hub and the service at the host's address on their network, where nothing else is."""
         own = configured(cls, c)
         name = own.get("network_name", NETWORK)
-        client = connect_here(client_settings(own))
+        client = daemon.connect_here(client_settings(own))
         try:
             gateway = ensure_network(client, name)
         finally:
@@ -137,11 +136,12 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         c.FGPU.setdefault("service_ip", address)
 
     @classmethod
-    def disk_limits(cls, config: Any, settings: FGPU) -> Sequence[str]:
+    def holds(cls, config: Any, settings: FGPU) -> Sequence[str]:
         """Return what this machine's own daemon can hold containers to."""
-        client = connect_here(client_settings(configured(cls, config)))
+        client = daemon.connect_here(client_settings(configured(cls, config)))
         try:
-            return disk.what_is_held(client, settings)
+            held = [f"disk: {line}" for line in disk.what_is_held(client, settings)]
+            return [*held, *daemon.ends_sessions(client.info())]
         finally:
             client.close()
 

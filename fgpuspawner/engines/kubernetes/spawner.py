@@ -153,10 +153,10 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         return safeguards.judge(pod, opaque=any(callable(own.get(name)) for name in FUNCTIONS), closed=closed)
 
     @classmethod
-    def disk_limits(cls, config: Config, settings: FGPU) -> Sequence[str]:
+    def holds(cls, config: Config, settings: FGPU) -> Sequence[str]:
         """Return who holds sessions to limits of the disk."""
         return [
-            "what sessions may use of their nodes' disks is the cluster's: c.KubeSpawner.extra_resource_limits = "
+            "disk: what sessions may use of their nodes' disks is the cluster's: c.KubeSpawner.extra_resource_limits = "
             '{"ephemeral-storage": "20Gi"}; homes have the size of their claims'
         ]
 
