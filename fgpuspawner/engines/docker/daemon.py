@@ -71,7 +71,7 @@ class _Silent:
 
 
 def ends_sessions(info: Mapping[str, Any]) -> list[str]:
-    """Return a line, for ``fgpu check``, if an engine ends all sessions as it restarts; ``info`` is what it says of itself."""
+    """Return a line for ``fgpu check`` if an engine, which says ``info`` of itself, ends all sessions as it restarts."""
     if info.get("LiveRestoreEnabled"):
         return []
     return [
