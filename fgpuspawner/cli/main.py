@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli import check, firewall, images, kube, node, private_images, replay, status
+from fgpuspawner.cli import backup, check, firewall, images, kube, node, private_images, replay, status
 from fgpuspawner.cli.command import Report
 from fgpuspawner.cli.hub_config import UsageError
 
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fgpu", description="Look at an fgpuspawner installation.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (status, check, firewall, node):
+    for command in (status, check, firewall, node, backup):
         command.add_to(commands)
     private_images.add_to(images.add_to(commands))
     kube.add_to(commands)

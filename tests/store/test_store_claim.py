@@ -77,8 +77,9 @@ def cut(url: str) -> None:
         ended = (
             connection.execute(
                 text(
-                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND objid = :key "
-                    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND classid = :key "
+                    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+                    "AND objid = (hashtext(current_schema())::bigint & 4294967295)"
                 ),
                 {"key": module.HUB_LOCK},
             )

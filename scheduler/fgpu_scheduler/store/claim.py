@@ -17,6 +17,8 @@ from fgpu_scheduler.store.database import AWAY, PATIENCE, Database, one_line, sh
 
 HUB_LOCK = 0x66677068
 """PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
+TAKE = "SELECT pg_try_advisory_lock(:key, hashtext(current_schema()))"
+"""Several installations may share a database, each in a schema of its own."""
 GONE_AFTER_S = 5.0
 """So long PostgreSQL may take to notice that the process which held it has ended."""
 NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
@@ -82,9 +84,7 @@ class Claim:
             for setting in NOTICED:
                 connection.execute(text(f"SET {setting}"))
             until_s = time.monotonic() + GONE_AFTER_S
-            while not connection.execute(
-                text("SELECT pg_try_advisory_lock(:key)"), {"key": HUB_LOCK}
-            ).scalar_one():
+            while not connection.execute(text(TAKE), {"key": HUB_LOCK}).scalar_one():
                 if time.monotonic() > until_s:
                     raise BadSettings(self._taken())
                 time.sleep(0.2)

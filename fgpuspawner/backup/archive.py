@@ -1,0 +1,107 @@
+"""The file of a backup: databases, configuration and a manifest with their digests, as a tar that gzip packs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DATABASES = "databases/"
+CONFIG = "config/"
+SECRETS = "secrets/"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup says of itself.
+
+    ``made_at`` is in UTC; ``databases`` the kind of each by name;
+    ``digests`` the SHA-256 of each file by its path.
+    """
+
+    made_at: str
+    version: str
+    jupyterhub: str
+    installation: str
+    databases: Mapping[str, str]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+def pack(folder: Path, manifest: Manifest, to: Path) -> Manifest:
+    """Write the files below ``folder`` into a new archive that only its owner may read; it is there whole or not at all.
+
+    Returns the manifest, with their digests.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(folder)): _digest(path) for path in found}
+    whole = Manifest(**{**asdict(manifest), "digests": digests})
+    (folder / MANIFEST).write_text(json.dumps(asdict(whole), indent=2))
+    draft = to.with_name(f".{to.name}.draft")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as packed:
+                for name in (MANIFEST, *digests):
+                    packed.add(folder / name, arcname=name, recursive=False)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(to)
+    finally:
+        draft.unlink(missing_ok=True)
+    return whole
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Unpack a backup into a folder that is removed afterwards, every file compared with its digest, databases checked.
+
+    Raises:
+        BackupFailed: it is none, is damaged, or is of a newer format.
+    """
+    with tempfile.TemporaryDirectory(prefix="fgpu-backup-") as name:
+        folder = Path(name)
+        try:
+            with tarfile.open(archive, mode="r:gz") as packed:
+                packed.extractall(folder, filter="data")
+        except (tarfile.TarError, EOFError, OSError) as e:
+            raise BackupFailed(f"{archive} is no backup, or damaged: {e}") from None
+        manifest = _manifest(archive, folder)
+        for path, digest in manifest.digests.items():
+            if not (folder / path).is_file() or _digest(folder / path) != digest:
+                raise BackupFailed(f"{archive} is damaged: {path} is not what was backed up")
+        for database, kind in manifest.databases.items():
+            check(folder / database_file(database, kind), kind)
+        yield folder, manifest
+
+
+def database_file(name: str, kind: str) -> str:
+    """Return where the archive has a database."""
+    return f"{DATABASES}{name}.{'sqlite' if kind == SQLITE else 'pgdump'}"
+
+
+def _manifest(archive: Path, folder: Path) -> Manifest:
+    try:
+        found: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        if found["format"] > FORMAT:
+            raise BackupFailed(
+                f"{archive} is of fgpuspawner {found['version']}, which is newer than this program; install that version"
+            )
+        return Manifest(**found)
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise BackupFailed(f"{archive} is no backup of fgpuspawner: {e!r}") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,173 @@
+"""One database as one file, of one instant, while it is in use; and back into an empty place."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import URL, NullPool, create_engine, inspect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from fgpu_scheduler import BadSettings, FGPUError
+
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+
+
+class BackupFailed(FGPUError):
+    """A backup was not made, is damaged, or was not put back. The message is one line."""
+
+    code = "backup_failed"
+
+
+def kind_of(url: str, setting: str) -> str:
+    """Return "sqlite" or "postgresql".
+
+    Raises:
+        BadSettings: the database is of another kind, or in memory; it names ``setting``.
+    """
+    try:
+        found = make_url(url)
+        kind = found.get_backend_name()
+    except (ArgumentError, ValueError):
+        raise BadSettings(f"{setting}: the URL cannot be read") from None
+    if kind not in (SQLITE, POSTGRESQL):
+        raise BadSettings(f"{setting}: {kind} is not backed up by this command; use its own tools")
+    if kind == SQLITE and found.database in (None, "", ":memory:"):
+        raise BadSettings(f"{setting}: this database is in memory, and ends with its program")
+    return kind
+
+
+def dump(url: str, to: Path, *, setting: str) -> None:
+    """Write a database of one instant into a new file. Others may go on writing to it.
+
+    Raises:
+        BackupFailed: it could not be read; one line, without its password.
+    """
+    if kind_of(url, setting) == POSTGRESQL:
+        _tool("pg_dump", make_url(url), "--format=custom", "--no-owner", "--no-privileges", f"--file={to}")
+        return
+    path = file_of(url)
+    if not path.exists():
+        raise BackupFailed(f"{setting}: there is no {path}; no Hub has used it so far")
+    try:
+        with (
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(to)) as target,
+        ):
+            source.backup(target)
+            # Else a reader of the copy would make further files beside it.
+            target.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error as e:
+        raise BackupFailed(f"{path}: {e}") from None
+
+
+def check(file: Path, kind: str) -> None:
+    """Return if a database could be made from this file.
+
+    Raises:
+        BackupFailed: it is damaged.
+    """
+    if kind == POSTGRESQL:
+        _run("pg_restore", {}, "--file=/dev/null", str(file))
+        return
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            (said,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.Error as e:
+        said = str(e)
+    if said != "ok":
+        raise BackupFailed(f"{file.name} is damaged: {said}")
+
+
+def check_free(url: str, *, setting: str) -> None:
+    """Return if a database can be put here: SQLite's file may be there, PostgreSQL's database must be empty.
+
+    Raises:
+        BackupFailed: it holds tables, or cannot be reached.
+    """
+    if kind_of(url, setting) == SQLITE:
+        return
+    engine = create_engine(url, poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            tables = inspect(connection).get_table_names()
+    except DBAPIError as e:
+        raise BackupFailed(f"{setting}: {' '.join(str(e.orig).split())}") from None
+    if tables:
+        raise BackupFailed(
+            f"{setting}: {make_url(url).database} holds {len(tables)} tables; make an empty database (createdb), and "
+            "name that one here"
+        )
+
+
+def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
+    """Make the database of this file. Nobody else may use it meanwhile, and `check_free` was asked.
+
+    Returns what was there before, which has ``aside`` behind its name now; None where nothing was.
+
+    Raises:
+        BackupFailed: it could not be made.
+    """
+    if kind_of(url, setting) == POSTGRESQL:
+        _tool(
+            *("pg_restore", make_url(url), "--no-owner", "--no-privileges"),
+            *("--exit-on-error", "--single-transaction", str(file)),
+        )
+        return None
+    path = file_of(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.draft")
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as source:
+        draft.unlink(missing_ok=True)
+        # Tokens' hashes and names are in it.
+        draft.touch(mode=0o600)
+        with closing(sqlite3.connect(draft)) as target:
+            source.backup(target)
+    kept = None
+    if path.exists():
+        kept = path.with_name(f"{path.name}{aside}")
+        # What its last writer left in these belongs to it.
+        for suffix in ("-wal", "-shm"):
+            beside = path.with_name(path.name + suffix)
+            if beside.exists():
+                beside.rename(kept.with_name(kept.name + suffix))
+        path.rename(kept)
+    draft.rename(path)
+    return kept
+
+
+def file_of(url: str) -> Path:
+    """Return the file of an SQLite database."""
+    return Path(str(make_url(url).database))
+
+
+def _tool(program: str, url: URL, *arguments: str) -> None:
+    """Run a tool of PostgreSQL's on a database; the password is in no list of processes."""
+    shown = url.set(drivername="postgresql", password=None)
+    env = {} if url.password is None else {"PGPASSWORD": str(url.password)}
+    if "password" in shown.query:
+        env["PGPASSWORD"] = str(shown.query["password"])
+        shown = shown.difference_update_query(["password"])
+    _run(program, env, f"--dbname={shown.render_as_string(hide_password=False)}", *arguments)
+
+
+def _run(program: str, env: dict[str, str], *arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise BackupFailed(
+            f"{program} is not installed; it is in Debian's package postgresql-client"
+        ) from None
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[0]
+        raise BackupFailed(f"{program}: {said.removeprefix(f'{program}: ')}")

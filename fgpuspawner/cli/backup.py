@@ -1,0 +1,237 @@
+"""The commands ``fgpu backup`` and ``fgpu restore``: an installation in one file, and from it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jupyterhub
+
+from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable, lock_file
+from fgpuspawner import __version__
+from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file, pack, unpacked
+from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, dump, kind_of, put_back
+from fgpuspawner.cli.check import NOT_YET
+from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpuspawner.cli.hub_config import UsageError, load_config
+from fgpuspawner.settings import FGPU
+
+SCHEDULER, HUB = "scheduler", "hub"
+COOKIE = "jupyterhub_cookie_secret"
+NAMED = "fgpu-%Y%m%dT%H%M%SZ.tar.gz"
+PATTERN = "fgpu-????????T??????Z.tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What is backed up on this machine, and where it is put back."""
+
+    settings: FGPU
+    config: Path
+    databases: dict[str, tuple[str, str]]
+    """By name: the URL, and the setting that says it. The scheduler's first: a Hub ends what it does not know."""
+    cookie: Path
+
+
+def add_to(commands: Any) -> None:
+    """Add both commands to the parser of ``fgpu``."""
+    about = "Write databases, configuration and catalogue into one file, while the Hub runs. It has no homes, no images."
+    backup = add_command(
+        commands, run_backup, "backup", "write what an installation knows into one file", about
+    )
+    backup.add_argument(
+        "to", metavar="FILE", help="the new file; or a folder, in which it is named by the time"
+    )
+    backup.add_argument(
+        "--secrets", action="store_true", help="with the cookie secret, so that nobody logs in again"
+    )
+    backup.add_argument(
+        "--keep", type=int, metavar="N", help="in a folder: remove all but the newest N backups"
+    )
+    backup.add_argument(
+        "--verify", action="store_true", help="make none: say whether this one can be restored"
+    )
+    add_config(backup)
+    about = (
+        "Put the databases of a backup where this machine's configuration has them, while no Hub runs. What was there is "
+        "kept beside it."
+    )
+    restore = add_command(commands, run_restore, "restore", "put back what a backup holds", about)
+    restore.add_argument("file", metavar="FILE", help="the backup")
+    restore.add_argument(
+        "--files", metavar="FOLDER", help="only write its configuration and catalogue into this folder"
+    )
+    add_config(restore)
+
+
+def run_backup(given: argparse.Namespace) -> list[str]:
+    """Make or verify a backup, and return what is in it."""
+    to = Path(given.to)
+    if given.verify:
+        with unpacked(to) as (_, manifest):
+            return [f"OK: {to} can be restored", *_contents(manifest)]
+    if given.keep is not None and (given.keep < 1 or not to.is_dir()):
+        raise UsageError("--keep: a number of at least 1, with a folder")
+    here = _here(given.config)
+    now = datetime.now(UTC)
+    file = to / now.strftime(NAMED) if to.is_dir() else to
+    if file.exists():
+        raise BackupFailed(f"{file} is there already; name another file")
+    with tempfile.TemporaryDirectory(prefix=".fgpu-backup-", dir=file.absolute().parent) as name:
+        folder = Path(name)
+        for part in ("databases", CONFIG):
+            (folder / part).mkdir()
+        kinds = {}
+        for database, (url, setting) in here.databases.items():
+            kinds[database] = kind_of(url, setting)
+            dump(url, folder / database_file(database, kinds[database]), setting=setting)
+        shutil.copyfile(here.config, folder / CONFIG / here.config.name)
+        if here.settings.catalogue:
+            shutil.copyfile(here.settings.catalogue_path(), folder / CONFIG / "catalogue.toml")
+        if given.secrets and here.cookie.exists():
+            (folder / SECRETS).mkdir()
+            shutil.copyfile(here.cookie, folder / SECRETS / COOKIE)
+        with read_only(here.settings.database_url()) as store:
+            installation = store.installation_id
+        manifest = Manifest(
+            made_at=now.isoformat(timespec="seconds"),
+            version=__version__,
+            jupyterhub=jupyterhub.__version__,
+            installation=installation,
+            databases=kinds,
+        )
+        manifest = pack(folder, manifest, file)
+    lines = [f"OK: {file}, {file.stat().st_size // 1024} KiB", *_contents(manifest)]
+    if given.keep is not None:
+        for old in sorted(to.glob(PATTERN))[: -given.keep]:
+            old.unlink()
+            lines.append(f"  removed {old.name}")
+    return lines
+
+
+def run_restore(given: argparse.Namespace) -> list[str]:
+    """Put a backup back, and return what follows."""
+    with unpacked(Path(given.file)) as (folder, manifest):
+        if given.files is not None:
+            return _files(folder, Path(given.files))
+        here = _here(given.config)
+        lacking = here.databases.keys() - manifest.databases.keys()
+        if lacking:
+            raise BackupFailed(f"{given.file} has no database {', '.join(sorted(lacking))}")
+        data = here.settings.data_path()
+        data.mkdir(parents=True, exist_ok=True)
+        with (
+            lock_file(data / "hub.lock", f"a Hub runs on {data}; stop it first"),
+            contextlib.closing(Claim(here.settings.database_url())) as claim,
+        ):
+            claim.take()
+            for name, (url, setting) in here.databases.items():
+                _of_the_same_kind(manifest.databases[name], kind_of(url, setting), setting)
+                check_free(url, setting=setting)
+            _known(folder / database_file(SCHEDULER, manifest.databases[SCHEDULER]), manifest)
+            lines = [f"OK: restored the backup of {manifest.made_at}"]
+            aside = time.strftime(".before-%Y%m%dT%H%M%S")
+            for name, (url, setting) in here.databases.items():
+                file = folder / database_file(name, manifest.databases[name])
+                kept = put_back(file, url, setting=setting, aside=aside)
+                lines.append(f"  database {name}" + (f"; what was there is {kept}" if kept else ""))
+        secret = folder / SECRETS / COOKIE
+        if secret.exists() and not here.cookie.exists():
+            with os.fdopen(
+                os.open(here.cookie, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file_of_it:
+                file_of_it.write(secret.read_bytes())
+            lines.append("  cookie secret: nobody has to log in again")
+        return [*lines, *_follows(here)]
+
+
+def _here(config: str) -> Here:
+    found = load_config(config)
+    settings = FGPU.from_config(found).checked()
+    hub = found.JupyterHub
+    return Here(
+        settings,
+        Path(config).absolute(),
+        {
+            SCHEDULER: (settings.database_url(), "c.FGPU.db_url"),
+            HUB: (str(hub.db_url), "c.JupyterHub.db_url"),
+        },
+        Path(str(hub.cookie_secret_file)),
+    )
+
+
+def _of_the_same_kind(backed_up: str, here: str, setting: str) -> None:
+    if backed_up != here:
+        raise BackupFailed(
+            f"{setting}: the backup is of {backed_up}, and this is {here}; name a {backed_up} database"
+        )
+
+
+def _known(file: Path, manifest: Manifest) -> None:
+    """Raise if the scheduler's database is newer than this program, where that can be seen before it is put back."""
+    if manifest.databases[SCHEDULER] == POSTGRESQL:
+        return
+    try:
+        with read_only(f"sqlite:///{file}"):
+            pass
+    except StoreUnavailable as e:
+        # An older one is migrated as the Hub starts.
+        if not str(e).endswith(NOT_YET):
+            raise BackupFailed(
+                f"the backup is of fgpuspawner {manifest.version}, and its schema newer than this program's; "
+                "install that version first"
+            ) from None
+
+
+def _files(folder: Path, to: Path) -> list[str]:
+    to.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for part in (CONFIG, SECRETS):
+        for file in sorted((folder / part).glob("*")):
+            if (to / file.name).exists():
+                raise BackupFailed(f"{to / file.name} is there already; name an empty folder")
+            # A configuration can hold a password.
+            with os.fdopen(
+                os.open(to / file.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as made:
+                made.write(file.read_bytes())
+            lines.append(f"OK: {to / file.name}")
+    return lines
+
+
+def _contents(manifest: Manifest) -> list[str]:
+    databases = ", ".join(f"{name} ({kind})" for name, kind in manifest.databases.items())
+    files = [path.partition("/")[2] for path in manifest.digests if path.startswith((CONFIG, SECRETS))]
+    return [
+        f"  made at {manifest.made_at} by fgpuspawner {manifest.version}, JupyterHub {manifest.jupyterhub}",
+        f"  databases: {databases}",
+        f"  files: {', '.join(files)}",
+    ]
+
+
+def _follows(here: Here) -> list[str]:
+    """Return what the Hub will find, and what it lacks."""
+    try:
+        with read_only(here.settings.database_url()) as store:
+            states = [session.state for session in store.snapshot(0).sessions]
+            images = [image.name for image in PrivateImages(store).all()]
+    except StoreUnavailable as e:
+        return [f"  next: start the Hub ({e})"]
+    waiting = states.count(SessionState.PENDING)
+    lines = [
+        f"  {waiting} waiting: each keeps its place",
+        f"  {len(states) - waiting} under way: the Hub looks for each as it starts; those that are gone end (EXITED)",
+    ]
+    if images:
+        lines.append(
+            f"  private images, which must be on the engines: {', '.join(images)} (fgpu images check)"
+        )
+    return [*lines, "  next: start the Hub; homes are not in a backup"]

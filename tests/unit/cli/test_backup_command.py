@@ -1,0 +1,261 @@
+"""``fgpu backup`` and ``fgpu restore``: everything is there again, and nothing of what was there is lost."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, NullPool, create_engine, make_url, select, text
+
+from commandline import AT_S, failure, fgpu, filled, request, write_config
+from fgpu_scheduler import Claim, Store
+from fgpuspawner.backup.archive import Manifest, pack
+from store_worlds import postgres_url
+
+
+@contextmanager
+def databases(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
+    """Give the URLs of new databases, by names; PostgreSQL's are removed afterwards."""
+    if kind == "sqlite":
+        yield lambda name: f"sqlite:///{folder / name}.sqlite"
+        return
+    server = make_url(postgres_url())
+    engine = create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    own = f"fgpu_backup_{secrets.token_hex(4)}"
+    made: dict[str, str] = {}
+
+    def url(name: str) -> str:
+        if name not in made:
+            made[name] = f"{own}_{name}"
+            with engine.connect() as connection:
+                connection.execute(text(f"CREATE DATABASE {made[name]}"))
+        return server.set(database=made[name]).render_as_string(hide_password=False)
+
+    try:
+        yield url
+    finally:
+        with engine.connect() as connection:
+            for name in made.values():
+                connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    with databases(request.param, tmp_path) as url:
+        yield url
+
+
+def rows(url: str) -> dict[str, list[Any]]:
+    """Return all that a database holds."""
+    engine = create_engine(url, poolclass=NullPool)
+    found = MetaData()
+    found.reflect(engine)
+    with engine.connect() as connection:
+        return {t.name: sorted(map(repr, connection.execute(select(t)))) for t in found.sorted_tables}
+
+
+def hub_database(folder: Path) -> str:
+    """Make a database that stands for the Hub's own."""
+    with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
+        database.execute("CREATE TABLE users (name TEXT)")
+        database.execute("INSERT INTO users VALUES ('alice')")
+        database.commit()
+    return f"sqlite:///{folder / 'hub.sqlite'}"
+
+
+def installation(folder: Path, url: str, hub: str) -> str:
+    """Write the configuration of a machine, and return its path."""
+    folder.mkdir(exist_ok=True)
+    path = write_config(folder, db_url=url)
+    Path(path).write_text(Path(path).read_text() + f"\nc.JupyterHub.db_url = {hub!r}\n")
+    return path
+
+
+@pytest.fixture
+def first(tmp_path: Path, at: Callable[[str], str]) -> str:
+    """The configuration of an installation with sessions, a queue and a history."""
+    filled(at("first"))
+    return installation(tmp_path / "first", at("first"), hub_database(tmp_path))
+
+
+def test_on_another_machine_queue_history_and_the_hubs_own_database_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+) -> None:
+    backup = str(tmp_path / "backup.tar.gz")
+    status, out, err = fgpu(capsys, "backup", backup, "--config", first)
+    assert (status, err) == (0, "")
+    kind = make_url(at("first")).get_backend_name()
+    assert f"databases: scheduler ({kind}), hub (sqlite)" in out
+    there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
+    status, out, err = fgpu(capsys, "restore", backup, "--config", there)
+    assert (status, err) == (0, "")
+    assert "2 waiting: each keeps its place" in out
+    assert "3 under way" in out
+    assert rows(at("there")) == rows(at("first"))
+    assert rows(f"sqlite:///{tmp_path}/there/hub.sqlite") == {"users": ["('alice',)"]}
+
+
+def test_one_that_is_made_while_somebody_writes_is_of_one_instant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+) -> None:
+    ended, begun = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with closing(Store(at("first"))) as store:
+            store.connect()
+            number = 0
+            while not ended.is_set():
+                # Each transaction submits two.
+                store.submit(
+                    [request(f"u{number}", 500), request(f"v{number}", 500)], now_s=AT_S + 10 + number
+                )
+                number += 1
+                begun.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert begun.wait(60)
+        backup = str(tmp_path / "backup.tar.gz")
+        assert fgpu(capsys, "backup", backup, "--config", first)[0] == 0
+    finally:
+        ended.set()
+        writer.join()
+    there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
+    assert fgpu(capsys, "restore", backup, "--config", there)[0] == 0
+    with closing(Store(at("there"))) as store:
+        store.connect_readonly()
+        waiting = [s.request.user for s in store.snapshot(AT_S).sessions if s.request.user[0] in "uv"]
+    assert waiting
+    assert sorted(name[1:] for name in waiting if name[0] == "u") == sorted(
+        name[1:] for name in waiting if name[0] == "v"
+    )
+
+
+def test_only_its_owner_may_read_it_and_secrets_are_in_it_only_where_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    cookie = tmp_path / "first" / "data" / "jupyterhub_cookie_secret"
+    cookie.parent.mkdir(exist_ok=True)
+    cookie.write_text("c00c1e")
+    without, with_it = tmp_path / "without.tar.gz", tmp_path / "with.tar.gz"
+    assert fgpu(capsys, "backup", str(without), "--config", first)[0] == 0
+    assert fgpu(capsys, "backup", str(with_it), "--secrets", "--config", first)[0] == 0
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (without, with_it)} == {0o600}
+    for path, there in ((without, False), (with_it, True)):
+        with tarfile.open(path) as packed:
+            assert ("secrets/jupyterhub_cookie_secret" in packed.getnames()) is there
+    cookie.unlink()
+    to = tmp_path / "files"
+    assert fgpu(capsys, "restore", str(with_it), "--files", str(to))[0] == 0
+    assert {path.name for path in to.iterdir()} == {"jupyterhub_config.py", "jupyterhub_cookie_secret"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o600}
+
+
+def test_one_that_is_damaged_is_told_before_it_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    good = tmp_path / "good.tar.gz"
+    assert fgpu(capsys, "backup", str(good), "--config", first)[0] == 0
+    status, out, _ = fgpu(capsys, "backup", "--verify", str(good))
+    assert status == 0
+    assert out.startswith(f"OK: {good} can be restored\n")
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(good.read_bytes()[:-200])
+    assert failure(capsys, "backup", "--verify", str(cut))[1].startswith(f"{cut} is no backup, or damaged: ")
+    changed, folder = tmp_path / "changed.tar.gz", tmp_path / "changed"
+    with tarfile.open(good) as packed:
+        packed.extractall(folder, filter="data")
+    (folder / "config" / "jupyterhub_config.py").write_text("exit()")
+    with tarfile.open(changed, "w:gz") as packed:
+        packed.add(folder, arcname=".")
+    assert failure(capsys, "backup", "--verify", str(changed)) == (
+        1,
+        f"{changed} is damaged: config/jupyterhub_config.py is not what was backed up",
+    )
+
+
+def test_nothing_is_put_back_under_a_running_hub_nor_over_tables_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, at: Callable[[str], str]
+) -> None:
+    backup = str(tmp_path / "backup.tar.gz")
+    assert fgpu(capsys, "backup", backup, "--config", first)[0] == 0
+    before = rows(at("first"))
+    with closing(Claim(at("first"))) as claim:
+        claim.take()
+        assert (
+            "another Hub serves the sessions of" in failure(capsys, "restore", backup, "--config", first)[1]
+        )
+    if make_url(at("first")).get_backend_name() == "postgresql":
+        said = failure(capsys, "restore", backup, "--config", first)[1]
+        assert "c.FGPU.db_url: " in said
+        assert "make an empty database (createdb), and name that one here" in said
+    else:
+        # What was there stays beside it.
+        status, out, _ = fgpu(capsys, "restore", backup, "--config", first)
+        assert status == 0
+        assert out.count("; what was there is ") == 2
+        (kept,) = tmp_path.glob("first.sqlite.before-????????T??????")
+        assert rows(f"sqlite:///{kept}") == before
+    assert rows(at("first")) == before
+
+
+def test_of_those_in_a_folder_the_newest_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    for day in ("01", "02", "03"):
+        (folder / f"fgpu-202601{day}T000000Z.tar.gz").touch()
+    (folder / "notes.txt").touch()
+    status, out, _ = fgpu(capsys, "backup", str(folder), "--keep", "2", "--config", first)
+    assert status == 0
+    left = sorted(path.name for path in folder.iterdir())
+    assert left[0] == "fgpu-20260103T000000Z.tar.gz"
+    assert left[2:] == ["notes.txt"]
+    assert "removed fgpu-20260101T000000Z.tar.gz" in out
+    assert failure(capsys, "backup", str(tmp_path / "x.tar.gz"), "--keep", "2", "--config", first) == (
+        2,
+        "--keep: a number of at least 1, with a folder",
+    )
+
+
+def test_one_of_a_newer_program_is_refused_before_anything_is_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with databases("sqlite", tmp_path) as url:
+        filled(url("first"))
+        with closing(sqlite3.connect(tmp_path / "first.sqlite")) as database:
+            (schema,) = database.execute("SELECT version_num FROM fgpu_alembic_version").fetchone()
+        config = installation(tmp_path / "first", url("first"), hub_database(tmp_path))
+        # As it was when that was made.
+        backup = tmp_path / "backup.tar.gz"
+        assert fgpu(capsys, "backup", str(backup), "--config", config)[0] == 0
+        folder = tmp_path / "newer"
+        with tarfile.open(backup) as packed:
+            packed.extractall(folder, filter="data")
+        with closing(sqlite3.connect(folder / "databases" / "scheduler.sqlite")) as database:
+            database.execute("UPDATE fgpu_alembic_version SET version_num = '9999'")
+            database.commit()
+        _again(folder, backup)
+        before = rows(url("first"))
+        said = failure(capsys, "restore", str(backup), "--config", config)[1]
+        assert said.endswith("and its schema newer than this program's; install that version first")
+        assert rows(url("first")) == before
+        assert schema != "9999"
+
+
+def _again(folder: Path, to: Path) -> None:
+    """Pack a changed backup as the program would have."""
+    manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
+    (folder / "manifest.json").unlink()
+    pack(folder, manifest, to)
