@@ -1,7 +1,8 @@
 """The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
-wrongly. Only ``fgpu node`` and ``fgpu images`` write to the database, and no password is ever shown.
+wrongly. Only ``fgpu node``, ``fgpu images``, ``fgpu restore`` and ``fgpu move`` write to a database.
+No password is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli import backup, check, firewall, images, kube, node, private_images, replay, status
+from fgpuspawner.cli import backup, check, firewall, images, kube, move, node, private_images, replay, status
 from fgpuspawner.cli.command import Report
 from fgpuspawner.cli.hub_config import UsageError
 
@@ -33,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fgpu", description="Look at an fgpuspawner installation.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (status, check, firewall, node, backup):
+    for command in (status, check, firewall, node, backup, move):
         command.add_to(commands)
     private_images.add_to(images.add_to(commands))
     kube.add_to(commands)

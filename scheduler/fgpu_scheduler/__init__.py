@@ -91,6 +91,7 @@ from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from fgpu_scheduler.store.audit import Audit, AuditLine
 from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
 from fgpu_scheduler.store.claim import Claim, lock_file
+from fgpu_scheduler.store.copying import copy_database
 from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
 from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits

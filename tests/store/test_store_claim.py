@@ -77,7 +77,8 @@ def cut(url: str) -> None:
         ended = (
             connection.execute(
                 text(
-                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND classid = :key "
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' "
+                    "AND classid = :key "
                     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
                     "AND objid = (hashtext(current_schema())::bigint & 4294967295)"
                 ),

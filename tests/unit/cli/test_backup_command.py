@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import MetaData, NullPool, create_engine, make_url, select, text
+from store_worlds import postgres_url
 
 from commandline import AT_S, failure, fgpu, filled, request, write_config
 from fgpu_scheduler import Claim, Store
 from fgpuspawner.backup.archive import Manifest, pack
-from store_worlds import postgres_url
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', 'backup', 'restore', 'images', "
+            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', "
+            "'backup', 'restore', 'move', 'images', "
             "'kube', 'replay'); see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
