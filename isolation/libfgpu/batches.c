@@ -11,6 +11,9 @@
 #define FORGOTTEN_NS UINT64_C(20000000)  /* an open batch without launches for so long is done */
 #define LATE_NS UINT64_C(50000)          /* between launch and event: the host had something else to do */
 #define PROBES 8
+#define ONE_BY_ONE 64   /* launches that are measured so after a surprise, or a doubt */
+#define SAMPLE 8        /* of so many doubts one is looked into */
+#define SURPRISE_NS UINT64_C(200000)
 
 /* ---- Kinds of work ---- */
 
@@ -59,6 +62,14 @@ static void add_to_round(struct context *context, uint64_t expected, uint64_t le
     context->round++;
 }
 
+/* A launch that was measured by itself: one that takes so much longer than expected is not the last of its kind. */
+static void be_wary(struct kind *kind, uint64_t length) {
+    if (length > 2 * kind->expected + SURPRISE_NS)
+        kind->wary = ONE_BY_ONE;
+    else if (kind->wary > 0)
+        kind->wary--;
+}
+
 static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool shared,
                   uint64_t now) {
     struct kind *kind = batch->kind;
@@ -67,6 +78,8 @@ static void learn(struct context *context, struct batch *batch, uint64_t start, 
     add_to_round(context, batch->expected, length);
     if (kind == NULL || kind->key != batch->key)
         return;
+    if (kind->measured_at != 0 && batch->launches == 1)
+        be_wary(kind, length);
     if (kind->measured_at != 0 && context->in_flight > context->streams[batch->stream].in_flight)
         learn_together(context, kind);
     else
@@ -106,7 +119,14 @@ static void abandon(struct context *context, struct batch *batch, uint64_t now) 
     pay(context, batch, start < end ? start : end, end, now);
 }
 
+/* Expectation was taken for truth. Whether it is, measuring tells, now and then: each launch by itself costs an event. */
+static void doubt(struct stream *stream) {
+    if (stream->doubts++ % SAMPLE == 0)
+        stream->watch = ONE_BY_ONE;
+}
+
 static void abandon_open(struct context *context, struct stream *stream, uint64_t now) {
+    doubt(stream);
     subtract(&context->in_open, stream->open.expected);
     abandon(context, &stream->open, now);
 }
@@ -135,7 +155,10 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
     uint64_t in_slots = slots_entitled(context->slots, end) - slots_entitled(context->slots, start);
     uint64_t outside = length > in_slots ? length - in_slots : 0;
     /* Where the host was late between event and launch, the device may have been idle: then expectation decides. */
-    length = less_doubt(length, batch->delay, batch->expected);
+    uint64_t least = less_doubt(length, batch->delay, batch->expected);
+    if (least < length / 2 && batch->launches > 1)
+        doubt(&context->streams[batch->stream]);
+    length = least;
     /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. So it decides
      * there too, unless it is wrong: that work takes more than twice as long, no neighbour explains. */
     bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
@@ -157,15 +180,19 @@ void batches_settle(struct context *context, uint64_t now) {
             continue;
         }
         context->streams[batch->stream].closed--;
-        if (state == SENTINEL_DONE)
+        if (state == SENTINEL_DONE) {
+            context->let_through = 0;
             settle(context, batch, now);
-        else
+        } else {
             abandon(context, batch, now);
+        }
     }
     context->closed_count = kept;
-    for (unsigned n = 0; n < THROTTLE_STREAMS; n++)
-        if (context->streams[n].open.launches > 0 && now > context->streams[n].last_launch + FORGOTTEN_NS)
-            abandon_open(context, &context->streams[n], now);
+    for (unsigned n = 0; n < THROTTLE_STREAMS; n++) {
+        struct stream *stream = &context->streams[n];
+        if (stream->open.launches > 0 && stream->closed == 0 && now > stream->last_launch + FORGOTTEN_NS)
+            abandon_open(context, stream, now);
+    }
 }
 
 void batches_lose_events(struct context *context, uint64_t now) {
@@ -183,6 +210,13 @@ void batches_lose_events(struct context *context, uint64_t now) {
 }
 
 /* ---- Launching ---- */
+
+struct stream *batches_find_stream(struct context *context, uint64_t key) {
+    for (unsigned n = 0; n < THROTTLE_STREAMS; n++)
+        if (context->streams[n].key == key)
+            return &context->streams[n];
+    return NULL;
+}
 
 struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now) {
     struct stream *oldest = NULL;
@@ -216,6 +250,14 @@ static void close_batch(struct context *context, struct stream *stream) {
     stream->open.launches = 0;
 }
 
+void batches_close(struct context *context, struct stream *stream, uint64_t now) {
+    if (stream->open.launches == 0)
+        return;
+    if (now > stream->last_launch + LATE_NS)
+        stream->open.delay += now - stream->last_launch;
+    close_batch(context, stream);
+}
+
 /* The stream is idle, so the device may be at somebody else's work: an event says when it comes to ours. */
 static void open_batch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
     batches_settle(context, now);
@@ -229,8 +271,8 @@ bool batches_add(struct context *context, struct stream *stream, struct kind *ki
     struct batch *open = &stream->open;
     bool paused = now > stream->last_launch + IDLE_NS && now > context->began_at + context->in_flight + IDLE_NS;
     bool alone = kind->measured_at == 0 || now > kind->measured_at + MEASURE_AGAIN_NS || stream->last_launch == 0;
-    if (open->launches > 0 && paused)
-        abandon_open(context, stream, now);
+    if (paused)
+        batches_close(context, stream, now);
     else if (open->launches > 0 && alone)
         close_batch(context, stream);
     bool first = open->launches == 0;
@@ -249,7 +291,10 @@ bool batches_add(struct context *context, struct stream *stream, struct kind *ki
     stream->in_flight += kind->expected;
     context->in_open += kind->expected;
     /* Launches that come one at a time are measured one at a time: then expectation need not be right. */
-    open->full |= paused || alone || context->in_open >= THROTTLE_BATCH_NS || open->launches >= THROTTLE_BATCH_LAUNCHES;
+    bool one_by_one = kind->wary > 0 || stream->watch > 0;
+    if (stream->watch > 0)
+        stream->watch--;
+    open->full |= paused || alone || one_by_one || context->in_open >= THROTTLE_BATCH_NS || open->launches >= THROTTLE_BATCH_LAUNCHES;
     return first || open->full;
 }
 

@@ -144,6 +144,10 @@ struct fgpu_launch {
 void fgpu_launch_begin(struct fgpu_launch *launch);
 void fgpu_launch_end(struct fgpu_launch *launch, int result);
 
+/* Called before the real wait for a stream. What was launched into it last is measured then, as nothing is launched
+ * behind it for as long as the program waits. */
+void fgpu_wait_begins(void *stream, bool per_thread);
+
 /* True while no device of this session is limited in compute: then launch hooks call straight through. Constant after
  * the first call of fgpu_limits(). Loaded on every launch. */
 extern _Atomic(bool) fgpu_unthrottled;

@@ -92,9 +92,9 @@
          get_pool(real, pool, location, type)) \
     HOOK(CUDA, cuMemGetMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type), \
          get_pool(real, pool, location, type)) \
-    /* Pools give memory back to the device when a program waits for it. */ \
-    HOOK(CUDA, cuStreamSynchronize, (CUstream stream), waited(real(stream))) \
-    HOOK(CUDA, cuStreamSynchronize_ptsz, (CUstream stream), waited(real(stream))) \
+    /* Pools give memory back to the device when a program waits for it; before that, its launches are measured. */ \
+    HOOK(CUDA, cuStreamSynchronize, (CUstream stream), wait_for_stream(real, false, stream)) \
+    HOOK(CUDA, cuStreamSynchronize_ptsz, (CUstream stream), wait_for_stream(real, true, stream)) \
     HOOK(CUDA, cuEventSynchronize, (CUevent event), waited(real(event))) \
     HOOK(CUDA, cuCtxSynchronize, (void), waited(real())) \
     HOOK(CUDA, cuCtxSynchronize_v2, (CUcontext context), waited(real(context)))

@@ -421,4 +421,9 @@ static CUresult waited(CUresult result) {
     return result;
 }
 
+static CUresult wait_for_stream(__typeof__(&cuStreamSynchronize) real, bool per_thread, CUstream stream) {
+    fgpu_wait_begins(stream, per_thread);
+    return waited(real(stream));
+}
+
 FGPU_POOL_HOOKS(FGPU_EXPORT_HOOK)

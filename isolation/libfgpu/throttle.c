@@ -13,6 +13,7 @@
 #define CONTEXTS 64
 #define POLL_LEAST_NS UINT64_C(30000)
 #define POLL_MOST_NS UINT64_C(500000)
+#define MOST_DOUBLED 20 /* times */
 
 _Atomic(bool) fgpu_unthrottled;
 
@@ -87,7 +88,8 @@ static struct context *add_context(CUcontext handle) {
     return found;
 }
 
-static struct context *current_context(void) {
+/* The current context; one that is new to us only if it is to be added. */
+static inline struct context *current_context(bool add) {
     CUcontext handle;
     if (DRIVER(cuCtxGetCurrent) == NULL || DRIVER(cuCtxGetCurrent)(&handle) != CUDA_SUCCESS || handle == NULL)
         return NULL;
@@ -98,7 +100,7 @@ static struct context *current_context(void) {
         if (__builtin_expect(atomic_load_explicit(&context->handle, memory_order_relaxed) == handle, 1))
             return context;
     }
-    return add_context(handle);
+    return add ? add_context(handle) : NULL;
 }
 
 /* Its events are gone with it. The handle may be another context's next. */
@@ -158,11 +160,10 @@ struct pending {
 _Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_words), "it fits");
 
 /* NULL is one of two streams, and the thread's own is another one in each thread. */
-static CUstream stream_of(const struct fgpu_launch *launch, uint64_t *key) {
+static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
     static _Thread_local char here;
-    CUstream stream = launch->stream;
     if (stream == NULL)
-        stream = launch->per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+        stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&here : (uint64_t)(uintptr_t)stream;
     return stream;
 }
@@ -177,14 +178,16 @@ static uint64_t look_again_at(const struct context *context, uint64_t now) {
 }
 
 /* Work may wait for work that is launched after it (collective operations do), so that its sentinels are never done as
- * long as one waits for them here. Who has waited so long is let through, in the slot and as far as the account goes. */
+ * long as one waits for them here. Who has waited so long is let through, in the slot and as far as the account goes.
+ * It may as well be a kernel that takes long: so the patience doubles each time, until a sentinel is done. */
 static bool is_stuck(const struct context *context, uint64_t since, uint64_t now) {
     uint64_t patience = 4 * context->in_flight;
-    return now - since > (patience > SLOTS_PERIOD_NS ? patience : SLOTS_PERIOD_NS);
+    unsigned doubled = context->let_through < MOST_DOUBLED ? context->let_through : MOST_DOUBLED;
+    return now - since > (patience > SLOTS_PERIOD_NS ? patience : SLOTS_PERIOD_NS) << doubled;
 }
 
 /* Asks until the gate is open, with the lock held but while it sleeps. Returns the time. */
-static uint64_t pass(struct context *context, uint64_t key) {
+static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key) {
     uint64_t since = 0, settled = context->settled;
     for (;;) {
         uint64_t now = fgpu_now();
@@ -204,8 +207,13 @@ static uint64_t pass(struct context *context, uint64_t key) {
         struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
         if (kind->tried && !stuck && context->closed_count > 0)
             answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
-        if (__builtin_expect(answer.verdict == GATE_OPEN, 1))
+        if (__builtin_expect(answer.verdict == GATE_OPEN, 1)) {
+            context->let_through += stuck;
             return now;
+        }
+        struct stream *stream = answer.verdict == GATE_WAIT ? batches_find_stream(context, stream_key) : NULL;
+        if (stream != NULL)
+            batches_close(context, stream, now);
         batches_settle(context, now);
         if (context->settled != settled)
             continue;
@@ -230,16 +238,16 @@ void fgpu_launch_begin(struct fgpu_launch *launch) {
     if (__builtin_expect(!atomic_load_explicit(&limits_known, memory_order_acquire), 0))
         read_limits();
     struct context *context;
-    if (atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed) || (context = current_context()) == NULL)
+    if (atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed) || (context = current_context(true)) == NULL)
         return;
     uint64_t stream_key, key = (uint64_t)(uintptr_t)launch->kind;
-    CUstream handle = stream_of(launch, &stream_key);
+    CUstream handle = stream_of(launch->stream, launch->per_thread, &stream_key);
     CUstreamCaptureMode mode;
     bool capture = atomic_load_explicit(&captures, memory_order_relaxed) > 0;
     if (__builtin_expect(capture, 0) && !begin_captured(handle, &mode))
         return;
     pthread_mutex_lock(&context->lock);
-    uint64_t now = pass(context, key);
+    uint64_t now = pass(context, stream_key, key);
     struct kind *kind = batches_kind(context, key);
     struct stream *stream = batches_stream(context, stream_key, handle, now);
     *pending = (struct pending){context, stream, now, kind->expected, capture, false};
@@ -265,4 +273,20 @@ void fgpu_launch_end(struct fgpu_launch *launch, int result) {
     pthread_mutex_unlock(&pending->context->lock);
     if (pending->capture)
         exchange_mode(&mode);
+}
+
+/* Only the stream that is waited for is known to exist still. During a capture, another's events may be in the way. */
+void fgpu_wait_begins(void *stream, bool per_thread) {
+    struct context *context;
+    if (!atomic_load_explicit(&limits_known, memory_order_acquire) ||
+        atomic_load_explicit(&fgpu_unthrottled, memory_order_relaxed) ||
+        atomic_load_explicit(&captures, memory_order_relaxed) > 0 || (context = current_context(false)) == NULL)
+        return;
+    uint64_t key;
+    stream_of(stream, per_thread, &key);
+    pthread_mutex_lock(&context->lock);
+    struct stream *found = batches_find_stream(context, key);
+    if (found != NULL)
+        batches_close(context, found, fgpu_now());
+    pthread_mutex_unlock(&context->lock);
 }

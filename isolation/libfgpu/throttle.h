@@ -19,6 +19,7 @@ struct kind {
     uint64_t expected;    /* ns */
     uint64_t measured_at; /* 0: never */
     bool tried;           /* its first launch is in flight */
+    unsigned wary;        /* so many more of its launches are measured one by one, as one took far longer than expected */
     uint64_t round;       /* when it was last corrected together with others */
 };
 
@@ -43,6 +44,8 @@ struct stream {
     unsigned closed; /* of its batches that are not settled */
     uint64_t in_flight; /* the sum of `expected` of its batches */
     uint64_t last_launch, last_end;
+    unsigned doubts; /* how often expectation decided what was paid, as the host had paused before it could be measured */
+    unsigned watch;  /* so many more of its launches are measured one by one, to see whether expectation is right */
 };
 
 /* Under `lock`, which is never held while waiting. */
@@ -57,6 +60,7 @@ struct context {
     struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
     unsigned closed_count;
     uint64_t settled;       /* counts */
+    unsigned let_through;   /* launches since a sentinel was done, as if nothing were in flight */
     uint64_t in_flight;     /* the sum of `expected` of all batches, open and closed */
     uint64_t in_open;       /* of the open ones */
     uint64_t began_at;      /* when what is in flight began, as far as is known */
@@ -69,8 +73,13 @@ struct context {
 /* ---- batches.c: all with the context's lock held, while it is the current one ------------------------ */
 
 struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now);
+struct stream *batches_find_stream(struct context *context, uint64_t key); /* NULL: it has none */
 /* The entry of this kind, new or not. It stays its own as long as the lock is held. */
 struct kind *batches_kind(struct context *context, uint64_t key);
+
+/* The program waits, or is made to: what the stream has in flight ends in a sentinel now, as the next launch may come
+ * long after it is done. */
+void batches_close(struct context *context, struct stream *stream, uint64_t now);
 
 /* Settles what is done: pays for it and learns how long it took. */
 void batches_settle(struct context *context, uint64_t now);

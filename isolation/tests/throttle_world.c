@@ -11,8 +11,10 @@
  *     tenant:slots=0-25,kernel_us=500[,OPTION=N]...
  *
  * Slots are separated by +. Options: mix_us (one kernel in four is so long), later_us (all are
- * so long from the middle on), processes, streams, sync (wait for each
- * kernel), host_us (between launches), idle_ms (a pause after each 50 launches), kill_ms (the first process dies then),
+ * so long from the middle on), change_us and every (of one function, each so many-th launch is so long, with nothing
+ * that tells it beforehand), processes, streams, wait_each (wait after so many launches, as by cuStreamSynchronize),
+ * poll_each (likewise, by asking until it is done), host_us (between launches), idle_ms (a pause after each burst),
+ * burst (launches; 50), kill_ms (the first process dies then),
  * capture (some launches are captured into graphs), contexts (a new context after each 50 launches), collective
  * (kernels that wait for each other), free (compute is not limited). The answer is one line of JSON. */
 #include "hooks.h"
@@ -71,9 +73,9 @@ struct tenant {
     const char *text;
     struct fgpu_limits limits;
     struct fgpu_time_account account;
-    uint64_t kernel, mix, later, host, idle, kill;
+    uint64_t kernel, mix, later, change, every, host, idle, burst, wait_each, poll_each, kill;
     unsigned processes, streams;
-    bool sync, capture, contexts, collective;
+    bool capture, contexts, collective;
     uint64_t busy, kernels, *busy_by_ms;
 };
 
@@ -83,6 +85,8 @@ struct process {
     __typeof__(&cuStreamBeginCapture_v2) begin_capture;
     __typeof__(&cuStreamEndCapture) end_capture;
     void (*context_ended)(const void *, int);
+    void (*waits_for)(void *, bool);
+    uint64_t changed; /* the length of the launch that is being made, where its function does not say it; 0: it does */
     struct op queue[OPS]; /* a ring; a process's streams are served in the order of launches */
     unsigned head, length;
     bool dead, capturing, relaxed;
@@ -411,7 +415,8 @@ static CUresult launch(FGPU_LAUNCH_PARAMETERS, void **extra) {
     while (process->tenant->limits.devices[0].compute == false && process->queued >= QUEUE)
         use_host(20 * US);
     bool grown = process->tenant->later != 0 && now > START + (until - START) / 2;
-    enqueue(process, grown ? process->tenant->later : (uint64_t)(uintptr_t)function, NULL);
+    uint64_t length = process->changed != 0 ? process->changed : (uint64_t)(uintptr_t)function;
+    enqueue(process, grown ? process->tenant->later : length, NULL);
     process->tenant->kernels++;
     return CUDA_SUCCESS;
 }
@@ -452,10 +457,16 @@ static void program(void) {
     struct tenant *tenant = process->tenant;
     for (uint64_t n = 0; !process->dead; n++) {
         uint64_t length = tenant->mix != 0 && random_below(4) == 0 ? tenant->mix : tenant->kernel;
+        process->changed = tenant->change != 0 && n % tenant->every == tenant->every - 1 ? tenant->change : 0;
         launch_one(process, length, (unsigned)(n % tenant->streams));
-        if (tenant->sync)
+        process->changed = 0;
+        bool waits = tenant->wait_each != 0 && n % tenant->wait_each == tenant->wait_each - 1;
+        if (waits)
+            for (unsigned stream = 0; stream < tenant->streams; stream++)
+                if (process->waits_for) process->waits_for((CUstream)(uintptr_t)(0x1000 + 16 * stream), false);
+        if (waits || (tenant->poll_each != 0 && n % tenant->poll_each == tenant->poll_each - 1))
             wait_for_device();
-        if (tenant->idle != 0 && n % 50 == 49)
+        if (tenant->idle != 0 && n % tenant->burst == tenant->burst - 1)
             yield_until(now + tenant->idle + random_below(tenant->idle));
         if (tenant->capture && n % 20 == 19)
             capture_some(process);
@@ -492,7 +503,7 @@ static void *copy_of(const char *library, unsigned number) {
 static void add_tenant(char *text, const char *library) {
     struct tenant *tenant = &tenants[tenant_count++];
     struct fgpu_device *device = &tenant->limits.devices[0];
-    *tenant = (struct tenant){.text = strdup(text), .host = 2 * US, .processes = 1, .streams = 1};
+    *tenant = (struct tenant){.text = strdup(text), .host = 2 * US, .burst = 50, .every = 1, .processes = 1, .streams = 1};
     tenant->limits.device_count = 1;
     device->compute = true;
     tenant->busy_by_ms = calloc((until - START) / MS + 1000, sizeof(uint64_t));
@@ -526,8 +537,16 @@ static void add_tenant(char *text, const char *library) {
             tenant->processes = (unsigned)number;
         else if (strcmp(word, "streams") == 0)
             tenant->streams = (unsigned)number;
-        else if (strcmp(word, "sync") == 0)
-            tenant->sync = number;
+        else if (strcmp(word, "change_us") == 0)
+            tenant->change = number * US;
+        else if (strcmp(word, "every") == 0)
+            tenant->every = number;
+        else if (strcmp(word, "burst") == 0)
+            tenant->burst = number;
+        else if (strcmp(word, "wait_each") == 0)
+            tenant->wait_each = number;
+        else if (strcmp(word, "poll_each") == 0)
+            tenant->poll_each = number;
         else if (strcmp(word, "capture") == 0)
             tenant->capture = number;
         else if (strcmp(word, "contexts") == 0)
@@ -547,6 +566,7 @@ static void add_tenant(char *text, const char *library) {
         process->begin_capture = (__typeof__(process->begin_capture))dlsym(copy, "cuStreamBeginCapture_v2");
         process->end_capture = (__typeof__(process->end_capture))dlsym(copy, "cuStreamEndCapture");
         process->context_ended = (__typeof__(process->context_ended))dlsym(copy, "fgpu_throttle_context_ended");
+        process->waits_for = (__typeof__(process->waits_for))dlsym(copy, "fgpu_wait_begins");
         struct thread *thread = &threads[thread_count++];
         thread->process = process;
         thread->wake_at = START + random_below(50 * MS);
@@ -633,8 +653,8 @@ int main(int count, char **words) {
         printf("%s{\"share\": %.3f, \"kernels\": %llu, \"paid_ms\": %.1f, \"busy_ms\": %.1f, \"off_ms\": {",
                n ? ", " : "", 100.0 * (double)tenant->busy / (double)(until - START),
                (unsigned long long)tenant->kernels, (double)tenant->account.words[1] / 1e6, (double)tenant->busy / 1e6);
-        static const uint64_t stretches[] = {50, 200, 1000, 5000};
-        for (unsigned i = 0; i < 4; i++) {
+        static const uint64_t stretches[] = {50, 200, 1000, 5000, 60000};
+        for (unsigned i = 0; i < 5; i++) {
             double above, below;
             deviations(tenant, stretches[i], &above, &below);
             printf("%s\"%llu\": [%.1f, %.1f]", i ? ", " : "", (unsigned long long)stretches[i], below, above);
