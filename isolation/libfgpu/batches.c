@@ -11,9 +11,10 @@
 #define FORGOTTEN_NS UINT64_C(20000000)  /* an open batch without launches for so long is done */
 #define LATE_NS UINT64_C(50000)          /* between launch and event: the host had something else to do */
 #define PROBES 8
-#define ONE_BY_ONE 64   /* launches that are measured so after a surprise, or a doubt */
+#define ONE_BY_ONE 512  /* launches that are measured so after a surprise, or a doubt */
 #define SAMPLE 8        /* of so many doubts one is looked into */
 #define SURPRISE_NS UINT64_C(200000)
+#define HELPED_NS (SLOTS_PERIOD_NS / 10) /* what ends so soon after a launch was let through had waited for it */
 
 /* ---- Kinds of work ---- */
 
@@ -62,12 +63,14 @@ static void add_to_round(struct context *context, uint64_t expected, uint64_t le
     context->round++;
 }
 
-/* A launch that was measured by itself: one that takes so much longer than expected is not the last of its kind. */
-static void be_wary(struct kind *kind, uint64_t length) {
-    if (length > 2 * kind->expected + SURPRISE_NS)
+/* A launch that takes so much longer than expected is not the last of its kind. */
+static void be_wary(struct kind *kind, const struct batch *batch, uint64_t length) {
+    if (length > 2 * batch->expected + SURPRISE_NS) {
         kind->wary = ONE_BY_ONE;
-    else if (kind->wary > 0)
-        kind->wary--;
+        kind->longest = length;
+    } else if (kind->wary > 0 && --kind->wary == 0) {
+        kind->longest = 0;
+    }
 }
 
 static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool shared,
@@ -78,8 +81,8 @@ static void learn(struct context *context, struct batch *batch, uint64_t start, 
     add_to_round(context, batch->expected, length);
     if (kind == NULL || kind->key != batch->key)
         return;
-    if (kind->measured_at != 0 && batch->launches == 1)
-        be_wary(kind, length);
+    if (batch->known)
+        be_wary(kind, batch, length);
     if (kind->measured_at != 0 && context->in_flight > context->streams[batch->stream].in_flight)
         learn_together(context, kind);
     else
@@ -95,7 +98,8 @@ static void subtract(uint64_t *from, uint64_t what) {
 
 static void pay(struct context *context, struct batch *batch, uint64_t start, uint64_t end, uint64_t now) {
     struct stream *stream = &context->streams[batch->stream];
-    account_pay(context->account, start, end, now, batch->deposit);
+    account_pay(context->account, start, end, now, batch->deposit + context->overdue);
+    context->overdue = 0;
     if (stream->last_end < end)
         stream->last_end = end;
     if (context->began_at < end)
@@ -137,6 +141,16 @@ static uint64_t less_doubt(uint64_t length, uint64_t doubtful, uint64_t expected
     return length <= expected ? length : least > expected ? least : expected;
 }
 
+/* When its own work began. What had waited for a launch that was let through here did so until then: it is no long
+ * kernel, and the next one need not wait as long. */
+static uint64_t started(struct context *context, uint64_t start, uint64_t end) {
+    uint64_t let_through_at = context->let_through_at;
+    bool helped = start < let_through_at && let_through_at <= end && end - let_through_at < HELPED_NS;
+    if (let_through_at != 0)
+        context->patience = helped ? THROTTLE_PATIENCE_NS / 16 : THROTTLE_PATIENCE_NS;
+    return helped ? let_through_at : start;
+}
+
 static void settle(struct context *context, struct batch *batch, uint64_t now) {
     uint64_t start, end;
     bool known = true;
@@ -162,7 +176,7 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
     /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. So it decides
      * there too, unless it is wrong: that work takes more than twice as long, no neighbour explains. */
     bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
-    learn(context, batch, end - length, end, shared, now);
+    learn(context, batch, started(context, end - length, end), end, shared, now);
     if (shared)
         length = less_doubt(length, outside / 2, batch->expected);
     pay(context, batch, end - length, end, now);
@@ -181,8 +195,8 @@ void batches_settle(struct context *context, uint64_t now) {
         }
         context->streams[batch->stream].closed--;
         if (state == SENTINEL_DONE) {
-            context->let_through = 0;
             settle(context, batch, now);
+            context->let_through_at = 0;
         } else {
             abandon(context, batch, now);
         }
@@ -193,6 +207,14 @@ void batches_settle(struct context *context, uint64_t now) {
         if (stream->open.launches > 0 && stream->closed == 0 && now > stream->last_launch + FORGOTTEN_NS)
             abandon_open(context, stream, now);
     }
+}
+
+void batches_charge_overdue(struct context *context, uint64_t now) {
+    uint64_t expected = context->began_at + context->in_flight + context->overdue;
+    if (context->closed_count == 0 || now <= expected)
+        return;
+    account_deposit(context->account, now - expected);
+    context->overdue += now - expected;
 }
 
 void batches_lose_events(struct context *context, uint64_t now) {

@@ -35,8 +35,11 @@ struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t ex
         return next(slots, now, expected, state, slot);
     }
     uint64_t length = slot.end - slot.start, first_part = length / 4 > AT_LEAST_NS ? length / 4 : AT_LEAST_NS;
-    if (expected > length && begins - slot.start > first_part)
+    if ((expected > length || state->longest > length) && begins - slot.start > first_part) {
+        if (state->sentinels > 0 && now - slot.start <= first_part)
+            return (struct gate_answer){.verdict = GATE_SENTINEL};
         return next(slots, now, expected, state, slot);
+    }
     if ((state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
         state->sentinels >= GATE_MOST_SENTINELS)
         return (struct gate_answer){.verdict = GATE_SENTINEL};

@@ -9,7 +9,7 @@
  *    is missing in later slots, and what a slot's end was too short for is added to later ones: this rounding is what
  *    makes the share exact for kernels that do not fit their slots evenly.
  * 3. At most two sentinels are waited for, or GATE_IN_FLIGHT_NS of work.
- * 4. What is longer than its slot begins in the slot's first part, so as to disturb as little as it can.
+ * 4. What is longer than its slot, or may be, begins in the slot's first part, so as to disturb as little as it can.
  *
  * The bound. Let a session always have work, of kernels of length E at most, with the share s of the device (0 < s < 1),
  * period P, c = sP the most that the account keeps, and N processes that launch at the same time. Between any two
@@ -36,6 +36,7 @@ struct gate_state {
     uint64_t in_flight; /* the expected length of what is */
     uint64_t free_at;   /* when it is expected to be done; anything up to now: nothing is in the way */
     unsigned sentinels; /* that are not done yet */
+    uint64_t longest;   /* what this launch may take although it is not expected to; 0: nothing known */
 };
 
 enum gate_verdict {

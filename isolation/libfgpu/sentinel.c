@@ -8,7 +8,7 @@
 
 #include "clock.h"
 
-#define STEP_NS UINT64_C(10000000000) /* a reference that is older is of no use */
+#define STEP_MS 100000.0f /* from a reference that came to pass so long before, clocks have drifted by milliseconds */
 
 bool sentinel_record(struct sentinels *sentinels, struct sentinel *sentinel, CUstream stream) {
     *sentinel = (struct sentinel){.recorded_at = fgpu_now()};
@@ -35,10 +35,11 @@ enum sentinel_state sentinel_ask(const struct sentinel *sentinel) {
 bool sentinel_when(struct sentinels *sentinels, struct sentinel *sentinel, uint64_t now, uint64_t *when) {
     float ms = 0;
     *when = sentinel->recorded_at;
-    if (sentinels->reference != NULL && now - sentinels->reference_at < STEP_NS) {
+    if (sentinels->reference != NULL) {
         if (DRIVER(cuEventElapsedTime)(&ms, sentinels->reference, sentinel->event) != CUDA_SUCCESS)
             return false;
-        *when = sentinels->reference_at + (uint64_t)(int64_t)((double)ms * 1e6);
+        if (ms < STEP_MS)
+            *when = sentinels->reference_at + (uint64_t)(int64_t)((double)ms * 1e6);
     }
     if (*when < sentinel->recorded_at)
         *when = sentinel->recorded_at;

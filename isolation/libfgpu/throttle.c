@@ -13,7 +13,7 @@
 #define CONTEXTS 64
 #define POLL_LEAST_NS UINT64_C(30000)
 #define POLL_MOST_NS UINT64_C(500000)
-#define MOST_DOUBLED 20 /* times */
+#define MOST_PATIENCE_NS UINT64_C(3600000000000)
 
 _Atomic(bool) fgpu_unthrottled;
 
@@ -55,6 +55,7 @@ static void begin_context(struct context *context, CUcontext handle, int device)
     context->device = device;
     context->account = fgpu_time_account(device);
     context->slots = &slots_of[device];
+    context->patience = THROTTLE_PATIENCE_NS;
     atomic_store_explicit(&context->handle, handle, memory_order_release);
 }
 
@@ -168,22 +169,23 @@ static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
     return stream;
 }
 
-/* When the first of the sentinels should be done, or when to look again for one that is late. */
-static uint64_t look_again_at(const struct context *context, uint64_t now) {
+/* When the first of the sentinels should be done, or when to look again for one that is late, or that may come early as
+ * it is of a kind that changes. */
+static uint64_t look_again_at(const struct context *context, bool changes, uint64_t now) {
     uint64_t due = context->began_at + context->closed[0].expected;
+    uint64_t latest = now + (changes ? POLL_LEAST_NS : SLOTS_PERIOD_NS);
     if (due > now + POLL_LEAST_NS)
-        return due < now + SLOTS_PERIOD_NS ? due : now + SLOTS_PERIOD_NS;
+        return due < latest ? due : latest;
     uint64_t pause = due < now ? (now - due) / 4 : 0;
     return now + (pause < POLL_LEAST_NS ? POLL_LEAST_NS : pause > POLL_MOST_NS ? POLL_MOST_NS : pause);
 }
 
 /* Work may wait for work that is launched after it (collective operations do), so that its sentinels are never done as
- * long as one waits for them here. Who has waited so long is let through, in the slot and as far as the account goes.
- * It may as well be a kernel that takes long: so the patience doubles each time, until a sentinel is done. */
+ * long as one waits for them here. Who has waited so long is let through, in the slot, and as far as the account goes
+ * without what is overdue. It may as well be a kernel that takes long, so the patience doubles each time. */
 static bool is_stuck(const struct context *context, uint64_t since, uint64_t now) {
     uint64_t patience = 4 * context->in_flight;
-    unsigned doubled = context->let_through < MOST_DOUBLED ? context->let_through : MOST_DOUBLED;
-    return now - since > (patience > SLOTS_PERIOD_NS ? patience : SLOTS_PERIOD_NS) << doubled;
+    return now - since > (patience > context->patience ? patience : context->patience);
 }
 
 /* Asks until the gate is open, with the lock held but while it sleeps. Returns the time. */
@@ -191,24 +193,32 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
     uint64_t since = 0, settled = context->settled;
     for (;;) {
         uint64_t now = fgpu_now();
+        if (context->closed_count > 0 && now > context->began_at + context->in_flight) {
+            batches_settle(context, now);
+            batches_charge_overdue(context, now);
+        }
         if (context->settled != settled || since == 0) {
             settled = context->settled;
             since = now;
         }
         int64_t balance = account_balance(context->account, context->slots, now);
+        const struct kind *kind = batches_kind(context, key);
         struct gate_state state = {.balance = balance - (int64_t)context->in_open,
                                    .in_flight = context->in_flight,
                                    .free_at = context->began_at + context->in_flight,
-                                   .sentinels = context->closed_count};
-        const struct kind *kind = batches_kind(context, key);
+                                   .sentinels = context->closed_count,
+                                   .longest = kind->longest};
         bool stuck = is_stuck(context, since, now);
         if (stuck)
-            state = (struct gate_state){.balance = balance};
+            state = (struct gate_state){.balance = balance + (int64_t)context->overdue};
         struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
         if (kind->tried && !stuck && context->closed_count > 0)
             answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
         if (__builtin_expect(answer.verdict == GATE_OPEN, 1)) {
-            context->let_through += stuck;
+            if (stuck) {
+                context->let_through_at = now;
+                context->patience *= context->patience < MOST_PATIENCE_NS ? 2 : 1;
+            }
             return now;
         }
         struct stream *stream = answer.verdict == GATE_WAIT ? batches_find_stream(context, stream_key) : NULL;
@@ -217,7 +227,7 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
         batches_settle(context, now);
         if (context->settled != settled)
             continue;
-        uint64_t until = answer.verdict == GATE_WAIT ? answer.until : look_again_at(context, now);
+        uint64_t until = answer.verdict == GATE_WAIT ? answer.until : look_again_at(context, kind->wary > 0, now);
         pthread_mutex_unlock(&context->lock);
         fgpu_sleep_until(until);
         pthread_mutex_lock(&context->lock);

@@ -9,7 +9,8 @@
 
 #define THROTTLE_BATCH_NS UINT64_C(1000000) /* the work between two sentinels */
 #define THROTTLE_BATCH_LAUNCHES 512
-#define THROTTLE_CLOSED 32
+#define THROTTLE_PATIENCE_NS SLOTS_PERIOD_NS
+#define THROTTLE_CLOSED 64 /* GATE_MOST_SENTINELS, and those that were let through */
 #define THROTTLE_STREAMS 64
 #define THROTTLE_KINDS 1024 /* a power of two */
 
@@ -20,6 +21,7 @@ struct kind {
     uint64_t measured_at; /* 0: never */
     bool tried;           /* its first launch is in flight */
     unsigned wary;        /* so many more of its launches are measured one by one, as one took far longer than expected */
+    uint64_t longest;     /* ns, that one; 0: none */
     uint64_t round;       /* when it was last corrected together with others */
 };
 
@@ -60,7 +62,9 @@ struct context {
     struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
     unsigned closed_count;
     uint64_t settled;       /* counts */
-    unsigned let_through;   /* launches since a sentinel was done, as if nothing were in flight */
+    uint64_t overdue;       /* of deposits: what was charged beyond expectation */
+    uint64_t patience;      /* so long the next launch waits in vain */
+    uint64_t let_through_at; /* when one was let through after that; 0: none since a sentinel was done */
     uint64_t in_flight;     /* the sum of `expected` of all batches, open and closed */
     uint64_t in_open;       /* of the open ones */
     uint64_t began_at;      /* when what is in flight began, as far as is known */
@@ -83,6 +87,9 @@ void batches_close(struct context *context, struct stream *stream, uint64_t now)
 
 /* Settles what is done: pays for it and learns how long it took. */
 void batches_settle(struct context *context, uint64_t now);
+
+/* Charges what is in flight for longer than was expected, so that the account knows of it before it is done. */
+void batches_charge_overdue(struct context *context, uint64_t now);
 
 /* Adds a launch to the stream's open batch, or opens one. True if batches_launched() is to be called after it. */
 bool batches_add(struct context *context, struct stream *stream, struct kind *kind, uint64_t now);

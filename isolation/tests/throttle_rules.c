@@ -29,7 +29,7 @@ static void set_slots(char *text) {
 
 int main(void) {
     char line[256], text[256];
-    uint64_t a, b, c, d;
+    uint64_t a, b, c, d, longest;
     int64_t balance;
     unsigned sentinels;
     while (fgets(line, sizeof line, stdin) != NULL) {
@@ -40,9 +40,9 @@ int main(void) {
             printf("%" PRIu64 " %" PRIu64 "\n", slot.start, slot.end);
         } else if (sscanf(line, "entitled %" SCNu64, &a) == 1) {
             printf("%" PRIu64 "\n", slots_entitled(&slots, a));
-        } else if (sscanf(line, "ask %" SCNu64 " %" SCNu64 " %" SCNd64 " %" SCNu64 " %" SCNu64 " %u", &a, &b, &balance,
-                          &c, &d, &sentinels) == 6) {
-            struct gate_state state = {balance, c, d, sentinels};
+        } else if (sscanf(line, "ask %" SCNu64 " %" SCNu64 " %" SCNd64 " %" SCNu64 " %" SCNu64 " %u %" SCNu64, &a, &b,
+                          &balance, &c, &d, &sentinels, &longest) == 7) {
+            struct gate_state state = {.balance = balance, .in_flight = c, .free_at = d, .sentinels = sentinels, .longest = longest};
             struct gate_answer answer = gate_ask(&slots, a, b, &state);
             if (answer.verdict == GATE_WAIT)
                 printf("wait %" PRIu64 "\n", answer.until);

@@ -185,7 +185,7 @@ def test_a_kernel_that_becomes_longer_or_shorter(world: World, kernel_us: int, l
 
 
 def test_a_program_that_waits_for_each_kernel(world: World) -> None:
-    (only,) = world("slots=0-25,kernel_us=2000,sync=1").tenants
+    (only,) = world("slots=0-25,kernel_us=2000,poll_each=1").tenants
     assert only.share == pytest.approx(25, abs=1)
 
 

@@ -36,10 +36,18 @@ def question(name: str, *times: float) -> str:
     return " ".join([name, *(str(round(time * MS)) for time in times)])
 
 
-def gate(now: float, expected: float, *, balance: float, in_flight: float = 0, sentinels: int = 0) -> str:
+def gate(
+    now: float,
+    expected: float,
+    *,
+    balance: float,
+    in_flight: float = 0,
+    sentinels: int = 0,
+    longest: float = 0,
+) -> str:
     """A launch at `now`; what is in flight began just now."""
     times = question("ask", now, expected, balance, in_flight, now + in_flight)
-    return f"{times} {sentinels}"
+    return f"{times} {sentinels} {round(longest * MS)}"
 
 
 def milliseconds(answer: str) -> list[float]:
@@ -119,6 +127,11 @@ def test_entitled_time_is_the_time_inside_slots(ask: Ask, slots: str) -> None:
         (gate(1000, 50, balance=-6.3), "wait 1050"),
         (gate(1003.1, 50, balance=0), "open"),
         (gate(1003.2, 50, balance=0), "wait 1050"),
+        (gate(1003.1, 0.05, balance=0, longest=50), "open"),  # it may take longer than it is expected to
+        (gate(1003.2, 0.05, balance=0, longest=50), "wait 1050"),
+        (gate(1003.2, 0.05, balance=0, longest=10), "open"),
+        (gate(1001, 50, balance=9, in_flight=3, sentinels=1), "sentinel"),  # that may be done sooner
+        (gate(1003.2, 50, balance=9, in_flight=3, sentinels=1), "wait 1050"),
         # Work in flight is bounded, but what is alone may be of any length.
         (gate(1001, 1, balance=0, in_flight=3, sentinels=2), "open"),
         (gate(1001, 1, balance=0, in_flight=3.1, sentinels=2), "sentinel"),
