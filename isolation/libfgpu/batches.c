@@ -210,8 +210,13 @@ void batches_settle(struct context *context, uint64_t now) {
 }
 
 void batches_charge_overdue(struct context *context, uint64_t now) {
-    uint64_t expected = context->began_at + context->in_flight + context->overdue;
-    if (context->closed_count == 0 || now <= expected)
+    if (context->closed_count == 0)
+        return;
+    if (context->closed[0].start.event != NULL && sentinel_ask(&context->closed[0].start) == SENTINEL_PENDING)
+        context->behind_until = now;
+    uint64_t began_at = context->behind_until > context->began_at ? context->behind_until : context->began_at;
+    uint64_t expected = began_at + context->in_flight + context->overdue;
+    if (now <= expected)
         return;
     account_deposit(context->account, now - expected);
     context->overdue += now - expected;

@@ -173,10 +173,9 @@ static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
  * it is of a kind that changes. */
 static uint64_t look_again_at(const struct context *context, bool changes, uint64_t now) {
     uint64_t due = context->began_at + context->closed[0].expected;
-    uint64_t latest = now + (changes ? POLL_LEAST_NS : SLOTS_PERIOD_NS);
-    if (due > now + POLL_LEAST_NS)
-        return due < latest ? due : latest;
-    uint64_t pause = due < now ? (now - due) / 4 : 0;
+    if (due > now + POLL_LEAST_NS && !changes)
+        return due < now + SLOTS_PERIOD_NS ? due : now + SLOTS_PERIOD_NS;
+    uint64_t from = changes ? context->began_at : due, pause = from < now ? (now - from) / 4 : 0;
     return now + (pause < POLL_LEAST_NS ? POLL_LEAST_NS : pause > POLL_MOST_NS ? POLL_MOST_NS : pause);
 }
 
@@ -227,6 +226,8 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
         batches_settle(context, now);
         if (context->settled != settled)
             continue;
+        if (context->overdue > 0 && answer.until > now + SLOTS_PERIOD_NS)
+            answer.until = now + SLOTS_PERIOD_NS; /* a neighbour may have been in the way: then less is owed soon */
         uint64_t until = answer.verdict == GATE_WAIT ? answer.until : look_again_at(context, kind->wary > 0, now);
         pthread_mutex_unlock(&context->lock);
         fgpu_sleep_until(until);

@@ -62,6 +62,7 @@ struct context {
     struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
     unsigned closed_count;
     uint64_t settled;       /* counts */
+    uint64_t behind_until;  /* the device was still at somebody else's work then */
     uint64_t overdue;       /* of deposits: what was charged beyond expectation */
     uint64_t patience;      /* so long the next launch waits in vain */
     uint64_t let_through_at; /* when one was let through after that; 0: none since a sentinel was done */
