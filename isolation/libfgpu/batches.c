@@ -63,9 +63,10 @@ static void add_to_round(struct context *context, uint64_t expected, uint64_t le
     context->round++;
 }
 
-/* A launch that takes so much longer than expected is not the last of its kind. */
-static void be_wary(struct kind *kind, const struct batch *batch, uint64_t length) {
-    if (length > 2 * batch->expected + SURPRISE_NS) {
+/* A launch that takes so much longer than expected is not the last of its kind. What was outside the slots, a neighbour
+ * may have taken. */
+static void be_wary(struct kind *kind, const struct batch *batch, uint64_t length, uint64_t outside) {
+    if (length > outside + 2 * batch->expected + SURPRISE_NS) {
         kind->wary = ONE_BY_ONE;
         kind->longest = length;
     } else if (kind->wary > 0 && --kind->wary == 0) {
@@ -73,8 +74,8 @@ static void be_wary(struct kind *kind, const struct batch *batch, uint64_t lengt
     }
 }
 
-static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, bool shared,
-                  uint64_t now) {
+static void learn(struct context *context, struct batch *batch, uint64_t start, uint64_t end, uint64_t outside,
+                  bool shared, uint64_t now) {
     struct kind *kind = batch->kind;
     uint64_t from = start < context->began_at ? context->began_at : start; /* no other batch's time twice */
     uint64_t length = end > from ? end - from : 0;
@@ -82,7 +83,7 @@ static void learn(struct context *context, struct batch *batch, uint64_t start, 
     if (kind == NULL || kind->key != batch->key)
         return;
     if (batch->known)
-        be_wary(kind, batch, length);
+        be_wary(kind, batch, length, outside);
     if (kind->measured_at != 0 && context->in_flight > context->streams[batch->stream].in_flight)
         learn_together(context, kind);
     else
@@ -176,7 +177,7 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
     /* What ran over its slot's end may have shared the device with a neighbour, each for half of the time. So it decides
      * there too, unless it is wrong: that work takes more than twice as long, no neighbour explains. */
     bool shared = outside > 0 && batch->known && length < 2 * batch->expected;
-    learn(context, batch, started(context, end - length, end), end, shared, now);
+    learn(context, batch, started(context, end - length, end), end, outside, shared, now);
     if (shared)
         length = less_doubt(length, outside / 2, batch->expected);
     pay(context, batch, end - length, end, now);
