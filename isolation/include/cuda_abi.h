@@ -76,6 +76,7 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef void (*CUhostFn)(void *);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
+typedef struct CUstreamCigCaptureParams_st CUstreamCigCaptureParams; /* only passed on */
 typedef void (*CUgraphRecaptureCallback)(void); /* has parameters, but is only passed on here */
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
@@ -916,6 +917,10 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream, CUgraph, const CUgraphNode *
 #if !defined(__cuda_cuda_h__) || CUDA_VERSION >= 13030
 CUresult cuStreamBeginRecaptureToGraph(CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
 CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
+CUresult cuStreamBeginCaptureToCig(CUstream, CUstreamCigCaptureParams *);
+CUresult cuStreamBeginCaptureToCig_ptsz(CUstream, CUstreamCigCaptureParams *);
+CUresult cuStreamEndCaptureToCig(CUstream);
+CUresult cuStreamEndCaptureToCig_ptsz(CUstream);
 #endif
 CUresult cuStreamEndCapture(CUstream, CUgraph *);
 CUresult cuStreamEndCapture_ptsz(CUstream, CUgraph *);
@@ -968,6 +973,10 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode, CUdeviceptr *);
 CUresult cuGraphAddNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraphNodeParams *);
 CUresult cuGraphAddNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
                            CUgraphNodeParams *);
+#if !defined(__cuda_cuda_h__) || CUDA_VERSION >= 13040
+CUresult cuGraphAddNode_v3(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
+                           CUgraphNodeParams *);
+#endif
 CUresult cuGraphInstantiate(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
 CUresult cuGraphInstantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);

@@ -50,10 +50,10 @@
 
 #define FGPU_LOOKUP_HOOKS(HOOK) \
     HOOK(CUDA, cuGetProcAddress, (const char *symbol, void **function, int version, cuuint64_t flags), \
-         swap(symbol, function, NULL, real(symbol, function, version, flags))) \
+         swap(symbol, function, NULL, CUDA_ERROR_NOT_FOUND, real(symbol, function, version, flags))) \
     HOOK(CUDA, cuGetProcAddress_v2, \
          (const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status), \
-         swap(symbol, function, status, real(symbol, function, version, flags, status)))
+         swap(symbol, function, status, CUDA_SUCCESS, real(symbol, function, version, flags, status)))
 
 /* ---- memory.c -------------------------------------------------------------------------------------- */
 
@@ -147,6 +147,10 @@
          (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count, CUgraphNodeParams *parameters), \
          add_node(real, node, graph, after, count, parameters)) \
     HOOK(CUDA, cuGraphAddNode_v2, \
+         (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, \
+          CUgraphNodeParams *parameters), \
+         add_node_v2(real, node, graph, after, edges, count, parameters)) \
+    HOOK(CUDA, cuGraphAddNode_v3, \
          (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, \
           CUgraphNodeParams *parameters), \
          add_node_v2(real, node, graph, after, edges, count, parameters)) \
@@ -306,7 +310,14 @@
     HOOK(CUDA, cuStreamEndCapture, (CUstream stream, CUgraph *graph), \
          capture_ends(real, false, stream, graph)) \
     HOOK(CUDA, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), \
-         capture_ends(real, true, stream, graph))
+         capture_ends(real, true, stream, graph)) \
+    /* Into what a graphics library runs: that is not held. */ \
+    HOOK(CUDA, cuStreamBeginCaptureToCig, (CUstream stream, CUstreamCigCaptureParams *parameters), \
+         capture_begins(real(stream, parameters))) \
+    HOOK(CUDA, cuStreamBeginCaptureToCig_ptsz, (CUstream stream, CUstreamCigCaptureParams *parameters), \
+         capture_begins(real(stream, parameters))) \
+    HOOK(CUDA, cuStreamEndCaptureToCig, (CUstream stream), capture_to_cig_ends(real(stream))) \
+    HOOK(CUDA, cuStreamEndCaptureToCig_ptsz, (CUstream stream), capture_to_cig_ends(real(stream)))
 
 /* ---- all of them --------------------------------------------------------------------------------------- */
 

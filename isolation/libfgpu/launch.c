@@ -156,6 +156,13 @@ static CUresult capture_ends(__typeof__(&cuStreamEndCapture) real, bool per_thre
     return result;
 }
 
+static CUresult capture_to_cig_ends(CUresult result) {
+    fgpu_enter();
+    if (result == CUDA_SUCCESS)
+        fgpu_capture_ends();
+    return result;
+}
+
 /* Unlike the other hooks, these enter only where they touch anything that a forked child has to forget: a launch that
  * goes straight through does not, and has no register to save for it. */
 #define EXPORT_LAUNCH_HOOK(library, name, parameters, call) \

@@ -116,12 +116,23 @@ static CUresult allocate_managed(__typeof__(&cuMemAllocManaged) real, CUdevicept
     return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, real(address, bytes, flags)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The driver chooses the pitch. Claimed is what it will be at least, and the rest when it is known. */
+#define USUAL_PITCH 512 /* of every driver that is known */
+
+/* The driver chooses the pitch. Claimed before is what it will be, so that nothing is taken that is not granted; when it
+ * is known, what is too much is given back, and what is missing claimed. */
+static uint64_t pitched(uint64_t width, uint64_t height) {
+    uint64_t wide = width > UINT64_MAX - USUAL_PITCH ? UINT64_MAX : (width + USUAL_PITCH - 1) / USUAL_PITCH * USUAL_PITCH;
+    return fgpu_product(wide, height);
+}
+
 static CUresult end_pitched(struct fgpu_holding *claim, const CUdeviceptr *address, uint64_t bytes, CUresult result) {
-    uint64_t least = claim->bytes;
+    uint64_t claimed = claim->bytes;
     bytes = fgpu_rounded(bytes);
-    if (result == CUDA_SUCCESS && bytes > least) {
-        if (!fgpu_claim(claim->device, bytes - least)) {
+    if (result == CUDA_SUCCESS && bytes < claimed) {
+        fgpu_unclaim(claim->device, claimed - bytes);
+        claim->bytes = bytes;
+    } else if (result == CUDA_SUCCESS && bytes > claimed) {
+        if (!fgpu_claim(claim->device, bytes - claimed)) {
             DRIVER(cuMemFree_v2)(*address);
             result = CUDA_ERROR_OUT_OF_MEMORY;
         } else {
@@ -134,7 +145,7 @@ static CUresult end_pitched(struct fgpu_holding *claim, const CUdeviceptr *addre
 static CUresult allocate_pitched(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *address, size_t *pitch,
                                  size_t width, size_t height, unsigned int element) {
     struct fgpu_holding claim;
-    if (!fgpu_begin_claim(&claim, fgpu_product(width, height)))
+    if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(address, pitch, width, height, element);
     return end_pitched(&claim, address, result == CUDA_SUCCESS ? fgpu_product(*pitch, height) : 0, result);
@@ -143,7 +154,7 @@ static CUresult allocate_pitched(__typeof__(&cuMemAllocPitch_v2) real, CUdevicep
 static CUresult allocate_pitched_v1(__typeof__(&cuMemAllocPitch) real, CUdeviceptr_v1 *address, unsigned int *pitch,
                                     unsigned int width, unsigned int height, unsigned int element) {
     struct fgpu_holding claim;
-    if (!fgpu_begin_claim(&claim, fgpu_product(width, height)))
+    if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(address, pitch, width, height, element);
     CUdeviceptr wide = result == CUDA_SUCCESS ? *address : 0;

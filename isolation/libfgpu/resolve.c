@@ -298,7 +298,9 @@ FGPU_EXPORT void *dlmopen(Lmid_t namespace, const char *file, int mode) {
 
 /* The driver knows which version of a function a program of this CUDA version wants; each answer is one of its exported
  * addresses. A version of a hooked function that is not in the table is refused: it would go past the limit. */
-static CUresult swap(const char *symbol, void **function, CUdriverProcAddressQueryResult *status, CUresult result) {
+/* A refusal looks as the driver's own answer for what it does not have: `missing`, and no function. */
+static CUresult swap(const char *symbol, void **function, CUdriverProcAddressQueryResult *status, CUresult missing,
+                     CUresult result) {
     struct driver *driver = driver_of(FGPU_CUDA);
     if (result != CUDA_SUCCESS || function == NULL || *function == NULL || driver == NULL)
         return result;
@@ -310,7 +312,7 @@ static CUresult swap(const char *symbol, void **function, CUdriverProcAddressQue
         *function = NULL;
         if (status != NULL)
             *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-        return CUDA_ERROR_NOT_FOUND;
+        return missing;
     }
     return result;
 }

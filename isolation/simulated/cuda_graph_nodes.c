@@ -50,6 +50,13 @@ CALL(cuGraphAddNode, 12030, cuGraphAddNode_v2, CUgraphNode *out, CUgraph graph, 
     return add_any(out, graph, after, count, parameters);
 }
 
+CALL(cuGraphAddNode, 13040, cuGraphAddNode_v3, CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+     const CUgraphEdgeData *data, size_t count, CUgraphNodeParams *parameters)
+{
+    (void)data;
+    return add_any(out, graph, after, count, parameters);
+}
+
 static bool changeable(CUgraphNodeType type)
 {
     return type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY ||

@@ -29,13 +29,15 @@ static CUresult find(const char *name, void **out, int version, cuuint64_t flags
         *status = best    ? CU_GET_PROC_ADDRESS_SUCCESS
                   : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                           : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    /* Without a status there is no other way to tell. */
-    return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 
 CALL(cuGetProcAddress, 11030, cuGetProcAddress, const char *name, void **out, int version, cuuint64_t flags)
 {
-    return find(name, out, version, flags, NULL);
+    CUresult result = find(name, out, version, flags, NULL);
+    /* The first version has no status, and tells by its result. The second one tells nothing where no status is asked
+     * for: drivers 535 and 555 do so. */
+    return result == CUDA_SUCCESS && *out == NULL ? CUDA_ERROR_NOT_FOUND : result;
 }
 
 CALL(cuGetProcAddress, 12000, cuGetProcAddress_v2, const char *name, void **out, int version, cuuint64_t flags,

@@ -56,9 +56,10 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int versio
     *function = find(symbol, version);
     if (status != NULL)
         *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
-    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+    cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

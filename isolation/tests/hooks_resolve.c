@@ -91,8 +91,10 @@ static void by_driver(void *handle) {
         printf("%d %d ", result, (int)status);
         say(questions[i].name, function);
         void *again = NULL;
-        int same = (int)first(questions[i].name, &again, questions[i].version, 0) == result && again == function;
-        if (!same)
+        if (second(questions[i].name, &again, questions[i].version, 0, NULL) != CUDA_SUCCESS || again != function)
+            printf("without a status it differs\n");
+        CUresult missing = function == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+        if (first(questions[i].name, &again, questions[i].version, 0) != missing || again != function)
             printf("the first version differs\n");
     }
 }

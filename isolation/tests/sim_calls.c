@@ -563,6 +563,8 @@ static void lookup(void)
     SAME(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
     OK(cuGetProcAddress_v2("cuNothing", &address, 13000, 0, &status));
     SAME(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    OK(cuGetProcAddress_v2("cuNothing", &address, 13000, 0, NULL));
+    TRUE(address == NULL);
     EXPECT(cuGetProcAddress("cuNothing", &address, 13000, 0), CUDA_ERROR_NOT_FOUND);
     const char *name;
     OK(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &name));

@@ -15,7 +15,8 @@
  * that tells it beforehand), processes, streams, wait_each (wait after so many launches, as by cuStreamSynchronize),
  * poll_each (likewise, by asking until it is done), host_us (between launches), idle_ms (a pause after each burst),
  * burst (launches; 50), kill_ms (the first process dies then),
- * capture (some launches are captured into graphs), contexts (a new context after each 50 launches), collective
+ * capture (some launches are captured into graphs), cig (likewise, into a
+ * graphics library's list), contexts (a new context after each 50 launches), collective
  * (kernels that wait for each other), free (compute is not limited). The answer is one line of JSON. */
 #include "hooks.h"
 #include "slots.h"
@@ -75,7 +76,7 @@ struct tenant {
     struct fgpu_time_account account;
     uint64_t kernel, mix, later, change, every, host, idle, burst, wait_each, poll_each, kill;
     unsigned processes, streams;
-    bool capture, contexts, collective;
+    bool capture, cig, contexts, collective;
     uint64_t busy, kernels, *busy_by_ms;
 };
 
@@ -84,6 +85,8 @@ struct process {
     __typeof__(&cuLaunchKernel) launch;
     __typeof__(&cuStreamBeginCapture_v2) begin_capture;
     __typeof__(&cuStreamEndCapture) end_capture;
+    __typeof__(&cuStreamBeginCaptureToCig) begin_cig;
+    __typeof__(&cuStreamEndCaptureToCig) end_cig;
     void (*context_ended)(const void *, int);
     void (*waits_for)(void *, bool);
     uint64_t changed; /* the length of the launch that is being made, where its function does not say it; 0: it does */
@@ -404,6 +407,16 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
     return CUDA_SUCCESS;
 }
 
+static CUresult begin_cig(CUstream stream, CUstreamCigCaptureParams *parameters) {
+    (void)parameters;
+    return begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+static CUresult end_cig(CUstream stream) {
+    CUgraph graph;
+    return end_capture(stream, &graph);
+}
+
 /* The function's address says how long it takes, at first. */
 static CUresult launch(FGPU_LAUNCH_PARAMETERS, void **extra) {
     (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared;
@@ -432,7 +445,10 @@ static void launch_one(struct process *process, uint64_t length, unsigned stream
 
 static void capture_some(struct process *process) {
     CUgraph graph;
-    process->begin_capture((CUstream)0x1000, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    if (process->tenant->cig)
+        process->begin_cig((CUstream)0x1000, NULL);
+    else
+        process->begin_capture((CUstream)0x1000, CU_STREAM_CAPTURE_MODE_GLOBAL);
     uint64_t before = now;
     if (process->end_capture((CUstream)0x1000, NULL) == CUDA_SUCCESS)
         fail("a capture is ended where the driver did not");
@@ -441,7 +457,10 @@ static void capture_some(struct process *process) {
     if (now - before > 100 * (process->tenant->host + 2 * US))
         fail("a captured launch waits");
     launch_one(process, process->tenant->kernel, 1); /* into a stream that is not captured */
-    process->end_capture((CUstream)0x1000, &graph);
+    if (process->tenant->cig)
+        process->end_cig((CUstream)0x1000);
+    else
+        process->end_capture((CUstream)0x1000, &graph);
 }
 
 /* The context ends with its events, and the next one has the same handle: so it is when a program resets its device. */
@@ -463,12 +482,12 @@ static void program(void) {
         bool waits = tenant->wait_each != 0 && n % tenant->wait_each == tenant->wait_each - 1;
         if (waits)
             for (unsigned stream = 0; stream < tenant->streams; stream++)
-                if (process->waits_for) process->waits_for((CUstream)(uintptr_t)(0x1000 + 16 * stream), false);
+                process->waits_for((CUstream)(uintptr_t)(0x1000 + 16 * stream), false);
         if (waits || (tenant->poll_each != 0 && n % tenant->poll_each == tenant->poll_each - 1))
             wait_for_device();
         if (tenant->idle != 0 && n % tenant->burst == tenant->burst - 1)
             yield_until(now + tenant->idle + random_below(tenant->idle));
-        if (tenant->capture && n % 20 == 19)
+        if ((tenant->capture || tenant->cig) && n % 20 == 19)
             capture_some(process);
         if (tenant->contexts && n % 50 == 49)
             renew_context(process);
@@ -549,6 +568,8 @@ static void add_tenant(char *text, const char *library) {
             tenant->poll_each = number;
         else if (strcmp(word, "capture") == 0)
             tenant->capture = number;
+        else if (strcmp(word, "cig") == 0)
+            tenant->cig = number;
         else if (strcmp(word, "contexts") == 0)
             tenant->contexts = number;
         else if (strcmp(word, "collective") == 0)
@@ -565,6 +586,8 @@ static void add_tenant(char *text, const char *library) {
         process->launch = (__typeof__(process->launch))dlsym(copy, "cuLaunchKernel");
         process->begin_capture = (__typeof__(process->begin_capture))dlsym(copy, "cuStreamBeginCapture_v2");
         process->end_capture = (__typeof__(process->end_capture))dlsym(copy, "cuStreamEndCapture");
+        process->begin_cig = (__typeof__(process->begin_cig))dlsym(copy, "cuStreamBeginCaptureToCig");
+        process->end_cig = (__typeof__(process->end_cig))dlsym(copy, "cuStreamEndCaptureToCig");
         process->context_ended = (__typeof__(process->context_ended))dlsym(copy, "fgpu_throttle_context_ended");
         process->waits_for = (__typeof__(process->waits_for))dlsym(copy, "fgpu_wait_begins");
         struct thread *thread = &threads[thread_count++];
@@ -626,6 +649,8 @@ int main(int count, char **words) {
     fgpu_reals[FGPU_REAL_cuThreadExchangeStreamCaptureMode] = exchange_mode;
     fgpu_reals[FGPU_REAL_cuStreamBeginCapture_v2] = begin_capture;
     fgpu_reals[FGPU_REAL_cuStreamEndCapture] = end_capture;
+    fgpu_reals[FGPU_REAL_cuStreamBeginCaptureToCig] = begin_cig;
+    fgpu_reals[FGPU_REAL_cuStreamEndCaptureToCig] = end_cig;
     fgpu_reals[FGPU_REAL_cuLaunchKernel] = launch;
     if (count < 3)
         fail("usage: see the top of %s.c", words[0]);

@@ -125,7 +125,8 @@ def test_each_function_has_the_type_that_cuda_h_gives_it(tmp_path: Path) -> None
     declared = set(re.findall(r"redundant redeclaration of .(cu\w+)", twice))
     # cuda.h 13.3 has them all; an older one lacks the newest.
     newest = {"cuCtxCreate_v4", "cuMemGetDefaultMemPool", "cuMemGetMemPool", "cuMemSetMemPool"}
-    newest |= {"cuStreamBeginRecaptureToGraph", "cuStreamBeginRecaptureToGraph_ptsz"}
+    newest |= {"cuStreamBeginRecaptureToGraph", "cuStreamBeginRecaptureToGraph_ptsz", "cuGraphAddNode_v3"}
+    newest |= {f"cuStream{end}CaptureToCig{way}" for end in ("Begin", "End") for way in ("", "_ptsz")}
     elsewhere = {f"cu{display}CtxCreate{version}" for display in ("GL", "VDPAU") for version in ("", "_v2")}
     assert set(functions(CUDA_ABI)) - declared <= newest | elsewhere
 

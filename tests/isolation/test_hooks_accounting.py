@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sessionfolders import UUID, preloaded
+from simulatedmachine import Machine
 from test_hooks_paths import committed
 
 Run = Callable[..., str]
@@ -75,6 +76,28 @@ def test_a_refused_allocation_leaves_the_program_as_it_was(session_folder: Calla
         cuda.alloc(100)
         """,
     )
+
+
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_pitched_memory_beyond_the_limit_is_never_taken(
+    session_folder: Callable[..., Path], compile_c: Callable[..., Path], version: str
+) -> None:
+    """Rows of 16 bytes are 512 apart: 2 Mi of them, 32 MiB as asked for, are 1 GiB."""
+    folder = session_folder(devices=[(UUID, 128)])
+    run(
+        folder,
+        f"""
+        address, pitch = c_ulonglong(), c_size_t()
+        call = "cuMemAllocPitch{version}"
+        assert cuda.result(call, byref(address), byref(pitch), 16, 2 * MIB, 4) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 0
+        cuda.alloc(64)
+        assert cuda.result(call, byref(address), byref(pitch), 16, 128 * 1024, 4) == 0
+        assert (pitch.value, cuda.used_mib()) == (512, 128)
+        """,
+    )
+    (device,) = Machine(folder / "simulated", compile_c).entries()
+    assert device.peak == 128 << 20
 
 
 def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..., Path]) -> None:

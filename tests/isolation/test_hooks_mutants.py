@@ -159,6 +159,8 @@ PROGRAMS = {
     "freed('cuArrayDestroy', cuda.new('cuArray3DCreate_v2', byref(plane), kind=c_void_p))",
     "cuMipmappedArrayDestroy": "plane.width = 1024\n"
     "freed('cuMipmappedArrayDestroy', cuda.new('cuMipmappedArrayCreate', byref(plane), 1, kind=c_void_p))",
+    "cuGraphAddNode_v3": NODE
+    + "assert cuda.result('cuGraphAddNode_v3', byref(c_void_p()), graph, None, None, 0, byref(node)) == 2",
     "cuGraphAddMemAllocNode": OVER_GRAPH + LAUNCHED,
     "cuGraphAddNode": NODE
     + "assert cuda.result('cuGraphAddNode', byref(c_void_p()), graph, None, 0, byref(node)) == 2",
@@ -277,6 +279,10 @@ ELSEWHERE = {
             "cuStreamBeginCaptureToGraph_ptsz",
             "cuStreamBeginRecaptureToGraph",
             "cuStreamBeginRecaptureToGraph_ptsz",
+            "cuStreamBeginCaptureToCig",
+            "cuStreamBeginCaptureToCig_ptsz",
+            "cuStreamEndCaptureToCig",
+            "cuStreamEndCaptureToCig_ptsz",
             "cuStreamEndCapture",
             "cuStreamEndCapture_ptsz",
         ]
