@@ -10,7 +10,7 @@ from fgpuspawner.isolation.native import Native, install_machine_libraries
 
 LEDGER = "ledger"
 WRITTEN_BY_SESSIONS = (LEDGER, "log")
-IN_CONTAINERS = ("machine", "libcuda.so.1", "libnvidia-ml.so.1", LEDGER)
+IN_CONTAINERS = ("machine", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", LEDGER)
 """What a container has of it; the ledger is the only one that it can write."""
 MOST_DEVICES = 16
 CONTEXT_MIB = 0

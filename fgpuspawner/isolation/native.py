@@ -6,7 +6,7 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-from fgpuspawner.isolation.files import copy_whole, make_folder, write_whole
+from fgpuspawner.isolation.files import copy_whole, link, make_folder, write_whole
 
 FOLDER = Path(__file__).parent.parent / "native"
 CHECKOUT = Path(__file__).parents[2] / "labextension" / "jupyterlab_fgpu"
@@ -114,6 +114,9 @@ def install_machine_libraries(native: Native, folder: Path) -> None:
     """Copy the simulated driver into a machine's folder: a link would lead nowhere inside a container."""
     for name, source in native.simulated.items():
         copy_whole(source, folder / name, mode=0o755)
+    # Some programs look for the driver by the name that a real one's packages have too: Taichi takes the CPU without.
+    if not (folder / "libcuda.so").is_symlink():
+        link(folder / "libcuda.so", Path("libcuda.so.1"))
 
 
 def mapped_as(path: Path) -> tuple[str, int]:

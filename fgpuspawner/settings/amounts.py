@@ -6,7 +6,7 @@ import fnmatch
 
 from traitlets import Dict, Float, Integer, Unicode, Union
 
-from fgpu_scheduler import MIN_MEMORY_MIB, MIN_TIME_LIMIT_S, BadSettings, Caps, format_milli
+from fgpu_scheduler import MAX_SHARES, MIN_MEMORY_MIB, MIN_TIME_LIMIT_S, BadSettings, Caps, format_milli
 from fgpuspawner.settings.traits import TIME_REMEDY, Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
@@ -23,6 +23,12 @@ class AmountSettings(Settings):
     """Unit: how many fGPU one GPU is worth. With 5, 1 fGPU is 0.2 GPU.
 
     May differ between models: a dict from a pattern of the model's name to a number, with "*" for the rest.
+    """
+    max_shares_per_gpu = Integer(MAX_SHARES, min=1, max=100).tag(example="8")
+    """Sessions that may share one GPU at most, 1 to 100; 1: no GPU is shared.
+
+    Each needs a CUDA context of its own, some hundred MiB on today's GPUs. With fewer than run now, those go on and no
+    more are started there.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')
     """Step in which users choose fGPU, in the form and through the API."""

@@ -177,7 +177,14 @@ class ClusterSettings(AmountSettings):
             state=NodeState.LOST if machine is None else NodeState.READY,
             devices=tuple(
                 Device(
-                    d.uuid, name, d.index, d.model, d.memory_mib, self.capacity_milli(d.model), d.simulated
+                    d.uuid,
+                    name,
+                    d.index,
+                    d.model,
+                    d.memory_mib,
+                    self.capacity_milli(d.model),
+                    d.simulated,
+                    self.max_shares_per_gpu,
                 )
                 for d in gpus_of(spec, machine)
             ),

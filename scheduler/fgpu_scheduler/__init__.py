@@ -19,6 +19,7 @@ from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forec
 from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, LIVE, MOVED_BY, SERVING
 from fgpu_scheduler.core.model import (
+    MAX_SHARES,
     Device,
     EndCause,
     Node,

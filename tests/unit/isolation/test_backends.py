@@ -321,6 +321,7 @@ def test_a_simulated_device_comes_with_its_driver_and_nvidia_smi(prepare: Prepar
     assert set(found) - LIBFGPU == {
         "/run/fgpu/simulated/machine",
         "/run/fgpu/simulated/libcuda.so.1",
+        "/run/fgpu/simulated/libcuda.so",
         "/run/fgpu/simulated/libnvidia-ml.so.1",
         "/run/fgpu/simulated/ledger",
         "/usr/local/bin/nvidia-smi",

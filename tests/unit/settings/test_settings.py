@@ -420,6 +420,8 @@ def node(**keys: Any) -> dict[str, Any]:
             "c.FGPU.default_memory_mib is 1; it must be at least 128, or 0 to leave it open",
         ),
         ({"max_sessions": 0}, "c.FGPU.max_sessions is 0; it must be at least 1"),
+        ({"max_shares_per_gpu": 0}, "c.FGPU.max_shares_per_gpu is 0; it must be between 1 and 100"),
+        ({"max_shares_per_gpu": 101}, "c.FGPU.max_shares_per_gpu is 101; it must be between 1 and 100"),
         ({"max_pending_per_user": 0}, "c.FGPU.max_pending_per_user is 0; it must be at least 1"),
         # Times and ports.
         ({"queue_timeout_s": 0}, "c.FGPU.queue_timeout_s is 0; it must be at least 1 second"),
@@ -550,6 +552,12 @@ def test_configured_nodes_become_nodes_with_exact_amounts() -> None:
         ("GPU-simulated-a-1", 1, 8192, 2000, True),
         ("GPU-simulated-b-0", 0, 16160, 5000, True),
     ]
+
+
+@pytest.mark.parametrize(("given", "shares"), [({}, 20), ({"max_shares_per_gpu": 4}, 4)])
+def test_so_many_sessions_may_share_each_gpu(given: dict[str, int], shares: int) -> None:
+    nodes = made(nodes=TWO_NODES, groups=TWO_GROUPS, **given).discover_nodes()
+    assert {device.max_shares for node in nodes for device in node.devices} == {shares}
 
 
 def test_a_fraction_of_a_core_is_exact() -> None:
