@@ -120,7 +120,7 @@ static CUresult create_space(__typeof__(&cuArray3DCreate_v2) real, CUarray *arra
                              const CUDA_ARRAY3D_DESCRIPTOR *description) {
     struct fgpu_holding claim;
     return fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(description, 1))
-               ? end(&claim, array, real(array, description))
+               ? end(&claim, array, FGPU_TAKE(real(array, description)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -131,8 +131,9 @@ static CUresult create_space_v1(__typeof__(&cuArray3DCreate) real, CUarray *arra
     if (narrow != NULL)
         wide = (CUDA_ARRAY3D_DESCRIPTOR){narrow->Width,  narrow->Height,      narrow->Depth,
                                          narrow->Format, narrow->NumChannels, narrow->Flags};
-    return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&wide, 1)) ? end(&claim, array, real(array, narrow))
-                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
+    return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&wide, 1))
+               ? end(&claim, array, FGPU_TAKE(real(array, narrow)))
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult create_plane(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
@@ -145,7 +146,7 @@ static CUresult create_plane(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
                                           .Format = description->Format,
                                           .NumChannels = description->NumChannels};
     return fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(&whole, 1))
-               ? end(&claim, array, real(array, description))
+               ? end(&claim, array, FGPU_TAKE(real(array, description)))
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -158,8 +159,9 @@ static CUresult create_plane_v1(__typeof__(&cuArrayCreate) real, CUarray *array,
                                           .Height = narrow->Height,
                                           .Format = narrow->Format,
                                           .NumChannels = narrow->NumChannels};
-    return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&whole, 1)) ? end(&claim, array, real(array, narrow))
-                                                                             : CUDA_ERROR_OUT_OF_MEMORY;
+    return fgpu_begin_claim(&claim, narrow == NULL ? 0 : size_of(&whole, 1))
+               ? end(&claim, array, FGPU_TAKE(real(array, narrow)))
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult create_mipmapped(__typeof__(&cuMipmappedArrayCreate) real, CUmipmappedArray *array,
@@ -167,7 +169,7 @@ static CUresult create_mipmapped(__typeof__(&cuMipmappedArrayCreate) real, CUmip
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, description == NULL ? 0 : size_of(description, levels)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(array, description, levels);
+    CUresult result = FGPU_TAKE(real(array, description, levels));
     if (fgpu_end_claim(&claim, result == CUDA_SUCCESS ? key_of(*array) : 0, &result))
         DRIVER(cuMipmappedArrayDestroy)(*array);
     return result;

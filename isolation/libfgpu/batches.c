@@ -289,8 +289,8 @@ void batches_close(struct context *context, struct stream *stream, uint64_t now)
 /* The stream is idle, so the device may be at somebody else's work: an event says when it comes to ours. */
 static void open_batch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
     batches_settle(context, now);
-    stream->open = (struct batch){.stream = (unsigned)(stream - context->streams), .first_at = now, .kind = kind, .key = kind->key,
-                                  .known = true};
+    stream->open = (struct batch){.stream = (unsigned)(stream - context->streams), .first_at = now, .kind = kind,
+                                  .key = kind->key, .known = true};
     if (stream->closed == 0)
         sentinel_record(&context->sentinels, &stream->open.start, stream->handle);
 }

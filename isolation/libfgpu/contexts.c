@@ -195,7 +195,7 @@ static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *co
     fgpu_see_primary(device);
     bool claims = becomes_charged(device);
     bool claimed = claims && fgpu_claim(device, size_on(device));
-    CUresult result = !claims || claimed ? real(context, ordinal) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = !claims || claimed ? FGPU_TAKE(real(context, ordinal)) : CUDA_ERROR_OUT_OF_MEMORY;
     if (claims && result != CUDA_SUCCESS)
         is_not_charged(device, claimed);
     pthread_mutex_unlock(&lock);

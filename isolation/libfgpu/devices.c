@@ -1,10 +1,14 @@
 /* Which of the limits' devices a CUDA device is, and claims of its memory. */
+#include "clock.h"
 #include "parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define ORDINALS 64
+#define TRIES 100 /* of PAUSE_NS each: half a second */
+#define PAUSE_NS UINT64_C(5000000)
+#define IN_VAIN_NS UINT64_C(10000000000) /* so long it is not waited for again */
 
 /* ---- Names ---- */
 
@@ -183,6 +187,19 @@ static __attribute__((noinline)) bool claim_after_settling(int device, uint64_t 
         verdict = fgpu_reserve(device, bytes, limit);
     }
     return verdict == FGPU_GRANTED;
+}
+
+bool fgpu_take_again(unsigned tries) {
+    static _Atomic(uint64_t) in_vain_at;
+    uint64_t now = fgpu_now(), last = atomic_load(&in_vain_at);
+    if (tries == 0 && last != 0 && now < last + IN_VAIN_NS)
+        return false;
+    if (tries == TRIES) {
+        atomic_store(&in_vain_at, now);
+        return false;
+    }
+    fgpu_sleep_until(now + PAUSE_NS);
+    return true;
 }
 
 bool fgpu_claim(int device, uint64_t bytes) {

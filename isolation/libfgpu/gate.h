@@ -20,7 +20,22 @@
  * (sT + (1-s)sP is the most slot time that an interval of T can contain; F = GATE_IN_FLIGHT_NS is what may be in flight
  * with wrong expectations), and for at least sT - (1 - s)sP - c - NE - L if nobody else's work was in its slots, where L
  * is what the host's lateness in waking it up wasted (beyond what the account makes up for). So over T the share is off by
- * at most (NE + 2sP + F) / T, and in the long run by nothing. A neighbour with kernels of length E' begins its last one
+ * at most (NE + 2sP + F) / T, and in the long run by nothing.
+ *
+ * Lengths that cannot be foretold. That of a kind's first launch is not known, nor those of a kind whose launches take
+ * now short, now long. Until the first long one has ended, more are in flight than the account would allow; let it be U
+ * launches of length E that were made as if they were short, and k more that were let through because they waited in
+ * vain (throttle.c), after P, 2P, 4P, ... So the bound has
+ *
+ *     N (U + k) E in place of NE, with k <= log2(1 + E / P)
+ *
+ * U is 1 for a kind's first launch. Of a kind that is known to change, GATE_MOST_SENTINELS launches are in flight at most,
+ * each with a sentinel of its own; U is how many of them are long. Of one that is not yet known to, it is what fits
+ * GATE_IN_FLIGHT_NS as expected: once. All of this is paid for when it has ended, or earlier: what is in flight for longer
+ * than expected is charged while it runs. So in the long run the share is off by nothing here too, unless more than
+ * ACCOUNT_MOST_OWED_NS is owed at once.
+ *
+ * A neighbour with kernels of length E' begins its last one
  * inside its own slot and may be in the way for E' at most, which its own account then has to make good. */
 #ifndef FGPU_GATE_H
 #define FGPU_GATE_H

@@ -177,19 +177,25 @@
 
 #define FGPU_CONTEXT_HOOKS(HOOK) \
     HOOK(CUDA, cuCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v3, \
          (CUcontext *context, CUexecAffinityParam *affinities, int count, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, affinities, count, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, affinities, count, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuCtxCreate_v4, \
          (CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, parameters, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, parameters, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuGLCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuGLCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), \
-         may_create(device) ? created(context, device, real(context, flags, device)) : CUDA_ERROR_OUT_OF_MEMORY) \
+         may_create(device) ? created(context, device, FGPU_TAKE(real(context, flags, device))) \
+                            : CUDA_ERROR_OUT_OF_MEMORY) \
     HOOK(CUDA, cuVDPAUCtxCreate, \
          (CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *lookup), \
          may_create(device) ? created(context, device, real(context, flags, device, display, lookup)) \

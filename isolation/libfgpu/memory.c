@@ -92,14 +92,15 @@ static inline CUresult end(const struct fgpu_holding *claim, const CUdeviceptr *
 
 static inline CUresult allocate(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *address, size_t bytes) {
     struct fgpu_holding claim;
-    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, real(address, bytes)) : CUDA_ERROR_OUT_OF_MEMORY;
+    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_TAKE(real(address, bytes)))
+                                           : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult allocate_v1(__typeof__(&cuMemAlloc) real, CUdeviceptr_v1 *address, unsigned int bytes) {
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(address, bytes);
+    CUresult result = FGPU_TAKE(real(address, bytes));
     CUdeviceptr wide = result == CUDA_SUCCESS ? *address : 0;
     return end(&claim, &wide, result);
 }
@@ -113,7 +114,8 @@ static CUresult allocate_managed(__typeof__(&cuMemAllocManaged) real, CUdevicept
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     struct fgpu_holding claim; /* for managed memory that is attached to the host too: it may move to the device */
-    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, real(address, bytes, flags)) : CUDA_ERROR_OUT_OF_MEMORY;
+    return fgpu_begin_claim(&claim, bytes) ? end(&claim, address, FGPU_TAKE(real(address, bytes, flags)))
+                                           : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 #define USUAL_PITCH 512 /* of every driver that is known */
@@ -147,7 +149,7 @@ static CUresult allocate_pitched(__typeof__(&cuMemAllocPitch_v2) real, CUdevicep
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(address, pitch, width, height, element);
+    CUresult result = FGPU_TAKE(real(address, pitch, width, height, element));
     return end_pitched(&claim, address, result == CUDA_SUCCESS ? fgpu_product(*pitch, height) : 0, result);
 }
 
@@ -156,7 +158,7 @@ static CUresult allocate_pitched_v1(__typeof__(&cuMemAllocPitch) real, CUdevicep
     struct fgpu_holding claim;
     if (!fgpu_begin_claim(&claim, pitched(width, height)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(address, pitch, width, height, element);
+    CUresult result = FGPU_TAKE(real(address, pitch, width, height, element));
     CUdeviceptr wide = result == CUDA_SUCCESS ? *address : 0;
     return end_pitched(&claim, &wide, result == CUDA_SUCCESS ? fgpu_product(*pitch, height) : 0, result);
 }

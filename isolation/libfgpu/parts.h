@@ -45,6 +45,19 @@ bool fgpu_claim(int device, uint64_t bytes);
 /* Charges what the driver has changed by itself: before a report, and before a refusal. */
 void fgpu_settle(int device);
 
+/* `call`, which takes what was claimed, and again for half a second while the driver has no memory for it: a process that
+ * was killed leaves its slot as soon as its address space is gone, and the driver's memory a moment later. */
+#define FGPU_TAKE(call) \
+    ({ \
+        CUresult taken = (call); \
+        for (unsigned tries = 0; __builtin_expect(taken == CUDA_ERROR_OUT_OF_MEMORY, 0) && fgpu_take_again(tries); tries++) \
+            taken = (call); \
+        taken; \
+    })
+
+/* Waits a little; false if it was tried often enough, or lately in vain. */
+bool fgpu_take_again(unsigned tries);
+
 /* Has pools and graphs give back what they hold in reserve. */
 void fgpu_trim(int device);
 

@@ -69,7 +69,7 @@ static CUresult create_claimed(__typeof__(&cuMemCreate) real, CUmemGenericAlloca
         return CUDA_ERROR_OUT_OF_MEMORY;
     *allocation = (struct allocation){.bytes = bytes, .device = device};
     pthread_mutex_lock(&lock);
-    CUresult result = real(handle, bytes, properties, flags);
+    CUresult result = FGPU_TAKE(real(handle, bytes, properties, flags));
     if (result == CUDA_SUCCESS && (device < 0 || !add_handle(*handle, allocation))) {
         DRIVER(cuMemRelease)(*handle);
         result = CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,7 +1,8 @@
 /* A driver whose pool does what the simulated one does not: memory that was freed in the order of a stream serves the next
  * allocation at once, but goes back to the device only after the stream was waited for, whatever trims the pool. It grows
  * by STEP. With PIECES, it grows by pieces as large as an allocation in STEPs, each of which serves one allocation at a
- * time and stays until the pool is trimmed. One device, one pool, one stream. */
+ * time and stays until the pool is trimmed. With LATE, it has no memory for so many plain allocations at first, as one that
+ * has not freed yet what a killed process held. One device, one pool, one stream. */
 #include "cuda_abi.h"
 
 #include <string.h>
@@ -106,7 +107,14 @@ static CUresult take_piece(CUdeviceptr *address, size_t bytes) {
 }
 #endif
 
+#ifndef LATE
+#define LATE 0
+#endif
+
 API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    static int asked;
+    if (asked++ < LATE)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     plain += bytes;
     return make(address, bytes);
 }

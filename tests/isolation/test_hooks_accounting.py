@@ -881,6 +881,19 @@ def ordered(session_folder: Callable[..., Path], compile_c: Callable[..., Path])
     return ordered
 
 
+def test_memory_that_the_driver_frees_a_moment_later_is_waited_for(ordered: Callable[..., Path]) -> None:
+    """So a restart after a kill meets no error."""
+    run(ordered("-DLATE=60"), "cuda.alloc(64); assert cuda.used_mib() == 64")
+    run(
+        ordered("-DLATE=1000"),
+        """
+        for _ in range(2):
+            assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 64 * MIB) == OUT_OF_MEMORY
+        assert cuda.used_mib() == 0
+        """,
+    )
+
+
 def test_what_is_freed_in_order_serves_again_before_it_is_given_back(ordered: Callable[..., Path]) -> None:
     run(
         ordered(),
