@@ -173,7 +173,15 @@ def test_kernels_of_seconds_get_their_share(world: World, kernel_us: int, progra
         assert above <= processes * unforeseen_bound_ms(kernel_us, 1)
 
 
-CHANGING = [(5, 5000), (5, 20_000), (20, 20_000), (20, 100_000), (20, 1_000_000), (20, 5_000_000), (100, 20_000)]
+CHANGING = [
+    (5, 5000),
+    (5, 20_000),
+    (20, 20_000),
+    (20, 100_000),
+    (20, 1_000_000),
+    (20, 5_000_000),
+    (100, 20_000),
+]
 """Of a function whose launches take 10 us, each so many-th takes so long."""
 
 
@@ -187,7 +195,9 @@ def test_a_function_whose_launches_take_now_short_now_long(
     text = f"slots=0-25,kernel_us=10,change_us={change_us},every={every},{program}"
     (only,) = world(text, seconds=1200 if change_us >= 1_000_000 else 120).tenants
     assert 20 < only.share < 25.5
-    if program != "host_us=2":  # 4 ms of work, as expected, may be 400 launches before the first has shown its length
+    if (
+        program != "host_us=2"
+    ):  # 4 ms of work, as expected, may be 400 launches before the first has shown its length
         launches = 1 + math.ceil(30 / every)
         assert all(above <= unforeseen_bound_ms(change_us, launches) for _, above in only.off_ms.values())
 
