@@ -13,6 +13,7 @@ from fgpu_scheduler import FGPUError, format_milli
 from fgpuspawner.engines.kubernetes import inventory
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease
+from fgpuspawner.engines.kubernetes.kept import node_kept
 from fgpuspawner.engines.kubernetes.rights import Right, rights_of
 from fgpuspawner.engines.kubernetes.sample import sample_pod
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -212,11 +213,13 @@ class _Check:
 
     async def _nodes(self) -> list[Finding]:
         try:
-            nodes = list((await self._api.ask("GET", "/api/v1/nodes")).get("items") or ())
-            pods = list((await self._api.ask("GET", "/api/v1/pods")).get("items") or ())
+            nodes = await self._api.listed("/api/v1/nodes", keep=node_kept)
+            taken = await self._api.listed(
+                "/api/v1/pods", keep=lambda pod: inventory.taken(pod, self._dialect, NOBODY)
+            )
         except Refused as e:
             return [Finding(Grade.FAIL, f"nodes cannot be seen: {e}")]
-        others = inventory.by_node(pods)
+        others = inventory.by_node(taken)
         ours = [node for node in nodes if inventory.is_ours(node, self._settings.node_ids())]
         named = [node["metadata"]["name"] for node in nodes]
         missing = [name for name in self._settings.node_ids() if name not in named]
@@ -230,10 +233,11 @@ class _Check:
             return [*found, Finding(Grade.FAIL, f"{words}: {line}")]
         return [*found, *(self._node(node, others.get(node["metadata"]["name"], [])) for node in ours)]
 
-    def _node(self, node: Manifest, others: Sequence[Manifest]) -> Finding:
+    def _node(self, node: Manifest, others: Sequence[inventory.Taken]) -> Finding:
         name = node["metadata"]["name"]
         try:
-            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=others), owner=NOBODY)
+            pods = [one.pod for one in others if one.pod is not None]
+            machine = inventory.machine_of(node, others, self._dialect, Beside(pods=pods))
         except ValueError as e:
             return Finding(Grade.FAIL, f"node {name}: {e}")
         if machine is None:

@@ -29,7 +29,8 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
-from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL
+from fgpuspawner.engines.kubernetes.dialects.base import name_of
+from fgpuspawner.engines.kubernetes.kept import node_kept, own_kept
 from fgpuspawner.engines.kubernetes.leases import Leases
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.engines.kubernetes.pods import CONTAINER, PodOptions, made, owned
@@ -47,8 +48,11 @@ UNBOUND_FOR_S = 30.0
 UNREADY_FOR_S = 10.0
 GONE_WITHIN_S = 45.0
 """Beyond a pod's own time to end: how long its node may take to say that it has."""
-NOT_OVER = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
+BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="),)
 LOOK_EVERY_S = 0.5
+FEW = 20
+"""Of so many pods that were not heard of yet each is asked for; of more, all that there are."""
+UNTOLD = "what the cluster's nodes have cannot be told"
 NOT_ASKED = "the drivers of a cluster's nodes are not asked"
 """They see processes by their numbers on the node, which the Hub cannot follow into pods."""
 KILLED_WITHIN_S = 5.0
@@ -91,8 +95,9 @@ class KubernetesEngine(Engine):
         self._owner = inventory.Owner(installation.id, namespace)
         self._silent = Failures(log, "What runs in the cluster cannot be seen now")
         self._api = Api(configuration)
-        self._pods: Mirror | None = None
-        self._nodes: Mirror | None = None
+        self._pods: Mirror[Manifest] | None = None
+        self._nodes: Mirror[Manifest] | None = None
+        self._others: Mirror[inventory.Taken] | None = None
         self._dialect = dialect
         self._lease_image = lease_image
         self._leases: Leases | None = None
@@ -110,40 +115,59 @@ class KubernetesEngine(Engine):
             EngineSilent: the cluster does not say.
         """
 
-        async def ask() -> Mapping[str, Machine | None]:
-            api = Api(self._configuration)
-            try:
-                return await self._machines(api)
-            finally:
-                await api.close()
-
+        nodes, others = self._nodes, self._others
         try:
-            return at_once(ask)
-        except (Refused, ValueError) as e:
-            raise EngineSilent(f"what the cluster's nodes have cannot be told: {e}") from e
+            if nodes is None or others is None or not (nodes.listed and others.listed):
+                return at_once(self._asked_for_machines)
+            trouble = nodes.trouble or others.trouble
+            if trouble is not None:
+                raise EngineSilent(f"{UNTOLD}: {trouble}")
+            slices = at_once(self._slices)
+        except Refused as e:
+            raise EngineSilent(f"{UNTOLD}: {e}") from e
+        # The event loop changes them meanwhile.
+        return self._machines(list(nodes.found.values()), list(others.found.values()), slices)
 
-    async def _machines(self, api: Api) -> Mapping[str, Machine | None]:
-        nodes = await _listed(api, f"{self._core}/nodes")
-        on = inventory.by_node(await _listed(api, f"{self._core}/pods", NOT_OVER))
-        slices = await _listed(api, SLICES) if self._dialect.name == "dra" else []
+    async def _asked_for_machines(self) -> Mapping[str, Machine | None]:
+        """Ask the cluster itself, as long as it is not followed."""
+        api = Api(self._configuration)
+        try:
+            nodes = await api.listed(f"{self._core}/nodes", keep=node_kept)
+            others = await api.listed(f"{self._core}/pods", BOUND, keep=self._taken)
+        finally:
+            await api.close()
+        return self._machines(nodes, others, await self._slices())
+
+    async def _slices(self) -> list[Manifest]:
+        if self._dialect.name != "dra":
+            return []
+        api = Api(self._configuration)
+        try:
+            return await api.listed(SLICES, keep=dict)
+        finally:
+            await api.close()
+
+    def _taken(self, pod: Manifest) -> inventory.Taken | None:
+        return inventory.taken(pod, self._dialect, self._owner)
+
+    def _machines(
+        self, nodes: Sequence[Manifest], others: Sequence[inventory.Taken], slices: Sequence[Manifest]
+    ) -> Mapping[str, Machine | None]:
         named = self._installation.settings.node_ids()
-        found: dict[str, Machine | None] = {}
-        for node in nodes:
-            name = node["metadata"]["name"]
-            if inventory.is_ours(node, named):
-                found[name] = self._machine(node, on.get(name, []), slices)
-        return found
+        on = inventory.by_node(others)
+        ours = {name_of(node): node for node in nodes if inventory.is_ours(node, named)}
+        return {name: self._machine(node, on.get(name, []), slices) for name, node in ours.items()}
 
     def _machine(
-        self, node: Manifest, pods: Sequence[Manifest], slices: Sequence[Manifest]
+        self, node: Manifest, others: Sequence[inventory.Taken], slices: Sequence[Manifest]
     ) -> Machine | None:
         """Return what a node has; None also where that cannot be read, and then it stays as it was."""
-        leased = [pod for pod in pods if self._owner.has(pod, LEASE_LABEL)]
+        leased = [one.pod for one in others if one.lease and one.pod is not None]
         # Before the first lease has been asked the GPUs of its node are not known.
         counted, told = (leased, {}) if self._leases is None else self._leases.counting(leased)
         beside = Beside(pods=counted, slices=slices, told=told)
         try:
-            return inventory.machine_of(node, pods, self._dialect, beside, owner=self._owner)
+            return inventory.machine_of(node, others, self._dialect, beside)
         except ValueError as e:
             log.error("What node %s has cannot be read: %s", node["metadata"]["name"], e)
             return None
@@ -151,12 +175,22 @@ class KubernetesEngine(Engine):
     def open(self, hub: HubSide) -> None:
         """Begin to follow pods and nodes."""
         self._pods = Mirror(
-            self._api, f"{self._own}/pods", self._marked, what="pods", changed=self._pod_changed
+            self._api,
+            f"{self._own}/pods",
+            self._marked,
+            what="pods",
+            keep=own_kept,
+            changed=self._pod_changed,
         )
-        self._nodes = Mirror(self._api, f"{self._core}/nodes", what="nodes", changed=self._node_changed)
+        self._nodes = Mirror(
+            self._api, f"{self._core}/nodes", what="nodes", keep=node_kept, changed=self._node_changed
+        )
+        self._others = Mirror(
+            self._api, f"{self._core}/pods", BOUND, what="other pods", keep=self._taken, everywhere=True
+        )
         self._nodes_changed = hub.nodes_changed
         self._queue = hub.queue
-        followed = [self._pods, self._nodes]
+        followed: list[Mirror[Any]] = [self._pods, self._nodes, self._others]
         if isinstance(self._dialect, Lease) and self._lease_image:
             self._leases = Leases(
                 self._api,
@@ -174,7 +208,7 @@ class KubernetesEngine(Engine):
             )
         hub.background.run(self._follow(followed), failed="The cluster is not followed any more")
 
-    async def _follow(self, mirrors: Sequence[Mirror]) -> None:
+    async def _follow(self, mirrors: Sequence[Mirror[Any]]) -> None:
         try:
             await asyncio.gather(*(mirror.follow() for mirror in mirrors))
         finally:
@@ -237,7 +271,7 @@ class KubernetesEngine(Engine):
 
     async def observe(self) -> Seen:
         try:
-            answer = await self._api.ask("GET", f"{self._own}/pods", query=self._marked)
+            pods = await self._there()
         except (EngineSilent, Refused) as e:
             self._answers = False
             self._silent.failed(e)
@@ -246,7 +280,7 @@ class KubernetesEngine(Engine):
         self._silent.worked()
         now = time.monotonic()
         self._forgotten = {name: own for name, own in self._forgotten.items() if own[1] > now}
-        pods = [*(answer.get("items") or ()), *(pod for pod, _ in self._forgotten.values())]
+        pods += [pod for pod, _ in self._forgotten.values()]
         things = [one for pod in pods if (one := self._observed(pod)) is not None]
         nodes = {} if self._nodes is None else self._nodes.found
         named = self._installation.settings.node_ids()
@@ -254,6 +288,24 @@ class KubernetesEngine(Engine):
         ready = [name for name, node in ours.items() if inventory.is_ready(node)]
         late = await self._late(ready)
         return Seen(things, [name for name in ready if name not in late], tuple(late))
+
+    async def _there(self) -> list[Manifest]:
+        """Return our pods, each that the cluster has at this moment.
+
+        Their names are asked for, as a few bytes tell them: shares are given away by what is there. What each of them
+        is, is known from following; of one that was not heard of yet it is asked.
+        """
+        assert self._pods is not None
+        path = f"{self._own}/pods"
+        names = await self._api.names(path, self._marked)
+        found = self._pods.found
+        unknown = names - found.keys()
+        if len(unknown) > FEW or self._pods.trouble is not None:
+            return await self._api.listed(path, self._marked, keep=own_kept)
+        asked = await asyncio.gather(*(self._asked_for(name) for name in unknown))
+        if None in asked:
+            raise EngineSilent("a pod of the cluster cannot be seen now")
+        return [*(found[name] for name in names & found.keys()), *(pod for pod in asked if pod)]
 
     def _is_forgotten(self, pod: Manifest) -> None:
         """Note that a pod is not in the API any more. One that somebody removed by force may run on for its grace."""
@@ -518,8 +570,3 @@ class KubernetesEngine(Engine):
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         raise EngineSilent(NOT_ASKED)
-
-
-async def _listed(api: Api, path: str, query: Sequence[tuple[str, str]] = ()) -> list[Manifest]:
-    """Return all objects at a path of the API."""
-    return list((await api.ask("GET", path, query=query)).get("items") or ())

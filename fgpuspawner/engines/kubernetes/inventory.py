@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,6 +14,7 @@ from fgpuspawner.engines import marks
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, NotKnown
 from fgpuspawner.engines.kubernetes.dialects.base import GPU_TAINT, Manifest, label
 from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL
+from fgpuspawner.engines.kubernetes.kept import OTHERS_POD, kept
 from fgpuspawner.engines.kubernetes.quantity import MIB, quantity
 from fgpuspawner.settings.nodes import Machine
 
@@ -73,16 +75,6 @@ def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
     return {name: quantity(amount) for name, amount in asked.items()}
 
 
-def by_node(pods: Iterable[Manifest]) -> dict[str, list[Manifest]]:
-    """Return the pods that have not ended, by the node that they are bound to."""
-    found: dict[str, list[Manifest]] = {}
-    for pod in pods:
-        node = (pod.get("spec") or {}).get("nodeName")
-        if node and (pod.get("status") or {}).get("phase") not in OVER:
-            found.setdefault(node, []).append(pod)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Whose pods are ours: those of an installation in its namespace. Anybody may write the same label elsewhere."""
@@ -95,30 +87,74 @@ class Owner:
         return label(pod, mark) == self.installation and pod["metadata"].get("namespace") == self.namespace
 
 
-def machine_of(
-    node: Manifest, pods: Sequence[Manifest], dialect: Dialect, beside: Beside, *, owner: Owner
-) -> Machine | None:
-    """Return what a node has for sessions beyond what pods of others take of it; None for one that is not ready.
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one pod that is no session of ours takes of its node: all that is kept of the thousands that a cluster has.
 
-    ``pods`` are all that are bound to it.
+    ``trouble`` says why that cannot be read. ``pod`` is there of a ``lease`` of ours, and of one that may have part of
+    a GPU.
+    """
+
+    node: str
+    cpu: Decimal = Decimal(0)
+    memory: Decimal = Decimal(0)
+    trouble: str = ""
+    lease: bool = False
+    pod: Manifest | None = None
+
+
+def taken(pod: Manifest, dialect: Dialect, owner: Owner) -> Taken | None:
+    """Return what a pod takes of its node; None of a session of ours, and of one that has none or has ended."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    over = (pod.get("status") or {}).get("phase") in OVER
+    if not node or over or owner.has(pod, marks.INSTALLATION):
+        return None
+    node, lease = sys.intern(str(node)), owner.has(pod, LEASE_LABEL)
+    own = kept(pod, OTHERS_POD) if lease or _may_have_gpu(pod, dialect) else None
+    try:
+        amounts = taken_by(pod)
+    except ValueError as e:
+        return Taken(node, trouble=f"pod {pod['metadata']['name']}: {e}", lease=lease, pod=own)
+    nothing = Decimal(0)
+    return Taken(node, amounts.get("cpu", nothing), amounts.get("memory", nothing), lease=lease, pod=own)
+
+
+def _may_have_gpu(pod: Manifest, dialect: Dialect) -> bool:
+    try:
+        return bool(dialect.given(pod, Beside()))
+    except NotKnown:
+        # It asked for one; which, is said elsewhere, or later.
+        return True
+
+
+def by_node(found: Iterable[Taken]) -> dict[str, list[Taken]]:
+    """Return what is taken of each node."""
+    on: dict[str, list[Taken]] = {}
+    for one in found:
+        on.setdefault(one.node, []).append(one)
+    return on
+
+
+def machine_of(node: Manifest, others: Sequence[Taken], dialect: Dialect, beside: Beside) -> Machine | None:
+    """Return what a node has for sessions beyond what pods of ``others`` take of it; None for one that is not ready.
 
     Raises:
         ValueError: the node, or one of these pods, has an amount that cannot be read.
     """
     if not is_ready(node):
         return None
+    for one in others:
+        if one.trouble:
+            raise ValueError(one.trouble)
     has = (node.get("status") or {}).get("allocatable") or {}
-    others = [pod for pod in pods if not owner.has(pod, marks.INSTALLATION)]
-    taken = [taken_by(pod) for pod in others]
-    free = {
-        name: max(Decimal(0), quantity(has.get(name, "0")) - sum(t.get(name, Decimal(0)) for t in taken))
-        for name in ("cpu", "memory")
-    }
-    foreign = [pod for pod in others if not owner.has(pod, LEASE_LABEL)]
+    nothing = Decimal(0)
+    cpu = quantity(has.get("cpu", "0")) - sum((one.cpu for one in others), nothing)
+    memory = quantity(has.get("memory", "0")) - sum((one.memory for one in others), nothing)
+    foreign = [one.pod for one in others if one.pod is not None and not one.lease]
     devices, trouble = _devices(node, foreign, dialect, beside)
     return Machine(
-        int(1000 * free["cpu"]),
-        int(free["memory"]) // MIB,
+        int(1000 * max(nothing, cpu)),
+        int(max(nothing, memory)) // MIB,
         devices,
         trouble,
         label(node, GROUP),

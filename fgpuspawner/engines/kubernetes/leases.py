@@ -23,6 +23,7 @@ from fgpuspawner.engines.kubernetes.dialects import NotKnown
 from fgpuspawner.engines.kubernetes.dialects.base import label, name_of
 from fgpuspawner.engines.kubernetes.dialects.lease import ASK, LEASE_LABEL, Lease, told_by
 from fgpuspawner.engines.kubernetes.inventory import is_ready
+from fgpuspawner.engines.kubernetes.kept import own_kept
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 from fgpuspawner.engines.kubernetes.quantity import count
 
@@ -75,11 +76,12 @@ class Leases:
         self._offered: dict[str, tuple[str, str]] = {}
         self._failures = Failures(log, "GPUs cannot be leased now")
         self.wake = asyncio.Event()
-        self.mirror = Mirror(
+        self.mirror: Mirror[Manifest] = Mirror(
             api,
             pods,
             (("labelSelector", f"{LEASE_LABEL}={installation}"),),
             what="lease pods",
+            keep=own_kept,
             changed=self._changed,
         )
 

@@ -31,15 +31,15 @@ class Right:
 
 
 RIGHTS = (
-    # They are listed as well: by the right to list all pods, below.
-    Right("pods", ("get", "watch", "create", "delete"), "sessions, and pods that lease GPUs"),
+    # They are listed and watched as well: by the right to do so with all pods, below.
+    Right("pods", ("get", "create", "delete"), "sessions, and pods that lease GPUs"),
     # Who opens a channel needs "get"; from Kubernetes 1.35 on "create" as well.
     Right("pods/exec", ("get", "create"), "checking a session's limits from inside; which GPU a lease has"),
     Right("secrets", ("create",), "who a session is: its token is in no pod's text"),
     Right("persistentvolumeclaims", ("get", "create", "delete"), "homes"),
     Right("resourceclaims", ("create",), "a session's share of a GPU", group=DRA, dialect="dra"),
     Right("nodes", ("list", "watch"), "what machines there are, and how they are", everywhere=True),
-    Right("pods", ("list",), "what pods of others take of a machine", everywhere=True),
+    Right("pods", ("list", "watch"), "what pods of others take of a machine", everywhere=True),
     Right("resourceslices", ("list",), "which GPUs there are", group=DRA, everywhere=True, dialect="dra"),
 )
 

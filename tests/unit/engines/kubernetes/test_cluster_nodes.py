@@ -11,12 +11,15 @@ from fgpuspawner.engines.kubernetes.dialects import Beside, Lease
 from fgpuspawner.engines.kubernetes.inventory import (
     GROUP,
     Owner,
-    by_node,
+    Taken,
+    digest,
     is_closed,
     is_ours,
     machine_of,
+    taken,
     taken_by,
 )
+from fgpuspawner.engines.kubernetes.kept import node_kept
 from fgpuspawner.settings.nodes import Machine
 
 
@@ -32,7 +35,13 @@ OURS = Owner("lab", "jhub")
 
 
 def has(ready: dict[str, Any], others: list[dict[str, Any]], **beside: Any) -> Machine | None:
-    return machine_of(ready, others, LEASE, Beside(**beside), owner=OURS)
+    found = [one for pod in others if (one := taken(on(pod), LEASE, OURS)) is not None]
+    return machine_of(ready, found, LEASE, Beside(**beside))
+
+
+def on(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod, bound to the node."""
+    return {**pod, "spec": {"nodeName": "gpu1", **pod["spec"]}}
 
 
 def asks(*containers: dict[str, str], init: dict[str, str] | None = None) -> dict[str, Any]:
@@ -97,11 +106,47 @@ def lease(name: str, installation: str) -> dict[str, Any]:
 
 def test_what_has_ended_or_is_bound_nowhere_takes_nothing() -> None:
     def pod(name: str, phase: str = "Running") -> dict[str, Any]:
-        return {"metadata": {"name": name}, "spec": {"nodeName": "gpu1"}, "status": {"phase": phase}}
+        return {**on(asks({"cpu": "1"})), "metadata": {"name": name}, "status": {"phase": phase}}
 
-    waiting = {"metadata": {"name": "waiting"}, "spec": {}}
-    found = by_node([pod("one"), pod("done", "Succeeded"), pod("failed", "Failed"), waiting])
-    assert {name: [p["metadata"]["name"] for p in pods] for name, pods in found.items()} == {"gpu1": ["one"]}
+    waiting = {**asks({"cpu": "1"}), "metadata": {"name": "waiting"}}
+    pods = [pod("one"), pod("done", "Succeeded"), pod("failed", "Failed"), waiting]
+    assert [taken(p, LEASE, OURS) is not None for p in pods] == [True, False, False, False]
+
+
+def test_of_a_pod_that_has_no_gpu_nothing_is_kept_but_what_it_takes() -> None:
+    plain = on(asks({"cpu": "2", "memory": "1Gi"}))
+    assert taken(plain, LEASE, OURS) == Taken("gpu1", Decimal(2), Decimal(2**30))
+    plain["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1f"}]
+    found = taken(plain, LEASE, OURS)
+    assert found is not None
+    assert found.pod is not None
+
+
+def test_a_gpu_of_which_a_pod_of_others_has_part_is_not_offered() -> None:
+    own = lease("lease-0", "lab")
+    answer = {"lease-0": "0, GPU-1f, NVIDIA A100, 40960\n"}
+    theirs = asks({"cpu": "1"})
+    theirs["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1f"}]
+    found = has(node(cpu="8", memory="8Gi"), [own, theirs], pods=[own], told=answer)
+    assert found is not None
+    assert found.devices == ()
+
+
+def test_a_node_with_a_pod_whose_amounts_nobody_can_read_is_not_read_either() -> None:
+    with pytest.raises(ValueError, match="pod theirs: 'lots'"):
+        has(node(cpu="8", memory="8Gi"), [asks({"cpu": "lots"})])
+
+
+def test_what_is_kept_of_a_node_is_all_that_is_looked_at() -> None:
+    whole = node(cpu="8", memory="8Gi")
+    whole["metadata"] |= {"labels": {GROUP: "class"}, "managedFields": [{"manager": "kubelet"}]}
+    whole["spec"] = {"taints": [{"key": "team", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"}
+    whole["status"]["images"] = [{"names": ["a"], "sizeBytes": 1}]
+    own = node_kept(whole)
+    assert has(own, []) == has(whole, [])
+    assert digest(own) == digest(whole)
+    assert "images" not in own["status"]
+    assert "managedFields" not in own["metadata"]
 
 
 @pytest.mark.parametrize(("namespace", "free"), [("jhub", 8000), ("elsewhere", 6000)])

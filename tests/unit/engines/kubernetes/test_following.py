@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
+from apiserver import answering, followed, until
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import ConfigException
 
@@ -19,7 +18,6 @@ from fgpuspawner.engines.kubernetes.api import SAME, Api, Manifest, Refused
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
 PODS = "/api/v1/namespaces/lab/pods"
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def pod(name: str, version: int) -> dict[str, Any]:
@@ -28,42 +26,6 @@ def pod(name: str, version: int) -> dict[str, Any]:
 
 def listed(*pods: Manifest) -> web.Response:
     return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "100"}, "items": list(pods)})
-
-
-@contextlib.asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[Api]:
-    """A server that answers in a cluster's place, and how it is asked."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    api = Api(Configuration(host=f"http://127.0.0.1:{port}"))
-    try:
-        yield api
-    finally:
-        await api.close()
-        await runner.cleanup()
-
-
-@contextlib.asynccontextmanager
-async def followed(mirror: Mirror) -> AsyncIterator[None]:
-    task = asyncio.create_task(mirror.follow())
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not what():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("body", ["default backend - 404", '{"message": "no such cluster"}', "[]"])
@@ -123,7 +85,7 @@ async def test_following_goes_on_after_an_object_that_nobody_can_read() -> None:
         event = {"type": "ADDED", "object": {"metadata": {"resourceVersion": "101"}}}
         return web.Response(text=json.dumps(event) + "\n")
 
-    async with answering(cluster) as api, followed(Mirror(api, PODS, what="pods")):
+    async with answering(cluster) as api, followed(Mirror(api, PODS, what="pods", keep=dict)):
         await until(lambda: lists > 1)
 
 
@@ -139,7 +101,7 @@ async def test_following_goes_on_after_a_listener_that_fails() -> None:
         raise TypeError("an exit code that is none")
 
     async with answering(cluster) as api:
-        mirror = Mirror(api, PODS, what="pods", changed=changed)
+        mirror = Mirror(api, PODS, what="pods", keep=dict, changed=changed)
         async with followed(mirror):
             await until(lambda: lists > 1)
             assert mirror.found.keys() == {"first"}
@@ -157,7 +119,7 @@ async def test_an_api_that_ends_each_watch_at_once_is_asked_about_once_a_second(
         expired = {"kind": "Status", "code": code, "reason": "Expired", "message": "too old"}
         return web.Response(text=json.dumps({"type": "ERROR", "object": expired}) + "\n" if code else "")
 
-    async with answering(cluster) as api, followed(Mirror(api, PODS, what="pods")):
+    async with answering(cluster) as api, followed(Mirror(api, PODS, what="pods", keep=dict)):
         began = time.monotonic()
         await asyncio.sleep(1.5)
         took_s = time.monotonic() - began
@@ -184,7 +146,7 @@ async def test_who_waits_for_one_object_is_not_woken_by_others() -> None:
         return answer
 
     async with answering(cluster) as api:
-        mirror = Mirror(api, PODS, what="pods")
+        mirror = Mirror(api, PODS, what="pods", keep=dict)
         async with followed(mirror):
             await until(lambda: "mine" in mirror.found)
             waiting = asyncio.create_task(mirror.until_another("mine", 8))

@@ -1,0 +1,258 @@
+"""Of how much a large cluster is asked: pages, names alone, and nothing that is known from following it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from apiserver import answering, followed, until
+from kubernetes_asyncio.client import Configuration
+from traitlets.config import Config
+
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import EngineSilent, HubSide, Installation
+from fgpuspawner.engines.kubernetes import api as cluster_api
+from fgpuspawner.engines.kubernetes import engine as kubernetes_engine
+from fgpuspawner.engines.kubernetes.api import Api
+from fgpuspawner.engines.kubernetes.dialects import Lease
+from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.mirror import Mirror
+from fgpuspawner.images.model import Catalogue
+from fgpuspawner.settings import FGPU
+
+ID = "lab"
+OWN = "/api/v1/namespaces/jhub/pods"
+ALL = "/api/v1/pods"
+NODES = "/api/v1/nodes"
+
+
+def pod(name: str, *, namespace: str = "others", ours: bool = False) -> dict[str, Any]:
+    session = name.split("-")[2] if ours else "0"
+    labels = {"fgpu.installation": ID, "fgpu.session": session, "fgpu.attempt": "1"} if ours else {}
+    metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": {"fgpu.node": "gpu1"}}
+    asks = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
+    running = [{"name": "notebook", "state": {"running": {}}}]
+    return {
+        "metadata": metadata,
+        "spec": {"nodeName": "gpu1", "containers": [asks]},
+        "status": {"phase": "Running", "containerStatuses": running},
+    }
+
+
+def node(name: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"fgpu.group": "default"}},
+        "status": {
+            "allocatable": {"cpu": "64", "memory": "64Gi"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+@dataclass
+class Cluster:
+    """An API with so many objects, that pages as it is asked to, and counts what it is asked but for watches."""
+
+    has: dict[str, list[dict[str, Any]]]
+    tables: bool = True
+    forgets: int = 0
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path, query = request.path, request.query
+        kind = "watch" if "watch" in query else "table" if "includeObject" in query else "list"
+        if kind != "watch":
+            self.asked[path, kind] += 1
+        else:
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await self.gone.wait()
+            return stream
+        if path not in self.has:
+            found = {p["metadata"]["name"]: p for p in self.has[OWN]}.get(path.rpartition("/")[2])
+            if found is None:
+                said = {"kind": "Status", "reason": "NotFound", "message": "not found"}
+                return web.json_response(said, status=404)
+            return web.json_response({"kind": "Pod", **found})
+        start, limit = int(query.get("continue") or 0), int(query.get("limit") or 10**6)
+        if start and self.forgets:
+            self.forgets -= 1
+            said = {"kind": "Status", "reason": "Expired", "message": "the continue token is too old"}
+            return web.json_response(said, status=410)
+        items = self.has[path][start : start + limit]
+        more = start + limit < len(self.has[path])
+        metadata = {"resourceVersion": "7", "continue": str(start + limit) if more else ""}
+        if kind == "table" and self.tables:
+            columns = [{"name": "Status"}, {"name": "Name"}]
+            rows = [{"cells": ["Running", item["metadata"]["name"]]} for item in items]
+            return web.json_response(
+                {"kind": "Table", "metadata": metadata, "columnDefinitions": columns, "rows": rows}
+            )
+        return web.json_response({"kind": "List", "metadata": metadata, "items": items})
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [pod(f"theirs-{n}") for n in range(count)]
+
+
+async def test_a_list_is_read_page_by_page_and_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_api, "PAGE", 100)
+    cluster = Cluster({ALL: many(250)})
+    async with answering(cluster.answer) as api:
+        mirror = Mirror(api, ALL, what="pods", keep=dict, everywhere=True)
+        async with followed(mirror):
+            await until(lambda: mirror.listed)
+            cluster.gone.set()
+    assert len(mirror.found) == 250
+    assert "others/theirs-249" in mirror.found
+    assert cluster.asked[ALL, "list"] == 3
+
+
+async def test_a_list_that_takes_so_long_that_it_is_forgotten_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_api, "PAGE", 100)
+    cluster = Cluster({ALL: many(150)}, forgets=1)
+    async with answering(cluster.answer) as api:
+        with pytest.raises(EngineSilent, match="too slow"):
+            await api.listed(ALL, keep=dict)
+        assert len(await api.listed(ALL, keep=dict)) == 150
+
+
+@pytest.mark.parametrize("tables", [True, False], ids=["table", "list"])
+async def test_names_are_the_same_whether_the_api_knows_tables_or_not(
+    tables: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_api, "PAGE", 100)
+    cluster = Cluster({OWN: many(250)}, tables=tables)
+    async with answering(cluster.answer) as api:
+        assert await api.names(OWN, ()) == {f"theirs-{n}" for n in range(250)}
+
+
+async def test_a_table_without_names_is_no_empty_cluster() -> None:
+    async def other(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "Table", "metadata": {}, "columnDefinitions": [], "rows": []})
+
+    async with answering(other) as api:
+        with pytest.raises(EngineSilent):
+            await api.names(OWN, ())
+
+
+# --- The engine ---
+
+
+@asynccontextmanager
+async def opened(cluster: Cluster, folder: Path) -> AsyncIterator[tuple[KubernetesEngine, Api]]:
+    """An engine that follows the cluster."""
+    async with answering(cluster.answer) as api:
+        settings = FGPU(data_dir=str(folder))
+        configuration = Configuration(host=api._configuration.host)
+        installation = Installation(ID, settings, Config(), lambda: Catalogue(()))
+        engine = KubernetesEngine(
+            installation, configuration, namespace="jhub", stop_timeout_s=1, dialect=Lease(ID)
+        )
+        background = Background(kubernetes_engine.log)
+        anything: Any = None
+        engine.open(
+            HubSide(
+                isolation=anything,
+                queue=anything,
+                background=background,
+                urls=(),
+                nodes_changed=lambda: None,
+                ended=lambda limit: (),
+                kept_images=set,
+            )
+        )
+        try:
+            mirrors: list[Any] = [engine._pods, engine._nodes, engine._others]
+            await until(lambda: all(mirror.listed for mirror in mirrors))
+            yield engine, api
+        finally:
+            cluster.gone.set()
+            await background.close()
+
+
+def full() -> Cluster:
+    sessions = [pod(f"fgpu-{ID}-{n}-1", namespace="jhub", ours=True) for n in (1, 2)]
+    return Cluster({NODES: [node("gpu1"), node("gpu2")], ALL: many(3) + sessions, OWN: sessions})
+
+
+async def test_what_nodes_have_costs_no_call_once_the_cluster_is_followed(tmp_path: Path) -> None:
+    cluster = full()
+    async with opened(cluster, tmp_path) as (engine, _):
+        cluster.asked.clear()
+        for _ in range(3):
+            found = await asyncio.to_thread(engine.survey)
+        assert not cluster.asked
+    machine = found["gpu1"]
+    assert machine is not None
+    assert (machine.cpu_milli, machine.memory_mib) == (61_000, 61 * 1024)
+
+
+async def test_before_the_cluster_is_followed_it_is_asked_what_its_nodes_have(tmp_path: Path) -> None:
+    cluster = full()
+    async with answering(cluster.answer) as api:
+        installation = Installation(ID, FGPU(data_dir=str(tmp_path)), Config(), lambda: Catalogue(()))
+        engine = KubernetesEngine(
+            installation,
+            Configuration(host=api._configuration.host),
+            namespace="jhub",
+            stop_timeout_s=1,
+            dialect=Lease(ID),
+        )
+        found = await asyncio.to_thread(engine.survey)
+    assert {name: machine and machine.cpu_milli for name, machine in found.items()} == {
+        "gpu1": 61_000,
+        "gpu2": 64_000,
+    }
+
+
+async def test_what_nodes_have_is_not_known_while_they_cannot_be_followed(tmp_path: Path) -> None:
+    async with opened(full(), tmp_path) as (engine, _):
+        assert engine._others is not None
+        engine._others.trouble = "pods is forbidden"
+        with pytest.raises(EngineSilent, match="pods is forbidden"):
+            await asyncio.to_thread(engine.survey)
+
+
+async def test_a_look_at_what_runs_asks_for_names_and_for_what_was_not_heard_of(tmp_path: Path) -> None:
+    cluster = full()
+    async with opened(cluster, tmp_path) as (engine, _):
+        new = pod(f"fgpu-{ID}-3-1", namespace="jhub", ours=True)
+        cluster.has[OWN] = [*cluster.has[OWN][1:], new]
+        cluster.asked.clear()
+        seen = await engine.observe()
+    assert sorted(thing.session_id for thing in seen.things) == [2, 3], "the first is gone, the third is new"
+    assert cluster.asked == {(OWN, "table"): 1, (f"{OWN}/fgpu-{ID}-3-1", "list"): 1}
+
+
+async def test_many_pods_that_were_not_heard_of_are_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_engine, "FEW", 2)
+    cluster = full()
+    async with opened(cluster, tmp_path) as (engine, _):
+        cluster.has[OWN] += [pod(f"fgpu-{ID}-{n}-1", namespace="jhub", ours=True) for n in range(3, 9)]
+        cluster.asked.clear()
+        seen = await engine.observe()
+    assert sorted(thing.session_id for thing in seen.things) == [*range(1, 9)]
+    assert cluster.asked == {(OWN, "table"): 1, (OWN, "list"): 1}
+
+
+async def test_while_ends_are_not_heard_of_all_pods_are_asked_for(tmp_path: Path) -> None:
+    cluster = full()
+    async with opened(cluster, tmp_path) as (engine, _):
+        assert engine._pods is not None
+        engine._pods.trouble = "watch is forbidden"
+        cluster.has[OWN][0]["status"] = {"phase": "Succeeded"}
+        seen = await engine.observe()
+    assert {thing.session_id: thing.alive for thing in seen.things} == {1: False, 2: True}
