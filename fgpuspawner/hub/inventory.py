@@ -20,7 +20,7 @@ from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.nodes import Machine, as_far_as_known
+from fgpuspawner.settings.nodes import DevicesComing, Machine, as_far_as_known
 
 log = logging.getLogger("fgpu")
 
@@ -50,7 +50,7 @@ def nodes_at_start(settings: FGPU, survey: Survey, stored: Collection[Node]) -> 
         log.error("%s; nodes take no sessions until it does", e)
         return tuple(before.values())
     for node_id, trouble in troubles.items():
-        log.error("Node %s cannot be used yet: %s", node_id, trouble)
+        log.log(_level_of(trouble), "Node %s cannot be used yet: %s", node_id, trouble)
     for node_id in settings.node_ids():
         if node_id not in {node.id for node in found}:
             log.warning("c.FGPU.nodes: there is no node %s now", node_id)
@@ -95,18 +95,27 @@ def _check_owned_by_nobody(node: Node, owners: Mapping[str, str]) -> None:
 class Inventory:
     """Looks every so often, and whenever `changed` is called, and has what is different taken over.
 
-    ``nodes`` are all that there are, also this machine's own, sorted by their ids.
+    ``nodes`` are all that there are, also this machine's own, sorted by their ids; ``heard`` says whether that was ever
+    told, or is only what was known before.
     """
 
     def __init__(
-        self, settings: FGPU, survey: Survey, isolation: Isolation, queue: Queue, nodes: tuple[Node, ...]
+        self,
+        settings: FGPU,
+        survey: Survey,
+        isolation: Isolation,
+        queue: Queue,
+        nodes: tuple[Node, ...],
+        *,
+        heard: bool = True,
     ) -> None:
         self.nodes = nodes
+        self.heard = heard
         self._settings = settings
         self._survey = survey
         self._isolation = isolation
         self._queue = queue
-        self._failures: dict[str, Failures] = {}
+        self._failures: dict[tuple[str, int], Failures] = {}
         self._wake = asyncio.Event()
         self._left_s = 0.0
 
@@ -154,7 +163,7 @@ class Inventory:
         gone = before.keys() - {node.id for node in nodes}
         if gone:
             await asyncio.to_thread(self._isolation.forget_nodes, gone)
-        self.nodes = nodes
+        self.nodes, self.heard = nodes, True
         self._say(before, gone, troubles)
         return not troubles and None not in machines.values()
 
@@ -194,5 +203,10 @@ class Inventory:
                 )
         for node_id, trouble in sorted(troubles.items()):
             words = f"Node {node_id} cannot be used as it is now"
-            self._failures.setdefault(node_id, Failures(log, words, level=logging.ERROR)).failed(trouble)
-        self._failures = {node_id: own for node_id, own in self._failures.items() if node_id in troubles}
+            own = node_id, _level_of(trouble)
+            self._failures.setdefault(own, Failures(log, words, level=own[1])).failed(trouble)
+        self._failures = {own: said for own, said in self._failures.items() if own[0] in troubles}
+
+
+def _level_of(trouble: FGPUError) -> int:
+    return logging.INFO if isinstance(trouble, DevicesComing) else logging.ERROR

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from fgpu_scheduler import (
     Node,
     PrivateImages,
     Queue,
+    Refusal,
     Retention,
     Scheduler,
     Session,
@@ -30,7 +31,7 @@ from fgpu_scheduler import (
 from fgpuspawner.concurrency.background import Background, Failures, until_it_works
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
-from fgpuspawner.form.offer import Offer, make_offer
+from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub.disk_watch import SessionDisks
 from fgpuspawner.hub.gpu_health import GpuWatch
@@ -52,6 +53,7 @@ from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.meter.disk import Limit, Limits
 from fgpuspawner.meter.sampler import Sampler
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.nodes import Machine
 from fgpuspawner.text.sessions import server_words
 
 log = logging.getLogger("fgpu")
@@ -127,7 +129,15 @@ class Runtime:
         self.engine = self._spawner_class.make_engine(
             Installation(self.store.installation_id, self.settings, self._config, lambda: self.catalogue)
         )
-        nodes = nodes_at_start(self.settings, self.engine.survey, self.store.snapshot(0).nodes)
+        heard = False
+
+        def survey() -> Mapping[str, Machine | None]:
+            nonlocal heard
+            found = self.engine.survey()
+            heard = True
+            return found
+
+        nodes = nodes_at_start(self.settings, survey, self.store.snapshot(0).nodes)
         self.isolation = Isolation(self.settings, nodes)
         own_root = self._spawner_class.capabilities.own_root
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
@@ -151,7 +161,9 @@ class Runtime:
             ),
         )
         self.queue.on_end = self._spawner_class.ended
-        self.inventory = Inventory(self.settings, self.engine.survey, self.isolation, self.queue, nodes)
+        self.inventory = Inventory(
+            self.settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
+        )
         self._prefetch = Prefetch(
             self.engine, self.queue, first=self.settings.prefetch, catalogue=lambda: self.catalogue
         )
@@ -380,8 +392,13 @@ class Runtime:
         """Return what this user may choose.
 
         Raises:
-            Refused: no image, or no resource group, is open to them.
+            Refused: no image, or no resource group, is open to them, or it is not known what there is.
         """
+        if not self.nodes and not self.inventory.heard:
+            words = (
+                "the cluster doesn't answer, so it isn't known which GPUs there are; try again in a minute"
+            )
+            raise Refused([Refusal("group", "engine_silent", words)])
         return make_offer(
             self.settings,
             self.nodes,

@@ -25,8 +25,8 @@ SIMULATED_MEMORY_MIB = 8192
 class Machine:
     """What a machine says of itself; ``devices`` None where it cannot say which GPUs it has.
 
-    Of a cluster's node also what that says: its resource ``group``, None where none is named, and whether it is
-    ``closed``, and takes no new sessions.
+    Of a cluster's node (``found``) also what that says: its resource ``group``, None where none is named, and whether
+    it is ``closed``, and takes no new sessions.
     """
 
     cpu_milli: int
@@ -34,8 +34,17 @@ class Machine:
     devices: tuple[FoundDevice, ...] | None = None
     trouble: str = "it was not asked"
     """Why the devices are not known."""
+    coming: bool = False
+    """Whether they will be known without anybody's doing."""
     group: str | None = None
     closed: bool = False
+    found: bool = False
+
+
+class DevicesComing(BadSettings):
+    """Which GPUs a node has is not known yet; nobody has to do anything about it."""
+
+    code = "devices_coming"
 
 
 def host_of(url: str) -> str:
@@ -102,6 +111,10 @@ def gpus_of(spec: Spec, machine: Machine | None) -> Sequence[FoundDevice]:
         return [FoundDevice(g["uuid"], n, g.get("model", "GPU"), g["memory_mib"]) for n, g in enumerate(gpus)]
     if machine is None:
         return ()
+    if machine.devices is None and machine.coming:
+        raise DevicesComing(f"which GPUs node {name!r} has is not known yet: {machine.trouble}")
+    if machine.devices is None and machine.found:
+        raise BadSettings(f"which GPUs node {name!r} has is not known: {machine.trouble}")
     if machine.devices is None:
         raise BadSettings(
             f"c.FGPU.nodes: which GPUs node {name!r} has is not known ({machine.trouble}); install the NVIDIA "

@@ -93,10 +93,19 @@ def test_nodes_come_shrink_close_and_go_without_a_restart(tmp_path: Path) -> Non
 
 def test_a_hub_that_starts_while_its_cluster_is_silent_or_empty_takes_what_comes(tmp_path: Path) -> None:
     with running(tmp_path, before=ON_THE_PATH, **CHANGING) as hub:
-        changing_engine.write(hub.data, {})
         hub.add_user("ann")
         with logged_in(hub.url, "ann") as ann:
-            assert ann.get(f"{hub.url}/hub/spawn", timeout=60).status_code == 200
+
+            def page() -> str:
+                answer = ann.get(f"{hub.url}/hub/spawn", timeout=60)
+                assert answer.status_code == 200
+                return answer.text
+
+            # What is not known is not "none".
+            silent = "the cluster doesn&#39;t answer, so it isn&#39;t known which GPUs there are"
+            assert silent in page()
+            changing_engine.write(hub.data, {})
+            until(lambda: silent not in page(), within_s=60)
         changing_engine.write(hub.data, {"n1": {}})
         until(lambda: states(hub) == {"n1": NodeState.READY}, within_s=30)
         assert hub.spawn("ann", options=WHOLE).status_code in (201, 202)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +13,7 @@ from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, NotKnown
 from fgpuspawner.engines.kubernetes.dialects.base import GPU_TAINT, Manifest, label
-from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL
+from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, NotAsked
 from fgpuspawner.engines.kubernetes.kept import OTHERS_POD, kept
 from fgpuspawner.engines.kubernetes.quantity import MIB, quantity
 from fgpuspawner.settings.nodes import Machine
@@ -151,25 +151,28 @@ def machine_of(node: Manifest, others: Sequence[Taken], dialect: Dialect, beside
     cpu = quantity(has.get("cpu", "0")) - sum((one.cpu for one in others), nothing)
     memory = quantity(has.get("memory", "0")) - sum((one.memory for one in others), nothing)
     foreign = [one.pod for one in others if one.pod is not None and not one.lease]
-    devices, trouble = _devices(node, foreign, dialect, beside)
-    return Machine(
+    own = Machine(
         int(1000 * max(nothing, cpu)),
         int(max(nothing, memory)) // MIB,
-        devices,
-        trouble,
-        label(node, GROUP),
-        is_closed(node),
+        group=label(node, GROUP),
+        closed=is_closed(node),
+        found=True,
     )
+    try:
+        return replace(own, devices=_devices(node, foreign, dialect, beside))
+    except NotKnown as e:
+        return replace(own, trouble=str(e), coming=isinstance(e, NotAsked))
 
 
 def _devices(
     node: Manifest, foreign: Sequence[Manifest], dialect: Dialect, beside: Beside
-) -> tuple[tuple[FoundDevice, ...] | None, str]:
-    """Return the GPUs that no pod of others has a part of; None where that cannot be told, and why."""
-    try:
-        registered = dialect.capacity(node, beside)
-        # A GPU of which somebody else has a part is not ours to divide.
-        theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
-    except NotKnown as e:
-        return None, str(e)
-    return tuple(one.found for one in registered if one.healthy and one.found.uuid not in theirs), ""
+) -> tuple[FoundDevice, ...]:
+    """Return the GPUs that no pod of others has a part of.
+
+    Raises:
+        NotKnown: that cannot be told.
+    """
+    registered = dialect.capacity(node, beside)
+    # A GPU of which somebody else has a part is not ours to divide.
+    theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
+    return tuple(one.found for one in registered if one.healthy and one.found.uuid not in theirs)

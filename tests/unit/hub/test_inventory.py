@@ -172,6 +172,27 @@ async def test_a_silent_machine_and_one_that_cannot_be_used_stay_as_they_were_an
     assert cluster.seen == {"n1": ["GPU-1", "GPU-4"], "n2": ["GPU-2"], "n3": ["GPU-3"]}
 
 
+async def test_gpus_that_will_be_told_without_anybodys_doing_are_no_error_and_need_no_advice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.log, "propagate", True)
+    caplog.set_level(logging.INFO)
+    words = "the lease pod lease-0 hasn't said which GPU it has"
+    coming = replace(machine(devices=None), found=True, coming=True, trouble=words)
+    cluster = Cluster(finding(tmp_path), n1=coming)
+    assert not await cluster.inventory.look()
+    said = [(r.levelno, r.getMessage()) for r in caplog.records]
+    assert {level for level, _ in said} == {logging.INFO}
+    assert all(line.endswith(f"which GPUs node 'n1' has is not known yet: {words}") for _, line in said)
+    cluster.machines = {"n1": replace(coming, coming=False, trouble="the GPU does not work")}
+    assert not await cluster.inventory.look()
+    last = caplog.records[-1]
+    assert (last.levelno, last.getMessage()) == (
+        logging.ERROR,
+        "Node n1 cannot be used as it is now: which GPUs node 'n1' has is not known: the GPU does not work",
+    )
+
+
 async def test_a_cluster_that_does_not_say_which_nodes_there_are_loses_none(tmp_path: Path) -> None:
     cluster = Cluster(finding(tmp_path), n1=machine("GPU-1"))
     before = cluster.inventory.nodes

@@ -44,6 +44,12 @@ ASK = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,n
 """The command in a lease pod that says which GPU it got."""
 
 
+class NotAsked(NotKnown):
+    """A lease pod has not said yet which GPU it has. The Hub asks it as soon as it runs."""
+
+    code = "not_asked"
+
+
 class Lease(Dialect):
     """GPUs that pods of ``installation`` hold for its sessions."""
 
@@ -139,10 +145,11 @@ def told_by(pod: str, answer: str | None) -> FoundDevice:
     """Return the GPU that a lease pod has, by its answer to `ASK`.
 
     Raises:
-        NotKnown: it has not answered, or not with one GPU.
+        NotAsked: it has not answered.
+        NotKnown: not with one GPU.
     """
     if answer is None:
-        raise NotKnown(f"the lease pod {pod} hasn't said which GPU it has; look at its log")
+        raise NotAsked(f"the lease pod {pod} hasn't said which GPU it has")
 
     def one(text: str) -> FoundDevice:
         (line,) = text.strip().splitlines()

@@ -96,6 +96,14 @@ def test_gpus_that_are_not_told_yet_are_not_known_and_not_none() -> None:
     assert found is not None
     assert found.devices is None
     assert "lease-0" in found.trouble
+    assert found.coming, "the Hub asks by itself"
+
+
+def test_gpus_that_a_lease_pod_has_named_badly_need_somebody_to_look() -> None:
+    own = lease("lease-0", "lab")
+    found = has(node(cpu="8", memory="8Gi"), [own], pods=[own], told={"lease-0": "no devices were found"})
+    assert found is not None
+    assert (found.devices, found.coming) == (None, False)
 
 
 def lease(name: str, installation: str) -> dict[str, Any]:
