@@ -33,7 +33,7 @@ SAME = aiohttp.ClientTimeout(
     total=None, sock_connect=ANSWERS_WITHIN_S, sock_read=WATCHED_FOR_S + ANSWERS_WITHIN_S
 )
 LONGEST_WORDS = 300
-PAGE = 250
+PAGE, NAMES_PAGE = 100, 2000
 GONE = 410
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 """What kubectl shows: a row of each object."""
@@ -152,7 +152,12 @@ class Api:
         return found
 
     async def pages(
-        self, path: str, query: Sequence[tuple[str, str]] = (), *, accept: str = "application/json"
+        self,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        *,
+        limit: int | None = None,
+        accept: str = "application/json",
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield what is at a path of the API, a page at a time, all as it was at one instant.
 
@@ -164,7 +169,7 @@ class Api:
         """
         after = ""
         while True:
-            more = [("limit", str(PAGE)), *([("continue", after)] if after else [])]
+            more = [("limit", str(limit or PAGE)), *([("continue", after)] if after else [])]
             try:
                 page = await self.ask("GET", path, query=(*query, *more), accept=accept)
             except Refused as e:
@@ -199,7 +204,8 @@ class Api:
         """
         found: set[str] = set()
         try:
-            async for page in self.pages(path, (*query, ("includeObject", "None")), accept=TABLE):
+            rows = (*query, ("includeObject", "None"))
+            async for page in self.pages(path, rows, limit=NAMES_PAGE, accept=TABLE):
                 if page["kind"] == "Table":
                     (at,) = (n for n, c in enumerate(page["columnDefinitions"]) if c["name"] == "Name")
                     found |= {str(row["cells"][at]) for row in page.get("rows") or ()}

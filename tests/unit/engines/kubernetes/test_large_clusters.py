@@ -131,7 +131,7 @@ async def test_a_list_that_takes_so_long_that_it_is_forgotten_begins_again(
 async def test_names_are_the_same_whether_the_api_knows_tables_or_not(
     tables: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_api, "PAGE", 100)
+    monkeypatch.setattr(cluster_api, "NAMES_PAGE", 100)
     cluster = Cluster({OWN: many(250)}, tables=tables)
     async with answering(cluster.answer) as api:
         assert await api.names(OWN, ()) == {f"theirs-{n}" for n in range(250)}
