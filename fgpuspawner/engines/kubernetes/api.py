@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.config import ConfigException, load_kube_config
 from kubernetes_asyncio.stream import WsApiClient
 from kubernetes_asyncio.stream.ws_client import ERROR_CHANNEL, STDOUT_CHANNEL, WsResponse
 from kubespawner.clients import load_config
@@ -34,7 +35,10 @@ SAME = aiohttp.ClientTimeout(
 )
 LONGEST_WORDS = 300
 PAGE, NAMES_PAGE = 100, 2000
-GONE = 410
+NOT_LOGGED_IN, GONE = 401, 410
+RENEWED_EVERY_S = 10.0
+"""A token is asked for anew no more often than so: an API that refuses every one is not logged in to for ever."""
+LOOK_EVERY_S = 0.05
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 """What kubectl shows: a row of each object."""
 NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ConfigException)
@@ -74,7 +78,44 @@ def configuration(**settings: Any) -> Configuration:
             f"the cluster's API cannot be reached: {e}; run the Hub in a pod with a service account, or name a file in "
             "the environment variable KUBECONFIG"
         ) from e
-    return Configuration.get_default_copy()
+    found = Configuration.get_default_copy()
+    if found.refresh_api_key_hook is None:
+        # A pod's own token is read anew by itself.
+        found.refresh_api_key_hook = Renewal()
+    return found
+
+
+class Renewal:
+    """Reads the kubeconfig again, and runs the program that it names to log in, once the API has refused a token."""
+
+    def __init__(self) -> None:
+        self._refused = self._loading = False
+        self._not_before_s = 0.0
+
+    def refused(self) -> bool:
+        """Take note that the API knows the token no more; return whether another can be had now."""
+        self._refused = self._loading or time.monotonic() >= self._not_before_s
+        return self._refused
+
+    async def __call__(self, configuration: Configuration) -> None:
+        """Have a token in a configuration that is about to be used.
+
+        Raises:
+            ConfigException, OSError, ValueError: there is none.
+        """
+        # One runs the program; the event loop of another thread may be waiting as well.
+        while self._loading:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
+        if not self._refused:
+            return
+        self._loading = True
+        try:
+            fresh = Configuration()
+            await load_kube_config(client_configuration=fresh)
+            configuration.api_key = fresh.api_key
+        finally:
+            self._not_before_s = time.monotonic() + RENEWED_EVERY_S
+            self._refused = self._loading = False
 
 
 def at_once(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -136,20 +177,44 @@ class Api:
             Refused: the cluster answers, and refuses.
             EngineSilent: it does not answer, or something else does.
         """
+        token = self._token
         try:
-            async with (
-                asyncio.timeout(ANSWERS_WITHIN_S),
-                self._asked(method, path, query, body, content, accept=accept) as answer,
-            ):
-                text = await answer.read()
-                if answer.status >= 400:
-                    raise _refusal(answer.status, text)
-                found = json.loads(text)
+            text, status = await self._answer(method, path, query, body, content, accept)
+            if status == NOT_LOGGED_IN and self._may_log_in_again(token):
+                text, status = await self._answer(method, path, query, body, content, accept)
+            if status >= 400:
+                raise _refusal(status, text)
+            found = json.loads(text)
         except NO_ANSWER as e:
             raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
         if not isinstance(found, dict) or "kind" not in found:
             raise EngineSilent("something else answers in place of the cluster's API")
         return found
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        body: object,
+        content: str,
+        accept: str,
+    ) -> tuple[bytes, int]:
+        """Return what is answered, and its HTTP status."""
+        async with (
+            asyncio.timeout(ANSWERS_WITHIN_S),
+            self._asked(method, path, query, body, content, accept=accept) as answer,
+        ):
+            return await answer.read(), answer.status
+
+    @property
+    def _token(self) -> object:
+        return self._configuration.api_key.get("BearerToken")
+
+    def _may_log_in_again(self, token: object) -> bool:
+        """Return whether a call that was refused with this token may have another one now."""
+        hook = self._configuration.refresh_api_key_hook
+        return isinstance(hook, Renewal) and (token != self._token or hook.refused())
 
     async def pages(
         self,
@@ -273,6 +338,15 @@ class Api:
         Raises:
             Refused, EngineSilent: as `ask`.
         """
+        token = self._token
+        try:
+            return await self._run(pod, container, command, most_bytes)
+        except Refused as e:
+            if e.status != NOT_LOGGED_IN or not self._may_log_in_again(token):
+                raise
+            return await self._run(pod, container, command, most_bytes)
+
+    async def _run(self, pod: str, container: str, command: Sequence[str], most_bytes: int) -> Answer:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
         output = bytearray()

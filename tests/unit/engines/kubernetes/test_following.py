@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from apiserver import answering, followed, until
 from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.config import ConfigException, kube_config
+from kubespawner.clients import load_config
 
 from fgpuspawner.engines.base import EngineSilent
-from fgpuspawner.engines.kubernetes.api import SAME, Api, Manifest, Refused
+from fgpuspawner.engines.kubernetes.api import SAME, Api, Manifest, Refused, configuration
 from fgpuspawner.engines.kubernetes.mirror import Mirror
 
 PODS = "/api/v1/namespaces/lab/pods"
@@ -56,10 +59,10 @@ async def test_a_token_that_cannot_be_read_now_is_a_cluster_that_does_not_answer
     async def none(_: Configuration) -> None:
         raise ConfigException("Service token file does not exist.")
 
-    configuration = Configuration(host="http://127.0.0.1:9")
-    configuration.api_key["BearerToken"] = "Bearer old"
-    configuration.refresh_api_key_hook = none
-    api = Api(configuration)
+    reached = Configuration(host="http://127.0.0.1:9")
+    reached.api_key["BearerToken"] = "Bearer old"
+    reached.refresh_api_key_hook = none
+    api = Api(reached)
     try:
         with pytest.raises(EngineSilent, match="token file"):
             await api.ask("GET", PODS)
@@ -157,3 +160,89 @@ async def test_who_waits_for_one_object_is_not_woken_by_others() -> None:
             last.set()
             await until(waiting.done)
             assert mirror.found["mine"]["metadata"]["resourceVersion"] == "200"
+
+
+# --- A token that ends ---
+
+
+class Guarded:
+    """An API that takes one token, and counts what it refuses."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.refused = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") == f"Bearer {self.token}":
+            return listed(pod("first", 1))
+        self.refused += 1
+        return web.json_response({"kind": "Status", "reason": "Unauthorized"}, status=401)
+
+
+@pytest.fixture
+def log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Configuration]]:
+    """How an API is reached by a kubeconfig that runs a program, which says what is in ``token`` and notes each run."""
+    program = tmp_path / "log-in"
+    said = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}'
+    program.write_text(
+        f"#!/bin/sh\necho run >> {tmp_path}/runs\nprintf '{said}' \"$(cat {tmp_path}/token)\"\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "token").write_text("first")
+
+    def reached(host: str) -> Configuration:
+        runs = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "lab", "cluster": {"server": host}}],
+            "users": [{"name": "hub", "user": {"exec": {**runs, "interactiveMode": "Never"}}}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "hub"}}],
+            "current-context": "lab",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+        # What it loads is every later test's default otherwise.
+        monkeypatch.setattr(Configuration, "_default", None)
+        return configuration()
+
+    # It is read once in a process.
+    load_config.cache_clear()
+    yield reached
+    load_config.cache_clear()
+
+
+async def test_a_token_that_has_ended_is_asked_for_anew_and_the_call_made_again(
+    log_in: Callable[[str], Configuration], tmp_path: Path
+) -> None:
+    cluster = Guarded("first")
+    async with answering(cluster.answer) as anonymous:
+        api = Api(await asyncio.to_thread(log_in, anonymous._configuration.host))
+        try:
+            assert await api.listed(PODS, keep=dict)
+            # Ended at the API, and the program says another.
+            cluster.token = "second"
+            (tmp_path / "token").write_text("second")
+            found = await asyncio.gather(*(api.listed(PODS, keep=dict) for _ in range(5)))
+        finally:
+            await api.close()
+    assert [len(one) for one in found] == [1] * 5
+    assert (tmp_path / "runs").read_text().splitlines() == ["run", "run"], (
+        "at the start, and once for all five"
+    )
+
+
+async def test_an_api_that_refuses_every_token_has_the_program_run_once_and_says_so(
+    log_in: Callable[[str], Configuration], tmp_path: Path
+) -> None:
+    cluster = Guarded("nobody's")
+    async with answering(cluster.answer) as anonymous:
+        api = Api(await asyncio.to_thread(log_in, anonymous._configuration.host))
+        try:
+            for _ in range(3):
+                with pytest.raises(Refused, match="Unauthorized"):
+                    await api.ask("GET", PODS)
+        finally:
+            await api.close()
+    assert cluster.refused == 4
+    assert (tmp_path / "runs").read_text().splitlines() == ["run", "run"]
