@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -18,7 +19,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from machine import load, machine, source
 from traitlets.config import Config
 
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.engines.base import HubSide, Installation
+from fgpuspawner.engines.base import EngineSilent, HubSide, Installation
 from fgpuspawner.engines.kubernetes import api as cluster_api
 from fgpuspawner.engines.kubernetes.api import Api, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Lease
@@ -170,17 +170,18 @@ async def make(api: Api, nodes: int, others: int, sessions: int) -> None:
 
 
 async def remove(api: Api) -> None:
+    """Delete all of it. That many at once take the API longer than the engine waits for an answer."""
+    mine = [("labelSelector", f"{LABEL}=size")]
+    for path in (*(f"/api/v1/namespaces/{n}/pods" for n in (OURS, OTHERS)), "/api/v1/nodes"):
+        while await api.names(path, mine):
+            with contextlib.suppress(EngineSilent):
+                await api.ask("DELETE", path, query=mine, body={"gracePeriodSeconds": 0})
     for namespace in (OURS, OTHERS):
-        path = f"/api/v1/namespaces/{namespace}/pods"
         try:
-            await api.ask(
-                "DELETE", path, query=[("labelSelector", f"{LABEL}=size")], body={"gracePeriodSeconds": 0}
-            )
             await api.ask("DELETE", f"/api/v1/namespaces/{namespace}")
         except Refused as e:
             if e.status not in (404, 409):
                 raise
-    await api.ask("DELETE", "/api/v1/nodes", query=[("labelSelector", f"{LABEL}=size")])
 
 
 # --- What it costs ---
@@ -208,7 +209,7 @@ class Counting:
         return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched(counting: Counting) -> Iterator[dict[str, float]]:
     """Measure what happens meanwhile."""
     found: dict[str, float] = {}

@@ -18,7 +18,6 @@ _OWN_POD: Fields = {
     "metadata": _METADATA,
     "spec": {
         "nodeName": None,
-        "schedulingGates": None,
         "terminationGracePeriodSeconds": None,
         "containers": _CONTAINER,
         "initContainers": _CONTAINER,
