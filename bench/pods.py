@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import sys
 import tempfile
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 from hubs import ROOT, Asking, HubProcess
 from machine import load, machine, quiet, source
 
-# Of the same name as our own.
+# Of the same name as our own; what it imports lies beside it.
+sys.path.append(str(ROOT / "tests/kube"))
 FOUND = importlib.util.spec_from_file_location("hubs_of_tests", ROOT / "tests/kube/hubs.py")
 assert FOUND is not None
 assert FOUND.loader is not None

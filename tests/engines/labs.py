@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from dockerhub import BASE
 from dockerhub import Engine as Docker
+from kubeapi import ApiError, KubeApi
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 from machines import PORT, Machine
@@ -32,7 +33,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine
-from fgpuspawner.engines.kubernetes.api import Api, Refused, at_once
+from fgpuspawner.engines.kubernetes.api import at_once
 from fgpuspawner.engines.kubernetes.dialects import Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
@@ -441,21 +442,15 @@ class KubeLab(Lab):
         self.configuration = Configuration()
         kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
         at_once(lambda: load_kube_config(kubeconfig, client_configuration=self.configuration))
+        self.api = KubeApi.of(Path(kubeconfig))
         found = self.ask("GET", "/api/v1/nodes")
         self.node = found["items"][0]["metadata"]["name"]
         super().__init__(folder)
 
     def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Ask the cluster, as its administrator."""
-
-        async def asked() -> dict[str, Any]:
-            api = Api(self.configuration)
-            try:
-                return await api.ask(method, path, **more)
-            finally:
-                await api.close()
-
-        return at_once(asked)
+        found: dict[str, Any] = self.api.call(method, path, **more)
+        return found
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"name": self.node, "gpus": {"simulated": 1}}]
@@ -489,7 +484,7 @@ class KubeLab(Lab):
             while True:
                 try:
                     self.ask("GET", own)
-                except Refused:
+                except ApiError:
                     break
 
     def pid_of(self, engine: Engine, session: Session) -> int | None:

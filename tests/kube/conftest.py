@@ -33,6 +33,6 @@ def cluster(kubeconfig: Path) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def kube(kubeconfig: Path) -> KubeApi:
+def kube(cluster: Cluster) -> KubeApi:
     """Its API, for its administrator."""
-    return KubeApi.of(kubeconfig)
+    return cluster.api

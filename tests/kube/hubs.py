@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kubeapi import ApiError, KubeApi
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import load_kube_config
 
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.kubernetes.api import Api, Refused, at_once
+from fgpuspawner.engines.kubernetes.api import Api, at_once
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
 from hubprocess import HubProcess
 
@@ -30,6 +31,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.kubeconfig = os.environ["FGPU_TEST_KUBECONFIG"]
+        self.api = KubeApi.of(Path(self.kubeconfig))
         self.configuration = Configuration()
         at_once(lambda: load_kube_config(self.kubeconfig, client_configuration=self.configuration))
         # A test may have made one that is an object and no machine.
@@ -41,15 +43,8 @@ class Cluster:
 
     def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer to one request."""
-
-        async def asked() -> dict[str, Any]:
-            api = Api(self.configuration)
-            try:
-                return await api.ask(method, path, **more)
-            finally:
-                await api.close()
-
-        return at_once(asked)
+        found: dict[str, Any] = self.api.call(method, path, **more)
+        return found
 
     def change_node(self, change: dict[str, Any]) -> None:
         """Change the cluster's node; None takes away."""
@@ -97,7 +92,7 @@ class Cluster:
                 self.ask(
                     "DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body={"gracePeriodSeconds": 1}
                 )
-            except Refused as e:
+            except ApiError as e:
                 if e.status != 404:
                     raise
 

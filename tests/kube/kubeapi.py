@@ -12,11 +12,11 @@ import json
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 NAMESPACE = "jhub"
 ACCOUNT = "hub"
@@ -53,7 +53,15 @@ class KubeApi:
             ssl.create_default_context(cadata=authority),
         )
 
-    def text(self, method: str, path: str, body: object = None, *, kind: str = "application/json") -> str:
+    def text(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        content: str = "application/json",
+    ) -> str:
         """Return the answer to one call.
 
         Raises:
@@ -62,8 +70,9 @@ class KubeApi:
         """
         connection = http.client.HTTPSConnection(self.host, context=self.tls, timeout=self.timeout_s)
         try:
-            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content}
+            asked = f"{path}?{urlencode(query)}" if query else path
+            connection.request(method, asked, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             said = answer.read().decode()
         finally:

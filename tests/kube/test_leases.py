@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from deviceplugin import MEMORY_MIB, RESOURCE, DevicePlugin
 from hubs import PODS, SMALL, Cluster, on
+from kubeapi import ApiError
 
 from fgpu_scheduler import Device, NodeState
-from fgpuspawner.engines.kubernetes.api import Refused
 from fgpuspawner.engines.kubernetes.inventory import taken_by
 from fgpuspawner.engines.kubernetes.quantity import quantity
 from hubprocess import PATIENCE, HubProcess, until
@@ -87,7 +87,7 @@ def give_back(cluster: Cluster, hub: HubProcess) -> None:
 def remove(cluster: Cluster, name: str) -> None:
     try:
         cluster.ask("DELETE", f"{PODS}/{name}", body={"gracePeriodSeconds": 1})
-    except Refused as e:
+    except ApiError as e:
         if e.status != 404:
             raise
 
