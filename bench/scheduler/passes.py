@@ -35,6 +35,7 @@ from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
     group_policy,
     plan,
 )
+from fgpu_scheduler.testing import lasting  # noqa: E402
 
 AT_MOST_MS = {1000: 2.0, 10000: 20.0}
 """What one pass is held against, by the length of the queue."""
@@ -121,13 +122,13 @@ def main() -> int:
         for limits in (True, False):
             snapshot = world(asked, waiting, limits=limits)
             words = f"{waiting} waiting, {'' if limits else 'no '}time limits"
-            found = took_ms(lambda s=snapshot: forecast(s, policy, typical_length_s=9000), 3)
+            found = took_ms(lambda s=snapshot: forecast(s, policy, lasting(9000)), 3)
             figures[f"forecast, {words}"] = found
             print(f"forecast, {words}: {found:.0f} ms", flush=True)
             one = replace(asked[0], fgpu_milli=1000, time_limit_s=14400 if limits else None)
             found = took_ms(
                 lambda s=snapshot, r=one: forecast_request(
-                    r, 1, s, policy, Caps(fgpu_step_milli=100), typical_length_s=9000
+                    r, 1, s, policy, Caps(fgpu_step_milli=100), lasting(9000)
                 ),
                 3,
             )

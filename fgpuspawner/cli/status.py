@@ -56,7 +56,7 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
     with read_only(url, half_life_s=lambda group: policy.of(group).half_life_s) as store:
         snapshot = store.snapshot(now_s)
         groups = resource_groups(snapshot)
-        found = outlook(snapshot, policy, store.typical_length_s).forecasts
+        found = outlook(snapshot, policy, store.experience).forecasts
     left = free(snapshot)
     simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}
     return {

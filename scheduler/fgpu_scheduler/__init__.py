@@ -17,6 +17,17 @@ from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
 from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
 from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forecast, forecast_request
 from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.hindsight import (
+    NEWEST_TOLD,
+    Experience,
+    Hindsight,
+    Range,
+    Stretch,
+    Told,
+    hindsight,
+    stretch_of,
+)
+from fgpu_scheduler.core.lengths import NEWEST_RUNS, Lengths, PastRun
 from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, LIVE, MOVED_BY, SERVING
 from fgpu_scheduler.core.model import (
     MAX_SHARES,
@@ -94,6 +105,7 @@ from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, N
 from fgpu_scheduler.store.claim import Claim, lock_file
 from fgpu_scheduler.store.copying import copy_database
 from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
+from fgpu_scheduler.store.foretold import Foretold
 from fgpu_scheduler.store.history import History
 from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
 from fgpu_scheduler.store.image_names import image_prefix_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Observed, Store, StoreUnavailable
+from fgpu_scheduler import Experience, Observed, Store, StoreUnavailable
 from lab import NODE, Lab, Standing
 
 
@@ -36,12 +36,12 @@ class Slow(Store):
         self.asked, self.fails = threading.Event(), threading.Event()
         self.is_away = False
 
-    def typical_length_s(self, *args: Any, **kwargs: Any) -> int | None:
+    def experience(self, *args: Any, **kwargs: Any) -> Experience:
         if self.is_away:
             self.asked.set()
             assert self.fails.wait(60)
             raise StoreUnavailable("server closed the connection unexpectedly")
-        return super().typical_length_s(*args, **kwargs)
+        return super().experience(*args, **kwargs)
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fgpu_scheduler import Policy, Snapshot, Store
+from fgpu_scheduler import Experience, Foretold, Policy, Snapshot, Store
 from fgpu_scheduler.core.outlook import Outlook, outlook
 from fgpu_scheduler.service import scheduler
-from lab import NODE, Lab
+from lab import BEGAN_S, HOUR_S, NODE, Lab
 
 
 class Long:
@@ -20,11 +20,11 @@ class Long:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
         self.made = 0
 
-    def __call__(self, snapshot: Snapshot, policy: Policy, typical_s: Callable[[str], int | None]) -> Outlook:
+    def __call__(self, snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
         self.made += 1
         self.begun.release()
         assert self.go_on.wait(60)
-        return outlook(snapshot, policy, typical_s)
+        return outlook(snapshot, policy, experience)
 
 
 async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any) -> None:
@@ -74,5 +74,28 @@ async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypa
     assert long.made == 1
     for session_id in waits:
         lab.waiting[session_id].cancel()
+    await lab.scheduler.stop()
+    store.close()
+
+
+async def test_what_each_who_waits_is_told_is_kept_once() -> None:
+    store = Store("sqlite://")
+    store.open()
+    lab = Lab(store)
+    await lab.scheduler.start([NODE])
+    first = await lab.ask("alice", time_limit_s=HOUR_S)
+    await lab.run(first)
+    waits = await lab.ask("bob", time_limit_s=HOUR_S)
+    (told,) = (await lab.scheduler.forecasts()).values()
+    lab.clock.at_s += 600
+    await lab.ask("carla", time_limit_s=HOUR_S)
+    await lab.scheduler.forecasts()
+    await lab.end(first)
+    await lab.run(waits)
+    (found,) = Foretold(store).newest()
+    assert (found.told_at_s, found.told, found.at_s) == (BEGAN_S, told.told, BEGAN_S + 600)
+    assert found.told.late_at_s == BEGAN_S + HOUR_S
+    for task in lab.waiting.values():
+        task.cancel()
     await lab.scheduler.stop()
     store.close()

@@ -16,7 +16,7 @@ from fgpu_scheduler.core.order import Line, lines
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import ORDERS, Backfill, Policy, group_policy
-from fgpu_scheduler.testing import world
+from fgpu_scheduler.testing import lasting, world
 from fgpu_scheduler.testing.world import request
 
 LONGEST_WAIT_S = 3 * 3600
@@ -143,8 +143,12 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
     if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
         return max(session.ends_at_s, now_s + 1)
     started_s = now_s if session.started_at_s is None else session.started_at_s
-    end_s = started_s + (session.request.time_limit_s or typical_length_s)
-    return end_s if end_s > now_s else now_s + SOON_S
+    left_s = started_s + typical_length_s - now_s
+    rest_s = left_s if left_s > 0 else SOON_S
+    if session.request.time_limit_s is not None:
+        left_s = started_s + session.request.time_limit_s - now_s
+        rest_s = min(rest_s, left_s) if left_s > 0 else SOON_S
+    return now_s + rest_s
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=400)
@@ -152,7 +156,7 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
 def test_a_forecast_is_the_plan_run_forward_under_every_policy(
     lab: Snapshot, policy: Policy, typical_length_s: int
 ) -> None:
-    told = forecast(lab, policy, typical_length_s=typical_length_s)
+    told = forecast(lab, policy, lasting(typical_length_s))
     expected = starts(lab, policy, typical_length_s)
     assert {f.session_id: f.expected_start_at_s for f in told} == {
         s.id: expected.get(s.id) for s in lab.sessions if s.state is SessionState.PENDING

@@ -17,7 +17,7 @@ from fgpu_scheduler.core.model import Node, NodeState, Request, Session, Session
 from fgpu_scheduler.core.placement import best_fit, free, place, placements, returned
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.shares import shape
-from fgpu_scheduler.testing import World
+from fgpu_scheduler.testing import World, lasting
 from fgpu_scheduler.testing.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
 POLICY = Policy()
@@ -123,7 +123,7 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
 @exact
 @given(worlds(), TYPICAL_S)
 def test_a_forecast_is_the_plan_run_forward(lab: World, typical_length_s: int) -> None:
-    told = forecast(lab, POLICY, typical_length_s=typical_length_s)
+    told = forecast(lab, POLICY, lasting(typical_length_s))
     expected = run_forward(lab, typical_length_s)
     assert {f.session_id: f.expected_start_at_s for f in told} == {
         s.id: expected.get(s.id) for s in lab.sessions if s.state is SessionState.PENDING
@@ -133,7 +133,7 @@ def test_a_forecast_is_the_plan_run_forward(lab: World, typical_length_s: int) -
 @exact
 @given(worlds())
 def test_a_forecast_starts_now_whom_the_plan_places(lab: World) -> None:
-    told = forecast(lab, POLICY, typical_length_s=None)
+    told = forecast(lab, POLICY, lasting(None))
     placed = [p.session_id for p in plan(lab, POLICY).placed]
     assert [f.session_id for f in told if f.position == 0] == placed
     assert [f.session_id for f in told if f.text == "starts now"] == placed
@@ -149,13 +149,13 @@ def test_a_request_is_told_what_then_happens(
     lab: World, asked: Request, count: int, typical_length_s: int
 ) -> None:
     caps = Caps(fgpu_step_milli=100)
-    told = forecast_request(asked, count, lab, POLICY, caps, typical_length_s=typical_length_s)
+    told = forecast_request(asked, count, lab, POLICY, caps, lasting(typical_length_s))
     first = max((s.id for s in lab.sessions), default=0) + 1
     new = [Session(first + n, asked, SessionState.PENDING, lab.now_s) for n in range(count)]
     submitted = lab.with_sessions((*lab.sessions, *new))
     placed = [p.session_id for p in plan(submitted, POLICY).placed if p.session_id >= first]
     assert told.startable_now == len(placed)
-    found = forecast(submitted, POLICY, typical_length_s=typical_length_s)
+    found = forecast(submitted, POLICY, lasting(typical_length_s))
     last = next(f for f in found if f.session_id == new[-1].id)
     if len(placed) < count:
         assert (told.position, told.expected_start_at_s) == (last.position, last.expected_start_at_s)

@@ -18,11 +18,11 @@ from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, Sess
 from fgpu_scheduler.core.quota import Ledger, held_of_each
 from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store import quotas as accounts
+from fgpu_scheduler.store.foretold import read_experience
 from fgpu_scheduler.store.history import _MEASURED_OF, History
 from fgpu_scheduler.store.meters import Meters
 from fgpu_scheduler.store.rows import life_values, quota_key, request_values
 from fgpu_scheduler.store.schema import meters, sessions
-from fgpu_scheduler.store.statements import LENGTHS
 from fgpu_scheduler.store.store import Store
 
 MANY = 2000
@@ -104,12 +104,14 @@ def test_the_lengths_of_a_rare_group_are_read_without_the_others_history(filed: 
         end(filed, run(filed, ask(), now_s=number).id, now_s=60 + number)
 
     def read(connection: Connection) -> object:
-        return connection.execute(LENGTHS, {"resource_group": "lab", "limit": 50}).all()
+        return read_experience(connection, "lab")
 
     before = steps(filed, read)
     let_others_run(filed, MANY)
     assert steps(filed, read) <= 2 * before
-    assert filed.typical_length_s("lab") == 60
+    found = filed.experience("lab").lengths.rest("nobody", "none", 0)
+    assert found is not None
+    assert found.at_s(0.5) == 60
 
 
 def test_the_measured_runs_of_one_user_are_read_without_the_others_measures(filed: Store) -> None:

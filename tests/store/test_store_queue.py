@@ -7,6 +7,7 @@ from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 from store_worlds import S, ask, end, node, opened, run, schedule
 
+from fgpu_scheduler.core.lengths import Rest, Source
 from fgpu_scheduler.core.model import EndCause, Session
 from fgpu_scheduler.errors import SessionExists, TooManyPending
 from fgpu_scheduler.store.rows import life_values, request_values
@@ -208,20 +209,21 @@ def test_ended_sessions_come_newest_first_and_keep_what_they_held(store: Store) 
     assert store.snapshot(40).sessions == ()
 
 
-def test_the_typical_length_is_the_median_of_the_newest_that_ran(store: Store) -> None:
+def test_how_long_sessions_run_is_known_of_those_that_ran(store: Store) -> None:
     store.set_nodes([node()], now_s=0)
     for number, length_s in enumerate((1000, 10, 20, 30, 60)):
         session = run(store, ask(), now_s=number)
-        assert store.typical_length_s("lab") is None
+        assert not store.experience("lab").lengths
         end(store, session.id, now_s=2000 * number + length_s)
     cancelled = store.submit([ask()], now_s=1)[0]
     store.move(cancelled.id, S.CANCELLED, now_s=50000, cause=EndCause.USER)
     lengths = sorted((1000, 2010 - 1, 4020 - 2, 6030 - 3, 8060 - 4))
-    assert store.typical_length_s("lab") == lengths[2]
-    assert store.typical_length_s("lab", newest=2) is None
-    assert store.typical_length_s("lab", least=2, newest=2) == sum(lengths[-2:]) // 2
-    assert store.typical_length_s("lab", least=6) is None
-    assert store.typical_length_s("other") is None
+    asked = ask()
+    found = store.experience("lab").lengths.rest(asked.user, asked.image, 0)
+    assert found == Rest(Source.USER_IMAGE, 0, lengths)
+    # A group in which nothing has run yet goes by all others.
+    found = store.experience("other").lengths.rest(asked.user, asked.image, 0)
+    assert found == Rest(Source.ALL, 0, lengths)
 
 
 def test_an_unknown_session_or_server_is_none(store: Store) -> None:

@@ -1,8 +1,9 @@
 """Position, expected start and reason: the same passes as the planner's, run forward from a snapshot.
 
-No second implementation of the policy: a session is expected to start when, in a world where those who run end by
-their time limits or after their typical length, a pass would start it. Later passes go on in the order of the first, but
-for those who by then have waited for as long as they may.
+No second implementation of the policy: a session is expected to start when, in a world where those who run end as
+others did before them, and by their time limits, a pass would start it. Later passes go on in the order of the first, but
+for those who by then have waited for as long as they may. Nobody knows when one session ends: so that is run forward
+several times, in worlds that differ in who ends when, and what they make of a start is its range.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import assert_never
 from fgpu_scheduler.core import order, placement
 from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB, Caps, amounts_that_fit
 from fgpu_scheduler.core.backfill import SURE_ENDS
+from fgpu_scheduler.core.hindsight import Experience, Range
+from fgpu_scheduler.core.lengths import Lengths
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
     NodeState,
@@ -55,7 +58,15 @@ Beside = Callable[[int], tuple[int, int]]
 """Of an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
 
 SOON_S = 60
-"""A session that has outlived what was expected of it is expected to end about this much later."""
+"""A session that has outlived its time limit is expected to end about this much later."""
+
+WORLDS = 9
+"""So many worlds make a range, from the earliest start in any of them to the latest: of ten equally likely starts eight
+lie between the least and the most of nine others."""
+WORLD_STARTS = 24
+"""So many starts are looked for in each world; a later one is told from how much faster or slower these came there."""
+ORDERS = (1, 2, 4, 5, 7, 8)
+"""What has no divisor in common with `WORLDS`: each session ends in each ninth of the cases in one of the worlds."""
 
 MOST_PASSES = 3000
 """Bound of the passes that a forecast makes; who would start later is told nothing."""
@@ -80,12 +91,17 @@ class Ahead:
     ids: tuple[int, ...] = ()
 
 
+NOT_LOOKED_AT = Ahead(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What is known of one waiting session.
 
     ``position`` 0 means that it starts now; 1 is the first of those of its resource group that wait on.
-    ``promised_at_s`` is the latest start where a place is kept for it.
+    ``promised_at_s`` is the latest start where a place is kept for it. From ``early_at_s`` to ``late_at_s`` are 80
+    of 100 starts, 10 are before and 10 after it; both are the expected start where nothing of it is uncertain.
+    ``planned`` is the same before experience has stretched it.
     """
 
     session_id: int
@@ -96,29 +112,45 @@ class Forecast:
     basis: str
     promised_at_s: int | None = None
     ahead: Ahead | None = None
+    early_at_s: int | None = None
+    late_at_s: int | None = None
+    planned: Range | None = None
+
+    @property
+    def told(self) -> Range | None:
+        """The range that is told, with the expected start in its middle; None where no start is expected."""
+        early_s, middle_s, late_s = self.early_at_s, self.expected_start_at_s, self.late_at_s
+        if early_s is None or middle_s is None or late_s is None:
+            return None
+        return Range(early_s, middle_s, late_s)
 
 
-def forecast(snapshot: Snapshot, policy: Policy, *, typical_length_s: int | None) -> tuple[Forecast, ...]:
+def forecast(snapshot: Snapshot, policy: Policy, experience: Experience) -> tuple[Forecast, ...]:
     """Return a forecast for every waiting session, in queue order.
 
-    ``typical_length_s`` is the median length of sessions that ended here, or None while too few have.
+    ``experience`` is that of the resource group; without any, only ends by time limits are known.
     A held session is forecast as if somebody waited for it again.
     """
-    return _forecast(snapshot, policy, typical_length_s, None)
+    return _forecast(snapshot, policy, experience, None)
 
 
 def _forecast(
-    snapshot: Snapshot, policy: Policy, typical_length_s: int | None, only: Collection[int] | None
+    snapshot: Snapshot, policy: Policy, experience: Experience, only: Collection[int] | None
 ) -> tuple[Forecast, ...]:
     """Forecast; where ``only`` is given those alone are told of."""
     now = plan(snapshot, policy)
     # What starts in this very pass is not free for those who wait on.
     world = applied(snapshot, now)
-    return _told(snapshot, world, now, _starts(world, policy, typical_length_s, only), only)
+    return _told(snapshot, world, now, _starts(world, policy, experience, only), only, experience)
 
 
 def _told(
-    snapshot: Snapshot, world: Snapshot, now: Plan, starts: _Starts, only: Collection[int] | None
+    snapshot: Snapshot,
+    world: Snapshot,
+    now: Plan,
+    starts: _Starts,
+    only: Collection[int] | None,
+    experience: Experience,
 ) -> tuple[Forecast, ...]:
     left = placement.free(world)
     ledger = Ledger(world)
@@ -133,7 +165,19 @@ def _told(
         if session.id in placed_now:
             if not told:
                 continue
-            found.append(Forecast(session.id, 0, WaitReason.RESOURCES, STARTS_NOW, snapshot.now_s, BASIS_NOW))
+            at_s = snapshot.now_s
+            found.append(
+                Forecast(
+                    session.id,
+                    0,
+                    WaitReason.RESOURCES,
+                    STARTS_NOW,
+                    at_s,
+                    BASIS_NOW,
+                    early_at_s=at_s,
+                    late_at_s=at_s,
+                )
+            )
             continue
         assert not isinstance(decision, Place)
         group = session.request.resource_group
@@ -161,19 +205,36 @@ def _told(
         start = starts.found.get(session.id)
         # Over a quota it waits for those that count there, and not for whoever is on the GPU that it gets later.
         of_quota = decision.reason is WaitReason.QUOTA
-        found.append(
-            Forecast(
-                session.id,
-                length[group],
-                decision.reason,
-                text,
-                None if start is None else start.at_s,
-                starts.why_not(session, decision.reason) if start is None else start.basis,
-                decision.starts_at_s if isinstance(decision, Reserve) else None,
-                None if start is None or of_quota else start.ahead,
-            )
+        promised_at_s = decision.starts_at_s if isinstance(decision, Reserve) else None
+        told_of = Forecast(
+            session.id,
+            length[group],
+            decision.reason,
+            text,
+            None,
+            starts.why_not(session, decision.reason) if start is None else start.basis,
+            promised_at_s,
+            None if start is None or of_quota else start.ahead,
         )
+        found.append(told_of if start is None else _ranged(told_of, start, snapshot.now_s, experience))
     return tuple(found)
+
+
+def _ranged(told: Forecast, start: _Start, now_s: int, experience: Experience) -> Forecast:
+    """Return a forecast with the start and its range, which begins no sooner than now and keeps what was promised."""
+    found = experience.stretch.of(start.planned)
+    middle_s = max(found.middle_at_s, min(now_s, start.at_s))
+    late_s = max(found.late_at_s, middle_s)
+    if told.promised_at_s is not None:
+        late_s = min(late_s, max(told.promised_at_s, start.at_s))
+    middle_s = min(middle_s, late_s)
+    return replace(
+        told,
+        expected_start_at_s=middle_s,
+        early_at_s=min(max(found.early_at_s, now_s), middle_s),
+        late_at_s=late_s,
+        planned=start.planned,
+    )
 
 
 def _refused(session: Session) -> str:
@@ -192,6 +253,11 @@ class _Start:
     at_s: int
     basis: str
     ahead: Ahead
+    range: Range | None = None
+
+    @property
+    def planned(self) -> Range:
+        return self.range or Range(self.at_s, self.at_s, self.at_s)
 
 
 @dataclass(slots=True)
@@ -216,7 +282,7 @@ class _Starts:
 
 
 def _starts(
-    world: Snapshot, policy: Policy, typical_length_s: int | None, only: Collection[int] | None = None
+    world: Snapshot, policy: Policy, experience: Experience, only: Collection[int] | None = None
 ) -> _Starts:
     """Run the passes forward until all who wait have started, or only those.
 
@@ -227,18 +293,55 @@ def _starts(
         for n in world.nodes
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
-    starts = _Starts({}, typical_length_s is not None, takers, {})
+    starts = _Starts({}, bool(experience.lengths), takers, {})
     for group, line in order.lines(world).items():
-        run = _Run(world, group, policy, typical_length_s)
-        run.forward(line, starts, only)
+        own = _Starts({}, starts.typical, takers, starts.far)
+        run = _Run(world, group, policy, experience.lengths, None)
+        run.forward(line, own, only, MOST_PASSES)
+        if run.is_uncertain:
+            _range(own.found, world, line, policy, experience.lengths)
+        starts.found |= own.found
     return starts
+
+
+def _range(
+    found: dict[int, _Start], world: Snapshot, line: order.Line, policy: Policy, lengths: Lengths
+) -> None:
+    """Put in place of each expected start that in the middle of all worlds, with the earliest and the latest."""
+    by_start = sorted(found, key=lambda i: found[i].at_s)[:WORLD_STARTS]
+    if not by_start:
+        return
+    now_s = world.now_s
+    first = dict.fromkeys(by_start)
+    seen: list[tuple[dict[int, _Start], float]] = []
+    for n in range(WORLDS):
+        own = _Starts({}, True, frozenset(), {})
+        run = _Run(world, line.resource_group, policy, lengths, n)
+        run.forward(line, own, first, 2 * WORLD_STARTS)
+        # How fast the queue moves in this world, as far as it was looked at.
+        there = [i for i in by_start if i in own.found]
+        waited_s = sum(found[i].at_s - now_s for i in there)
+        pace = sum(own.found[i].at_s - now_s for i in there) / waited_s if waited_s else 1.0
+        seen.append((own.found, pace))
+    for i, start in found.items():
+        instants = sorted(
+            own[i].at_s if i in first and i in own else now_s + round(pace * (start.at_s - now_s))
+            for own, pace in seen
+        )
+        middle_s = instants[WORLDS // 2]
+        found[i] = replace(start, at_s=middle_s, range=Range(instants[0], middle_s, instants[-1]))
 
 
 class _Run:
     """The passes over the queue of one resource group, one after the other."""
 
-    def __init__(self, world: Snapshot, group: str, policy: Policy, typical_length_s: int | None) -> None:
-        self._typical_s = typical_length_s
+    def __init__(
+        self, world: Snapshot, group: str, policy: Policy, lengths: Lengths, number: int | None
+    ) -> None:
+        """``number`` is that of the world; None: where everything lasts as half of what was like it did."""
+        self._lengths = lengths
+        self._number = number
+        self.is_uncertain = False
         self._ledger = Ledger(world)
         self._by_user = bool(world.quotas)
         self._floor = Floor(
@@ -246,7 +349,7 @@ class _Run:
         )
         self._holding: dict[int, tuple[Session, Placement]] = {}
         self._ends: list[tuple[int, int, bool]] = []
-        """Instant, session, and whether that is known by its typical length only."""
+        """Instant, session, and whether that is known by how long others ran."""
         self._ended_on: dict[str, list[int]] = {}
         """Of those who hold something now, by node, who has ended, in this order."""
         for s in world.sessions:
@@ -257,7 +360,9 @@ class _Run:
         self._at_first = dict(self._holding)
         heapify(self._ends)
 
-    def forward(self, line: order.Line, starts: _Starts, only: Collection[int] | None) -> None:
+    def forward(
+        self, line: order.Line, starts: _Starts, only: Collection[int] | None, most_passes: int
+    ) -> None:
         """Make passes, and end sessions in between, until all have started or nothing changes any more."""
         floor = self._floor
         queue = Queue(floor.in_order(line), by_user=self._by_user, held=True)
@@ -268,7 +373,7 @@ class _Run:
         heapify(self._ends)
         wanted = len(queue.sessions) if only is None else sum(1 for s in queue.sessions if s.id in only)
         by_typical = False
-        for _ in range(MOST_PASSES):
+        for _ in range(most_passes):
             placed = floor.fill(queue)
             basis = BASIS_TYPICAL if by_typical else BASIS_LIMITS
             after: dict[str, placement.NodeFree] = {}
@@ -276,7 +381,8 @@ class _Run:
             # The last one first: who starts after it in this pass takes nothing that it needs.
             for session, where in reversed(placed):
                 there = after.get(where.node_id, floor.left[where.node_id])
-                starts.found[session.id] = _Start(floor.now_s, basis, self._ahead(there))
+                ahead = self._ahead(there) if self._number is None else NOT_LOOKED_AT
+                starts.found[session.id] = _Start(floor.now_s, basis, ahead)
                 on[where.node_id] -= 1
                 if on[where.node_id]:
                     after[where.node_id] = placement.returned(there, session.request, where)
@@ -309,7 +415,7 @@ class _Run:
             heappush(self._ends, (end[0], session.id, end[1]))
 
     def _expected_end(self, session: Session, now_s: int) -> tuple[int, bool] | None:
-        """Return when a session is expected to end, and whether only its typical length tells."""
+        """Return when a session is expected to end, and whether how long others ran tells."""
         if session.state is SessionState.TERMINATING:
             return now_s + 1, False
         if session.ends_at_s is not None and session.ends_cause in SURE_ENDS:
@@ -318,11 +424,16 @@ class _Run:
         started_s = now_s if session.started_at_s is None else min(now_s, session.started_at_s)
         limits = session.time_limit_s, self._ledger.limit_s(session.request)
         limit_s = min((limit for limit in limits if limit is not None), default=None)
-        length_s = self._typical_s if limit_s is None else limit_s
-        if length_s is None:
-            return None
-        end_s = started_s + length_s
-        return end_s if end_s > now_s else now_s + SOON_S, limit_s is None
+        ran_s = now_s - started_s
+        left_s = None if limit_s is None else limit_s - ran_s
+        if left_s is not None and left_s <= 0:
+            return now_s + SOON_S, False
+        rest = self._lengths.rest(session.request.user, session.request.image, ran_s)
+        if rest is None:
+            return None if left_s is None else (now_s + left_s, False)
+        self.is_uncertain = True
+        rest_s = max(1, rest.at_s(0.5 if self._number is None else _part(session.id, self._number)))
+        return now_s + (rest_s if left_s is None else min(rest_s, left_s)), True
 
     def _ahead(self, left: placement.NodeFree) -> Ahead:
         """Return whose ends a session needed that leaves this of its node: who ended first is tried first without."""
@@ -330,6 +441,17 @@ class _Run:
         ended = self._ended_on.get(left.node.id, ())
         ids = tuple(sorted(i for i in ended if not spare.takes(*self._at_first[i])))
         return Ahead(len(ids), sum(held_milli(self._at_first[i][0]) for i in ids), ids)
+
+
+def _part(session_id: int, world: int) -> float:
+    """Return before which part of those like it a session ends in a world: in each of them before another ninth.
+
+    Which in which differs by its id, and equal worlds make equal forecasts.
+    """
+    mixed = session_id * 2654435761 % 2**32
+    ninth = (world * ORDERS[mixed % len(ORDERS)] + mixed // 64) % WORLDS
+    inside = (mixed // 4096 + world * 40503) % 1024 / 1024
+    return (ninth + inside) / WORLDS
 
 
 class _Spare:
@@ -392,6 +514,8 @@ class RequestForecast:
     largest_now_milli: int | None
     reason: WaitReason | None = None
     ahead: Ahead | None = None
+    early_at_s: int | None = None
+    late_at_s: int | None = None
     soonest_milli: int | None = None
     soonest_at_s: int | None = None
     beside_now: tuple[int, int] | None = None
@@ -403,15 +527,14 @@ def forecast_request(
     snapshot: Snapshot,
     policy: Policy,
     caps: Caps,
-    *,
-    typical_length_s: int | None,
+    experience: Experience,
 ) -> RequestForecast:
     """Forecast a request that is not submitted yet, by submitting it to a copy of the world.
 
     ``position`` and the expected start are those of the last of the sessions, when all have started.
     """
     submitted, ids = _submitted(snapshot, request, count)
-    found = {f.session_id: f for f in _forecast(submitted, policy, typical_length_s, ids)}
+    found = {f.session_id: f for f in _forecast(submitted, policy, experience, ids)}
     own = [found[i] for i in ids]
     waiting = [f for f in own if f.basis != BASIS_NOW]
     largest = largest_now_milli(request, snapshot, policy, caps, count=count)
@@ -428,11 +551,13 @@ def forecast_request(
         largest_now_milli=largest,
         reason=first.reason,
         ahead=first.ahead,
+        early_at_s=last.early_at_s,
+        late_at_s=last.late_at_s,
         beside_now=_beside_now(request, count, snapshot, policy),
     )
     if largest is not None:
         return told
-    sooner = _soonest(request, count, snapshot, policy, caps, typical_length_s)
+    sooner = _soonest(request, count, snapshot, policy, caps, experience)
     start = last.expected_start_at_s
     if sooner is None or (start is not None and sooner[1] >= start):
         return told
@@ -529,7 +654,7 @@ def _soonest(
     snapshot: Snapshot,
     policy: Policy,
     caps: Caps,
-    typical_length_s: int | None,
+    experience: Experience,
 ) -> tuple[int, int] | None:
     """Return the smallest amount, and when all of them would have started.
 
@@ -540,7 +665,7 @@ def _soonest(
         return None
     submitted, ids = _submitted(snapshot, amounts[0], count)
     now = plan(submitted, policy)
-    found = _starts(applied(submitted, now), policy, typical_length_s, ids).found
+    found = _starts(applied(submitted, now), policy, experience, ids).found
     waiting = set(ids) - {p.session_id for p in now.placed}
     if not waiting <= found.keys():
         return None

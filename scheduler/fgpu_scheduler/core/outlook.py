@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Snapshot
 from fgpu_scheduler.core.policies import Policy
 
@@ -19,11 +20,11 @@ class Outlook:
     forecasts: Mapping[int, Forecast]
 
 
-def outlook(snapshot: Snapshot, policy: Policy, typical_length_s: Callable[[str], int | None]) -> Outlook:
-    """Return what is expected of every queue; ``typical_length_s`` is asked once of each resource group."""
+def outlook(snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
+    """Return what is expected of every queue; ``experience`` is asked once of each resource group."""
     found: dict[int, Forecast] = {}
     for group in resource_groups(snapshot):
-        told = forecast(of_group(snapshot, group), policy, typical_length_s=typical_length_s(group))
+        told = forecast(of_group(snapshot, group), policy, experience(group))
         found |= {one.session_id: one for one in told}
     return Outlook(snapshot, found)
 

@@ -7,7 +7,7 @@ comes, ends or is given up, and not in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import ceil
@@ -69,14 +69,21 @@ class Outcome:
 
 
 def replay(
-    jobs: Iterable[Job], nodes: Iterable[Node], policy: Policy, *, quotas: Iterable[Quota] = ()
+    jobs: Iterable[Job],
+    nodes: Iterable[Node],
+    policy: Policy,
+    *,
+    quotas: Iterable[Quota] = (),
+    seen: Callable[[Snapshot], None] | None = None,
 ) -> tuple[Outcome, ...]:
     """Run the jobs through the planner, and return what becomes of each, in order of submission.
 
     Every node takes sessions, whatever its state. Jobs of one instant come in the order given. Refused is what no node
     could ever hold, what no quota ever lets start and what is over a pending quota; a quota's lifetime ends a session.
+    ``seen`` is called with what the planner is asked about, each time before it decides; a session's id is its place
+    in the order of submission, from 1.
     """
-    return _Run(jobs, nodes, policy, quotas).outcomes()
+    return _Run(jobs, nodes, policy, quotas, seen).outcomes()
 
 
 _END, _GIVE_UP = 0, 1
@@ -84,8 +91,14 @@ _END, _GIVE_UP = 0, 1
 
 class _Run:
     def __init__(
-        self, jobs: Iterable[Job], nodes: Iterable[Node], policy: Policy, quotas: Iterable[Quota]
+        self,
+        jobs: Iterable[Job],
+        nodes: Iterable[Node],
+        policy: Policy,
+        quotas: Iterable[Quota],
+        seen: Callable[[Snapshot], None] | None = None,
     ) -> None:
+        self._seen = seen
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at_s)
         opened = (node.opened() for node in nodes)
         self._nodes = tuple(sorted(opened, key=lambda node: node.id))
@@ -190,6 +203,8 @@ class _Run:
             self._quotas,
             self._asked,
         )
+        if self._seen is not None:
+            self._seen(snapshot)
         for decision in plan(snapshot, self._policy).decisions:
             session = self._live[decision.session_id]
             if isinstance(decision, Place):

@@ -8,6 +8,7 @@ from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.extending import delays_a_promise
 from fgpu_scheduler.core.forecast import Beside, RequestForecast, forecast_request, largest_now_milli
 from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Request, Session, Snapshot
 from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.policies import Policy
@@ -27,7 +28,7 @@ class StoreReader(QueueReader):
         self._policy = policy
         self._caps = caps
         self._history = History(store)
-        self._typical: tuple[int, dict[str, int | None]] = -1, {}
+        self._experience: tuple[int, dict[str, Experience]] = -1, {}
 
     def connect(self) -> None:
         self._store.connect_readonly()
@@ -42,7 +43,7 @@ class StoreReader(QueueReader):
         return self._store.snapshot(now_s)
 
     def outlook(self, now_s: int) -> Outlook:
-        return outlook(self._store.snapshot(now_s), self._policy, self._store.typical_length_s)
+        return outlook(self._store.snapshot(now_s), self._policy, self._store.experience)
 
     def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
         group = request.resource_group
@@ -52,16 +53,16 @@ class StoreReader(QueueReader):
             of_group(snapshot, group),
             self._policy,
             self._caps,
-            typical_length_s=self._typical_lengths_s(snapshot).get(group),
+            self._experience_of(snapshot, group),
         )
 
-    def _typical_lengths_s(self, snapshot: Snapshot) -> Mapping[str, int | None]:
-        """Read them once a version: a form asks for a forecast at every move of a slider."""
-        version, typical = self._typical
+    def _experience_of(self, snapshot: Snapshot, group: str) -> Experience:
+        """Read it once a version: a form asks for a forecast at every move of a slider."""
+        version, found = self._experience
         if version != snapshot.version:
-            typical = {group: self._store.typical_length_s(group) for group in resource_groups(snapshot)}
-            self._typical = snapshot.version, typical
-        return typical
+            found = {one: self._store.experience(one) for one in resource_groups(snapshot)}
+            self._experience = snapshot.version, found
+        return found.get(group, Experience())
 
     def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
         return largest_now_milli(

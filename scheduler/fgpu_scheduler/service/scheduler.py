@@ -58,6 +58,7 @@ from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
 from fgpu_scheduler.service.node_health import node_changes
 from fgpu_scheduler.service.outage import Away
 from fgpu_scheduler.service.reclaiming import Reclaiming
+from fgpu_scheduler.store.foretold import Foretold
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
@@ -91,6 +92,8 @@ class Deadlines:
 FORECAST_FOR_S = 30
 """How long a forecast may be shown while nothing changes; expected ends move with the clock."""
 QUICK_FORECAST_S = 0.25
+FORETELL_EVERY_S = 60.0
+"""So often who waits is told something, though nobody asks."""
 FORECAST_REST = 4
 """A forecast that took longer than that is shown for so many times as long, whatever changes: one of ten thousand takes
 seconds, something always changes there, and everything else in this process runs beside it."""
@@ -142,6 +145,10 @@ class Scheduler(Queue):
         self._outlook: Outlook | None = None
         self._looking_ahead: asyncio.Future[Outlook] | None = None
         self._look_ahead_again_at = 0.0
+        self._foretold = Foretold(store)
+        self._told: set[int] = set()
+        """Those who wait of whom it is kept what they were told first."""
+        self._foretold_version = -1
         # Its own: who submits, starts or ends does not wait for a forecast.
         self._forecaster = ThreadPoolExecutor(1, thread_name_prefix="fgpu-forecast")
         self._away = Away(self._announce)
@@ -172,7 +179,7 @@ class Scheduler(Queue):
         for session in live:
             self._since[session.id] = self._started - max(0, now_s - session.waits_since_s)
         self._launcher.watch(self.look)
-        loops = (self._schedule(), self._watch(), self._reclaim())
+        loops = (self._schedule(), self._watch(), self._reclaim(), self._foretell())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return live
 
@@ -394,16 +401,41 @@ class Scheduler(Queue):
 
     async def _look_ahead(self) -> Outlook:
         snapshot = await self.snapshot()
-        typical = {
-            group: await self._call(self.store.typical_length_s, group) for group in resource_groups(snapshot)
-        }
+        known = {group: await self._call(self.store.experience, group) for group in resource_groups(snapshot)}
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await loop.run_in_executor(self._forecaster, outlook, snapshot, self.policy, typical.get)
+        found = await loop.run_in_executor(
+            self._forecaster, outlook, snapshot, self.policy, known.__getitem__
+        )
         took_s = loop.time() - began
         if took_s > QUICK_FORECAST_S:
             self._look_ahead_again_at = loop.time() + FORECAST_REST * took_s
+        await self._note_told(found)
         return found
+
+    async def _note_told(self, ahead: Outlook) -> None:
+        """Keep what each who waits is told first, to hold it against the start."""
+        waiting = {f.session_id for f in ahead.forecasts.values() if f.position}
+        new = [ahead.forecasts[i] for i in sorted(waiting - self._told)]
+        self._told &= waiting
+        try:
+            await self._call(self._foretold.note, new, now_s=ahead.snapshot.now_s)
+        except StoreUnavailable as e:
+            # What is told is worth more than how good it was.
+            log.debug("What was told of %d starts is not kept: %s", len(new), e)
+        else:
+            self._told |= {f.session_id for f in new if f.told is not None}
+
+    async def _foretell(self) -> None:
+        """Have a start told to each who waits, though nobody asks: what is told is held against it."""
+        while True:
+            await asyncio.sleep(FORETELL_EVERY_S)
+            try:
+                if (await self.snapshot()).version != self._foretold_version:
+                    await self.forecasts()
+                    self._foretold_version = self._outlook.snapshot.version if self._outlook else 0
+            except StoreUnavailable as e:
+                log.debug("No forecast now: %s", e)
 
     def _looked_ahead(self, task: asyncio.Future[Outlook]) -> None:
         # Whoever waited may have left: one that failed then is nothing to those who ask next.

@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_,
 
 from fgpu_scheduler.core.asked import counted_ids
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.schema import end_messages, events, is_live, meters, sessions, shares
+from fgpu_scheduler.store.schema import end_messages, events, foretold, is_live, meters, sessions, shares
 
 STEP = 200
 """So many rows are forgotten in one transaction."""
 TYPICAL_RUNS = 50
-"""So many of the newest runs of each resource group say how long sessions take; see `Store.typical_length_s`."""
+"""So many of the newest runs of each resource group say how long sessions take; see `Store.experience`."""
 KEPT_EVENTS = 2000
 """So many of the newest events stay however old they are: more than anybody is told who missed some."""
 
@@ -73,7 +73,7 @@ class Retention:
 
 
 def _forget(connection: Connection, ids: Sequence[int]) -> None:
-    for table in (meters, shares, end_messages):
+    for table in (meters, shares, end_messages, foretold):
         connection.execute(delete(table).where(table.c.session_id.in_(ids)))
     connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 

@@ -197,6 +197,21 @@ end_messages = Table(
     Column("said_at_s", BigInteger, nullable=False),
 )
 
+foretold = Table(
+    "fgpu_foretold",
+    metadata,
+    # No key to the sessions: a row is written beside them, and never in their way. What was told of a start first of all,
+    # and the range that was planned before earlier starts had stretched it.
+    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("told_at_s", BigInteger, nullable=False),
+    Column("early_at_s", BigInteger, nullable=False),
+    Column("middle_at_s", BigInteger, nullable=False),
+    Column("late_at_s", BigInteger, nullable=False),
+    Column("planned_early_at_s", BigInteger, nullable=False),
+    Column("planned_middle_at_s", BigInteger, nullable=False),
+    Column("planned_late_at_s", BigInteger, nullable=False),
+)
+
 audit = Table(
     "fgpu_audit",
     metadata,

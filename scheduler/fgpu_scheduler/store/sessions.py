@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fgpu_scheduler.core import lifecycle, reclaim
 from fgpu_scheduler.core.commit import committed
+from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import (
     EndCause,
     Node,
@@ -160,8 +161,8 @@ class SessionStore(ABC):
         """Return what is held, in the order to resume it: what has its share first, then the queue."""
 
     @abstractmethod
-    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None:
-        """Return the median length of the sessions that ran and ended last, or None below ``least``."""
+    def experience(self, resource_group: str) -> Experience:
+        """Return how long the sessions that ended last ran, and how good what was told of starts was."""
 
     # --- The queue ---
 

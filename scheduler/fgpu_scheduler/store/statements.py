@@ -13,7 +13,6 @@ from fgpu_scheduler.store.rows import Used, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
     devices,
     events,
-    has_run,
     in_states,
     is_live,
     is_serving,
@@ -80,11 +79,6 @@ LATEST_OF = Sessions(
     .where(sessions.c.user_name == bindparam("user"))
     .order_by(sessions.c.id.desc())
     .limit(bindparam("limit"))
-)
-LENGTHS = (
-    _newest_ended.with_only_columns(sessions.c.ended_at_s - sessions.c.started_at_s)
-    .where(has_run)
-    .where(sessions.c.resource_group == bindparam("resource_group"))
 )
 HELD_DEVICES = (
     select(sessions.c.node_id, shares.c.device_uuid)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 
 from sqlalchemy import func, select, update
 
+from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.records import Event
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
@@ -19,6 +19,7 @@ from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.audit import record
 from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.foretold import read_experience
 from fgpu_scheduler.store.nodes import become
 from fgpu_scheduler.store.quota_edits import in_force, read_edits
 from fgpu_scheduler.store.rows import event_of
@@ -32,7 +33,6 @@ from fgpu_scheduler.store.statements import (
     ENDED_SESSIONS,
     HELD_SESSIONS,
     LATEST_OF,
-    LENGTHS,
     ONE_SESSION,
     SERVING_SESSION,
     VERSION,
@@ -148,14 +148,9 @@ class Store(Durable, SessionStore):
         with self._database.reading() as connection:
             return HELD_SESSIONS.read(connection)
 
-    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None:
+    def experience(self, resource_group: str) -> Experience:
         with self._database.reading() as connection:
-            values = {"resource_group": resource_group, "limit": newest}
-            lengths = connection.execute(LENGTHS, values).scalars().all()
-        # Below nothing where the clock was set back in between.
-        return (
-            int(median(max(0, length) for length in lengths)) if lengths and len(lengths) >= least else None
-        )
+            return read_experience(connection, resource_group)
 
     def version(self) -> int:
         with self._database.reading() as connection:

@@ -7,4 +7,4 @@ from fgpu_scheduler.testing.checks import Checks, Standing, Violation
 from fgpu_scheduler.testing.lab import Faults
 from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.simulator import Report, Simulation, simulate
-from fgpu_scheduler.testing.world import NOW_S, World, decided, world
+from fgpu_scheduler.testing.world import NOW_S, World, decided, lasting, world

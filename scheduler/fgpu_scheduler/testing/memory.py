@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import asked_of, counted_ids
+from fgpu_scheduler.core.hindsight import Experience
+from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRun
 from fgpu_scheduler.core.model import Asked, Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.errors import BadSettings, UnknownSession
@@ -103,16 +104,15 @@ class MemoryStore(SessionStore):
         held = (s for s in self._world.sessions.values() if s.held and s.state in early)
         return tuple(sorted(held, key=lambda s: (s.state is S.PENDING, s.submitted_at_s, s.id)))
 
-    def typical_length_s(self, resource_group: str, *, least: int = 5, newest: int = 50) -> int | None:
+    def experience(self, resource_group: str) -> Experience:
         ran = [
-            (s.ended_at_s, s.id, s.ended_at_s - s.started_at_s)
+            (s.ended_at_s, s.id, _past_run(s, s.ended_at_s - s.started_at_s))
             for s in self._ended.values()
-            if s.request.resource_group == resource_group
-            and s.started_at_s is not None
-            and s.ended_at_s is not None
+            if s.started_at_s is not None and s.ended_at_s is not None
         ]
-        lengths = [length for _, _, length in sorted(ran, reverse=True)[:newest]]
-        return int(median(lengths)) if lengths and len(lengths) >= least else None
+        own = [one for one in ran if one[2].resource_group == resource_group]
+        newest = sorted(ran if len(own) < LEAST else own, reverse=True)[:NEWEST_RUNS]
+        return Experience(Lengths(resource_group, (run for _, _, run in newest)))
 
 
 def _as_it_is(node: Node, state: NodeState) -> Node:
@@ -174,3 +174,8 @@ class MemoryWrite:
         reason: str | None = None,
     ) -> None:
         """Nothing is logged here."""
+
+
+def _past_run(session: Session, length_s: int) -> PastRun:
+    asked = session.request
+    return PastRun(asked.resource_group, asked.user, asked.image, length_s)

@@ -70,10 +70,8 @@ class Users(Hub):
         return "; ".join(refusal.message for refusal in refusals)
 
     def _told(self, asked: Request, count: int, snapshot: Snapshot) -> forecast.RequestForecast:
-        typical = self._store.typical_length_s(asked.resource_group)
-        return forecast.forecast_request(
-            asked, count, snapshot, self._policy, self._caps, typical_length_s=typical
-        )
+        experience = self._store.experience(asked.resource_group)
+        return forecast.forecast_request(asked, count, snapshot, self._policy, self._caps, experience)
 
     def _keeps_word(self, told: forecast.RequestForecast, sessions: Sequence[Session]) -> None:
         ids = [s.id for s in sessions]
@@ -91,8 +89,7 @@ class Users(Hub):
     def _foretell(self) -> None:
         """Compare the queue's forecast with what the planner does."""
         snapshot = self._snapshot()
-        typical = self._store.typical_length_s("lab")
-        told = forecast.forecast(snapshot, self._policy, typical_length_s=typical)
+        told = forecast.forecast(snapshot, self._policy, self._store.experience("lab"))
         placed = [p.session_id for p in planner.plan(snapshot, self._policy).placed]
         if [f.session_id for f in told if f.position == 0] != placed:
             raise Violation(f"the forecast starts others than the planner: {told}, {placed}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.forecast import SOON_S
+from fgpu_scheduler.core.hindsight import Experience
+from fgpu_scheduler.core.lengths import Lengths, Rest, Source
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
     MAX_SHARES,
@@ -245,3 +248,21 @@ def decided(snapshot: Snapshot, plan: Plan) -> list[str]:
         else f"{users[d.session_id]} waits: {d.reason}"
         for d in plan.decisions
     ]
+
+
+class _Alike(Lengths):
+    def __init__(self, length_s: int) -> None:
+        super().__init__("")
+        self._length_s = length_s
+
+    def __bool__(self) -> bool:
+        return True
+
+    def rest(self, user: str, image: str, ran_s: int) -> Rest:
+        left_s = self._length_s - ran_s
+        return Rest(Source.GROUP, ran_s, (ran_s + (left_s if left_s > 0 else SOON_S),))
+
+
+def lasting(length_s: int | None) -> Experience:
+    """Return the experience that every session lasts just as long, or is about to end; None: that there is none."""
+    return Experience() if length_s is None else Experience(_Alike(length_s))

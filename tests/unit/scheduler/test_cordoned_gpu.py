@@ -14,7 +14,7 @@ from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.unblocking import unblocking
-from fgpu_scheduler.testing import World, world
+from fgpu_scheduler.testing import World, lasting, world
 from fgpu_scheduler.testing.world import request
 
 BROKEN = "GPU-n1-0"
@@ -53,14 +53,14 @@ def test_a_request_waits_for_it_and_is_not_refused() -> None:
 def test_no_start_is_expected_there() -> None:
     lab = world().running("a", "0.5").cordoned_gpu(BROKEN).pending("b", "0.5")
     for typical_length_s in (3600, None):
-        (found,) = forecast(lab, Policy(), typical_length_s=typical_length_s)
+        (found,) = forecast(lab, Policy(), lasting(typical_length_s))
         assert (found.expected_start_at_s, found.basis) == (None, BASIS_NO_NODE)
     assert unblocking(lab, Policy()) == unblocking(lab.ended("a"), Policy())
 
 
 def test_who_runs_there_has_not_to_end_for_those_who_start_beside_it() -> None:
     lab = world(devices=2).running("a", "1", on=BROKEN).running("b", "1", on="GPU-n1-1")
-    (found,) = forecast(lab.cordoned_gpu(BROKEN).pending("c", "1"), Policy(), typical_length_s=3600)
+    (found,) = forecast(lab.cordoned_gpu(BROKEN).pending("c", "1"), Policy(), lasting(3600))
     assert found.ahead == Ahead(1, 1000, (lab.of("b").id,))
 
 

@@ -22,10 +22,12 @@ from fgpu_scheduler.core.forecast import (
     largest_now_milli,
     shortage,
 )
+from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
+from fgpu_scheduler.core.lengths import Lengths, PastRun
 from fgpu_scheduler.core.model import SessionState, WaitReason
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.testing import NOW_S, World, world
+from fgpu_scheduler.testing import NOW_S, World, lasting, world
 from fgpu_scheduler.testing.world import request
 
 CAPS = Caps(fgpu_step_milli=100)
@@ -34,7 +36,7 @@ HOUR = 3600
 
 def told(lab: World, typical_length_s: int | None = HOUR) -> dict[str, Forecast]:
     users = {s.id: s.request.user for s in lab.sessions}
-    return {users[f.session_id]: f for f in forecast(lab, Policy(), typical_length_s=typical_length_s)}
+    return {users[f.session_id]: f for f in forecast(lab, Policy(), lasting(typical_length_s))}
 
 
 def starts(lab: World, typical_length_s: int | None = HOUR) -> dict[str, int | None]:
@@ -62,7 +64,7 @@ def asks(
         lab,
         Policy(),
         caps,
-        typical_length_s=typical,
+        lasting(typical),
     )
 
 
@@ -75,7 +77,7 @@ def test_the_next_one_starts_when_the_first_who_runs_is_expected_to_end() -> Non
 
 def test_a_whole_forecast_in_words() -> None:
     lab = world().running("a", "1", started_ago_s=600).pending("b", "0.5")
-    assert forecast(lab, Policy(), typical_length_s=HOUR) == (
+    assert forecast(lab, Policy(), lasting(HOUR)) == (
         Forecast(
             lab.of("b").id,
             1,
@@ -84,6 +86,9 @@ def test_a_whole_forecast_in_words() -> None:
             NOW_S + HOUR - 600,
             BASIS_TYPICAL,
             ahead=Ahead(1, 1000, (lab.of("a").id,)),
+            early_at_s=NOW_S + HOUR - 600,
+            late_at_s=NOW_S + HOUR - 600,
+            planned=Range(NOW_S + HOUR - 600, NOW_S + HOUR - 600, NOW_S + HOUR - 600),
         ),
     )
 
@@ -158,7 +163,7 @@ def test_one_who_fits_overtakes_in_the_forecast_as_in_the_plan() -> None:
 
 
 def test_an_empty_queue_has_an_empty_forecast() -> None:
-    assert forecast(world().running("a", "1"), Policy(), typical_length_s=HOUR) == ()
+    assert forecast(world().running("a", "1"), Policy(), lasting(HOUR)) == ()
 
 
 @pytest.mark.parametrize(
@@ -308,7 +313,7 @@ def test_the_largest_amount_that_starts_now_may_bring_its_own_cpu_and_memory() -
 def test_only_those_are_told_without_whose_end_it_would_not_start() -> None:
     lab = world().running("a", "0.5", started_ago_s=1800).running("b", "0.1", started_ago_s=1700)
     lab = lab.running("c", "0.4", started_ago_s=600).pending("d", "0.4").pending("e", "0.2")
-    found = {f.session_id: f.ahead for f in forecast(lab, Policy(), typical_length_s=HOUR)}
+    found = {f.session_id: f.ahead for f in forecast(lab, Policy(), lasting(HOUR))}
     a, b = lab.of("a").id, lab.of("b").id
     assert found[lab.of("d").id] == Ahead(1, 500, (a,))
     assert found[lab.of("e").id] == Ahead(2, 600, (a, b)), (
@@ -319,7 +324,7 @@ def test_only_those_are_told_without_whose_end_it_would_not_start() -> None:
 def test_who_frees_the_cpu_that_is_missing_is_told_though_it_holds_another_gpu() -> None:
     lab = world(devices=2, cpu=8).running("a", "0.5", on="GPU-n1-0", cpu=8, started_ago_s=600)
     lab = lab.pending("b", "1", cpu=4)
-    (found,) = forecast(lab, Policy(), typical_length_s=HOUR)
+    (found,) = forecast(lab, Policy(), lasting(HOUR))
     assert found.ahead == Ahead(1, 500, (lab.of("a").id,))
 
 
@@ -375,11 +380,74 @@ def test_a_forecast_of_two_hundred_over_fifty_gpus_takes_no_time_to_speak_of() -
     for n in range(200):
         lab = lab.pending(f"w{n}", ["2", "1.5", "1.9", "1.7"][n % 4])
     least = min(took(lab) for _ in range(3))
-    assert len(forecast(lab, Policy(), typical_length_s=HOUR)) == 200
+    assert len(forecast(lab, Policy(), lasting(HOUR))) == 200
     assert least < 0.5
 
 
 def took(lab: World) -> float:
     began = time.process_time()
-    forecast(lab, Policy(), typical_length_s=HOUR)
+    forecast(lab, Policy(), lasting(HOUR))
     return time.process_time() - began
+
+
+def runs(*lengths_s: int, user: str = "other") -> Lengths:
+    """Return the lengths of what ran: by default of somebody else, with the image that all have."""
+    image = world().running("a", "1").of("a").request.image
+    return Lengths("default", [PastRun("default", user, image, length_s) for length_s in lengths_s])
+
+
+def limited() -> World:
+    """Return a world whose only session has just begun, with a time limit of a day."""
+    return world().holding(replace(request("a", "1"), time_limit_s=24 * HOUR))
+
+
+def test_who_has_outlived_most_is_expected_to_last_as_the_few_who_did() -> None:
+    lab = world().running("a", "1", started_ago_s=2 * HOUR).pending("b", "1")
+    known = Experience(runs(*[600] * 95, 3 * HOUR, 4 * HOUR, 5 * HOUR, 6 * HOUR, 7 * HOUR))
+    (found,) = forecast(lab, Policy(), known)
+    assert found.told is not None
+    # Half of those who ran for two hours ran for five.
+    assert found.expected_start_at_s == NOW_S + 3 * HOUR
+    assert (found.early_at_s, found.late_at_s) == (NOW_S + HOUR, NOW_S + 5 * HOUR)
+
+
+def test_a_start_is_expected_before_the_time_limit_where_sessions_mostly_end_before_it() -> None:
+    lab = limited().pending("b", "1")
+    (found,) = forecast(lab, Policy(), Experience(runs(*[HOUR] * 20)))
+    assert found.expected_start_at_s == NOW_S + HOUR
+    (late,) = forecast(lab, Policy(), Experience(runs(*[48 * HOUR] * 20)))
+    assert late.expected_start_at_s == late.late_at_s == NOW_S + 24 * HOUR
+
+
+def test_without_any_experience_a_time_limit_alone_is_told() -> None:
+    lab = limited().pending("b", "1")
+    (found,) = forecast(lab, Policy(), Experience())
+    assert (found.early_at_s, found.late_at_s) == (NOW_S + 24 * HOUR, NOW_S + 24 * HOUR)
+
+
+def test_starts_that_were_later_than_planned_make_the_next_range_later_and_never_before_now() -> None:
+    lab = world().running("a", "1", started_ago_s=60).pending("b", "1")
+    lengths = runs(*range(600, 6600, 600))
+    (plain,) = forecast(lab, Policy(), Experience(lengths))
+    (taught,) = forecast(lab, Policy(), Experience(lengths, Stretch(-9.0, 1.0, 2.0)))
+    assert plain.planned == taught.planned == plain.told
+    assert taught.early_at_s == NOW_S
+    assert plain.late_at_s == taught.expected_start_at_s
+    assert taught.late_at_s > plain.late_at_s
+
+
+def test_of_several_whose_ends_are_not_known_the_first_is_expected_sooner_than_of_one() -> None:
+    lengths = Experience(runs(*range(600, 12600, 600)))
+    one = world().running("a", "1").pending("z", "1")
+    many = world(devices=4)
+    for user in "abcd":
+        many = many.running(user, "1")
+    (alone,) = forecast(one, Policy(), lengths)
+    (first,) = forecast(many.pending("z", "1"), Policy(), lengths)
+    assert first.expected_start_at_s < alone.expected_start_at_s
+
+
+def test_equal_worlds_have_equal_ranges() -> None:
+    lab = world(devices=2).running("a", "1").running("b", "1").pending("c", "2").pending("d", "1")
+    known = Experience(runs(*range(600, 12600, 600)))
+    assert forecast(lab, Policy(), known) == forecast(lab, Policy(), known)

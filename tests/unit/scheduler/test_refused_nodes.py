@@ -12,7 +12,7 @@ from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.testing import World, decided, world
+from fgpu_scheduler.testing import World, decided, lasting, world
 
 POLICIES = [Policy(GroupPolicy(backfill=mode, longest_wait_s=3600)) for mode in Backfill]
 
@@ -66,7 +66,7 @@ def test_a_place_that_is_kept_for_somebody_else_is_not_taken_by_who_was_refused_
 
 def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None:
     lab = refused(world(devices=1).pending("a", "1").pending("b", "1"), "a", "n1", ago_s=10)
-    told = {one.session_id: one for one in forecast(lab, POLICIES[0], typical_length_s=600)}
+    told = {one.session_id: one for one in forecast(lab, POLICIES[0], lasting(600))}
     a, b = told[lab.of("a").id], told[lab.of("b").id]
     assert (b.position, b.expected_start_at_s) == (0, lab.now_s)
     assert (a.position, a.reason) == (1, WaitReason.CLUSTER)
@@ -74,7 +74,7 @@ def test_the_owner_reads_the_clusters_words_and_when_it_is_tried_again() -> None
     # b is on the only GPU until then, and for longer than the pause.
     assert a.expected_start_at_s == lab.now_s + 600
     alone = refused(world(devices=1).pending("a", "1"), "a", "n1", ago_s=10)
-    (only,) = forecast(alone, POLICIES[0], typical_length_s=None)
+    (only,) = forecast(alone, POLICIES[0], lasting(None))
     assert only.expected_start_at_s == alone.now_s + 20
 
 

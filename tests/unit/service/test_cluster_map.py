@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     forecast,
 )
 from fgpu_scheduler.core.unblocking import unblocking
+from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World
@@ -59,7 +60,7 @@ def seen(
     viewer: Viewer, nodes: tuple[Node, ...], *sessions: Session, typical_length_s: int | None = None
 ) -> Group:
     snapshot = Snapshot(1000, 7, nodes, sessions)
-    told = forecast(snapshot, Policy(), typical_length_s=typical_length_s)
+    told = forecast(snapshot, Policy(), lasting(typical_length_s))
     world = World(snapshot, {f.session_id: f for f in told})
     found = unblocking(snapshot, Policy())
     ends = {} if found is None else {"default": found}
@@ -254,7 +255,7 @@ def test_the_map_the_queue_and_the_sessions_page_tell_one_story() -> None:
         )
     ]
     snapshot = Snapshot(1000, 7, (node(one, two),), (*limited, waits(4, "dora", 2000)))
-    forecasts = {f.session_id: f for f in forecast(snapshot, Policy(), typical_length_s=None)}
+    forecasts = {f.session_id: f for f in forecast(snapshot, Policy(), lasting(None))}
     world = World(snapshot, forecasts)
     ends = {"default": unblocking(snapshot, Policy())}
     (group,) = cluster_map(world, ROOT, ends, step_milli=100, beside=beside)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
+from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Json, Site, Viewer, World
@@ -55,7 +56,7 @@ def session(number: int, user: str, server: str, milli: int, *, runs: bool = Tru
 
 def objects(*sessions: Session, now_s: int = 1000) -> list[Json]:
     snapshot = Snapshot(now_s, 7, (NODE,), sessions)
-    found = forecast(snapshot, Policy(), typical_length_s=600)
+    found = forecast(snapshot, Policy(), lasting(600))
     world = World(snapshot, {f.session_id: f for f in found})
     shown: list[Json] = sessions_object(sessions, world, ROOT, Site("/", {"python": "Python 3.11"}))[
         "sessions"

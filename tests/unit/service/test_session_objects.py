@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     WaitReason,
     forecast,
 )
+from fgpu_scheduler.testing import lasting
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.me import me_object
@@ -156,7 +157,7 @@ def test_over_a_quota_nobody_elses_session_is_ahead() -> None:
     )
     quotas = (Quota(QuotaScope.USER, "*", max_fgpu_milli=2000),)
     snapshot = replace(build.world().snapshot, quotas=quotas)
-    (found,) = forecast(snapshot, Policy(), typical_length_s=600)
+    (found,) = forecast(snapshot, Policy(), lasting(600))
     assert (found.reason, found.ahead) == (WaitReason.QUOTA, None)
     assert found.expected_start_at_s is not None
 

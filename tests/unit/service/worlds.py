@@ -15,6 +15,7 @@ from fgpu_scheduler import (
     Snapshot,
     forecast,
 )
+from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.api.capacity import capacity_object
 from fgpuspawner.service.api.session_objects import sessions_object
 from fgpuspawner.service.model import Site, Viewer, World, live_sessions
@@ -80,7 +81,7 @@ class Build:
 
     def world(self, *, typical_length_s: int | None = None) -> World:
         snapshot = Snapshot(1000, 7, self.nodes, tuple(self.sessions))
-        found = forecast(snapshot, Policy(), typical_length_s=typical_length_s)
+        found = forecast(snapshot, Policy(), lasting(typical_length_s))
         return World(snapshot, {f.session_id: f for f in found}, {"default": 500})
 
 

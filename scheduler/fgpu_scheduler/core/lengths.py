@@ -1,0 +1,99 @@
+"""How much longer a session runs, from those that have ended and had run for at least as long.
+
+Whoever has outlived most is expected to go on: the longer something has run, the longer it mostly still does.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+LEAST = 5
+"""Fewer runs say nothing: so many must have lasted at least as long as the session has."""
+NEWEST_RUNS = 500
+"""So many of the newest runs of a resource group tell."""
+
+
+class Source(StrEnum):
+    """Whose runs tell how long a session goes on, the narrowest first; AGE where too few ever ran for as long."""
+
+    USER_IMAGE = "user and image"
+    USER = "user"
+    IMAGE = "image"
+    GROUP = "resource group"
+    ALL = "all"
+    AGE = "age"
+
+
+class PastRun(NamedTuple):
+    """A session that has run and ended; ``length_s`` in seconds."""
+
+    resource_group: str
+    user: str
+    image: str
+    length_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is known of the rest of a session that has run for ``ran_s``: the ``lengths_s`` of others, ascending.
+
+    All are at least ``ran_s``. Where there are none, its age alone tells.
+    """
+
+    source: Source
+    ran_s: int
+    lengths_s: Sequence[int] = ()
+
+    def at_s(self, part: float) -> int:
+        """Return in how many seconds it has ended in that part of the cases, from 0 to below 1."""
+        if not self.lengths_s:
+            # A tail as that of Pareto's law with exponent 2: what lengths of sessions mostly have far out.
+            return round(self.ran_s * (1 / math.sqrt(1 - part) - 1))
+        return self.lengths_s[int(part * len(self.lengths_s))] - self.ran_s
+
+
+class Lengths:
+    """The lengths of what ran in one resource group, and of all for where it has too few."""
+
+    def __init__(self, resource_group: str, runs: Iterable[PastRun] = ()) -> None:
+        self._found: dict[tuple[Source, str, str], list[int]] = {}
+        for run in runs:
+            self._note((Source.ALL, "", ""), run)
+            if run.resource_group == resource_group:
+                self._note((Source.GROUP, "", ""), run)
+                self._note((Source.IMAGE, "", run.image), run)
+                self._note((Source.USER, run.user, ""), run)
+                self._note((Source.USER_IMAGE, run.user, run.image), run)
+        for lengths_s in self._found.values():
+            lengths_s.sort()
+
+    def _note(self, key: tuple[Source, str, str], run: PastRun) -> None:
+        self._found.setdefault(key, []).append(max(0, run.length_s))
+
+    def __bool__(self) -> bool:
+        """Whether enough has ended to tell anything."""
+        return len(self._found.get((Source.ALL, "", ""), ())) >= LEAST
+
+    def rest(self, user: str, image: str, ran_s: int) -> Rest | None:
+        """Return what is known of the rest of a session that has run for so long; None where nothing is.
+
+        The narrowest source counts of which at least `LEAST` have run for as long.
+        """
+        keys = (
+            (Source.USER_IMAGE, user, image),
+            (Source.USER, user, ""),
+            (Source.IMAGE, "", image),
+            (Source.GROUP, "", ""),
+            (Source.ALL, "", ""),
+        )
+        for key in keys:
+            lengths_s = self._found.get(key, ())
+            first = bisect_left(lengths_s, ran_s)
+            if len(lengths_s) - first >= LEAST:
+                return Rest(key[0], ran_s, lengths_s[first:])
+        return Rest(Source.AGE, ran_s) if self else None

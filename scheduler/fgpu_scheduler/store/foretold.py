@@ -1,0 +1,109 @@
+"""What was told of each start, first of all, and what became of it; and what that teaches the next forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, insert, or_, select
+
+from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.hindsight import NEWEST_TOLD, Experience, Range, Told, stretch_of
+from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRun
+from fgpu_scheduler.store.durable import Durable
+from fgpu_scheduler.store.schema import foretold as table
+from fgpu_scheduler.store.schema import has_run, sessions
+
+_told = (
+    select(table, sessions.c.scheduled_at_s, sessions.c.ended_at_s)
+    .join(sessions, sessions.c.id == table.c.session_id)
+    .where(or_(sessions.c.scheduled_at_s.is_not(None), sessions.c.ended_at_s.is_not(None)))
+    .order_by(table.c.session_id.desc())
+    .limit(bindparam("limit"))
+)
+_TOLD_OF = _told.where(sessions.c.resource_group == bindparam("resource_group"))
+_runs = (
+    select(
+        sessions.c.resource_group,
+        sessions.c.user_name,
+        sessions.c.image,
+        sessions.c.ended_at_s - sessions.c.started_at_s,
+    )
+    .where(sessions.c.ended_at_s.is_not(None))
+    .where(has_run)
+    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
+_RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
+
+
+class Foretold:
+    """What was told of the starts of one store. Safe to use from several threads."""
+
+    def __init__(self, store: Durable) -> None:
+        self._store = store
+
+    def note(self, forecasts: Iterable[Forecast], *, now_s: int) -> None:
+        """Keep what is told now of each session of which nothing was told before. It is no change of the scheduler's.
+
+        Raises:
+            StoreUnavailable: nothing was written.
+        """
+        found = {f.session_id: _row(f, now_s) for f in forecasts if f.told is not None}
+        if not found:
+            return
+        with self._store.writing_beside() as connection:
+            chosen = select(table.c.session_id).where(table.c.session_id.in_(sorted(found)))
+            there = set(connection.execute(chosen).scalars())
+            new = [row for i, row in sorted(found.items()) if i not in there]
+            if new:
+                connection.execute(insert(table), new)
+
+    def newest(self, limit: int = NEWEST_TOLD) -> tuple[Told, ...]:
+        """Return what was told of the newest sessions that have started or left the queue, of all resource groups.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+        """
+        with self._store.reading() as connection:
+            return _all_told(connection, _told, limit=limit)
+
+
+def read_experience(connection: Connection, resource_group: str) -> Experience:
+    """Return how long sessions ran and where in their ranges they started; of all groups, where this one has too few."""
+    values = {"resource_group": resource_group, "limit": NEWEST_RUNS}
+    runs = connection.execute(_RUNS_OF, values).all()
+    if len(runs) < LEAST:
+        runs = connection.execute(_runs, {"limit": NEWEST_RUNS}).all()
+    lengths = Lengths(resource_group, (PastRun(*row) for row in runs))
+    told = _all_told(connection, _TOLD_OF, resource_group=resource_group, limit=NEWEST_TOLD)
+    return Experience(lengths, stretch_of(told))
+
+
+def _row(found: Forecast, now_s: int) -> dict[str, int]:
+    told, planned = found.told, found.planned or found.told
+    assert told is not None
+    assert planned is not None
+    return {
+        "session_id": found.session_id,
+        "told_at_s": now_s,
+        "early_at_s": told.early_at_s,
+        "middle_at_s": told.middle_at_s,
+        "late_at_s": told.late_at_s,
+        "planned_early_at_s": planned.early_at_s,
+        "planned_middle_at_s": planned.middle_at_s,
+        "planned_late_at_s": planned.late_at_s,
+    }
+
+
+def _all_told(connection: Connection, chosen: Select[Any], **values: object) -> tuple[Told, ...]:
+    return tuple(
+        Told(
+            row.told_at_s,
+            Range(row.early_at_s, row.middle_at_s, row.late_at_s),
+            Range(row.planned_early_at_s, row.planned_middle_at_s, row.planned_late_at_s),
+            row.ended_at_s if row.scheduled_at_s is None else row.scheduled_at_s,
+            row.scheduled_at_s is not None,
+        )
+        for row in connection.execute(chosen, values)
+    )

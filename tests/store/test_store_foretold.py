@@ -1,0 +1,79 @@
+"""What was told of starts is kept, held against them, and teaches the next forecasts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from store_worlds import S, ask, end, node, schedule
+
+from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.hindsight import TAUGHT_BY, Range, Stretch, Told
+from fgpu_scheduler.core.model import EndCause, WaitReason
+from fgpu_scheduler.store.foretold import Foretold
+from fgpu_scheduler.store.retention import Retention
+from fgpu_scheduler.store.store import Store
+
+PLANNED = Range(100, 200, 300)
+
+
+def told(session_id: int, planned: Range = PLANNED) -> Forecast:
+    range_s = planned.early_at_s, planned.middle_at_s, planned.late_at_s
+    early_s, middle_s, late_s = range_s
+    return Forecast(
+        session_id, 1, WaitReason.RESOURCES, "", middle_s, "", None, None, early_s, late_s, planned
+    )
+
+
+def waiting(store: Store, user: str) -> int:
+    return store.submit([ask(user)], now_s=10)[0].id
+
+
+def test_what_was_told_first_is_held_against_the_start(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    foretold = Foretold(store)
+    session_id = waiting(store, "alice")
+    foretold.note([told(session_id)], now_s=10)
+    foretold.note([told(session_id, Range(900, 901, 902))], now_s=20)
+    assert foretold.newest() == ()
+    schedule(store, now_s=250)
+    assert foretold.newest() == (Told(10, PLANNED, PLANNED, 250),)
+
+
+def test_who_gave_up_has_not_started(store: Store) -> None:
+    foretold = Foretold(store)
+    store.set_nodes([node()], now_s=0)
+    session_id = waiting(store, "alice")
+    foretold.note([told(session_id)], now_s=10)
+    store.move(session_id, S.CANCELLED, now_s=400, cause=EndCause.USER)
+    assert foretold.newest() == (Told(10, PLANNED, PLANNED, 400, started=False),)
+
+
+def test_nothing_is_kept_of_a_start_that_is_not_known_and_no_version_is_made(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    session_id = waiting(store, "alice")
+    version = store.version()
+    Foretold(store).note([replace(told(session_id), expected_start_at_s=None)], now_s=10)
+    Foretold(store).note([told(session_id)], now_s=10)
+    assert store.version() == version
+
+
+def test_starts_that_were_always_late_make_the_next_ranges_of_their_group_later(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    for number in range(TAUGHT_BY):
+        session_id = waiting(store, f"user{number}")
+        Foretold(store).note([told(session_id)], now_s=10)
+        schedule(store, now_s=400)
+        store.move(session_id, S.PREPARING, now_s=400)
+        end(store, session_id, now_s=401)
+    assert store.experience("lab").stretch == Stretch(2.0, 2.0, 2.0)
+    assert store.experience("other").stretch == Stretch()
+
+
+def test_what_was_told_is_forgotten_with_its_session(store: Store) -> None:
+    store.set_nodes([node()], now_s=0)
+    session_id = waiting(store, "alice")
+    Foretold(store).note([told(session_id)], now_s=10)
+    store.move(session_id, S.CANCELLED, now_s=400, cause=EndCause.USER)
+    waiting(store, "bob")
+    assert Retention(store).forget_sessions(1000, now_s=2000) == 1
+    assert Foretold(store).newest() == ()

@@ -1,0 +1,52 @@
+"""What was told against what was true, and what that teaches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fgpu_scheduler.core.hindsight import TAUGHT_BY, Range, Stretch, Told, hindsight, stretch_of
+
+PLANNED = Range(1000, 2000, 4000)
+
+
+def told(
+    at_s: int, *, planned: Range = PLANNED, stretch: Stretch | None = None, started: bool = True
+) -> Told:
+    return Told(0, (stretch or Stretch()).of(planned), planned, at_s, started)
+
+
+def test_a_few_starts_teach_nothing() -> None:
+    assert stretch_of([told(9000)] * (TAUGHT_BY - 1)) == Stretch()
+
+
+def test_without_anything_learned_the_range_is_the_planned_one() -> None:
+    assert Stretch().of(PLANNED) == PLANNED
+
+
+def test_of_what_is_told_after_that_four_in_five_are_inside_wherever_starts_lie() -> None:
+    draw = random.Random(7)
+    starts = [round(draw.lognormvariate(8.5, 0.8)) for _ in range(1200)]
+    taught = stretch_of(told(at_s) for at_s in starts[:200])
+    found = hindsight(told(at_s, stretch=taught) for at_s in starts[200:])
+    assert found is not None
+    assert found.inside == pytest.approx(0.8, abs=0.06)
+    assert found.late == pytest.approx(0.1, abs=0.05)
+    assert found.told_wait_s == pytest.approx(found.true_wait_s, rel=0.15)
+
+
+def test_who_gave_up_after_the_range_was_told_too_little_and_who_left_before_says_nothing() -> None:
+    assert hindsight([told(3000, started=False)]) is None
+    found = hindsight([told(5000, started=False), told(3000)])
+    assert found is not None
+    assert (found.starts, found.inside, found.late, found.early) == (2, 0.5, 0.5, 0.0)
+
+
+def test_a_start_that_was_certain_teaches_nothing_of_uncertain_ones() -> None:
+    certain = Range(2000, 2000, 2000)
+    assert stretch_of([told(9000, planned=certain)] * 50) == Stretch()
+
+
+def test_of_nothing_told_there_is_nothing_to_say() -> None:
+    assert hindsight([]) is None

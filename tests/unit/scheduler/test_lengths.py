@@ -1,0 +1,74 @@
+"""How long a session goes on, from those that ran for at least as long."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgpu_scheduler.core.lengths import LEAST, Lengths, PastRun, Source
+
+HOUR = 3600
+
+
+def runs(*lengths_s: int, user: str = "ann", image: str = "python", group: str = "lab") -> list[PastRun]:
+    return [PastRun(group, user, image, length_s) for length_s in lengths_s]
+
+
+def test_too_few_runs_tell_nothing() -> None:
+    lengths = Lengths("lab", runs(*[HOUR] * (LEAST - 1)))
+    assert not lengths
+    assert lengths.rest("ann", "python", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("user", "image", "source"),
+    [
+        ("ann", "python", Source.USER_IMAGE),
+        ("ann", "torch", Source.USER),
+        ("bob", "python", Source.IMAGE),
+        ("bob", "torch", Source.GROUP),
+    ],
+)
+def test_the_narrowest_source_with_enough_runs_counts(user: str, image: str, source: Source) -> None:
+    lengths = Lengths("lab", runs(*[HOUR] * LEAST))
+    found = lengths.rest(user, image, 0)
+    assert found is not None
+    assert found.source is source
+    assert found.at_s(0.5) == HOUR
+
+
+def test_a_group_without_runs_is_told_by_those_of_all() -> None:
+    found = Lengths("new", runs(*[HOUR] * LEAST)).rest("ann", "python", 0)
+    assert found is not None
+    assert found.source is Source.ALL
+
+
+def test_a_source_of_which_too_few_ran_as_long_gives_way_to_a_wider_one() -> None:
+    own, others = runs(*[600] * 50), runs(*[3 * HOUR] * LEAST, user="bob")
+    found = Lengths("lab", [*own, *others]).rest("ann", "python", HOUR)
+    assert found is not None
+    assert found.source is Source.IMAGE
+    assert found.at_s(0.5) == 2 * HOUR
+
+
+def test_the_rest_is_that_of_those_who_ran_at_least_as_long() -> None:
+    lengths = Lengths("lab", runs(*range(600, 6600, 600)))
+    new, old = lengths.rest("ann", "python", 0), lengths.rest("ann", "python", 3000)
+    assert new is not None
+    assert old is not None
+    assert [new.at_s(p) for p in (0, 0.5, 0.99)] == [600, 3600, 6000]
+    assert [old.at_s(p) for p in (0, 0.5, 0.99)] == [0, 1800, 3000]
+
+
+def test_who_has_outlived_all_goes_on_the_longer_the_longer_it_has_run() -> None:
+    lengths = Lengths("lab", runs(*[HOUR] * 20))
+    found = [lengths.rest("ann", "python", hours * HOUR) for hours in (2, 20)]
+    assert all(one is not None and one.source is Source.AGE for one in found)
+    young, old = (one.at_s(0.5) for one in found if one is not None)
+    assert old == pytest.approx(10 * young, rel=0.01)
+    assert young == pytest.approx(0.414 * 2 * HOUR, rel=0.01)
+
+
+def test_a_clock_that_was_set_back_makes_no_run_shorter_than_nothing() -> None:
+    found = Lengths("lab", runs(*[-600] * LEAST)).rest("ann", "python", 0)
+    assert found is not None
+    assert found.at_s(0.5) == 0
