@@ -35,6 +35,12 @@ def hub_unavailable() -> Problem:
     return Problem(503, "hub_unavailable", "JupyterHub does not answer; try again in a moment")
 
 
+def forecast_takes_long(limit_s: float) -> Problem:
+    """The queue is so long that nobody waits for its forecast."""
+    message = f"so many wait that a forecast takes longer than {limit_s:.0f} seconds"
+    return Problem(503, "forecast_takes_long", message)
+
+
 def no_such_session(session_id: str) -> Problem:
     """There is none, or none that the caller may know of."""
     return Problem(404, "no_such_session", f"there is no session {session_id}")

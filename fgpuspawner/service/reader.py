@@ -20,6 +20,7 @@ from fgpu_scheduler import (
     Clock,
     Extension,
     NotExtended,
+    Outlook,
     Past,
     PrivateImage,
     PrivateImages,
@@ -51,6 +52,7 @@ from fgpuspawner.meter.gpu_health import read_health
 from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.service.model import Savers, World, extension_of
+from fgpuspawner.service.problems import forecast_takes_long
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.room import Room, room_of
 
@@ -205,7 +207,7 @@ class Reader:
         world = self._world
         if world is None or world.snapshot.version != version or time.monotonic() >= self._fresh_until:
             began, changes_made = time.monotonic(), self._changes_made
-            world = await self._read(self._read_world)
+            world = await self._make_world()
             ended = time.monotonic()
             self._world = world
             # What an administrator wrote meanwhile may not be in it.
@@ -259,14 +261,20 @@ class Reader:
         """Return what would become of a request that may queue.
 
         One of a user at a time, and never in the way of what everybody asks for: a long queue takes seconds.
+
+        Raises:
+            Problem: it takes too long, which is no fault of the database.
         """
         self._check_connected()
         # Its name is none that a server can have: the request is only thought of.
         request = wanted.request(user, "/", hub_groups)
-        async with self._in_time(), self._forecasting.setdefault(user, asyncio.Lock()):
-            return await self._run(
-                self._forecasts, lambda: self._queue.forecast(request, wanted.count, world.snapshot)
-            )
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S), self._forecasting.setdefault(user, asyncio.Lock()):
+                return await self._run(
+                    self._forecasts, lambda: self._queue.forecast(request, wanted.count, world.snapshot)
+                )
+        except TimeoutError:
+            raise forecast_takes_long(ANSWER_WITHIN_S) from None
 
     async def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
         """Return a page of what has ended, of one user or of all (None), newest first."""
@@ -422,8 +430,13 @@ class Reader:
     def _read_now(self) -> World:
         return World(self._queue.snapshot(self._clock.now_s()))
 
-    def _read_world(self) -> World:
-        ahead = self._queue.outlook(self._clock.now_s())
+    async def _make_world(self) -> World:
+        snapshot = await self._read(self._queue.snapshot, self._clock.now_s())
+        # However long that takes, the database is not away.
+        ahead = await self._run(self._pool, lambda: self._queue.outlook(snapshot))
+        return await self._read(self._read_world, ahead)
+
+    def _read_world(self, ahead: Outlook) -> World:
         largest = {
             group: self._largest_now(ahead.snapshot, group) for group in resource_groups(ahead.snapshot)
         }

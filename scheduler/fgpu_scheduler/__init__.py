@@ -48,7 +48,7 @@ from fgpu_scheduler.core.model import (
     Usage,
     WaitReason,
 )
-from fgpu_scheduler.core.outlook import outlook, resource_groups
+from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.placement import (
     DeviceFree,
     Free,

@@ -234,8 +234,8 @@ class QueueReader(Protocol):
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
         ...
 
-    def outlook(self, now_s: int) -> Outlook:
-        """Return the same, with the forecast of every waiting session."""
+    def outlook(self, snapshot: Snapshot) -> Outlook:
+        """Return a snapshot with the forecast of every waiting session. Of a long queue it takes seconds."""
         ...
 
     def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:

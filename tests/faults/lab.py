@@ -86,9 +86,9 @@ class Lab:
             clock=self.clock,
         )
 
-    async def ask(self, user: str) -> int:
+    async def ask(self, user: str, *, time_limit_s: int | None = None) -> int:
         """Ask for all of the GPU."""
-        asked = Request(user, "", "python", "default", 2000, 100, 256)
+        asked = Request(user, "", "python", "default", 2000, 100, 256, time_limit_s=time_limit_s)
         (session,) = await self.scheduler.submit([asked])
         self.waiting[session.id] = asyncio.ensure_future(self.scheduler.placed(session.id))
         return session.id

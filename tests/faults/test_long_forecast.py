@@ -20,7 +20,9 @@ class Long:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
         self.made = 0
 
-    def __call__(self, snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]) -> Outlook:
+    def __call__(
+        self, snapshot: Snapshot, policy: Policy, experience: Callable[[str], Experience]
+    ) -> Outlook:
         self.made += 1
         self.begun.release()
         assert self.go_on.wait(60)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import quote
 
-from fgpu_scheduler import Audit, AuditLine, Store, StoreUnavailable, SystemClock
+from fgpu_scheduler import (
+    Audit,
+    AuditLine,
+    Foretold,
+    Hindsight,
+    Store,
+    StoreUnavailable,
+    SystemClock,
+    hindsight,
+)
 from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.meter.lately import Lately
 from fgpuspawner.meter.usage_report import DAY_S
@@ -29,9 +38,11 @@ async def overview(handler: Handler) -> Json:
     others: list[Json] = []
     strikes: tuple[AuditLine, ...] = ()
     lately: Lately | None = None
+    foretold: Hindsight | None = None
     try:
         world = await reader.world()
         strikes = await reader.read(lambda store: _strikes(store, now_s))
+        foretold = await reader.read(lambda store: hindsight(Foretold(store).newest()))
         lately = await reader.lately()
     except TimeoutError:
         pass
@@ -55,6 +66,7 @@ async def overview(handler: Handler) -> Json:
         service.site,
         now_s=now_s,
         lately=lately,
+        foretold=foretold,
         verdicts=await asyncio.to_thread(read_verdicts, settings.data_path()),
         strikes=strikes,
         others=others,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from fgpu_scheduler import AuditLine, NodeState, Session, SessionState, format_milli
+from fgpu_scheduler import AuditLine, Hindsight, NodeState, Session, SessionState, format_milli
 from fgpuspawner.isolation.verified import Verdict
 from fgpuspawner.meter.lately import Lately
 from fgpuspawner.service.admin.nodes_view import state_words
@@ -25,14 +25,19 @@ def overview_object(
     *,
     now_s: int,
     lately: Lately | None,
+    foretold: Hindsight | None = None,
     verdicts: Iterable[Verdict] = (),
     strikes: Sequence[AuditLine] = (),
     others: Iterable[Json] = (),
 ) -> Json:
-    """Return the overview. ``lately`` is None where it takes too long to add up; ``others`` are more problems."""
+    """Return the overview. ``lately`` is None where it takes too long to add up; ``others`` are more problems.
+
+    ``foretold`` is how good the last forecasts were; None where nothing is known of that.
+    """
     return {
         "use": None if lately is None else _use(lately, world),
         "queues": _queues(world, viewer, site, now_s),
+        "forecasts": None if foretold is None else _forecasts(foretold),
         "running": sum(s.state is SessionState.RUNNING for s in world.snapshot.sessions),
         "idle": idle(world),
         "problems": [*others, *problems(world, verdicts, strikes)],
@@ -57,6 +62,16 @@ def _use(lately: Lately, world: World) -> Json:
         "week": span("week"),
         "hours_percent": [percent(held) for held in lately.hours],
         "days_percent": [percent(held) for held in lately.days],
+    }
+
+
+def _forecasts(foretold: Hindsight) -> Json:
+    return {
+        "starts": foretold.starts,
+        "inside_percent": round(100 * foretold.inside),
+        "late_percent": round(100 * foretold.late),
+        "told_wait_s": round(foretold.told_wait_s),
+        "true_wait_s": round(foretold.true_wait_s),
     }
 
 

@@ -27,6 +27,8 @@ KEPT = [
     "wait_text",
     "position",
     "expected_start_at_s",
+    "early_start_at_s",
+    "late_start_at_s",
     "forecast_basis",
     "waits_for",
     "pull",

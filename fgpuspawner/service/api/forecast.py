@@ -43,6 +43,8 @@ def forecast_object(
         "count": count,
         "position": found.position,
         "expected_start_at_s": found.expected_start_at_s,
+        "early_start_at_s": found.early_at_s,
+        "late_start_at_s": found.late_at_s,
         "basis": found.basis,
         "text": _forecast_text(found, count),
         "wait_reason": None if found.reason is None else found.reason.value,
@@ -79,6 +81,8 @@ def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) 
     unknown = (
         "position",
         "expected_start_at_s",
+        "early_start_at_s",
+        "late_start_at_s",
         "wait_reason",
         "waits_for",
         "largest_now",

@@ -25,6 +25,8 @@ def queue_object(group: str, world: World, viewer: Viewer) -> Json:
                 "state": session.state.value,
                 "wait_reason": found.reason.value,
                 "expected_start_at_s": found.expected_start_at_s,
+                "early_start_at_s": found.early_at_s,
+                "late_start_at_s": found.late_at_s,
                 "submitted_at_s": session.submitted_at_s,
             }
             for found, session in waiting

@@ -117,6 +117,8 @@ def _wait_object(session: Session, world: World, viewer: Viewer) -> Json:
         "position": found.position if found else None,
         "ahead": max(0, found.position - 1) if found else None,
         "expected_start_at_s": found.expected_start_at_s if found else None,
+        "early_start_at_s": found.early_at_s if found else None,
+        "late_start_at_s": found.late_at_s if found else None,
         "forecast_basis": found.basis if found else None,
         "waits_for": waits_for(found.ahead if found else None, world, viewer),
     }

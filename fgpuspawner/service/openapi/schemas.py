@@ -39,6 +39,7 @@ SCHEMAS: dict[str, Schema] = {
         f"""
         {ASKED} id:count display_name:text gpu_model:text? cpu:amount memory_mib:count compute_percent:count?
         node:text? wait_text:text? position:count? ahead:count? expected_start_at_s:at_s? forecast_basis:text?
+        early_start_at_s:at_s? late_start_at_s:at_s?
         time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? can_keep:yes_no extend_by_s:count? url:text
         pending_url:text can_save:yes_no meter:meter? disk:text?
         """,
@@ -96,6 +97,7 @@ SCHEMAS: dict[str, Schema] = {
                 """
                 position:count mine:yes_no id:count? user:text? amount:text fgpu:amount?
                 expected_start_at_s:at_s? submitted_at_s:at_s
+                early_start_at_s:at_s? late_start_at_s:at_s?
                 """,
                 state=STATE,
                 wait_reason=WAIT_REASON,
@@ -125,6 +127,7 @@ SCHEMAS: dict[str, Schema] = {
     "forecast": thing(
         """
         starts_now:yes_no startable_now:count count:count position:count? expected_start_at_s:at_s? basis:text
+        early_start_at_s:at_s? late_start_at_s:at_s?
         text:text largest_now:amount? soonest:amount? soonest_at_s:at_s? simulated:yes_no
         """,
         wait_reason=WAIT_REASON,

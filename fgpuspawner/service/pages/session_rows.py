@@ -43,9 +43,11 @@ END_WORDS = {
 }
 LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
 MINUTE_S = 60
+RANGE_GRAIN_S = 300
+"""Ends of a range are told to five minutes; one that is not longer than two of these is an instant."""
 
 
-IN_WORDS = ("meter", "expected_start_at_s", "pull", "waits_for")
+IN_WORDS = ("meter", "expected_start_at_s", "early_start_at_s", "late_start_at_s", "pull", "waits_for")
 """Of a session's object: what moves more often than the words that a line has for it."""
 
 
@@ -60,6 +62,7 @@ class Row:
     place: str
     ahead: str
     expected_at_s: int | None
+    between_s: tuple[int, int] | None
     basis: str
     unexpected: str
     waits_for: str
@@ -84,6 +87,14 @@ class Row:
         return blake2s(values.encode(), digest_size=6).hexdigest()
 
 
+def _between_s(session: Json) -> tuple[int, int] | None:
+    """Return the range in which a start probably lies; None where it is no range."""
+    early_s, late_s = session["early_start_at_s"], session["late_start_at_s"]
+    if early_s is None or late_s is None or late_s - early_s <= 2 * RANGE_GRAIN_S:
+        return None
+    return early_s - early_s % RANGE_GRAIN_S, late_s + -late_s % RANGE_GRAIN_S
+
+
 def row(session: Json, hub_host: str = "") -> Row:
     """Return the line of a live session. ``hub_host`` is what its own paths are on, if that is another host."""
     state = session["state"]
@@ -102,6 +113,7 @@ def row(session: Json, hub_host: str = "") -> Row:
         ahead=ahead_words(session["ahead"]) if session["position"] else "",
         # To the minute: it moves with the clock, and nobody is to see the line made again for that.
         expected_at_s=expected - expected % MINUTE_S if waits and expected is not None else None,
+        between_s=_between_s(session) if waits else None,
         basis=basis,
         unexpected=basis if waits and expected is None else "",
         waits_for=session["waits_for"]["text"] if session["waits_for"] else "",

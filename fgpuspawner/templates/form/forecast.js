@@ -76,6 +76,15 @@ function when(at_s) {
   const long = minutes < 90 ? minutes + " min" : Math.round(minutes / 60) + " h";
   return "about " + clock + " (in " + long + ")";
 }
+/** Return the range in which a start lies, or the instant where that is narrow. */
+function startWords(f) {
+  if (!f.expected_start_at_s) { return ""; }
+  const early = f.early_start_at_s, late = f.late_start_at_s;
+  if (early === null || late === null || late - early < 600) { return when(f.expected_start_at_s); }
+  const day = late - Date.now() / 1000 < 43200 ? {} : { weekday: "short" };
+  const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+  return "probably between " + clock(early) + " and " + clock(late);
+}
 function nth(n) {
   const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
@@ -192,7 +201,7 @@ function describeAnswer(f) {
     add("strong", f.count > 1 ? "All " + f.count + " start now." : "Starts now.");
     return " now";
   }
-  const start = f.expected_start_at_s ? when(f.expected_start_at_s) : "";
+  const start = startWords(f);
   const place = f.position ? nth(f.position) + " in the queue" : "";
   if (f.count > 1) {
     add("strong", sentence(f.text));

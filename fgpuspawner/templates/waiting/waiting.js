@@ -6,6 +6,13 @@ function clock(at_s) {
   const day = Math.abs(at_s - Date.now() / 1000) < 43200 ? {} : { weekday: "short" };
   return new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
 }
+// Nobody can do anything with a range of a few minutes.
+const NARROW_S = 600;
+function startWords(f) {
+  const early = f.early_start_at_s, late = f.late_start_at_s;
+  return early === null || late === null || late - early < NARROW_S ? "about " + clock(f.expected_start_at_s)
+    : "probably between " + clock(early) + " and " + clock(late);
+}
 function nth(n) {
   const last = n % 10, teen = n % 100 > 10 && n % 100 < 14;
   return n + (teen ? "th" : last === 1 ? "st" : last === 2 ? "nd" : last === 3 ? "rd" : "th");
@@ -51,7 +58,7 @@ function show(event) {
   fact("fgpu-first", f.waits_for && f.waits_for.replace(/^starts /, ""));
   showPull(f.pull);
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
-    ? (f.basis || "no estimate") : "about " + clock(f.expected_start_at_s) + ", from " + f.basis);
+    ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis);
   fact("fgpu-since", clock(f.submitted_at_s));
 }
 

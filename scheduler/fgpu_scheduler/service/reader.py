@@ -42,8 +42,8 @@ class StoreReader(QueueReader):
     def snapshot(self, now_s: int) -> Snapshot:
         return self._store.snapshot(now_s)
 
-    def outlook(self, now_s: int) -> Outlook:
-        return outlook(self._store.snapshot(now_s), self._policy, self._store.experience)
+    def outlook(self, snapshot: Snapshot) -> Outlook:
+        return outlook(snapshot, self._policy, self._store.experience)
 
     def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
         group = request.resource_group

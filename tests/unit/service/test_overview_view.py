@@ -7,7 +7,7 @@ from typing import Any
 
 from worlds import ADMIN, SITE, Build, gpu, node
 
-from fgpu_scheduler import AuditLine, NodeState
+from fgpu_scheduler import AuditLine, Hindsight, NodeState
 from fgpuspawner.isolation.verified import Verdict
 from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold
 from fgpuspawner.meter.lately import Lately, Span
@@ -101,3 +101,16 @@ def test_who_is_idle_is_told_by_the_rule_or_by_a_gpu_that_did_nothing_for_a_whil
     meters = {2: live(5, 0, 0, 0, 0), 3: live(0, 0, None, 0), 4: live(0, 0, 0, 0, 3)}
     found = idle(replace(world, meters=Told(5, meters)))
     assert [(one["user"], one["idle_since_s"]) for one in found] == [("bob", now_s - 400), ("ann", 700)]
+
+
+def test_how_good_forecasts_were_is_told_in_percent_and_seconds() -> None:
+    world = Build().world()
+    found = seen(world, foretold=Hindsight(40, 0.8, 0.125, 0.075, 3600.4, 4000.0))
+    assert found["forecasts"] == {
+        "starts": 40,
+        "inside_percent": 80,
+        "late_percent": 12,
+        "told_wait_s": 3600,
+        "true_wait_s": 4000,
+    }
+    assert seen(world)["forecasts"] is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from traitlets.config import Config
 from fgpu_scheduler import (
     Banner,
     Notice,
+    Outlook,
     Request,
     RequestForecast,
     Snapshot,
@@ -26,6 +28,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form.offer import Wanted
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World
+from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.reader import THREADS, Reader
 from fgpuspawner.settings import FGPU
 
@@ -83,8 +86,8 @@ def test_what_was_written_during_a_reading_is_read_again(
         begun, go_on = threading.Event(), threading.Event()
         read = reader._read_world
 
-        def slow() -> World:
-            found = read()
+        def slow(ahead: Outlook) -> World:
+            found = read(ahead)
             begun.set()
             assert go_on.wait(30)
             return found
@@ -119,10 +122,10 @@ def test_all_who_wait_for_a_reading_share_the_next_one(
         # Others write all the time: no reading is of the newest version once it is made.
         versions = itertools.count(1)
 
-        def counted() -> World:
+        def counted(ahead: Outlook) -> World:
             nonlocal readings
             readings += 1
-            return read()
+            return read(ahead)
 
         monkeypatch.setattr(store, "version", lambda: next(versions))
         monkeypatch.setattr(reader, "_read_world", counted)
@@ -203,5 +206,63 @@ def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
         finally:
             go_on.set()
             await reader.close()
+
+    asyncio.run(ask())
+
+
+def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request("", "", "python", "default", 1000, 1000, 1024)
+    go_on = threading.Event()
+
+    def slow(asked: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+        assert go_on.wait(600)
+        return RequestForecast(count, None, 0, "now", "starts now", None)
+
+    async def ask() -> None:
+        reader = reader_of(store)
+        reader._connected = True
+        monkeypatch.setattr(reader._queue, "forecast", slow)
+        world = await reader.now()
+        monkeypatch.setattr("fgpuspawner.service.reader.ANSWER_WITHIN_S", 0.05)
+        try:
+            with pytest.raises(Problem) as found:
+                await reader.forecast(Wanted.of(request), "alice", (), world)
+            assert (found.value.status, found.value.code) == (503, "forecast_takes_long")
+        finally:
+            go_on.set()
+            await reader.close()
+
+    asyncio.run(ask())
+
+
+def test_the_database_has_its_time_to_answer_and_forecasts_theirs(
+    store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        reader = reader_of(store)
+        reader._connected = True
+        timed: list[bool] = []
+        while_timed, of_database, outlook = [0], reader._in_time, reader._queue.outlook
+
+        @asynccontextmanager
+        async def in_time() -> AsyncIterator[None]:
+            while_timed[0] += 1
+            try:
+                async with of_database():
+                    yield
+            finally:
+                while_timed[0] -= 1
+
+        def looked(snapshot: Snapshot) -> Outlook:
+            timed.append(while_timed[0] > 0)
+            return outlook(snapshot)
+
+        monkeypatch.setattr(reader, "_in_time", in_time)
+        monkeypatch.setattr(reader._queue, "outlook", looked)
+        await reader.world()
+        assert timed == [False]
+        await reader.close()
 
     asyncio.run(ask())

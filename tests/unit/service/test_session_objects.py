@@ -63,6 +63,8 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "position": None,
         "ahead": None,
         "expected_start_at_s": None,
+        "early_start_at_s": None,
+        "late_start_at_s": None,
         "forecast_basis": None,
         "waits_for": None,
         "pull": None,

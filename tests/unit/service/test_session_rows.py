@@ -8,9 +8,10 @@ from worlds import ADMIN, ALICE, Build, S, gpu, node, shown
 
 from fgpu_scheduler import (
     EndCause,
+    Forecast,
 )
 from fgpuspawner.service.pages import session_rows as rows
-from fgpuspawner.service.pages.session_rows import ahead_words
+from fgpuspawner.service.pages.session_rows import Row, ahead_words
 from fgpuspawner.text.sessions import ordinal
 
 
@@ -47,3 +48,21 @@ def test_a_row_offers_what_can_be_done_now() -> None:
     ]
     assert (rows["p"].place, rows["p"].ahead) == ("1st in the queue", "Nobody is ahead")
     assert rows["p"].unexpected == "no estimate yet: too few sessions have ended"
+
+
+def test_a_start_that_is_not_certain_is_a_range_to_five_minutes() -> None:
+    world = Build().running("bob", 1000).pending("alice", 1000).world(typical_length_s=7200)
+    (only,) = world.forecasts.values()
+    at_s = only.expected_start_at_s
+    assert at_s is not None
+    uncertain = replace(only, early_at_s=at_s - 1000, late_at_s=at_s + 1000)
+
+    def line(found: Forecast) -> Row:
+        (row,) = shown(replace(world, forecasts={found.session_id: found}), ALICE).rows
+        return row
+
+    between_s = line(uncertain).between_s
+    assert between_s is not None
+    assert [instant % 300 for instant in between_s] == [0, 0]
+    assert between_s[0] <= at_s - 1000 < at_s + 1000 <= between_s[1]
+    assert line(only).between_s is None, "a start that is certain is an instant"
