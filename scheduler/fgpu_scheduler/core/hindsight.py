@@ -16,8 +16,6 @@ TAUGHT_BY = 20
 NEWEST_TOLD = 200
 """So many of the newest starts teach."""
 MOST_STRETCH = 20.0
-LEAST_TAIL, MOST_TAIL = 0.01, 0.25
-"""Bounds of the part that is left out at one end, whatever was missed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +86,17 @@ class Experience:
 
 
 def stretch_of(found: Iterable[Told]) -> Stretch:
-    """Return with which ranges `INSIDE` of these starts would have been inside: conformal prediction (Vovk, 2005).
-
-    A lab changes, and what was told before was wide enough for another one: as many as were told too little on one side
-    are left out less there (adaptive conformal inference: Gibbs and Candes, 2021).
-    """
+    """Return with which ranges `INSIDE` of these starts would have been inside: conformal prediction (Vovk, 2005)."""
     own = [
         t for t in found if t.counts and t.planned.early_at_s < t.planned.middle_at_s < t.planned.late_at_s
     ]
     if len(own) < TAUGHT_BY:
         return Stretch()
     places = sorted(_place(t.planned, t.at_s) for t in own)
-    before = sum(t.at_s < t.told.early_at_s for t in own) / len(own)
-    after = sum(t.is_late for t in own) / len(own)
-    first = floor((len(own) + 1) * _tail(before)) - 1
-    last = ceil((len(own) + 1) * (1 - _tail(after))) - 1
+    tail = (1 - INSIDE) / 2
+    first = floor((len(own) + 1) * tail) - 1
+    last = ceil((len(own) + 1) * (1 - tail)) - 1
     return Stretch(places[max(first, 0)], float(median(places)), places[min(last, len(own) - 1)])
-
-
-def _tail(missed: float) -> float:
-    """Return which part is to lie beyond one end of the next ranges, where that part did beyond the last ones."""
-    wanted = (1 - INSIDE) / 2
-    return min(max(2 * wanted - missed, LEAST_TAIL), MOST_TAIL)
 
 
 def _place(planned: Range, at_s: int) -> float:

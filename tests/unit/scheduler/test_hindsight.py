@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fgpu_scheduler.core.hindsight import TAUGHT_BY, Range, Stretch, Told, hindsight, stretch_of
+from fgpu_scheduler.core.hindsight import NEWEST_TOLD, TAUGHT_BY, Range, Stretch, Told, hindsight, stretch_of
 
 PLANNED = Range(1000, 2000, 4000)
 
@@ -25,11 +25,13 @@ def test_without_anything_learned_the_range_is_the_planned_one() -> None:
     assert Stretch().of(PLANNED) == PLANNED
 
 
-def test_of_what_is_told_after_that_four_in_five_are_inside_wherever_starts_lie() -> None:
+def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -> None:
     draw = random.Random(7)
-    starts = [round(draw.lognormvariate(8.5, 0.8)) for _ in range(1200)]
-    taught = stretch_of(told(at_s) for at_s in starts[:200])
-    found = hindsight(told(at_s, stretch=taught) for at_s in starts[200:])
+    kept: list[Told] = []
+    for _ in range(1200):
+        taught = stretch_of(kept[-NEWEST_TOLD:])
+        kept.append(told(round(draw.lognormvariate(8.5, 0.8)), stretch=taught))
+    found = hindsight(kept[400:])
     assert found is not None
     assert found.inside == pytest.approx(0.8, abs=0.06)
     assert found.late == pytest.approx(0.1, abs=0.05)
