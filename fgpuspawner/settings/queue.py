@@ -35,7 +35,7 @@ KEEP_S = 1800
 Known = Mapping[str, int | type]
 """The keys of a dict, each with its type, or with the least number of seconds that it can be."""
 POLICY: Known = {"order": str, "placement": str, "backfill": str, "longest_wait_s": 1, "half_life_s": 1}
-RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "grace_s": 1, "keep_s": 10}
+RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
 QUOTA_AMOUNTS = ("max_fgpu", "max_sessions", "max_pending", "max_lifetime_s")
@@ -83,6 +83,7 @@ class QueueSettings(Settings):
     - ``max_lifetime_s``: a session ends after this time
     - ``idle_after_s``: its owner is warned after this time without input, and with idle kernels, terminals and GPU
     - ``preempt``: True: a request of higher priority ends sessions of lower priority
+    - ``min_runtime_s``: least time that a session runs before it is pre-empted
     - ``requeue``: whether a pre-empted session waits again, at its old queue position (True)
     - ``grace_s``: time from the warning to the end (600)
     - ``keep_s``: how much time *Keep running* gives an idle session (1800)

@@ -212,6 +212,12 @@ def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
     assert fires("was pre-empted, and nobody of higher priority waits", rules=preempting)
 
 
+def test_a_pre_emption_before_the_least_run_time_is_noticed(monkeypatch):
+    monkeypatch.setattr(reclaim, "preemptible_from_s", lambda session, rules: 0)
+    short = AllRules(Rules(grace_s=30, preempt=True, min_runtime_s=900))
+    assert fires("s; it may run for 900 s", rules=short)
+
+
 def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
     real = reclaim.again
     monkeypatch.setattr(reclaim, "again", lambda session, **at: replace(real(session, **at), place_of=None))

@@ -18,6 +18,7 @@ from fgpu_scheduler import (
     format_milli,
     lifetime_s,
     not_extended,
+    preemptible_from_s,
 )
 from fgpuspawner.meter.model import Live
 from fgpuspawner.service.model import (
@@ -205,18 +206,21 @@ def _end_object(session: Session, world: World) -> Json:
             "ends_at_s": None,
             "ends_cause": None,
             "warning": None,
+            "preemptible_from_s": None,
             "can_keep": False,
             "extend_by_s": None,
         }
     allowed = extension_of(session, world)
+    rules = world.rules.of(session.request.resource_group)
     at_s, cause = session.ends_at_s, session.ends_cause
-    limit_s = lifetime_s(session, world.rules.of(session.request.resource_group), world.ledger)
+    limit_s = lifetime_s(session, rules, world.ledger)
     if at_s is None and limit_s is not None and session.started_at_s is not None:
         at_s, cause = session.started_at_s + limit_s, EndCause.TIME_LIMIT
     return {
         "ends_at_s": at_s,
         "ends_cause": cause.value if cause else None,
         "warning": warning_words(session),
+        "preemptible_from_s": preemptible_from_s(session, rules) if rules.preempt else None,
         "can_keep": cause is EndCause.IDLE,
         "extend_by_s": allowed.by_s if not_extended(session, allowed) is None else None,
     }

@@ -40,8 +40,8 @@ SCHEMAS: dict[str, Schema] = {
         {ASKED} id:count display_name:text gpu_model:text? cpu:amount memory_mib:count compute_percent:count?
         node:text? wait_text:text? position:count? ahead:count? expected_start_at_s:at_s? forecast_basis:text?
         early_start_at_s:at_s? late_start_at_s:at_s?
-        time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? can_keep:yes_no extend_by_s:count? url:text
-        pending_url:text can_save:yes_no meter:meter? disk:text?
+        time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? preemptible_from_s:at_s?
+        can_keep:yes_no extend_by_s:count? url:text pending_url:text can_save:yes_no meter:meter? disk:text?
         """,
         state=STATE,
         gpus=many(

@@ -71,6 +71,7 @@ class Row:
     can_save: bool
     saving: str
     time_limit: str
+    interrupted_from_s: int | None
     extend_by: str
     room: str
     open_url: str | None
@@ -122,6 +123,7 @@ def row(session: Json, hub_host: str = "") -> Row:
         can_save=session["can_save"] and session["saving"] is None,
         saving=saving_words(session["saving"]),
         time_limit="" if session["time_limit_s"] is None else duration(session["time_limit_s"]),
+        interrupted_from_s=_interrupted_from_s(session),
         extend_by=duration(session["extend_by_s"] or 0),
         room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
         # Others' servers are not for an administrator to walk into from here.
@@ -132,6 +134,12 @@ def row(session: Json, hub_host: str = "") -> Row:
         power=None if state == "TERMINATING" else ("Cancel" if waits else "End"),
         use=use(session.get("meter")),
     )
+
+
+def _interrupted_from_s(session: Json) -> int | None:
+    """Return from when on it may be ended for another, where that is not from its start; None once it is warned."""
+    from_s = session["preemptible_from_s"]
+    return None if session["warning"] or from_s == session["started_at_s"] else from_s
 
 
 def end_words(cause: str | None, message: str | None) -> str:

@@ -5,7 +5,7 @@ Nobody is chosen in vain: only such sessions whose ends, together, let a blocked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 from math import comb
 
@@ -25,12 +25,18 @@ SERVED = 32
 
 
 def victims(
-    snapshot: Snapshot, plan: Plan, ledger: Ledger, *, groups: Sequence[str], ending: Sequence[int]
+    snapshot: Snapshot,
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    groups: Sequence[str],
+    ending: Collection[int],
+    spared: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Return, in order, the running sessions of these resource groups that have to end for those of higher priority.
 
     ``ending`` are the sessions that end for another reason; what they and the TERMINATING ones give back is waited
-    for. Who was warned already is chosen again if that will do.
+    for. The ``spared`` ones are not chosen. Who was warned already is chosen again if that will do.
     """
     sessions = {s.id: s for s in snapshot.sessions}
     left = {node.node.id: node for node in placement.free(snapshot)}
@@ -44,7 +50,10 @@ def victims(
     could = [
         s
         for s in snapshot.sessions
-        if s.state is SessionState.RUNNING and s.id not in ending and s.request.resource_group in groups
+        if s.state is SessionState.RUNNING
+        and s.id not in ending
+        and s.id not in spared
+        and s.request.resource_group in groups
     ]
     chosen: list[int] = []
     served = 0

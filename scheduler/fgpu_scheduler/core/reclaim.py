@@ -29,14 +29,15 @@ class Rules:
     """When sessions of a resource group are ended, all in seconds.
 
     Sessions live for ``max_lifetime_s`` at most; their GPU and kernels are both idle for ``idle_after_s`` before the
-    warning; ``preempt`` lets a session of higher priority take the place of others, which are queued again if
-    ``requeue``. None is never.
+    warning; ``preempt`` lets a session of higher priority take the place of others once these have run for
+    ``min_runtime_s``, and they are queued again if ``requeue``. None is never, or, of ``min_runtime_s``, at once.
     """
 
     grace_s: int = 600
     max_lifetime_s: int | None = None
     idle_after_s: int | None = None
     preempt: bool = False
+    min_runtime_s: int | None = None
     requeue: bool = True
 
 
@@ -95,8 +96,17 @@ def reclaims(
     preempting = [name for name in _groups(snapshot) if rules.of(name).preempt]
     if preempting:
         otherwise = [s.id for s in running if due[s.id] is not None]
-        for session_id in victims(snapshot, plan, ledger, groups=preempting, ending=otherwise):
-            due[session_id] = _Due(EndCause.PREEMPTED, snapshot.now_s, None)
+        from_s = {s.id: preemptible_from_s(s, rules.of(s.request.resource_group)) for s in running}
+        # Their warning may come ahead of that, as the end comes a grace after it.
+        too_soon = [
+            s.id
+            for s in running
+            if from_s[s.id] > snapshot.now_s + rules.of(s.request.resource_group).grace_s
+        ]
+        for session_id in victims(
+            snapshot, plan, ledger, groups=preempting, ending=otherwise, spared=too_soon
+        ):
+            due[session_id] = _Due(EndCause.PREEMPTED, max(snapshot.now_s, from_s[session_id]), None)
     found = (
         _decision(s, due[s.id], rules.of(s.request.resource_group), snapshot.now_s, stood_s.get(s.id, 0))
         for s in running
@@ -146,6 +156,11 @@ def lifetime_s(session: Session, rules: Rules, ledger: Ledger) -> int | None:
     """Return for how long a session may run: by its own limit, the rules' and its quotas', the shortest. Or None."""
     limits = session.time_limit_s, rules.max_lifetime_s, ledger.limit_s(session.request)
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def preemptible_from_s(session: Session, rules: Rules) -> int:
+    """Return the instant before which a running session is not ended for one of higher priority."""
+    return (session.started_at_s or 0) + (rules.min_runtime_s or 0)
 
 
 def _decision(session: Session, due: _Due | None, rules: Rules, now_s: int, stood_s: int) -> Reclaim | None:

@@ -106,7 +106,7 @@ class Checks:
             *self.promises.look(last, now, steady_s=steady_s, passed_s=passed_s, planned=planned),
             *over_quota(before, now),
             *falsely_stopped(before, now),
-            *self.warned.look(last, before, after, steady_s=steady_s),
+            *self.warned.look(last, before, after, now_s=now.now_s, steady_s=steady_s),
             *freed_too_early(before, after, containers),
             *ended_alive(before, after, containers),
             *unowned(self._containers, after, containers),

@@ -21,16 +21,22 @@ class Warned:
         self.reclaimed = 0
 
     def look(
-        self, last: Snapshot, before: Mapping[int, Session], after: Mapping[int, Session], *, steady_s: int
+        self,
+        last: Snapshot,
+        before: Mapping[int, Session],
+        after: Mapping[int, Session],
+        *,
+        now_s: int,
+        steady_s: int,
     ) -> Iterator[str]:
-        """Compare two states of all sessions; ``last`` is the snapshot of the first."""
+        """Compare two states of all sessions; ``last`` is the snapshot of the first, ``now_s`` the instant of the other."""
         for session_id, session in after.items():
             old = before.get(session_id)
             ends = old is not None and old.state is S.RUNNING and session.state is S.TERMINATING
             if old is not None and ends and session.end_cause in RECLAIMED:
                 self.reclaimed += 1
                 yield from self._unwarned(last, old, session, steady_s)
-                yield from self._groundless(last, old, session)
+                yield from self._groundless(last, old, session, now_s)
                 yield from self._requeued(old, session, before, after)
             elif session.replaces is not None and old is None:
                 replaced = after.get(session.replaces)
@@ -63,7 +69,7 @@ class Warned:
         limits += [quota.max_lifetime_s for quota in last.quotas if names(quota, session.request)]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _groundless(self, last: Snapshot, old: Session, new: Session) -> Iterator[str]:
+    def _groundless(self, last: Snapshot, old: Session, new: Session, now_s: int) -> Iterator[str]:
         group = old.request.resource_group
         match new.end_cause:
             case EndCause.IDLE:
@@ -83,6 +89,10 @@ class Warned:
                     for s in last.sessions
                 ):
                     yield f"session {old.id} was pre-empted, and nobody of higher priority waits"
+                ran_s = now_s - (old.started_at_s or 0)
+                least_s = self._rules.of(group).min_runtime_s or 0
+                if ran_s < least_s:
+                    yield f"session {old.id} was pre-empted after {ran_s} s; it may run for {least_s} s"
 
     def _requeued(
         self, old: Session, new: Session, before: Mapping[int, Session], after: Mapping[int, Session]

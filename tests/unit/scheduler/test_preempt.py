@@ -125,6 +125,26 @@ def test_at_its_instant_the_warned_session_is_ended_and_queued_again() -> None:
     assert decided(lab, stood_s=599) == (Warn(2, PREEMPTED, NOW_S + 1),)
 
 
+def test_nobody_is_pre_empted_before_the_least_run_time() -> None:
+    lab = waits(runs(runs(world(devices=2), "a", "1", ago_s=2999), "b", "1", ago_s=3000), "x", "1")
+    least = replace(ON, min_runtime_s=3600)
+    # The warning comes a grace ahead, the end not before the hour is over.
+    assert decided(lab, least) == (Warn(2, PREEMPTED, NOW_S + 600),)
+    assert who(waits(FULL, "x", "2"), least) == []
+    assert who(waits(lab, "y", "1"), least) == ["b"]
+    assert decided(lab, replace(least, min_runtime_s=3601)) == ()
+
+
+def test_a_clock_that_is_set_back_shortens_no_least_run_time() -> None:
+    least = replace(ON, min_runtime_s=3600)
+    lab = runs(world(devices=1), "a", "1", ago_s=3590)
+    lab = waits(changed(lab, "a", ends_at_s=NOW_S + 900, ends_cause=PREEMPTED), "x", "1")
+    assert decided(lab, least, 595) == (Warn(1, PREEMPTED, NOW_S + 10),)
+    early = changed(lab, "a", ends_at_s=NOW_S)
+    assert decided(early, least, 600) == (Warn(1, PREEMPTED, NOW_S + 10),)
+    assert decided(changed(early, "a", started_at_s=NOW_S - 2999), least, 600) == (Spare(1),)
+
+
 def test_two_blocked_sessions_do_not_count_on_the_same_place() -> None:
     assert who(waits(waits(FULL, "x", "1"), "y", "1")) == ["a", "b"]
     assert who(waits(waits(FULL, "x", "0.5"), "y", "0.5")) == ["a"]

@@ -9,6 +9,7 @@ from worlds import ADMIN, ALICE, SITE, Build, S, asked, gpu, node, shown
 
 from fgpu_scheduler import (
     AllRules,
+    EndCause,
     Placement,
     Policy,
     Quota,
@@ -26,6 +27,7 @@ from fgpuspawner.service.api.me import me_object
 from fgpuspawner.service.api.queue import queue_object
 from fgpuspawner.service.api.session_objects import session_object, sessions_object
 from fgpuspawner.service.model import Site, Viewer
+from fgpuspawner.service.pages.session_rows import row
 
 
 def test_a_session_object_has_exactly_the_documented_fields() -> None:
@@ -76,6 +78,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "ends_cause": None,
         "warning": None,
         "can_keep": False,
+        "preemptible_from_s": None,
         "extend_by_s": None,
         "saving": None,
         "can_save": False,
@@ -151,6 +154,25 @@ def test_a_running_session_ends_at_the_shortest_of_its_limits(
     )
     told = session_object(session, world, ALICE, SITE)
     assert (told["ends_at_s"], told["ends_cause"]) == (ends_at_s, "TIME_LIMIT" if ends_at_s else None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "from_s"),
+    [
+        (Rules(min_runtime_s=3600), None),
+        (Rules(preempt=True), 110),
+        (Rules(preempt=True, min_runtime_s=3600), 110 + 3600),
+    ],
+    ids=["off", "at once", "later"],
+)
+def test_from_when_on_a_session_may_be_pre_empted_is_told(rules: Rules, from_s: int | None) -> None:
+    world = replace(Build().running("alice", 500).world(), rules=AllRules(rules))
+    (session,) = world.snapshot.sessions
+    told = session_object(session, world, ALICE, SITE)
+    assert told["preemptible_from_s"] == from_s
+    assert row(told).interrupted_from_s == (from_s if rules.min_runtime_s else None)
+    warned = replace(session, ends_at_s=4000, ends_cause=EndCause.PREEMPTED)
+    assert row(session_object(warned, world, ALICE, SITE)).interrupted_from_s is None
 
 
 def test_over_a_quota_nobody_elses_session_is_ahead() -> None:

@@ -274,12 +274,16 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         (
             {"reclaim": {"*": {"idle_minutes": 60}}},
-            "c.FGPU.reclaim['*'] has an unknown key 'idle_minutes'; known are max_lifetime_s, idle_after_s, grace_s, "
-            "keep_s, preempt, requeue",
+            "c.FGPU.reclaim['*'] has an unknown key 'idle_minutes'; known are max_lifetime_s, idle_after_s, "
+            "min_runtime_s, grace_s, keep_s, preempt, requeue",
         ),
         (
             {"reclaim": {"*": {"idle_after_s": 9}}},
             "c.FGPU.reclaim['*']['idle_after_s'] is 9; use seconds, from 10 to 36000000, or leave it out",
+        ),
+        (
+            {"reclaim": {"*": {"preempt": True, "min_runtime_s": 0}}},
+            "c.FGPU.reclaim['*']['min_runtime_s'] is 0; use seconds, from 1 to 36000000, or leave it out",
         ),
         (
             {"reclaim": {"*": {"preempt": "yes"}}},
@@ -749,14 +753,14 @@ def test_each_resource_group_has_its_own_policy_and_rules_and_the_rest_share_one
         policies={"*": {"order": "lifo"}, "class": {"backfill": "bounded", "longest_wait_s": 3600}},
         reclaim={
             "*": {"idle_after_s": 900},
-            "class": {"max_lifetime_s": 7200, "preempt": True, "keep_s": 60},
+            "class": {"max_lifetime_s": 7200, "preempt": True, "min_runtime_s": 1800, "keep_s": 60},
         },
     )
     policy, rules = own.policy(), own.rules()
     assert policy.of("default") == group_policy(order="lifo")
     assert policy.of("class") == group_policy(backfill="bounded", longest_wait_s=3600)
     assert rules.of("default") == Rules(idle_after_s=900)
-    assert rules.of("class") == Rules(max_lifetime_s=7200, preempt=True)
+    assert rules.of("class") == Rules(max_lifetime_s=7200, preempt=True, min_runtime_s=1800)
     assert (own.keep_s("default"), own.keep_s("class")) == (1800, 60)
 
 
