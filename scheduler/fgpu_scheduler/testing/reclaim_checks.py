@@ -29,7 +29,7 @@ class Warned:
         now_s: int,
         steady_s: int,
     ) -> Iterator[str]:
-        """Compare two states of all sessions; ``last`` is the snapshot of the first, ``now_s`` the instant of the other."""
+        """Compare two states of all sessions; ``last`` is the snapshot of the first, ``now_s`` when the other is of."""
         for session_id, session in after.items():
             old = before.get(session_id)
             ends = old is not None and old.state is S.RUNNING and session.state is S.TERMINATING
