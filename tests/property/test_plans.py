@@ -14,7 +14,7 @@ from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_t
 from fgpu_scheduler.core.forecast import forecast, forecast_request
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
-from fgpu_scheduler.core.placement import best_fit, free, place, placements, returned
+from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, returned, untouched
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.testing import World, lasting
@@ -32,6 +32,17 @@ def test_a_plan_never_overcommits_and_never_straddles(lab: World) -> None:
     before = {s.id: s for s in lab.sessions}
     complaints = [*over_capacity(lab, planned), *wrongly_held(planned), *badly_placed(before, planned)]
     assert [*complaints, *mixed_modes(planned)] == []
+
+
+@exact
+@given(worlds())
+def test_what_is_free_is_what_the_holders_leave_one_after_the_other(lab: World) -> None:
+    left = {node.id: untouched(node) for node in lab.nodes}
+    for session in lab.sessions:
+        where = session.placement
+        if session.state in HOLDING and where is not None and where.node_id in left:
+            left[where.node_id] = claimed(left[where.node_id], session.request, where)
+    assert free(lab) == tuple(left.values())
 
 
 @exact

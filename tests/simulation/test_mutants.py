@@ -204,7 +204,7 @@ def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
 
 
 def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
-    def anybody(snapshot, plan, ledger, *, groups, ending):
+    def anybody(snapshot, plan, ledger, *, groups, ending, spared):
         return tuple(s.id for s in snapshot.sessions if s.state is SessionState.RUNNING)[:1]
 
     monkeypatch.setattr(reclaim, "victims", anybody)
