@@ -31,7 +31,8 @@ LONG = "A sentence that does not end, " * 140
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     folder = tmp_path_factory.mktemp("sessionspage")
     nodes = [{"name": "local"}, {"name": "far", "group": "far"}]
-    with standing(folder, nodes=nodes, groups={"default": {}, "far": {}}) as found:
+    reclaim = {"far": {"preempt": True, "min_runtime_s": 7200}}
+    with standing(folder, nodes=nodes, groups={"default": {}, "far": {}}, reclaim=reclaim) as found:
         found.store.set_nodes([gpus(2), gpus(1, node="far", group="far")], now_s=int(time.time()))
         found.start()
         yield found
@@ -316,6 +317,16 @@ def test_the_end_that_is_set_is_told_with_the_time_left(
     expect(line(page, session.id)).to_contain_text(
         re.compile(r"ends at (\w+ \w+, (\d{4}, )?)?\d\d:\d\d( [AP]M)?, in 1 h (49|50) min")
     )
+
+
+def test_from_when_on_a_session_may_be_interrupted_is_told(
+    service: Standing, open_as: Callable[..., Page]
+) -> None:
+    far, near = service.run([asked("ann", "far", 500, resource_group="far"), asked("ann", "near", 500)])
+    page = open_as(service, "ann")
+    words = "A session of higher priority may interrupt it from"
+    expect(line(page, far.id)).to_contain_text(re.compile(rf"{words} .*\d\d:\d\d.* on"))
+    expect(line(page, near.id)).not_to_contain_text(words)
 
 
 def test_what_somebody_planted_is_shown_as_text(service: Standing, open_as: Callable[..., Page]) -> None:

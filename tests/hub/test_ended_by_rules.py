@@ -187,7 +187,7 @@ def test_a_session_of_higher_priority_takes_the_place_of_another_that_waits_and_
 ) -> None:
     hub = make_hub(
         after="c.JupyterHub.load_groups = {'staff': {'users': ['zoe']}}\n",
-        reclaim={"*": {"preempt": True, "grace_s": 12}},
+        reclaim={"*": {"preempt": True, "grace_s": 12, "min_runtime_s": 5}},
         max_priority={"staff": 5},
         resume_grace_s=1,
     ).start()
@@ -201,6 +201,7 @@ def test_a_session_of_higher_priority_takes_the_place_of_another_that_waits_and_
     first = hub.sessions()["alice/"]
     hub.spawn("zoe", options={**WHOLE, "priority": 5})
     told = warned(hub, token)
+    assert told["preemptible_from_s"] == told["started_at_s"] + 5
     assert (told["ends_cause"], told["warning"]) == (
         "PREEMPTED",
         "a session of higher priority needs its place",
