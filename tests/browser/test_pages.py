@@ -168,7 +168,9 @@ def test_the_waiting_page_says_where_one_stands_cancels_that_server_alone_and_en
     expect(fact(waiting, "Amount")).to_have_text("1 fGPU")
     expect(place(waiting)).to_have_text("1st in the queue")
     expect(waiting.get_by_role("status").first).to_have_text("All GPUs are busy.")
-    expect(fact(waiting, "Expected start")).to_have_text(re.compile("^(no estimate|about |probably between )"))
+    expect(fact(waiting, "Expected start")).to_have_text(
+        re.compile("^(no estimate|about |probably between )")
+    )
     expect(waiting.get_by_text("simulated GPU")).to_be_visible()
 
     # Cancel ends this request, and not the default server; the page goes on to the sessions.

@@ -23,7 +23,9 @@ def test_the_sessions_of_one_database_are_in_the_other(
         assert "another Hub serves the sessions of" in failure(capsys, "move", new, "--config", config)[1]
     status, out, _ = fgpu(capsys, "move", new, "--config", config)
     assert status == 0
-    assert out.startswith("OK: 5 sessions, with all that belongs to them\nnext: write this URL into c.FGPU.db_url")
+    assert out.startswith(
+        "OK: 5 sessions, with all that belongs to them\nnext: write this URL into c.FGPU.db_url"
+    )
     with closing(Store(new)) as store:
         store.connect_readonly()
         assert len(store.snapshot(0).sessions) == 5
