@@ -73,6 +73,8 @@ class Session(TypedDict):
     position: int | None
     ahead: int | None
     expected_start_at_s: int | None
+    early_start_at_s: int | None
+    late_start_at_s: int | None
     forecast_basis: str | None
     pull_text: str | None
     message: str | None
@@ -136,6 +138,8 @@ def parse_session(raw: Any) -> Session:
         position=optional(raw, "position", int),
         ahead=optional(raw, "ahead", int),
         expected_start_at_s=optional(raw, "expected_start_at_s", int),
+        early_start_at_s=optional(raw, "early_start_at_s", int),
+        late_start_at_s=optional(raw, "late_start_at_s", int),
         forecast_basis=optional(raw, "forecast_basis", str),
         pull_text=optional(pull, "text", str),
         message=optional(raw, "message", str),

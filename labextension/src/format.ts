@@ -224,7 +224,7 @@ export function stateText(state: string, trans: TranslationBundle): string {
   }
 }
 
-/** Return "Next in the queue, about 14:20", or null for a session that does not wait. */
+/** Return "1st in the queue, about 14:20", or null for a session that does not wait. */
 export function queueText(
   session: ISession,
   now: number,
@@ -237,17 +237,36 @@ export function queueText(
   const place =
     session.position === null
       ? trans.__('In the queue')
-      : session.position === 1
-        ? trans.__('Next in the queue')
-        : trans.__('Number %1 in the queue', session.position);
-  const start =
-    session.expected_start_at_s === null
-      ? trans.__('start time not known')
-      : trans.__(
-          'about %1',
-          instantText(session.expected_start_at_s, now, locale)
-        );
-  return `${place}, ${start}`;
+      : trans.__('%1 in the queue', ordinal(session.position));
+  return `${place}, ${startText(session, now, trans, locale)}`;
+}
+
+/** Return "1st", "2nd", "11th", as the pages say it. */
+function ordinal(n: number): string {
+  const teen = n % 100 > 10 && n % 100 < 14;
+  return n + ((!teen && ['th', 'st', 'nd', 'rd'][n % 10]) || 'th');
+}
+
+/** Nobody can do anything with a range of a few minutes. */
+const NARROW_S = 600;
+
+function startText(
+  session: ISession,
+  now: number,
+  trans: TranslationBundle,
+  locale?: string
+): string {
+  const { early_start_at_s: early, late_start_at_s: late } = session;
+  if (session.expected_start_at_s === null) {
+    return trans.__('start time not known');
+  }
+  return early === null || late === null || late - early < NARROW_S
+    ? trans.__('about %1', instantText(session.expected_start_at_s, now, locale))
+    : trans.__(
+        'probably between %1 and %2',
+        instantText(early, now, locale),
+        instantText(late, now, locale)
+      );
 }
 
 /** Return local time; with the day, unless that is today's. */

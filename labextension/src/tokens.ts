@@ -47,6 +47,10 @@ export interface ISession {
   position: number | null;
   ahead: number | null;
   expected_start_at_s: number | null;
+  /** Of ten starts eight lie from then ... */
+  early_start_at_s: number | null;
+  /** ... to then. */
+  late_start_at_s: number | null;
   forecast_basis: string | null;
   /** How far its image is, in words, while it is fetched. */
   pull_text: string | null;

@@ -35,6 +35,8 @@ const session = changes => ({
   simulated: false,
   position: null,
   expected_start_at_s: null,
+  early_start_at_s: null,
+  late_start_at_s: null,
   warning: null,
   ends_at_s: null,
   can_keep: false,
@@ -141,11 +143,29 @@ test('a waiting session tells its place and its expected start', () => {
     queueText(session({ state: 'PENDING', ...changes }), now, trans, 'en-GB');
   assert.equal(
     waiting({ position: 1, expected_start_at_s: now / 1000 + 8400 }),
-    'Next in the queue, about 14:20'
+    '1st in the queue, about 14:20'
   );
   assert.match(
     waiting({ position: 2, expected_start_at_s: now / 1000 + 86400 }),
-    /^Number 2 in the queue, about Tue.* 12:00$/
+    /^2nd in the queue, about Tue.* 12:00$/
+  );
+  const between = (early, late) =>
+    waiting({
+      position: 1,
+      expected_start_at_s: now / 1000 + 8400,
+      early_start_at_s: now / 1000 + early,
+      late_start_at_s: now / 1000 + late
+    });
+  assert.equal(
+    between(7200, 16200),
+    '1st in the queue, probably between 14:00 and 16:30'
+  );
+  assert.equal(between(8200, 8700), '1st in the queue, about 14:20');
+  assert.deepEqual(
+    [3, 4, 11, 12, 21, 113].map(
+      position => waiting({ position }).split(' ', 1)[0]
+    ),
+    ['3rd', '4th', '11th', '12th', '21st', '113th']
   );
   assert.equal(waiting({}), 'In the queue, start time not known');
   assert.equal(queueText(session(), now, trans), null);

@@ -58,6 +58,8 @@ def running(**changes: Any) -> dict[str, Any]:
         "position": None,
         "ahead": None,
         "expected_start_at_s": None,
+        "early_start_at_s": None,
+        "late_start_at_s": None,
         "forecast_basis": None,
         "pull": None,
         "submitted_at_s": 1790000000,
@@ -97,6 +99,8 @@ def pending(**changes: Any) -> dict[str, Any]:
             "position": 1,
             "ahead": 0,
             "expected_start_at_s": int(time.time()) + 1200,
+            "early_start_at_s": int(time.time()) + 1200,
+            "late_start_at_s": int(time.time()) + 1200,
             "forecast_basis": "how long sessions usually run",
             "pull": {"phase": "FETCHING", "text": "fetching the image: 45 of 200 MiB"},
             "started_at_s": None,
@@ -234,6 +238,8 @@ class StandIn:
                     position=None,
                     ahead=None,
                     expected_start_at_s=None,
+                    early_start_at_s=None,
+                    late_start_at_s=None,
                     forecast_basis=None,
                 )
                 return

@@ -213,7 +213,7 @@ def test_jupyterlab_shows_the_slice_and_the_queue_and_keeps_the_token_to_itself(
     expect(other).to_have_count(1, timeout=60_000)
     expect(other).to_contain_text("second")
     expect(other).to_contain_text("Waiting")
-    expect(other).to_contain_text("Next in the queue")
+    expect(other).to_contain_text("1st in the queue")
     expect(panel).to_contain_text("1 request is waiting.")
 
     # The notebook sees its slice.
