@@ -23,6 +23,7 @@ from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import UsageError, load_config
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.offline import without_engine
 
 SCHEDULER, HUB = "scheduler", "hub"
 COOKIE = "jupyterhub_cookie_secret"
@@ -154,7 +155,8 @@ def run_restore(given: argparse.Namespace) -> list[str]:
 
 
 def _here(config: str) -> Here:
-    found = load_config(config)
+    with without_engine():
+        found = load_config(config)
     settings = FGPU.from_config(found).checked()
     hub = found.JupyterHub
     return Here(

@@ -11,6 +11,7 @@ from typing import Any
 from fgpu_scheduler import Policy, Store
 from fgpuspawner.cli.hub_config import CONFIG, load_config
 from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.offline import without_engine
 
 
 class Report(list[str]):
@@ -44,12 +45,13 @@ def add_config_or_db(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(path: str) -> FGPU:
-    """Return the settings of a Hub's configuration, checked.
+    """Return the settings of a Hub's configuration, checked; no engine is asked, and so none has to run.
 
     Raises:
         UsageError, BadSettings: there is no such file, or it cannot work.
     """
-    return FGPU.from_config(load_config(path)).checked()
+    with without_engine():
+        return FGPU.from_config(load_config(path)).checked()
 
 
 def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:

@@ -19,6 +19,7 @@ from fgpuspawner.engines.docker.network_guard import rules_for
 from fgpuspawner.engines.docker.shared_network import NETWORK, ensure_network
 from fgpuspawner.images.model import Image
 from fgpuspawner.settings import FGPU, configured
+from fgpuspawner.settings.offline import engine_is_asked
 from fgpuspawner.spawner.base import QueuedSpawner
 
 
@@ -125,12 +126,14 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
         """Have sessions reach the Hub and the service at the host's address on their network, where nothing else is."""
         own = configured(cls, c)
         name = own.get("network_name", NETWORK)
+        c.FGPUSpawner.network_name = name
+        if not engine_is_asked():
+            return
         client = daemon.connect_here(client_settings(own))
         try:
             gateway = ensure_network(client, name)
         finally:
             client.close()
-        c.FGPUSpawner.network_name = name
         address = c.FGPU.get("hub_address") or gateway
         c.JupyterHub.setdefault("hub_ip", address)
         c.FGPU.setdefault("service_ip", address)

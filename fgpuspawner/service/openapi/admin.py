@@ -43,6 +43,9 @@ SCHEMAS: dict[str, Schema] = {
         use=maybe(
             thing("gpus:count", day=SPAN_USE, week=SPAN_USE, hours_percent=PERCENTS, days_percent=PERCENTS)
         ),
+        forecasts=maybe(
+            thing("starts:count inside_percent:count late_percent:count told_wait_s:whole true_wait_s:whole")
+        ),
         queues=many(
             thing(
                 """

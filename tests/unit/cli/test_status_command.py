@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commandline import AT_S, fgpu, filled, node, request, write_config
+from commandline import AT_S, failure, fgpu, filled, node, request, write_config
 from fgpu_scheduler import (
     NodeState,
     Request,
@@ -203,3 +203,19 @@ def test_status_says_what_holds_the_sessions_of_each_node(
     found = json.loads(fgpu(capsys, "status", "--config", path, "--json")[1])
     assert found["isolation"] == {"local": "driver-cgroup"}
     assert "isolation" not in fgpu(capsys, "status", "--db", url)[1]
+
+
+def test_what_the_database_says_is_told_and_changed_also_while_the_engine_is_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    data = tmp_path / "data"
+    data.mkdir()
+    filled(f"sqlite:///{data}/fgpu.sqlite")
+    path = Path(write_config(tmp_path))
+    path.write_text(path.read_text().replace("configure(c,", 'configure(c, runtime="docker",'))
+    config = ("--config", str(path))
+    assert fgpu(capsys, "status", *config)[0] == 0
+    assert fgpu(capsys, "node", "local", "cordon", *config)[0] == 0
+    # What is about the engine needs it.
+    assert "the Docker engine does not answer" in failure(capsys, "check", *config)[1]
