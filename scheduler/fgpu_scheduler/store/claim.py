@@ -19,7 +19,7 @@ HUB_LOCK = 0x66677068
 """PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
 TAKE = "SELECT pg_try_advisory_lock(:key, hashtext(current_schema()))"
 """Several installations may share a database, each in a schema of its own."""
-GONE_AFTER_S = 5.0
+GONE_AFTER_S = 15.0
 """So long PostgreSQL may take to notice that the process which held it has ended."""
 NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
 """What its server is told, so that the lock of a Hub whose machine is cut off is free after half a minute."""
