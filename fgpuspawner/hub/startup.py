@@ -15,6 +15,7 @@ from sqlalchemy import delete, update
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.hub.checks import check_hub, use_subdomains
+from fgpuspawner.hub.moved import check_not_moved
 from fgpuspawner.hub.only_hub import LOOKED_AT_EVERY_S, OnlyHub
 from fgpuspawner.hub.roles import follow_the_hub
 from fgpuspawner.hub.room import DiskWatch, answer_health, leave_on_a_full_disk
@@ -43,8 +44,10 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         watch = DiskWatch(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
-        only.check_owners(runtime.store.snapshot(0).sessions, end_unknown=settings.end_unknown_sessions)
-        runtime.open_engine([app.hub.api_url, settings.service_url()])
+        sessions, urls = runtime.store.snapshot(0).sessions, [app.hub.api_url, settings.service_url()]
+        only.check_owners(sessions, end_unknown=settings.end_unknown_sessions)
+        check_not_moved(settings.data_path(), urls, sessions)
+        runtime.open_engine(urls)
     except (FGPUError, OSError) as e:
         sys.exit(f"fgpuspawner: {e}")
     watch.begin(runtime.background)

@@ -31,6 +31,7 @@ KEPT = {
     "fgpu.sqlite.hub",
     "home",
     "hub.lock",
+    "hub-urls.json",
     "isolation.json",
     "jupyterhub.sqlite",
     "jupyterhub_cookie_secret",
