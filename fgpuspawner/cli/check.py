@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from fgpu_scheduler import Node, StoreUnavailable, format_milli
 from fgpuspawner.cli.command import add_command, add_config, read_only
-from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
 from fgpuspawner.images.catalogue import load_catalogue
@@ -35,6 +35,7 @@ def add_to(commands: Any) -> None:
 def run(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines, the first of them "OK"."""
     config = load_config(given.config)
+    no_token = lacks_proxy_token(config)
     with quiet():
         settings, app = checked_like_the_hub(config, given.config)
     spawner_class: type[QueuedSpawner] = app.spawner_class
@@ -43,6 +44,8 @@ def run(given: argparse.Namespace) -> list[str]:
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}
     lines = [f"OK: {given.config}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
+    if no_token:
+        lines.append("  WARNING: CONFIGPROXY_AUTH_TOKEN is not set here; the Hub needs it in its environment")
     if settings.finds_nodes:
         lines.append("  nodes: those that the engine finds, when the Hub starts and while it runs")
     for node in nodes:

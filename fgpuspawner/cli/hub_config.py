@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -67,6 +68,9 @@ def checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
     from fgpuspawner.spawner.base import QueuedSpawner
 
     config.JupyterHub.log_level = "CRITICAL"
+    if lacks_proxy_token(config):
+        # It is in the environment of the Hub's unit, and this command reaches no proxy.
+        config.ConfigurableHTTPProxy.auth_token = "not known here"
     try:
         app = JupyterHub(config=config)
         app.hub = None
@@ -80,6 +84,16 @@ def checked_like_the_hub(config: Config, path: str) -> tuple[FGPU, Any]:
     settings = FGPU.from_config(config).checked()
     check_hub(app, settings)
     return settings, app
+
+
+def lacks_proxy_token(config: Config) -> bool:
+    """Return whether the Hub would not start from this environment, as the proxy beside it has a token."""
+    proxy = config.ConfigurableHTTPProxy
+    return (
+        proxy.get("should_start") is False
+        and not proxy.get("auth_token")
+        and not os.environ.get("CONFIGPROXY_AUTH_TOKEN")
+    )
 
 
 @contextlib.contextmanager
