@@ -5,6 +5,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
+import { noteEnding } from './connectionlost';
 import { sliceIcon } from './icon';
 import { formHref, type IHubLocation, servicePageHref } from './links';
 import { askToNotify, canAsk } from './outside';
@@ -218,10 +219,12 @@ async function endThisSession(
   if (!answer.button.accept) {
     return;
   }
+  noteEnding(id);
   try {
     await model.stop(id);
   } catch (error) {
     if (error instanceof ResponseError && error.coded) {
+      noteEnding(null);
       Notification.error(
         trans.__('This session was not ended: %1', error.message),
         { autoClose: false }

@@ -15,6 +15,13 @@ const PATIENCE_MS = 5000;
 let shown = false;
 /** The session whose end was told already. */
 let told: number | null = null;
+/** The session that is being ended here. */
+let ending: number | null = null;
+
+/** Note that a session is being ended here: its connection may be lost before the answer comes. Null: not any more. */
+export function noteEnding(id: number | null): void {
+  ending = id;
+}
 
 /**
  * Say why the session has ended, once; `byOwner` where that was done here.
@@ -34,6 +41,7 @@ export async function showEnd(
   if (shown || (id !== null && id === told)) {
     return;
   }
+  byOwner ||= id !== null && id === ending;
   shown = true;
   if (info !== null) {
     // Nothing is saved meanwhile: each try would fail with a dialog of its own.

@@ -16,7 +16,7 @@ from kubernetes_asyncio.config import load_kube_config
 from fgpuspawner.engines import marks
 from fgpuspawner.engines.kubernetes.api import Api, at_once
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
-from hubprocess import HubProcess
+from hubprocess import HubProcess, until
 
 MERGE = "application/merge-patch+json"
 NAMESPACE = "default"
@@ -79,6 +79,11 @@ class Cluster:
 
         return at_once(asked)
 
+    def leaving(self) -> list[str]:
+        """Return the pods that are being removed."""
+        found = self.ask("GET", "/api/v1/pods")["items"]
+        return [p["metadata"]["name"] for p in found if "deletionTimestamp" in p["metadata"]]
+
     def pods(self, hub: HubProcess, namespace: str = NAMESPACE) -> dict[str, dict[str, Any]]:
         """Return the pods of a Hub's sessions that nobody has deleted, by their names."""
         mine = ("labelSelector", f"{marks.INSTALLATION}={hub.store.installation_id}")
@@ -124,6 +129,8 @@ def on(
     **settings: Any,
 ) -> Iterator[HubProcess]:
     """Run a Hub whose sessions are pods of a namespace, as the cluster's administrator or as ``kubeconfig`` says."""
+    # What is on its way out has its CPU still: on a busy machine a Hub would find that nothing fits.
+    until(lambda: not cluster.leaving(), within_s=120, what="the pods of earlier tests are gone")
     lines = [
         f"c.JupyterHub.hub_ip = {cluster.address!r}",
         f"c.KubernetesFGPUSpawner.files_image = {FILES_IMAGE!r}",
