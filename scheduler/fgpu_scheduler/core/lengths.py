@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 LEAST = 5
 """Fewer runs say nothing: so many must have lasted at least as long as the session has."""
+BELIEVED = 10
+"""A session is believed to have run for so many times as long as the longest of all."""
 NEWEST_RUNS = 500
 """So many of the newest runs of a resource group tell."""
 
@@ -96,4 +98,8 @@ class Lengths:
             first = bisect_left(lengths_s, ran_s)
             if len(lengths_s) - first >= LEAST:
                 return Rest(key[0], ran_s, lengths_s[first:])
-        return Rest(Source.AGE, ran_s) if self else None
+        if not self:
+            return None
+        longest_s = self._found[Source.ALL, "", ""][-1]
+        # A clock that was set, and no session, is that far beyond all that ever was.
+        return Rest(Source.AGE, ran_s if ran_s <= BELIEVED * longest_s else longest_s)

@@ -61,11 +61,19 @@ def test_the_rest_is_that_of_those_who_ran_at_least_as_long() -> None:
 
 def test_who_has_outlived_all_goes_on_the_longer_the_longer_it_has_run() -> None:
     lengths = Lengths("lab", runs(*[HOUR] * 20))
-    found = [lengths.rest("ann", "python", hours * HOUR) for hours in (2, 20)]
+    found = [lengths.rest("ann", "python", hours * HOUR) for hours in (2, 10)]
     assert all(one is not None and one.source is Source.AGE for one in found)
     young, old = (one.at_s(0.5) for one in found if one is not None)
-    assert old == pytest.approx(10 * young, rel=0.01)
+    assert old == pytest.approx(5 * young, rel=0.01)
     assert young == pytest.approx(0.414 * 2 * HOUR, rel=0.01)
+
+
+def test_who_seems_to_have_run_many_times_as_long_as_anybody_is_a_clock_that_was_set() -> None:
+    lengths = Lengths("lab", runs(*[600] * LEAST))
+    for ran_s in (30 * HOUR, 10 * 365 * 24 * HOUR):
+        found = lengths.rest("ann", "python", ran_s)
+        assert found is not None
+        assert 0 < found.at_s(0.5) < 600
 
 
 def test_a_clock_that_was_set_back_makes_no_run_shorter_than_nothing() -> None:
