@@ -69,7 +69,7 @@ async def test_a_server_that_ends_is_told_with_its_status_and_its_last_words(lab
     session = lab.session()
     await engine.start(lab.spec(engine, session, "exits"))
     found = await ended(engine, session)
-    assert (found.status, found.cause) == (3, EndCause.EXITED)
+    assert (found.status, found.cause) == (3, EndCause.EXITED), found.message
     assert "status 3" in found.message
     assert "no luck" in found.message
     assert await alive(engine) == []
