@@ -132,10 +132,11 @@ class Processes:
         Negative is a signal; None that it is not known, for a process that this Hub did not start.
         """
         handle = self.handle(session)
-        if self._server(handle) is not None:
-            return None
         child = self._children.get(handle)
+        # In its last instants a process has no environment any more, and no status yet: one of our own lives until then.
         status = child.poll() if child is not None else None
+        if status is None and (child is not None or self._server(handle) is not None):
+            return None
         try:
             with self.log_path(session).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
