@@ -91,6 +91,8 @@ def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubPr
         before=USERS,
         after=f"c.Spawner.cmd = ['python', {mini!r}]\n",
         quotas=[{"user": "*", "max_fgpu": 4}],
+        # Of the earlier Hub only the scheduler's database is there.
+        end_unknown_sessions=True,
     )
     later_s = left_database(hub.data / "fgpu.sqlite")
     try:
