@@ -2,6 +2,7 @@
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
 # make test-quick  only those that need no Hub, engine or browser: a minute
 # make test-kube   those that need a Kubernetes cluster; builds it the first time, in 6 to 15 minutes (root, Debian 12)
+# make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
 # make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
 # make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
@@ -52,6 +53,11 @@ lint:
 format:
 	@scripts/setup.sh test
 	@.venv/bin/ruff check --fix --quiet . ; .venv/bin/ruff format --quiet .
+
+.PHONY: dist
+dist:
+	@scripts/setup.sh run
+	@scripts/dist.sh
 
 isolation:
 	@scripts/setup.sh run

@@ -6,6 +6,7 @@ Without a C compiler the install works all the same, and the backends that need 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -43,6 +44,8 @@ class IsolationBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             builder.put_commands()
             return
         builder.build()
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        # Another machine's compiler (CC) makes another machine's wheel.
+        machine = os.environ.get("FGPU_MACHINE")
+        platform = f"linux-{machine}" if machine else sysconfig.get_platform()
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"py3-none-{platform.replace('-', '_').replace('.', '_')}"

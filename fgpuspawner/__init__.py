@@ -1,3 +1,5 @@
 """Share GPUs by fractions through JupyterHub: a spawner that queues, with its scheduler embedded."""
 
-__version__ = "0.1.0"
+from importlib.metadata import version
+
+__version__ = version("fgpuspawner")

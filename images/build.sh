@@ -13,7 +13,8 @@
 # --base host          no registry: the base is made of this machine's Debian packages, with a CPython that is here
 # --server REF         an image whose /opt/fgpu is copied; default: fgpuspawner/server:0.1, made when it is missing
 # --tag TAG            default fgpuspawner/NAME:0.1
-# --labextension       the wheel of labextension/, or none; default: the newest in labextension/dist
+# --labextension       the wheel of labextension/, or none; default: the newest in labextension/dist; where this is no
+#                      checkout, the one of this version, of the package index
 # --label NAME=VALUE   sets a label over the usual ones, e.g. fgpu.slug=demo
 # --output FILE        with --base host: keeps the archive that `docker load` reads, too
 # --force              with --base host: builds although nothing changed
@@ -71,14 +72,22 @@ for label in "${labels[@]}"; do
 done
 docker info >/dev/null 2>&1 || die "no Docker engine answers (tests/services.sh can start one)"
 
-scratch=$(mktemp -d) named=""
-trap 'rm -rf "$scratch"; [[ -z $named ]] || docker rmi "$named" >/dev/null 2>&1 || true' EXIT
+scratch=$(mktemp -d) named="" fetched=""
+trap 'rm -rf "$scratch" ${fetched:+"$fetched"}; [[ -z $named ]] || docker rmi "$named" >/dev/null 2>&1 || true' EXIT
 
 find_wheel() { # sets `wheel`, empty for none
     wheel=""
     case $labextension in
         none) ;;
         "")
+            if [[ ! -d $here/../labextension ]]; then
+                fetched=$(mktemp -d)
+                "$(find_python)" -m pip download --quiet --no-deps --only-binary :all: --dest "$fetched" \
+                    "jupyterlab-fgpu${FGPU_VERSION:+==$FGPU_VERSION}" >&2 ||
+                    die "the JupyterLab extension cannot be fetched: give --labextension WHEEL|none"
+                wheel=$(echo "$fetched"/*.whl)
+                return
+            fi
             wheel=$(find "$here/../labextension/dist" -maxdepth 1 -name 'jupyterlab_fgpu-*.whl' \
                 2>/dev/null | sort -V | tail -n 1) || true
             [[ -n $wheel ]] ||

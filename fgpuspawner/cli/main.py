@@ -17,7 +17,19 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli import backup, check, firewall, images, kube, move, node, private_images, replay, status
+from fgpuspawner.cli import (
+    backup,
+    check,
+    firewall,
+    image_build,
+    images,
+    kube,
+    move,
+    node,
+    private_images,
+    replay,
+    status,
+)
 from fgpuspawner.cli.command import Report
 from fgpuspawner.cli.hub_config import UsageError
 
@@ -36,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for command in (status, check, firewall, node, backup, move):
         command.add_to(commands)
-    private_images.add_to(images.add_to(commands))
+    own = images.add_to(commands)
+    for more in (private_images, image_build):
+        more.add_to(own)
     kube.add_to(commands)
     replay.add_to(commands)
     return parser

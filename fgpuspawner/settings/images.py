@@ -13,6 +13,13 @@ LARGEST_QUOTA = 10**9
 QUOTA_REMEDY = f"it must be between 0 (no limit) and {LARGEST_QUOTA}"
 
 
+def recipes() -> Path:
+    """Return the folder of the recipes that session images are built from, with the catalogue of what they make."""
+    packaged = Path(__file__).parents[1] / "data" / "images"
+    # In a checkout they are where an administrator looks for them; the wheel carries a copy.
+    return packaged if packaged.exists() else Path(__file__).parents[2] / "images"
+
+
 class ImageSettings(Settings):
     """The catalogue, fetching beforehand, warm containers, private images, and becoming root in sessions."""
 
@@ -58,9 +65,7 @@ class ImageSettings(Settings):
         """Return the catalogue's path."""
         if self.catalogue:
             return Path(self.catalogue).absolute()
-        packaged = Path(__file__).parents[1] / "data" / "catalogue.toml"
-        # In a checkout the file is where an administrator looks for it; the wheel carries a copy.
-        return packaged if packaged.exists() else Path(__file__).parents[2] / "images" / "catalogue.toml"
+        return recipes() / "catalogue.toml"
 
     def image_quota(self) -> ImageQuota:
         """Return what private images each user may have."""

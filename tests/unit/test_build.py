@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from fgpuspawner import __version__
+
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     "fgpuspawner",
     "scheduler",
     "isolation",
     "scripts",
-    "images/catalogue.toml",
+    "images",
+    "labextension/package.json",
     "labextension/jupyterlab_fgpu/smi.py",
     "labextension/jupyterlab_fgpu/verify.py",
     "pyproject.toml",
@@ -112,6 +116,17 @@ def test_a_compiler_that_fails_is_an_error_and_not_a_wheel_without(checkout: Pat
     assert done.returncode == 1
     assert "broken.c" in done.stderr
     assert not (checkout / "fgpuspawner" / "native").exists()
+
+
+def test_the_version_is_one_wherever_it_is_written() -> None:
+    version = json.loads((ROOT / "labextension/package.json").read_text())["version"]
+    written = {
+        name: re.findall(r'^(?:__version__|VERSION) = "(.+)"$', (ROOT / path).read_text(), re.M)
+        for name in ("__init__", "smi", "verify")
+        if (path := f"labextension/jupyterlab_fgpu/{name}.py")
+    }
+    assert written == {"__init__": [version], "smi": [version], "verify": [version]}
+    assert __version__ == version
 
 
 def test_what_is_missing_to_build_with_is_said_by_itself(checkout: Path) -> None:

@@ -65,7 +65,7 @@ def no_server(program: str) -> str:
     """Return the words for the owner of a session whose image cannot start its server."""
     return (
         f"this image has no server environment: {program} is not in it, or cannot run; "
-        "ask an administrator to build it with images/build.sh (docs/images.md), or choose another image"
+        "ask an administrator to build it with `fgpu images build` (docs/images.md), or choose another image"
     )
 
 
