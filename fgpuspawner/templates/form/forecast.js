@@ -68,21 +68,21 @@ function again() {
     send();
   }
 }
+/** Return local time; with the day, unless that is today. */
+function clock(at_s) {
+  const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
+  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+}
 function when(at_s) {
   const minutes = Math.max(1, Math.round((at_s - Date.now() / 1000) / 60));
-  const at = new Date(at_s * 1000);
-  const day = minutes < 720 ? {} : { weekday: "short" };
-  const clock = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
   const long = minutes < 90 ? minutes + " min" : Math.round(minutes / 60) + " h";
-  return "about " + clock + " (in " + long + ")";
+  return "about " + clock(at_s) + " (in " + long + ")";
 }
 /** Return the range in which a start lies, or the instant where that is narrow. */
 function startWords(f) {
   if (!f.expected_start_at_s) { return ""; }
   const early = f.early_start_at_s, late = f.late_start_at_s;
   if (early === null || late === null || late - early < 600) { return when(f.expected_start_at_s); }
-  const day = late - Date.now() / 1000 < 43200 ? {} : { weekday: "short" };
-  const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
   return "probably between " + clock(early) + " and " + clock(late);
 }
 function nth(n) {

@@ -2,9 +2,10 @@ const api = new JHAPI(window.jhdata.base_url);
 // The stream tells of a cancelled spawn's end, too: then this page waits for the answer, and not reloads.
 let cancelling = false, over = false, queued = false;
 
+/** Return local time; with the day, unless that is today. */
 function clock(at_s) {
-  const day = Math.abs(at_s - Date.now() / 1000) < 43200 ? {} : { weekday: "short" };
-  return new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
+  const at = new Date(at_s * 1000), day = at.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
+  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...day });
 }
 // Nobody can do anything with a range of a few minutes.
 const NARROW_S = 600;
