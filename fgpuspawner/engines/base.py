@@ -179,11 +179,15 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a session's server will listen. ``has_driver``: it was given a driver for its GPUs, a simulated one too."""
+    """Where a session's server will listen.
+
+    ``has_driver``: it was given a driver for its GPUs, a simulated one too. ``warm``: it ran before it was asked for.
+    """
 
     ip: str
     port: int
     has_driver: bool = True
+    warm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

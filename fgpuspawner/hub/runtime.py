@@ -39,6 +39,7 @@ from fgpuspawner.hub.gpu_use import GpuUse
 from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
+from fgpuspawner.hub.metrics import Metrics
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.retention import keep_forgetting
@@ -61,6 +62,7 @@ log = logging.getLogger("fgpu")
 T = TypeVar("T")
 
 START_AGAIN_S = 1.0
+WATCHDOG = "the watchdog"
 FILERS = 4
 """Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
 FORM_READERS = 4
@@ -160,7 +162,8 @@ class Runtime:
                 abandoned_after_s=self.settings.abandoned_after_s,
             ),
         )
-        self.queue.on_end = self._spawner_class.ended
+        self.metrics = Metrics(self.queue, self.engine.answering, data=self.settings.data_path())
+        self.queue.on_end = self._on_end
         self.inventory = Inventory(
             self.settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
         )
@@ -171,6 +174,10 @@ class Runtime:
         # However the Hub ends, as long as it can: its threads may be in the middle of something then.
         atexit.register(self.store.close)
         Runtime._current = self
+
+    def _on_end(self, session: Session) -> None:
+        self.metrics.ended(session)
+        self._spawner_class.ended(session)
 
     def _activity(self) -> SessionActivity | None:
         """Return what knows who is idle, where anybody is ended for it."""
@@ -279,19 +286,20 @@ class Runtime:
             quota=settings.image_quota(),
         ).begin(self.background)
         self._watch_disks()
+        self.metrics.begin(self.background)
         self.inventory.begin(self.background)
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
         self.engine.begin()
 
-    async def audit(
-        self, session: Session, action: str, details: str = "", *, actor: str = "the watchdog"
-    ) -> None:
+    async def audit(self, session: Session, action: str, details: str = "", *, actor: str = WATCHDOG) -> None:
         """Write into the audit log what was done to a session, by somebody else than its owner.
 
         Raises:
             StoreUnavailable: it cannot be written.
         """
+        if actor == WATCHDOG:
+            self.metrics.actions.labels(action).inc()
         target = f"session {session.id} ({server_words(session)}) of {session.request.user}"
         await asyncio.to_thread(
             Audit(self.store).add,

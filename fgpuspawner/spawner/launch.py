@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from fgpu_scheduler import EndCause, FGPUError, Requeued, Session, duration
@@ -43,6 +44,7 @@ class Launch:
         self._path = path
         self.session = session
         self.fetching: Image | None = None
+        self._way = "cold"
 
     async def run(self) -> Session:
         """Return the session, RUNNING, when its server answers and its limits are proved.
@@ -58,6 +60,7 @@ class Launch:
 
     async def _in_steps(self) -> Session:
         queue, limit_s = self._runtime.queue, self._runtime.settings.launch_timeout_s
+        began_s = time.monotonic()
         try:
             self.session = await queue.prepare(self.session.id)
             async with asyncio.timeout(limit_s):
@@ -76,7 +79,9 @@ class Launch:
         except Exception as e:
             log.exception("Launching session %d failed", self.session.id)
             raise LaunchFailed(f"the launch failed: {e}") from e
-        return await queue.running(self.session.id, self.session.attempt, launched.to_json())
+        running = await queue.running(self.session.id, self.session.attempt, launched.to_json())
+        self._runtime.metrics.started(running, way=self._way, took_s=time.monotonic() - began_s)
+        return running
 
     async def _launched(self) -> Launched:
         session = self.session
@@ -93,6 +98,8 @@ class Launch:
         await self._fetch(image)
         spec = await self._describe(session, image, prepared)
         endpoint = await self._engine.start(spec)
+        if endpoint.warm:
+            self._way = "warm"
         await self._answers_and_holds(spec, endpoint)
         return Launched(endpoint.ip, endpoint.port, prepared.backend)
 
@@ -102,7 +109,7 @@ class Launch:
         assert placement is not None
         if await self._engine.has_image(image, placement.node_id):
             return
-        self.fetching = image
+        self.fetching, self._way = image, "fetched"
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
             # Not run to its end when the session is cancelled: a pull touches no GPU.

@@ -245,11 +245,11 @@ class DockerEngine(Engine):
                     session.id,
                     path,
                 )
-            container, told = await self._made(daemon, spec, kwargs, found, network)
+            container, told, warm = await self._made(daemon, spec, kwargs, found, network)
         await containers.call(daemon.client.start, container)
         await self._tell(daemon, session, container, told)
         ip, port = await _endpoint(daemon, container, network, spec.port, publish_at)
-        return Endpoint(ip, port, has_driver)
+        return Endpoint(ip, port, has_driver, warm)
 
     async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:
         """Return the spec with the session's files on the daemon's own machine."""
@@ -275,8 +275,11 @@ class DockerEngine(Engine):
 
     async def _made(
         self, daemon: Daemon, spec: LaunchSpec, kwargs: dict[str, Any], image: Mapping[str, Any], network: str
-    ) -> tuple[str, Handover | None]:
-        """Return a new container, or a warm one that is the same and runs, and what it is to be told of who it is."""
+    ) -> tuple[str, Handover | None, bool]:
+        """Return a new container, what it is to be told of who it is, and whether it is a warm one instead.
+
+        That is the same, and runs.
+        """
         told: Handover | None = None
         if handover.can_take(image, kwargs):
             prepared = spec.prepared
@@ -288,9 +291,9 @@ class DockerEngine(Engine):
                 )
                 if warm is not None:
                     # What a new container would have been made with.
-                    return warm, replace(told, environment={**spec.told, **told.environment})
+                    return warm, replace(told, environment={**spec.told, **told.environment}), True
         made = await daemon.containers.call(daemon.client.create_container, **kwargs)
-        return str(made["Id"]), told
+        return str(made["Id"]), told, False
 
     async def _tell(self, daemon: Daemon, session: Session, container: str, told: Handover | None) -> None:
         """Tell a container that waits for it who it is."""

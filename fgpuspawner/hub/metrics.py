@@ -1,0 +1,218 @@
+"""What Prometheus reads at the Hub's own ``/hub/metrics``: queue, starts, ends, GPUs. No names of people, no images.
+
+What is so at the moment is read every `EVERY_S` and kept: whoever asks waits for no database. Where it cannot be read it
+is left out, and not shown as it was, nor as 0; what is counted begins again with each start of the Hub.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
+
+from fgpu_scheduler import HOLDING, LIVE, FGPUError, Queue, Session, SessionState, Snapshot
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.meter.gpu_health import HealthTold, read_health
+
+EVERY_S = 10
+OLD_S = 60
+"""What was read longer ago is not what is."""
+WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+STARTS_S = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300, 600)
+READS_S = (0.005, 0.02, 0.1, 0.5, 2, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was found at one instant of a clock that nobody sets."""
+
+    at_s: float
+    snapshot: Snapshot
+    health: HealthTold
+
+
+class Metrics(Collector):
+    """One for the Hub's life. It is what a registry asks, and what is told of starts and ends."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        answering: Callable[[], tuple[int, int]],
+        *,
+        data: Path,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._answering = answering
+        self._data = data
+        self._now_s = monotonic
+        self._reading: Reading | None = None
+        self._counted = registry = CollectorRegistry()
+        self.waits = Histogram(
+            "fgpu_wait_seconds",
+            "From a request to its place on a GPU.",
+            ["group"],
+            buckets=WAITS_S,
+            registry=registry,
+        )
+        self.starts = Histogram(
+            "fgpu_start_seconds",
+            "From the place to a server that answers, with its limits proved. way: warm (from the pool), cold, or "
+            "fetched (the image was fetched first).",
+            ["way"],
+            buckets=STARTS_S,
+            registry=registry,
+        )
+        self.ends = Counter(
+            "fgpu_sessions_ended",
+            "Sessions that have ended, by cause.",
+            ["group", "cause"],
+            registry=registry,
+        )
+        self.actions = Counter(
+            "fgpu_watchdog_actions", "What the watchdog did to sessions.", ["action"], registry=registry
+        )
+        self.reads = Histogram(
+            "fgpu_database_read_seconds", "Reading the whole queue once.", buckets=READS_S, registry=registry
+        )
+
+    def begin(self, background: Background) -> None:
+        """Tell the Hub's endpoint from now on, and read again and again."""
+        REGISTRY.register(self)
+        background.every(EVERY_S, self.read, failed="The queue could not be read for the metrics")
+
+    # -- what is told ---------------------------------------------------------------------------------
+
+    def started(self, session: Session, *, way: str, took_s: float) -> None:
+        """Note that a session has started: it waited until it was placed, and its launch took so long."""
+        if session.scheduled_at_s is not None:
+            waited_s = max(0, session.scheduled_at_s - session.waits_since_s)
+            self.waits.labels(session.request.resource_group).observe(waited_s)
+        self.starts.labels(way).observe(took_s)
+
+    def ended(self, session: Session) -> None:
+        """Note that a session ends."""
+        cause = "unknown" if session.end_cause is None else session.end_cause.value
+        self.ends.labels(session.request.resource_group, cause).inc()
+
+    # -- what is asked --------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Read what is so now.
+
+        Raises:
+            FGPUError: it cannot be read; what was read before is then told no longer.
+        """
+        began_s = self._now_s()
+        try:
+            snapshot = await self._queue.snapshot()
+        except FGPUError:
+            self._reading = None
+            raise
+        self.reads.observe(self._now_s() - began_s)
+        self._reading = Reading(self._now_s(), snapshot, read_health(self._data))
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: so it is not asked when it is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return what has been counted, and what is so now."""
+        yield from self._counted.collect()
+        away = GaugeMetricFamily("fgpu_database_away", "1 while the scheduler's database does not answer.")
+        away.add_metric([], float(self._queue.database_is_away))
+        yield away
+        machines = GaugeMetricFamily(
+            "fgpu_engines", "Machines of the engine, by whether they answer.", labels=["answering"]
+        )
+        answer, silent = self._answering()
+        machines.add_metric(["yes"], answer)
+        machines.add_metric(["no"], silent)
+        yield machines
+        reading = self._reading
+        if reading is None or self._now_s() - reading.at_s > OLD_S:
+            return
+        yield from of_queue(reading.snapshot)
+        yield from of_gpus(reading.snapshot, reading.health)
+
+
+def of_queue(snapshot: Snapshot) -> Iterator[Metric]:
+    """Return how many sessions each group has in which state, and how long the first of its queue has waited."""
+    groups = sorted(
+        {n.resource_group for n in snapshot.nodes} | {s.request.resource_group for s in snapshot.sessions}
+    )
+    counts = Counts((s.request.resource_group, s.state) for s in snapshot.sessions)
+    sessions = GaugeMetricFamily("fgpu_sessions", "Live sessions.", labels=["group", "state"])
+    oldest = GaugeMetricFamily(
+        "fgpu_oldest_wait_seconds", "How long who has waited longest has; 0: nobody waits.", labels=["group"]
+    )
+    for group in groups:
+        for state in LIVE:
+            sessions.add_metric([group, state.value], counts[group, state])
+        since = [
+            s.waits_since_s
+            for s in snapshot.sessions
+            if s.request.resource_group == group and s.state is SessionState.PENDING
+        ]
+        oldest.add_metric([group], max(0, snapshot.now_s - min(since)) if since else 0)
+    yield sessions
+    yield oldest
+    nodes = GaugeMetricFamily(
+        "fgpu_node_state", "1 for the state that a node is in.", labels=["node", "group", "state"]
+    )
+    for node in snapshot.nodes:
+        nodes.add_metric([node.id, node.resource_group, node.state.value], 1)
+    yield nodes
+
+
+def of_gpus(snapshot: Snapshot, health: HealthTold) -> Iterator[Metric]:
+    """Return of each GPU what it offers, what sessions hold of it, and what its driver says."""
+    names = ["node", "gpu", "model"]
+
+    def family(name: str, what: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"fgpu_gpu_{name}", what, labels=names)
+
+    capacity = family("capacity_fgpu", "fGPU that a GPU is.")
+    held = family("held_fgpu", "fGPU that sessions hold.")
+    shares = family("sessions", "Sessions that hold a part of it.")
+    memory = family("memory_bytes", "Memory that it has.")
+    entitled = family("memory_held_bytes", "Memory that the sessions' shares are.")
+    told: Mapping[str, tuple[GaugeMetricFamily, float]] = {
+        "memory_used_mib": (family("memory_used_bytes", "Memory in use, as the driver says."), 2**20),
+        "use_percent": (
+            family("busy_ratio", "Part of the time in which it computed, as the driver says."),
+            0.01,
+        ),
+        "power_w": (family("power_watts", "Power, as the driver says."), 1),
+        "temperature_c": (family("temperature_celsius", "Temperature, as the driver says."), 1),
+        "ecc_errors": (family("ecc_errors", "Uncorrected memory errors since the driver was loaded."), 1),
+    }
+    trouble = family("trouble", "1 where an administrator has to see to it (page Machines).")
+    of_device: dict[str, list[tuple[int, int]]] = {}
+    for session in snapshot.sessions:
+        if session.placement is not None and session.state in HOLDING:
+            for share in session.placement.shares:
+                of_device.setdefault(share.device_uuid, []).append((share.fgpu_milli, share.memory_mib))
+    for device in (d for node in snapshot.nodes for d in node.devices):
+        labels = [device.node_id, str(device.index), device.model]
+        own = of_device.get(device.uuid, [])
+        capacity.add_metric(labels, device.capacity_milli / 1000)
+        held.add_metric(labels, sum(milli for milli, _ in own) / 1000)
+        shares.add_metric(labels, len(own))
+        memory.add_metric(labels, device.memory_mib * 2**20)
+        entitled.add_metric(labels, sum(mib for _, mib in own) * 2**20)
+        known = health.of(device.uuid, snapshot.now_s)
+        if known is None:
+            continue
+        trouble.add_metric(labels, float(bool(known.problem)))
+        for name, (one, factor) in told.items():
+            if (value := getattr(known, name)) is not None:
+                one.add_metric(labels, value * factor)
+    yield from (capacity, held, shares, memory, entitled, trouble)
+    yield from (one for one, _ in told.values())
