@@ -39,7 +39,7 @@ def run(given: argparse.Namespace) -> list[str]:
     with quiet():
         settings, app = checked_like_the_hub(config, given.config)
     spawner_class: type[QueuedSpawner] = app.spawner_class
-    able = spawner_class.capabilities
+    able = spawner_class.able(config)
     catalogue = load_catalogue(settings.catalogue_path())
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}

@@ -46,7 +46,8 @@ class Capabilities:
     an image's, into which files are mounted; otherwise it sees the host's. ``real_limits``: CPU and memory of a session
     are enforced, not only counted. ``apart``: sessions run as users of their own, whom the engine keeps apart;
     ``networks``: also on the network. ``machines``: nodes may be other machines. ``finds_nodes``: the engine says which
-    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found.
+    nodes there are, all of them other machines; ``c.FGPU.nodes`` only says what is other than found. ``saving_needs``:
+    the setting without which it saves no images.
     """
 
     kind: str
@@ -57,9 +58,17 @@ class Capabilities:
     machines: bool = False
     finds_nodes: bool = False
     saves_images: bool = False
+    saving_needs: str = ""
     fetches_images: bool = False
     warm_pool: bool = False
     queue: WhoseQueue = WhoseQueue.OURS
+
+    @property
+    def why_not_saved(self) -> str:
+        """Why sessions cannot be saved as images, in words."""
+        if self.saving_needs:
+            return f"sessions cannot be saved as images here until an administrator sets {self.saving_needs}"
+        return f"sessions here are {self.kind}, which cannot be saved as images"
 
     def to_json(self) -> str:
         """Return it as JSON, for the service."""
@@ -480,7 +489,7 @@ class Engine(Launcher):
             CannotSave, and whatever ``spec.check`` raises: with words for the owner.
             EngineSilent: it does not answer; try again.
         """
-        raise CannotSave(f"sessions here are {self.capabilities.kind}, which cannot be saved as images")
+        raise CannotSave(self.capabilities.why_not_saved)
 
     async def rename_image(self, image: PrivateImage, reference: str) -> bool:
         """Give a saved image another name, beside its own, wherever it is; return whether that is done.

@@ -18,6 +18,8 @@ PREFIX = "fgpu."
 SLUG = f"{PREFIX}slug"
 PRIVATE = f"{PREFIX}private"
 """The label of every private image, which belongs to no catalogue, and how its others' names begin."""
+HANDOVER, HANDOVER_VERSION = f"{PREFIX}handover", 1
+"""The label of an image whose server is apart from its users' programs, and waits for its identity; and its value."""
 
 TEXTS = ("slug", "name", "framework", "version", "python", "description", "icon", "cuda", "deprecated")
 LISTS = ("kernels", "gpu_architectures", "groups", "users")

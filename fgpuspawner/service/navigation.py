@@ -45,9 +45,9 @@ PAGES = (
 
 def entries(engine: Capabilities, *, admin: bool, pages: Iterable[Entry] = PAGES) -> tuple[Entry, ...]:
     """Return what the navigation shows, everybody's pages first."""
-    shown = [
-        entry for entry in pages if (admin or not entry.admin) and (engine.saves_images or not entry.of_saved)
-    ]
+    # To an administrator the page says what to set.
+    saves = engine.saves_images or (admin and bool(engine.saving_needs))
+    shown = [entry for entry in pages if (admin or not entry.admin) and (saves or not entry.of_saved)]
     return tuple(sorted(shown, key=lambda entry: entry.admin))
 
 

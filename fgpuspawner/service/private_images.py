@@ -76,8 +76,7 @@ async def save_session(
     service, viewer = handler.service, handler.viewer
     session = await handler.visible_session(session_id)
     if service.reader.savers is Savers.NOBODY:
-        message = f"sessions here are {service.reader.engine.kind}, which cannot be saved as images"
-        raise Problem(409, "image_refused", message)
+        raise Problem(409, "image_refused", service.reader.engine.why_not_saved)
     if not viewer.admin and service.reader.savers is not Savers.OWNERS:
         raise forbidden("only administrators save sessions as images here")
     name, tag = split(name, tag)

@@ -20,8 +20,9 @@ from typing import Any
 
 import docker
 
-LABEL = "fgpu.handover"
-VERSION = 1
+from fgpuspawner.images.labels import HANDOVER, HANDOVER_VERSION
+
+LABEL, VERSION = HANDOVER, HANDOVER_VERSION
 PROGRAM = "fgpu-start"
 SERVER = "jupyterhub-singleuser"
 WITHIN_S = 60

@@ -29,11 +29,13 @@ SUDO_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SET
 class PodOptions:
     """What ``c.KubeSpawner`` and ``c.KubernetesFGPUSpawner`` set for one session's pod.
 
-    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that is to be there before it, as the API has them.
+    ``manifest`` is KubeSpawner's pod, ``claim`` the volume claim that is to be there before it, as the
+    API has them. ``image``: what nodes fetch, where that has another name than the catalogue says.
     """
 
     manifest: Manifest = field(default_factory=dict)
     claim: Manifest | None = None
+    image: str = ""
     files_image: str = ""
     pull_policy: str = "IfNotPresent"
     user: int = 1000
@@ -165,7 +167,7 @@ def _container(
     amounts = {"cpu": f"{request.cpu_milli}m", "memory": f"{request.memory_mib}Mi"}
     resources = container.get("resources") or {}
     container["name"] = CONTAINER
-    container["image"] = spec.image.reference
+    container["image"] = options.image or spec.image.reference
     container["args"] = [*(spec.command or (SERVER,)), *spec.arguments]
     container["ports"] = [{"name": "notebook-port", "containerPort": spec.port}]
     container["resources"] = {

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubespawner import KubeSpawner
-from traitlets import Enum, Integer, Unicode, default
+from traitlets import Enum, Integer, List, Unicode, default
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings
-from fgpuspawner.engines.base import EngineSilent, Held, Installation, LaunchFailed, Safeguard
+from fgpuspawner.engines.base import Capabilities, EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
+from fgpuspawner.engines.kubernetes.images.registry import Access
+from fgpuspawner.engines.kubernetes.images.saver import reference_of, target_of
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.kubernetes.sample import sample_pod
 from fgpuspawner.images.model import Image
@@ -99,6 +102,40 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         """
     ).tag(config=True)
 
+    private_registry = Unicode(
+        help="""The repository, with its registry's host, for the images that users save their sessions as. Empty: they
+        cannot save any.
+
+        Set it before ``configure``. Nodes have to be able to fetch from it (``c.KubeSpawner.image_pull_secrets``).
+
+        Example: ``c.KubernetesFGPUSpawner.private_registry = "registry.example.org/fgpu/private"``
+        """
+    ).tag(config=True)
+
+    registry_credentials = Unicode(
+        help="""A file with the registries' passwords, as ``docker login`` writes it, or of a pull secret.
+
+        It is read each time, and must let the Hub push to ``private_registry`` and pull the catalogue's images.
+
+        Example: ``c.KubernetesFGPUSpawner.registry_credentials = "/etc/fgpu/registry/.dockerconfigjson"``
+        """
+    ).tag(config=True)
+
+    registry_ca_file = Unicode(
+        help="""A file with the certificates that registries are trusted by. Empty: those of the system.
+
+        Example: ``c.KubernetesFGPUSpawner.registry_ca_file = "/etc/fgpu/ca.crt"``
+        """
+    ).tag(config=True)
+
+    insecure_registries = List(
+        Unicode(),
+        help="""Hosts of registries that are asked without TLS: everybody between can read and change what is sent.
+
+        Example: ``c.KubernetesFGPUSpawner.insecure_registries = ["10.0.0.5:5000"]``
+        """,
+    ).tag(config=True)
+
     stop_timeout_s = Integer(
         10,
         min=1,
@@ -135,6 +172,13 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 f"c.KubeSpawner.scheduler_name is {scheduler!r}, which is for servers without a place; set "
                 'c.KubernetesFGPUSpawner.scheduler_name = ""'
             )
+
+    @classmethod
+    def able(cls, config: Config) -> Capabilities:
+        """Return what pods can do, with or without a registry to save them in."""
+        if not configured(cls, config).get("private_registry"):
+            return cls.capabilities
+        return replace(cls.capabilities, saves_images=True, saving_needs="")
 
     @classmethod
     def safeguards(cls, settings: FGPU, config: Config) -> Mapping[Safeguard, Held]:
@@ -208,11 +252,24 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 f'c.FGPU.isolation is {installation.settings.isolation!r}; with dialect {dialect.name!r} use "none": '
                 f"{dialect.memory_held_by} holds sessions to their slices"
             )
+        private = str(own.get("private_registry") or "")
+        target = target_of(private) if private else None
+        if private and target is None:
+            raise BadSettings(
+                f"c.KubernetesFGPUSpawner.private_registry is {private!r}; give a host and a repository without a tag, "
+                'such as "registry.example.org/fgpu/private"'
+            )
         return KubernetesEngine(
             installation,
             cls.reached(installation.config),
             dialect=dialect,
             lease_image=str(own.get("lease_image", "")),
+            private_registry=target,
+            registry_access=Access(
+                str(own.get("registry_credentials") or ""),
+                str(own.get("registry_ca_file") or ""),
+                frozenset(own.get("insecure_registries") or ()),
+            ),
             namespace=cls.where(installation.config),
             stop_timeout_s=int(own.get("stop_timeout_s", cls.stop_timeout_s.default_value)),
         )
@@ -224,7 +281,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 "c.KubernetesFGPUSpawner.files_image is empty; ask an administrator to set it (docs/kubernetes.md)"
             )
         request = self.session.request
-        self.image = image.reference
+        self.image = self._named(image)
         self.cpu_limit = self.cpu_guarantee = request.cpu_milli / 1000
         self.mem_limit = self.mem_guarantee = request.memory_mib * 2**20
         uid = self.uid(self) if callable(self.uid) else self.uid
@@ -233,11 +290,23 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         return PodOptions(
             manifest=_as_api(await self.get_pod_manifest()),
             claim=_as_api(self.get_pvc_manifest()) if self.storage_pvc_ensure else None,
+            image=self.image,
             files_image=self.files_image,
             pull_policy=self.files_pull_policy,
             user=DEFAULT_USER if uid is None else int(uid),
             stop_timeout_s=self.stop_timeout_s,
         )
+
+    def _named(self, image: Image) -> str:
+        """Return what pods call an image."""
+        if not image.owner:
+            return image.reference
+        if not self.private_registry:
+            raise LaunchFailed(
+                f"{image.slug} is in a registry, and c.KubernetesFGPUSpawner.private_registry is empty; ask an "
+                "administrator"
+            )
+        return reference_of(self.private_registry, image.digest)
 
 
 def _as_api(model: Any) -> Manifest:

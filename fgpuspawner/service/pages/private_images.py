@@ -55,13 +55,14 @@ class PrivateImagesPage(ImagePage):
         everybody = self.viewer.admin and self.get_query_argument("show", "mine") == "all"
         images = await self.service.reader.private_images()
         found = images_object(images, self.viewer, self.service.settings.image_quota(), everybody=everybody)
+        engine = self.service.reader.engine
         making = any(image["state"] in IN_THE_MAKING for image in found["images"])
         self.render(
             "private_images.html",
             found=found,
             everybody=everybody,
             making=making,
-            saves=self.service.reader.engine.saves_images,
+            not_saved="" if engine.saves_images else engine.why_not_saved,
             xsrf=self.xsrf,
         )
 

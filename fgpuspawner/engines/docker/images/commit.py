@@ -19,24 +19,19 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from fgpu_scheduler import MIB, PrivateImage, image_prefix_of
 from fgpuspawner.engines.base import CannotSave, SavedImage
-from fgpuspawner.engines.docker import handover
 from fgpuspawner.engines.docker.containers import LABEL
 from fgpuspawner.engines.docker.image_user import is_root
 from fgpuspawner.images.labels import PRIVATE
+from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
 
 log = logging.getLogger("fgpu.images")
 
-NOT_ITS_OWN = (f"{LABEL}.slug", f"{LABEL}.name", f"{LABEL}.inputs")
-"""Labels of the image that a session was started from, which say of that one alone which it is."""
-READ_BY_THE_SERVER = ("JUPYTER_PATH=", "JUPYTER_CONFIG_PATH=", "JUPYTER_CONFIG_DIR=", "JUPYTERLAB_DIR=")
-"""Variables that send a server to other folders for its configuration and extensions."""
 PAUSED_WITHIN_S = 600
 """A container that somebody else has paused is waited for so long: a Hub that died may have left it so."""
 LOOK_EVERY_S = 0.5
@@ -50,19 +45,6 @@ def carriers_of(installation: str) -> str:
 def helper_of(installation: str, image_id: int) -> str:
     """Return the name of the container that an image's base is read from."""
     return f"{carriers_of(installation)}-{image_id}"
-
-
-def labels_of(image: PrivateImage, installation: str, made_at_s: int) -> dict[str, str]:
-    """Return the labels that say whose an image is, and where it comes from."""
-    return {
-        PRIVATE: "1",
-        f"{PRIVATE}.installation": installation,
-        f"{PRIVATE}.owner": image.owner,
-        f"{PRIVATE}.session": str(image.session_id),
-        f"{PRIVATE}.from": image.made_from,
-        f"{PRIVATE}.base": image.base,
-        f"{PRIVATE}.made-at": _instant(made_at_s),
-    }
 
 
 def refuse_what_cannot_be_saved(container: Mapping[str, Any], *, under_id: str | None = None) -> None:
@@ -99,21 +81,14 @@ def _home_of(container: Mapping[str, Any]) -> str:
 
 
 def keeps_its_server(container: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Return whether the server is what the base made it: its files are root's, and nobody could become root. Pure.
-
-    Nor may it read configuration where the session could write it: in its working folder, or where the base says.
-    """
-    config = base["Config"]
-    apart = (config.get("Labels") or {}).get(handover.LABEL) == str(handover.VERSION)
-    elsewhere = any(entry.startswith(READ_BY_THE_SERVER) for entry in config.get("Env") or ())
-    at_home = posixpath.normpath(config.get("WorkingDir") or "/") in ("/", _home_of(container))
+    """Return whether the server is what the base made it: it is apart, and nobody could become root. Pure."""
     options = container["HostConfig"].get("SecurityOpt") or []
     confined = any(
         o in ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true") for o in options
     )
     privileged = bool(container["HostConfig"].get("Privileged"))
     as_root = privileged or is_root(str(container["Config"].get("User") or ""))
-    return apart and at_home and not elsewhere and confined and not as_root
+    return is_server_apart(base["Config"], home=_home_of(container)) and confined and not as_root
 
 
 def written_bytes(client: Any, container: str) -> int:
@@ -210,9 +185,8 @@ def configuration(
 ) -> bytes:
     """Return the image's configuration: the base's, with these layers and labels. Pure."""
     config = {k: v for k, v in base["Config"].items() if k not in ("Hostname", "Domainname", "Image")}
-    own = {k: v for k, v in (config.get("Labels") or {}).items() if k not in NOT_ITS_OWN}
-    config["Labels"] = {**own, **labels}
-    created = _instant(made_at_s)
+    config["Labels"] = own_labels(config.get("Labels") or {}) | dict(labels)
+    created = instant(made_at_s)
     steps = _steps(history, len(base["RootFS"]["Layers"]))
     more = len(layers) - len(base["RootFS"]["Layers"])
     saved = {"created": created, "created_by": "saved from a session", "comment": "fgpuspawner"}
@@ -234,7 +208,7 @@ def _steps(history: Sequence[Mapping[str, Any]], layers: int) -> list[dict[str, 
     steps: list[dict[str, Any]] = []
     for entry in reversed(history):
         step: dict[str, Any] = {
-            "created": _instant(int(entry.get("Created") or 0)),
+            "created": instant(int(entry.get("Created") or 0)),
             "created_by": str(entry.get("CreatedBy") or ""),
         }
         if not entry.get("Size"):
@@ -259,10 +233,6 @@ def _load(client: Any, config: bytes, layers: Sequence[str], reference: str) -> 
     for line in client.load_image(packed.getvalue(), quiet=True):
         if "error" in line:
             raise CannotSave(f"the Docker engine did not take the image: {str(line['error'])[:200]}")
-
-
-def _instant(at_s: int) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # -- names, and what a crash has left --------------------------------------------------------------------

@@ -17,16 +17,8 @@ from hypothesis import strategies as st
 
 from fgpuspawner.engines.docker.images import changed_files as changed
 from fgpuspawner.engines.docker.images.commit import helper_of, remove_helpers
-from fgpuspawner.engines.docker.images.recipe import (
-    Base,
-    Changes,
-    Environment,
-    base_of,
-    dockerfile,
-    packages_of,
-    read_changes,
-    recorded,
-)
+from fgpuspawner.engines.docker.images.recipe import base_of, recorded
+from fgpuspawner.images.recipe import Base, Changes, Environment, dockerfile, packages_of, read_changes
 
 SITE = "/opt/env/lib/python3.11/site-packages"
 OWN = Environment("/opt/env", "3.11")
