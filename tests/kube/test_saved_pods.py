@@ -41,6 +41,10 @@ os.link(site / "my_pkg.py", site / "other.py")
 (site / "my_pkg.py").chmod(0o640)
 shutil.rmtree(site / "pip")
 os.remove("/opt/env/bin/pip3")
+for name in ("sh", "sleep", "sudo"):
+    path = pathlib.Path("/opt/env/bin", name)
+    path.write_text("#!/bin/sh\\nexit 9\\n")
+    path.chmod(0o755)
 (site / "wide\\udcff").write_bytes(b"w" * 300_000)
 with open(site / "sparse", "wb") as file:
     file.truncate(3 << 20)

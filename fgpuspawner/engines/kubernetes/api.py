@@ -72,7 +72,7 @@ class Expired(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """How a command ended that was run in a pod; None where it could not be run. ``words``: its last ones on standard error."""
+    """How a command ended that was run in a pod; None where it could not be run. ``words``: the end of its errors."""
 
     status: int | None
     words: str = ""

@@ -21,13 +21,18 @@ from fgpuspawner.images.recipe import ADDED, DELETED
 MODIFIED = 0
 MOST_CHANGES = 500_000
 MOST_SIZE = 2**50
+MOST_NAMES_BYTES = 2**25
+MOST_MODE, MOST_OWNER, MOST_TIME_NS = 2**16 - 1, 2**32 - 1, 2**63 - 1
 LONGEST_LINE = 2**16
-LONGEST_PATH, LONGEST_NAME = 4095, 255
+LONGEST_PATH, LONGEST_NAME, LONGEST_INODE = 4095, 255, 64
 WHITEOUT = ".wh."
 SKIPPED = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/run")
 """Neither are these part of an image."""
 FORGED = "what the session says of its files cannot be"
-MANY = f"more than {MOST_CHANGES} files have changed; remove some, such as package caches"
+MANY = (
+    f"more than {MOST_CHANGES} files have changed, or their names have more than {MOST_NAMES_BYTES >> 20} MiB; remove "
+    "some, such as package caches"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +116,13 @@ def who(file: BinaryIO) -> Who:
     """
     try:
         said = json.loads(file.readline(LONGEST_LINE))
-        groups = frozenset(_amount(group) for group in said["groups"])
+        groups = frozenset(_amount(group, MOST_OWNER) for group in said["groups"])
         home = posixpath.normpath(said["home"])
         if not home.startswith("/") or home == "/":
             raise CannotSave(
                 f"the home folder is {home!r}, and would be the whole image; set HOME in the image"
             )
-        return Who(_amount(said["user"]), groups, home)
+        return Who(_amount(said["user"], MOST_OWNER), groups, home)
     except (ValueError, RecursionError, KeyError, TypeError) as e:
         raise CannotSave("the session's image cannot be looked into: it has no list of its files") from e
 
@@ -132,7 +137,7 @@ def records(file: BinaryIO, skipped: Sequence[str]) -> Iterator[Record]:
     while line := file.readline(LONGEST_LINE):
         try:
             record = _record(line)
-        except (ValueError, RecursionError, TypeError) as e:
+        except (ValueError, RecursionError, LookupError, TypeError) as e:
             raise CannotSave(FORGED) from e
         parts = record.parts
         if (last is not None and parts <= last) or is_below(record.path, skipped):
@@ -151,15 +156,25 @@ def _record(line: bytes) -> Record:
     _, mode, uid, gid, size, mtime_ns, ctime_ns, inode, target, sealed = said
     if not isinstance(inode, str) or not isinstance(sealed, bool):
         raise TypeError("no record")
-    is_link = stat.S_ISLNK(_amount(mode))
+    if len(inode) > LONGEST_INODE:
+        raise ValueError("no inode")
+    is_link = stat.S_ISLNK(_amount(mode, MOST_MODE))
     if is_link is not isinstance(target, str):
         raise ValueError("no link")
     if is_link and (not target or "\0" in target or len(_bytes(target)) > LONGEST_PATH):
         raise ValueError("no target")
-    if not isinstance(mtime_ns, int) or not isinstance(ctime_ns, int):
-        raise TypeError("no times")
     return Record(
-        path, mode, _amount(uid), _amount(gid), _amount(size), mtime_ns, ctime_ns, inode, target, sealed
+        path,
+        mode,
+        _amount(uid, MOST_OWNER),
+        _amount(gid, MOST_OWNER),
+        _amount(size, MOST_SIZE),
+        # A file can be of before 1970; an image's is not.
+        _amount(max(0, mtime_ns), MOST_TIME_NS),
+        _amount(ctime_ns, MOST_TIME_NS),
+        inode,
+        target,
+        sealed,
     )
 
 
@@ -181,8 +196,8 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _amount(said: object) -> int:
-    if not isinstance(said, int) or not 0 <= said <= MOST_SIZE:
+def _amount(said: object, most: int) -> int:
+    if not isinstance(said, int) or not 0 <= said <= most:
         raise ValueError("no amount")
     return said
 
@@ -215,6 +230,7 @@ class _Comparison:
     kinds: dict[str, int] = field(default_factory=dict)
     folders: list[_Folder] = field(default_factory=list)
     names: dict[str, Entry] = field(default_factory=dict)
+    names_bytes: int = 0
     skipping: str | None = None
 
     def look(self, before: Record | None, now: Record | None) -> None:
@@ -304,12 +320,13 @@ class _Comparison:
             now.uid,
             now.gid,
             now.size if stat.S_ISREG(now.mode) else 0,
-            max(0, now.mtime_ns // 10**9),
+            now.mtime_ns // 10**9,
             now.target,
         )
         if stat.S_ISREG(now.mode) and not now.inode.endswith(":1"):
             entry = self._linked(entry, now.inode)
         self.entries.append(entry)
+        self.names_bytes += len(now.target or "")
         self._note(now.path, kind)
 
     def _linked(self, entry: Entry, inode: str) -> Entry:
@@ -321,7 +338,8 @@ class _Comparison:
 
     def _note(self, path: str, kind: int) -> None:
         self.kinds[path] = kind
-        if len(self.kinds) > MOST_CHANGES:
+        self.names_bytes += len(path)
+        if len(self.kinds) > MOST_CHANGES or self.names_bytes > MOST_NAMES_BYTES:
             raise CannotSave(MANY)
 
     # What the session's user could have done.

@@ -44,16 +44,19 @@ from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_la
 log = logging.getLogger("fgpu.images")
 
 INSIDE = Path(__file__).with_name("inside.py").read_text()
+SH = "/bin/sh"
 SHELL = """
 python=$(command -v /opt/fgpu/bin/python3 || command -v python3 || command -v python) || exit 127
 if [ "$0" = root ] && sudo -n true 2>/dev/null; then exec sudo -n env HOME="$HOME" "$python" -I -S -c "$@"; fi
 exec "$python" -I -S -c "$@"
 """
-"""The server's own Python first: who works in the session may have broken the other."""
+"""The server's own Python first, and nothing else by a search path: its folders are the session's, and the list of the
+image is believed. Where somebody else's image has put a shell of its own is not looked."""
 MOST_LIST_BYTES = 2**29
 LISTED_WITHIN_S = 600.0
 SILENT_S = 120.0
 UP_WITHIN_S = 120.0
+MOST_AT_ONCE = 4
 HELPER_S = 3600
 """A pod that a killed Hub has left ends after so long."""
 LOOK_EVERY_S = 0.3
@@ -116,6 +119,7 @@ class ImageSaver:
         self._target = target
         self._access = access
         self._architecture_of = architecture_of
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     def _tagged(self, image: PrivateImage) -> Name:
         return self._target.at(f"{self._installation}-{image.id}")
@@ -128,6 +132,10 @@ class ImageSaver:
 
     async def save(self, spec: SaveSpec) -> SavedImage:
         """See `Engine.save_image`."""
+        async with self._room:
+            return await self._made(spec)
+
+    async def _made(self, spec: SaveSpec) -> SavedImage:
         session = spec.session
         try:
             name = marks.name_of(self._installation, session.id, session.attempt)
@@ -209,7 +217,7 @@ class ImageSaver:
         file.seek(0)
 
     async def _content(self, session: str, found: Changes, *, as_root: bool) -> AsyncGenerator[bytes]:
-        files = json.dumps(list(wanted(found))).encode("ascii")
+        files = await asyncio.to_thread(lambda: json.dumps(list(wanted(found))).encode("ascii"))
         if not any(entry.has_content for entry in found.entries):
             return
         said = b"%d\n%s" % (len(files), files)
@@ -326,7 +334,7 @@ def helper_pod(name: str, pod: Manifest) -> dict[str, Any]:
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", f"sleep {HELPER_S}"],
+        "command": [SH, "-c", f"exec /bin/sleep {HELPER_S}"],
         "env": environment,
         "resources": {
             "limits": {"cpu": "1", "memory": "512Mi"},
@@ -383,7 +391,7 @@ def _compared(before: BinaryIO, now: BinaryIO, skipped: Sequence[str]) -> tuple[
 
 
 def _command(*words: str, as_root: bool) -> list[str]:
-    return ["sh", "-c", SHELL, "root" if as_root else "user", INSIDE, *words]
+    return [SH, "-c", SHELL, "root" if as_root else "user", INSIDE, *words]
 
 
 async def _once(piece: bytes) -> AsyncIterator[bytes]:
