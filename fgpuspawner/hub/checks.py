@@ -62,10 +62,10 @@ def check_hub(app: Any, settings: FGPU) -> None:
     for service in app.services:
         if service["name"] == SERVICE and "FGPU_SETTINGS" in service.get("environment", {}):
             _check_given(json.loads(service["environment"]["FGPU_SETTINGS"]), settings)
-            if service["environment"]["FGPU_ENGINE"] != able.to_json():
+            if service["environment"].get("FGPU_ENGINE") != able.to_json():
+                late = app.spawner_class.capabilities.saving_needs
                 raise BadSettings(
-                    f"{able.saving_needs or app.spawner_class.capabilities.saving_needs}: set after configure(c), so the "
-                    "service does not know it; set it before"
+                    f"{late}: set after configure(c), so the service does not know it; set it before"
                 )
     if able.apart and not app.subdomain_host:
         log.warning(

@@ -174,7 +174,7 @@ give_up() {
 }
 
 install_parts() {
-    local packages=(etcd-server containernetworking-plugins gcc libc6-dev iproute2 openssl curl) reason
+    local packages=(etcd-server containernetworking-plugins gcc libc6-dev iproute2 openssl curl docker-registry) reason
     # Docker has it, or brings one of its own, beside which Debian's cannot be.
     command -v containerd >/dev/null || packages+=(containerd)
     # shellcheck disable=SC2034  # packages.sh writes its log there

@@ -373,6 +373,31 @@ def test_a_session_with_more_than_its_owner_may_have_is_not_sent(
     assert not images_left(registry, found)
 
 
+def test_without_a_registry_nothing_is_saved_and_the_api_and_the_page_say_what_to_set(
+    cluster: Cluster, registry: Registry, hub: HubProcess, tmp_path: Path
+) -> None:
+    hub.stop("ann")
+    hub.reach({})
+    path = tmp_path / "catalogue.toml"
+    path.write_text(entry("python", registry.base))
+    pull = f"c.KubernetesFGPUSpawner.image_pull_secrets = [{registry.secret!r}]\n"
+    why = "essions cannot be saved as images here until an administrator sets c.KubernetesFGPUSpawner.private_registry"
+    with on(cluster, tmp_path, before=pull, owners_may_commit=True, catalogue=str(path)) as other:
+        token = other.add_user("ann")
+        assert other.spawn("ann", options={**ASKED, "image": "python"}).status_code in (201, 202)
+        other.reach({"ann/": "RUNNING"}, within_s=180)
+        (session,) = other.store.snapshot(0).sessions
+        own = {"Authorization": f"token {token}"}
+        service = f"{other.url}/services/fgpu"
+        asked = f"{service}/api/v1/sessions/{session.id}/image"
+        refused = requests.post(asked, json={"name": "more"}, headers=own, timeout=60)
+        assert refused.status_code == 409, refused.text
+        assert f"s{why}" in refused.text
+        assert (
+            'can_save": true' not in requests.get(f"{service}/api/v1/sessions", headers=own, timeout=60).text
+        )
+
+
 def test_deleting_it_deletes_it_in_the_registry(
     hub: HubProcess, images: PrivateImages, registry: Registry, image: PrivateImage
 ) -> None:

@@ -173,6 +173,13 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 'c.KubernetesFGPUSpawner.scheduler_name = ""'
             )
 
+        private = str(own.get("private_registry") or "")
+        if private and target_of(private) is None:
+            raise BadSettings(
+                f"c.KubernetesFGPUSpawner.private_registry is {private!r}; give a host and a repository without a tag, "
+                'such as "registry.example.org/fgpu/private"'
+            )
+
     @classmethod
     def able(cls, config: Config) -> Capabilities:
         """Return what pods can do, with or without a registry to save them in."""
@@ -252,19 +259,12 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 f'c.FGPU.isolation is {installation.settings.isolation!r}; with dialect {dialect.name!r} use "none": '
                 f"{dialect.memory_held_by} holds sessions to their slices"
             )
-        private = str(own.get("private_registry") or "")
-        target = target_of(private) if private else None
-        if private and target is None:
-            raise BadSettings(
-                f"c.KubernetesFGPUSpawner.private_registry is {private!r}; give a host and a repository without a tag, "
-                'such as "registry.example.org/fgpu/private"'
-            )
         return KubernetesEngine(
             installation,
             cls.reached(installation.config),
             dialect=dialect,
             lease_image=str(own.get("lease_image", "")),
-            private_registry=target,
+            private_registry=target_of(str(own.get("private_registry") or "")),
             registry_access=Access(
                 str(own.get("registry_credentials") or ""),
                 str(own.get("registry_ca_file") or ""),

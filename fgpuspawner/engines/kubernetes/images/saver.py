@@ -37,7 +37,7 @@ from fgpuspawner.engines.kubernetes.images.registry import (
     Name,
     Registries,
 )
-from fgpuspawner.engines.kubernetes.pods import CONTAINER
+from fgpuspawner.engines.kubernetes.pods import CONTAINER, owned
 from fgpuspawner.images.recipe import DPKG, MOST_BYTES, Base, not_written, packages_of, read_changes, written
 from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
 
@@ -57,8 +57,8 @@ LISTED_WITHIN_S = 600.0
 SILENT_S = 120.0
 UP_WITHIN_S = 120.0
 MOST_AT_ONCE = 4
-HELPER_S = 3600
-"""A pod that a killed Hub has left ends after so long."""
+HELPER_S = 1800
+"""A pod that a killed Hub has left ends after so long; it is gone with the session's."""
 LOOK_EVERY_S = 0.3
 NOT_FOUND, CONFLICT = 404, 409
 MARK = "fgpu.save"
@@ -66,11 +66,13 @@ KEPT_OF_POD = (
     "affinity",
     "imagePullSecrets",
     "nodeSelector",
+    "runtimeClassName",
     "schedulerName",
     "securityContext",
     "tolerations",
 )
-"""What the pod beside a session's has of it: where it runs, and as whom. No volume, no token, no GPU."""
+"""What the pod beside a session's has of it: where it runs, as whom, and how it is kept apart, as there may be programs
+of a user who was root in its image. No volume, no token; and no GPU, of which an image may ask for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class ImageSaver:
 
     async def _saved(self, spec: SaveSpec, pod: Manifest, base: _Base, registries: Registries) -> SavedImage:
         session = f"{self._pods}/{pod['metadata']['name']}"
-        as_root = bool((_container(pod).get("securityContext") or {}).get("allowPrivilegeEscalation"))
+        as_root = may_become_root(_container(pod))
         await asyncio.to_thread(spec.note, "what has changed is being looked for")
         async with self._helper(spec.image, pod) as helper:
             who, found = await self._changes(pod, helper, session, as_root=as_root)
@@ -271,7 +273,7 @@ class ImageSaver:
         path = f"{self._pods}/{name}"
         await self._gone(path)
         try:
-            await to_the_end(self._api.ask("POST", self._pods, body=helper_pod(name, pod)))
+            await to_the_end(self._api.ask("POST", self._pods, body=owned(helper_pod(name, pod), pod)))
             until = time.monotonic() + UP_WITHIN_S
             while True:
                 found = await self._api.ask("GET", path)
@@ -322,6 +324,12 @@ class ImageSaver:
             raise EngineSilent(str(e)) from e
 
 
+def may_become_root(container: Mapping[str, Any]) -> bool:
+    """Return whether a session's programs may be root's, where its pod does not say otherwise. Pure."""
+    context = container.get("securityContext") or {}
+    return context.get("allowPrivilegeEscalation") is not False or bool(context.get("privileged"))
+
+
 def helper_pod(name: str, pod: Manifest) -> dict[str, Any]:
     """Return a pod of a session's image, on its node and as its user, in which nothing runs. Pure."""
     given, own = _container(pod), pod["spec"]
@@ -330,6 +338,10 @@ def helper_pod(name: str, pod: Manifest) -> dict[str, Any]:
     if DIGEST.fullmatch(digest) and "@" in _status(pod)["imageID"]:
         image = str(Name.read(image).at(digest))
     environment = [e for e in given.get("env") or () if e["name"] in ("HOME", "PATH") and "value" in e]
+    environment.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    # Policies of the network go by labels. By its marks it would be a session's.
+    ours = (marks.INSTALLATION, marks.SESSION, marks.ATTEMPT)
+    labels = {k: v for k, v in (pod["metadata"].get("labels") or {}).items() if k not in ours}
     container = {
         "name": CONTAINER,
         "image": image,
@@ -345,7 +357,7 @@ def helper_pod(name: str, pod: Manifest) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": {MARK: "true"}},
+        "metadata": {"name": name, "labels": {**labels, MARK: "true"}},
         "spec": {
             **{key: own[key] for key in KEPT_OF_POD if own.get(key)},
             "restartPolicy": "Never",

@@ -373,14 +373,17 @@ def test_the_configuration_is_the_images_and_has_only_labels_that_hold_for_it() 
 
 def test_the_pod_beside_a_sessions_has_neither_volumes_nor_secrets_nor_a_gpu() -> None:
     pod = {
-        "metadata": {"name": "fgpu-x-1-1"},
+        "metadata": {
+            "name": "fgpu-x-1-1",
+            "labels": {"component": "singleuser-server", "fgpu.installation": "x"},
+        },
         "spec": {
             "nodeName": "gpu1",
             "volumes": [{"name": "home"}],
             "serviceAccountName": "hub",
             "securityContext": {"fsGroup": 1000},
             "tolerations": [{"key": "nvidia.com/gpu"}],
-            "runtimeClassName": "nvidia",
+            "runtimeClassName": "kata",
             "containers": [
                 {
                     "name": "notebook",
@@ -400,10 +403,32 @@ def test_the_pod_beside_a_sessions_has_neither_volumes_nor_secrets_nor_a_gpu() -
     found = saver.helper_pod("fgpu-x-save-1", pod)
     (container,) = found["spec"]["containers"]
     assert container["image"] == "h.org/lab/torch@sha256:" + "1" * 64
-    assert container["env"] == [{"name": "HOME", "value": "/home/x"}]
+    assert container["env"] == [
+        {"name": "HOME", "value": "/home/x"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+    ]
+    assert found["metadata"]["labels"] == {"component": "singleuser-server", "fgpu.save": "true"}
+    assert found["spec"]["runtimeClassName"] == "kata"
     assert container["securityContext"] == {"runAsUser": 1000}
     assert container["command"][0] == "/bin/sh"
     assert not {"envFrom", "volumeMounts"} & container.keys()
     assert found["spec"]["automountServiceAccountToken"] is False
-    assert not {"volumes", "serviceAccountName", "runtimeClassName"} & found["spec"].keys()
-    assert "nvidia" not in json.dumps(container)
+    assert not {"volumes", "serviceAccountName"} & found["spec"].keys()
+    assert "nvidia.com/gpu" not in json.dumps(container)
+
+
+@pytest.mark.parametrize(
+    ("context", "may"),
+    [
+        (None, True),
+        ({}, True),
+        ({"allowPrivilegeEscalation": True}, True),
+        ({"allowPrivilegeEscalation": False}, False),
+        ({"allowPrivilegeEscalation": False, "privileged": True}, True),
+    ],
+    ids=str,
+)
+def test_who_may_become_root_is_known_by_what_the_pod_says_and_else_everybody(
+    context: dict[str, bool] | None, may: bool
+) -> None:
+    assert saver.may_become_root({"securityContext": context}) is may
