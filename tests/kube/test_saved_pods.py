@@ -333,8 +333,7 @@ def test_a_registry_that_is_away_leaves_the_session_and_says_so(
     found = saved(hub, images, "away")
     registry.start()
     assert found.state is ImageState.FAILED
-    assert str(found.message).startswith(f"registry {registry.host} does not answer: ")
-    assert "\n" not in str(found.message)
+    assert found.message == f"registry {registry.host} cannot be reached"
     assert hub.states() == {"ann/": "RUNNING"}
     assert not images_left(registry, found)
 

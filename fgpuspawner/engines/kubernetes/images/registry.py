@@ -304,8 +304,7 @@ class Registries:
                     yield answer
                     return
         except NO_ANSWER as e:
-            why = " ".join(str(e).split())[:MOST_WORDS] or type(e).__name__
-            raise CannotSave(f"registry {name.host} does not answer: {why}", may_pass=True) from e
+            raise CannotSave(f"registry {name.host} {_trouble(e)}", may_pass=True) from e
 
     async def _log_in(self, host: str, challenges: list[str]) -> bool:
         """Log in as a registry asks for it; return whether that is possible, and was not done before."""
@@ -342,6 +341,21 @@ class Registries:
                 raise await _refusal(answer, host)
             found = _read(await _whole(answer, Name(host, "")), Name(host, ""))
         return str(found.get("token") or found.get("access_token") or "")
+
+
+def _trouble(e: Exception) -> str:
+    """Return what is wrong with a connection."""
+    match e:
+        case aiohttp.ClientConnectorCertificateError():
+            return "has a certificate that is not trusted; ask an administrator (registry_ca_file)"
+        case aiohttp.ClientSSLError():
+            return "does not speak TLS; ask an administrator (insecure_registries)"
+        case aiohttp.ClientConnectorError():
+            return "cannot be reached"
+        case TimeoutError():
+            return "does not answer in time"
+        case _:
+            return f"broke off: {' '.join(str(e).split())[:MOST_WORDS] or type(e).__name__}"
 
 
 async def _whole(answer: aiohttp.ClientResponse, name: Name) -> bytes:

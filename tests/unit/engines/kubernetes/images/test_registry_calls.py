@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from fgpuspawner.engines.base import CannotSave
-from fgpuspawner.engines.kubernetes.images import saver
+from fgpuspawner.engines.kubernetes.images import registry, saver
 from fgpuspawner.engines.kubernetes.images.registry import (
     INDEXES,
     LAYERS,
@@ -34,7 +36,15 @@ def digest(text: bytes) -> str:
 class FakeRegistry:
     """As much of a registry as is asked, in memory: blobs and manifests by repository. It can be told to fail."""
 
-    def __init__(self, *, token: bool = False, mounts: bool = True, deletes: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        token: bool = False,
+        mounts: bool = True,
+        deletes: bool = True,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self.blobs: dict[tuple[str, str], bytes] = {}
         self.manifests: dict[tuple[str, str], tuple[bytes, str]] = {}
         self.uploads: dict[str, bytes] = {}
@@ -49,7 +59,7 @@ class FakeRegistry:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
         await site.start()
         self.host = f"127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -244,10 +254,50 @@ async def test_a_registry_that_refuses_is_said_in_one_line(status: int, passes: 
 async def test_a_connection_that_is_cut_midway_leaves_nothing() -> None:
     async with FakeRegistry() as one, Registries(Access(), []) as registries:
         one.cut = True
-        with pytest.raises(CannotSave, match=f"registry {one.host} does not answer") as refused:
+        with pytest.raises(CannotSave, match=f"registry {one.host} broke off: ") as refused:
             await registries.upload(Name(one.host, "a"), pieces(*[b"x" * 2**16] * 400), lambda: "none")
         assert refused.value.may_pass
         assert not one.blobs
+
+
+async def test_a_registry_that_is_not_there_or_speaks_no_tls_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeRegistry() as one, Registries(Access(), []) as registries:
+        name = Name(one.host, "a")
+        monkeypatch.setattr(Access, "url_of", lambda self, host: f"https://{host}")
+        with pytest.raises(CannotSave, match=f"registry {one.host} does not speak TLS; ask an administrator"):
+            await registries.manifest(name)
+    monkeypatch.undo()
+    async with Registries(Access(), []) as registries:
+        with pytest.raises(CannotSave, match=f"registry {one.host} cannot be reached") as refused:
+            await registries.manifest(name)
+    assert refused.value.may_pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of nobody's but this machine's, with its key in one file."""
+    key, own = tmp_path / "key", tmp_path / "crt"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x"]
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(own)]
+    subprocess.run(["openssl", *words, *more], check=True, capture_output=True)
+    own.write_text(own.read_text() + key.read_text())
+    return own
+
+
+async def test_a_certificate_is_looked_at(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    async with FakeRegistry(tls=context) as one:
+        name = Name(one.host, "a")
+        one.add_image("a", "latest")
+        with pytest.MonkeyPatch.context() as patch:
+            # Of a registry that is elsewhere TLS is asked for.
+            patch.setattr(registry, "_is_loopback", lambda host: False)
+            async with Registries(Access(), []) as registries:
+                with pytest.raises(CannotSave, match="has a certificate that is not trusted"):
+                    await registries.manifest(name)
+            async with Registries(Access(ca_file=str(certificate)), []) as registries:
+                assert (await registries.manifest(name))[2] == MANIFEST
 
 
 async def test_what_fails_while_it_is_read_is_raised_as_it_is() -> None:
