@@ -25,7 +25,8 @@ NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Of no device, so that libfgpu refuses every allocation."""
 
 _DEVICE = re.compile(
-    r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}) memory_mib=(?P<memory>[0-9]{1,10}) device_mib=(?P<device>[0-9]{1,10})"
+    r"device=(?P<uuid>(?:GPU|MIG)-[!-~]{1,91}|[!-~]{1,253}/[!-~]{1,91})"
+    r" memory_mib=(?P<memory>[0-9]{1,10}) device_mib=(?P<device>[0-9]{1,10})"
     r" context_mib=(?P<context>[0-9]{1,10}) compute_percent=(?P<percent>[0-9]{1,3})"
     r" mode=(?P<mode>memory|memory\+compute) slots=(?P<slots>[-0-9,]+)"
 )

@@ -84,6 +84,11 @@ class AmountSettings(Settings):
                 return worth_milli
         raise BadSettings(f'c.FGPU.fgpu_per_gpu has no pattern for {model!r}; add "*"')
 
+    def gives_whole_gpus_only(self) -> bool:
+        """Return whether users can choose no part of a GPU."""
+        step_milli = self.caps().fgpu_step_milli
+        return all(worth_milli == step_milli for _, worth_milli in self._units())
+
     def _units(self) -> list[tuple[str, int]]:
         given = self.fgpu_per_gpu if isinstance(self.fgpu_per_gpu, dict) else {"*": self.fgpu_per_gpu}
         return [(pattern, milli(value, "fgpu_per_gpu")) for pattern, value in given.items()]

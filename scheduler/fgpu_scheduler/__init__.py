@@ -85,6 +85,7 @@ from fgpu_scheduler.errors import (
     BadSettings,
     FGPUError,
     InvalidTransition,
+    NoRoom,
     OverQuota,
     ProbeFailed,
     SessionExists,

@@ -11,7 +11,7 @@ from typing import Any
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines import marks
-from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, NotKnown
+from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Given, NotKnown, Registered
 from fgpuspawner.engines.kubernetes.dialects.base import GPU_TAINT, Manifest, label
 from fgpuspawner.engines.kubernetes.dialects.lease import LEASE_LABEL, NotAsked
 from fgpuspawner.engines.kubernetes.kept import OTHERS_POD, kept
@@ -135,8 +135,16 @@ def by_node(found: Iterable[Taken]) -> dict[str, list[Taken]]:
     return on
 
 
-def machine_of(node: Manifest, others: Sequence[Taken], dialect: Dialect, beside: Beside) -> Machine | None:
+def machine_of(
+    node: Manifest,
+    others: Sequence[Taken],
+    dialect: Dialect,
+    beside: Beside,
+    held: Mapping[str, str | None] | None = None,
+) -> Machine | None:
     """Return what a node has for sessions beyond what pods of ``others`` take of it; None for one that is not ready.
+
+    ``held`` are the devices that sessions hold, with what the cluster calls the card, as far as it says so.
 
     Raises:
         ValueError: the node, or one of these pods, has an amount that cannot be read.
@@ -159,13 +167,17 @@ def machine_of(node: Manifest, others: Sequence[Taken], dialect: Dialect, beside
         found=True,
     )
     try:
-        return replace(own, devices=_devices(node, foreign, dialect, beside))
+        return replace(own, devices=_devices(node, foreign, dialect, beside, held or {}))
     except NotKnown as e:
         return replace(own, trouble=str(e), coming=isinstance(e, NotAsked))
 
 
 def _devices(
-    node: Manifest, foreign: Sequence[Manifest], dialect: Dialect, beside: Beside
+    node: Manifest,
+    foreign: Sequence[Manifest],
+    dialect: Dialect,
+    beside: Beside,
+    held: Mapping[str, str | None],
 ) -> tuple[FoundDevice, ...]:
     """Return the GPUs that no pod of others has a part of.
 
@@ -173,6 +185,42 @@ def _devices(
         NotKnown: that cannot be told.
     """
     registered = dialect.capacity(node, beside)
-    # A GPU of which somebody else has a part is not ours to divide.
-    theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
+    if dialect.pins_card:
+        # A GPU of which somebody else has a part is not ours to divide.
+        theirs = {given.uuid for pod in foreign for given in dialect.given(pod, beside)}
+    else:
+        theirs = _as_many(registered, foreign, dialect, held)
     return tuple(one.found for one in registered if one.healthy and one.found.uuid not in theirs)
+
+
+def _as_many(
+    registered: Sequence[Registered],
+    foreign: Sequence[Manifest],
+    dialect: Dialect,
+    held: Mapping[str, str | None],
+) -> set[str | None]:
+    """Return as many GPUs as pods of others may have a part of, where it is not told which these are.
+
+    Those that no session holds, as far as there are: a session keeps the card that it has.
+    """
+    theirs: set[str | None] = set()
+    cards: set[str] = set()
+    for pod in foreign:
+        card = dialect.card(pod)
+        try:
+            given = dialect.given(pod, Beside())
+        except NotKnown:
+            given = [Given()]
+        if card in cards:
+            continue
+        cards |= set() if card is None else {card}
+        for one in given:
+            fits = [
+                r.found.uuid
+                for r in registered
+                if r.found.uuid not in theirs and (one.whole is None or r.resource in (None, one.whole))
+            ]
+            shared = [uuid for uuid in fits if card is not None and held.get(uuid) == card]
+            free = [uuid for uuid in fits if uuid not in held]
+            theirs |= set((shared or free or fits)[-1:])
+    return theirs

@@ -50,8 +50,15 @@ class Made:
     secret: dict[str, Any] = field(repr=False)
 
 
-def made(spec: LaunchSpec, options: PodOptions, carried: Carried, *, installation: str, node: str) -> Made:
-    """Return the pod of a session on a node, and its secret."""
+def made(
+    spec: LaunchSpec, options: PodOptions, carried: Carried | None, *, installation: str, node: str
+) -> Made:
+    """Return the pod of a session on a node, and its secret. Without ``carried`` it gets no files of ours."""
+    init = []
+    if carried is None:
+        carried = Carried((), (), ())
+    else:
+        init = [init_container(options.files_image, carried, pull_policy=options.pull_policy)]
     session = spec.session
     name = marks.name_of(installation, session.id, session.attempt)
     labels = {
@@ -73,10 +80,7 @@ def made(spec: LaunchSpec, options: PodOptions, carried: Carried, *, installatio
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.stop_timeout_s,
         "containers": [container, *(given.get("containers") or [{}])[1:]],
-        "initContainers": [
-            *(given.get("initContainers") or ()),
-            init_container(options.files_image, carried, pull_policy=options.pull_policy),
-        ],
+        "initContainers": [*(given.get("initContainers") or ()), *init],
         "volumes": [
             *(volume for volume in given.get("volumes") or () if volume.get("name") not in (READ, WRITTEN)),
             *carried.volumes,

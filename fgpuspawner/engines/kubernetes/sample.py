@@ -27,11 +27,17 @@ IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", en
 async def sample_pod(
     kind: type[KubernetesFGPUSpawner], config: Any, *, node: str = "sample", dialect: Dialect | None = None
 ) -> Manifest:
-    """Return a small session's pod, with half of a GPU where a dialect is given. What callables raise is raised."""
+    """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
+
+    What callables raise is raised.
+    """
     # As KubeSpawner's own tests make one: without a user, a Hub and a cluster that answers.
     spawner = kind(config=config, _mock=True)
     spawner.files_image = spawner.files_image or REFERENCE
-    share = Share(GPU, 500, 2048, 50)
+    model, memory_mib = "Tesla T4", 2048
+    if dialect is not None and dialect.whole_only:
+        model, memory_mib = "Tesla T4 MIG 1g.5gb", 4096
+    share = Share(GPU, 500, memory_mib, 50)
     request = Request("sample", "", "sample", "default", 500, 100, 128)
     session = Session(1, request, SessionState.PREPARING, 0, placement=Placement(node, (share,)))
     # Without its place: what a session is told of its slice takes a Hub that runs.
@@ -45,13 +51,14 @@ async def sample_pod(
         environment={},
         told={},
         prepared=Prepared("none", Limits(1, "none", ())),
-        devices=(Device(GPU, node, 0, "Tesla T4", 4096, 1000),),
+        devices=(Device(GPU, node, 0, model, 4096, 1000),),
         folder=Path("/"),
         port=8888,
         options=options,
     )
     assert isinstance(options, PodOptions)
-    pod = made(spec, options, carry(spec.prepared), installation="sample", node=node).pod
+    carried = carry(spec.prepared) if dialect is None or dialect.init_containers else None
+    pod = made(spec, options, carried, installation="sample", node=node).pod
     if dialect is None:
         return pod
     return dialect.patch((share,), spec.devices, name=pod["metadata"]["name"]).applied(pod)

@@ -16,7 +16,7 @@ from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.base import Capabilities, EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
-from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Kai, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.images.registry import Access
 from fgpuspawner.engines.kubernetes.images.saver import reference_of, target_of
@@ -28,8 +28,7 @@ from fgpuspawner.spawner.base import QueuedSpawner
 
 SERVER = "jupyterhub-singleuser"
 DEFAULT_USER = 1000
-OFFERED = {kind.name: kind for kind in DIALECTS if kind.pins_card}
-"""Where only the node is ours to choose, the card that the cluster then chose would have to be read back."""
+KINDS = {kind.name: kind for kind in DIALECTS}
 
 NO_HOOKS = "use extra_pod_config, extra_container_config, volumes and the like"
 NOT_USED = {
@@ -67,12 +66,21 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
     ).tag(config=True)
 
     dialect = Enum(
-        sorted(OFFERED),
+        sorted(KINDS),
         "lease",
         help="""What the cluster has that shares GPUs (docs/kubernetes.md, "Choosing a dialect").
 
         Example: ``c.KubernetesFGPUSpawner.dialect = "hami"``
         """,
+    ).tag(config=True)
+
+    kai_queue = Unicode(
+        help="""The queue of KAI-Scheduler that sessions are in, with the dialect "kai".
+
+        Give it no limits below those of the nodes: our queue decides who is next.
+
+        Example: ``c.KubernetesFGPUSpawner.kai_queue = "jupyter"``
+        """
     ).tag(config=True)
 
     lease_image = Unicode(
@@ -159,7 +167,7 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
     @classmethod
     def check_settings(cls, config: Config, settings: FGPU) -> None:
-        """Refuse settings of KubeSpawner that have no effect here, and a scheduler that knows nothing of GPUs."""
+        """Refuse settings of KubeSpawner that have no effect here, and what does not go with the dialect."""
         own = configured(cls, config)
         for name, instead in NOT_USED.items():
             if own.get(name):
@@ -171,6 +179,17 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             raise BadSettings(
                 f"c.KubeSpawner.scheduler_name is {scheduler!r}, which is for servers without a place; set "
                 'c.KubernetesFGPUSpawner.scheduler_name = ""'
+            )
+        dialect = cls.dialect_of(config, installation="")
+        if not dialect.libfgpu_holds and settings.isolation != "none":
+            raise BadSettings(
+                f'c.FGPU.isolation is {settings.isolation!r}; with dialect {dialect.name!r} use "none": '
+                f"{dialect.memory_held_by} holds sessions to their slices"
+            )
+        if dialect.whole_only and not settings.gives_whole_gpus_only():
+            raise BadSettings(
+                f"c.FGPU.fgpu_step is less than a whole GPU; with dialect {dialect.name!r} sessions have whole "
+                "devices: use c.FGPU.fgpu_per_gpu = 1 and c.FGPU.fgpu_step = 1"
             )
 
         private = str(own.get("private_registry") or "")
@@ -236,11 +255,18 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         """
         own, traits = configured(cls, config), cls.class_traits()
         name = str(own.get("dialect", traits["dialect"].default()))
-        kind = OFFERED.get(name)
+        kind = KINDS.get(name)
         if kind is None:
             raise BadSettings(
-                f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, OFFERED))}"
+                f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, KINDS))}"
             )
+        if kind is Kai:
+            queue = str(own.get("kai_queue", ""))
+            if not queue:
+                raise BadSettings(
+                    "c.KubernetesFGPUSpawner.kai_queue is empty; with dialect 'kai' name the queue of sessions"
+                )
+            return Kai(queue)
         if kind is not Lease:
             return kind()
         runtime, priority = (
@@ -254,11 +280,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
         """Return the engine, with what is needed to reach the cluster."""
         own = configured(cls, installation.config)
         dialect = cls.dialect_of(installation.config, installation=installation.id)
-        if not dialect.libfgpu_holds and installation.settings.isolation != "none":
-            raise BadSettings(
-                f'c.FGPU.isolation is {installation.settings.isolation!r}; with dialect {dialect.name!r} use "none": '
-                f"{dialect.memory_held_by} holds sessions to their slices"
-            )
         return KubernetesEngine(
             installation,
             cls.reached(installation.config),

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, assert_never
@@ -317,6 +317,31 @@ class Scheduler(Queue):
         self._announce()
         self.wake()
         return waits
+
+    async def settle(
+        self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
+    ) -> Session:
+        return await self.patiently(lambda: self._settle(session_id, attempt, device_uuids, known))
+
+    async def _settle(
+        self, session_id: int, attempt: int, device_uuids: Sequence[str], known: Collection[int]
+    ) -> Session:
+        try:
+            settled = await self._call(
+                self.store.settle,
+                session_id,
+                device_uuids,
+                attempt=attempt,
+                known=known,
+                now_s=self._clock.now_s(),
+            )
+        except InvalidTransition:
+            ended = await self._get(session_id)
+            if ended.state in ENDED or ended.state is S.TERMINATING:
+                raise SessionEnded(ended) from None
+            raise
+        self._announce()
+        return settled
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         return await self.patiently(lambda: self._running(session_id, attempt, launched))

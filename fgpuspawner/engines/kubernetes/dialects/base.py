@@ -26,6 +26,8 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedul
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Which GPUs the NVIDIA runtime gives a container: by UUID, or "void" for none. Images often say "all"."""
 
+CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
 
@@ -93,13 +95,15 @@ class Registered:
     """A GPU as a cluster registers it: its memory in MiB is what may be given away, oversubscription included.
 
     ``max_shares`` is how many pods the cluster lets share it, None where it does not say. ``named`` is False where the
-    cluster names no GPUs: its ``uuid`` is then a name of ours, NODE/gpu-INDEX, until a pod is read back.
+    cluster names no GPUs: its ``uuid`` is then a name of ours, NODE/gpu-INDEX. ``resource`` is what a pod asks for that
+    is to have all of it, where that is not the same for all GPUs of a node.
     """
 
     found: FoundDevice
     max_shares: int | None = None
     healthy: bool = True
     named: bool = True
+    resource: str | None = None
 
     def __post_init__(self) -> None:
         if self.found.memory_mib < 1:
@@ -154,12 +158,15 @@ class Slice(NamedTuple):
 class Dialect(ABC):
     """The words of one way to share GPUs on Kubernetes.
 
-    ``pins_card``: a pod is held to the very GPU, otherwise only to its node. ``init_containers``: a session's pod may
+    ``pins_card``: a pod is held to the very GPU, otherwise only to its node; ``tells_card``: the cluster then says which
+    pods share one. ``whole_only``: a session has all of each of its devices. ``init_containers``: a session's pod may
     have them, which is how our files get in. ``memory_held_by`` and ``compute_held_by`` say who enforces a share.
     """
 
     name: ClassVar[str]
     pins_card: ClassVar[bool]
+    tells_card: ClassVar[bool] = False
+    whole_only: ClassVar[bool] = False
     init_containers: ClassVar[bool] = True
     memory_held_by: ClassVar[str]
     compute_held_by: ClassVar[str]
@@ -181,6 +188,9 @@ class Dialect(ABC):
         said = self._said(slices, name)
         # A device plugin says in this variable which GPU it gave; the pod's own would take precedence over it.
         environment = {VISIBLE: None, **said.environment}
+        if not self.pins_card:
+            # CUDA would look for a GPU of this name, which is ours, and find none.
+            environment = {CUDA_VISIBLE: None, **environment}
         return replace(said, environment=environment, tolerations=(GPU_TAINT,))
 
     @property
@@ -206,6 +216,21 @@ class Dialect(ABC):
         Raises:
             NotKnown: it asked, and what it was given is not said (yet).
         """
+
+    def card(self, pod: Manifest) -> str | None:
+        """Return what the cluster calls the GPU that a bound pod has a part of: the same for all pods on one GPU.
+
+        None: it does not say it, or not yet, or the pod has whole GPUs.
+        """
+        return None
+
+    def has_whole(self, pod: Manifest) -> bool:
+        """Return whether a pod has whole GPUs, which it shares with nobody."""
+        try:
+            given = self.given(pod, Beside())
+        except NotKnown:
+            return False
+        return bool(given) and all(one.whole is not None for one in given)
 
     def refusal(self, rule: str) -> NotSayable:
         """Return the refusal of a share for a rule of this dialect."""

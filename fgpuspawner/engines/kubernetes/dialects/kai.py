@@ -1,9 +1,10 @@
-"""`kai`: KAI-Scheduler counts memory of one GPU; libfgpu holds it, or from 0.17 on what KAI adds itself.
+"""`kai`: KAI-Scheduler counts memory of one GPU, and from 0.17 on holds it with its ``hamicore`` plugin.
 
 KAI chooses the GPU on the node. A pod of its own reserves that GPU, and says its UUID once it runs; the pods that share
-it carry the same ``runai-gpu-group``. Whole GPUs are asked for as such.
+it carry the same ``runai-gpu-group``. Whole GPUs are asked for as such. libfgpu has to be told the GPU before the pod is
+made, so it cannot hold these sessions.
 
-Where KAI holds memory itself (its ``hamicore`` plugin), it rounds a share up to a hundredth of the GPU.
+What holds memory rounds a share up to a hundredth of the GPU. Nothing holds compute.
 
 Sources: KAI-Scheduler, docs/gpu-sharing/README.md, gpu-memory.yaml and hami/README.md (annotation ``gpu-memory`` in MiB
 without a unit, label ``kai.scheduler/queue``, ``schedulerName: kai-scheduler``, precision of two decimals);
@@ -18,7 +19,6 @@ from collections.abc import Sequence
 
 from fgpu_scheduler import FoundDevice
 from fgpuspawner.engines.kubernetes.dialects.base import (
-    LIBFGPU,
     UUID,
     Beside,
     Dialect,
@@ -37,6 +37,7 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 from fgpuspawner.engines.kubernetes.quantity import count
 
 MEMORY = "gpu-memory"
+FRACTION = "gpu-fraction"
 QUEUE = "kai.scheduler/queue"
 GROUP = "runai-gpu-group"
 RESERVED = "run.ai/reserve_for_gpu_index"
@@ -50,8 +51,9 @@ class Kai(Dialect):
 
     name = "kai"
     pins_card = False
-    memory_held_by = f"{LIBFGPU}, or KAI from 0.17"
-    compute_held_by = LIBFGPU
+    tells_card = True
+    memory_held_by = "KAI from 0.17"
+    compute_held_by = "nobody"
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
@@ -67,6 +69,9 @@ class Kai(Dialect):
             )
         memory = {MEMORY: str(slices[0].share.memory_mib)}
         return PodPatch(annotations=memory, labels=labels, scheduler_name=scheduler)
+
+    def card(self, pod: Manifest) -> str | None:
+        return label(pod, GROUP)
 
     def capacity(self, node: Manifest, beside: Beside) -> Sequence[Registered]:
         """Return the GPUs that GPU feature discovery writes on the node: all of one model."""
@@ -88,12 +93,17 @@ class Kai(Dialect):
 
     def given(self, pod: Manifest, beside: Beside) -> Sequence[Given]:
         """Return what the pod was given. Needs ``pods``, KAI's own among them, to say of which GPU."""
+        if annotation(pod, FRACTION) is not None:
+            raise NotKnown(f"the pod {name_of(pod)} has a fraction of a GPU, and not an amount of memory")
+        memory = annotation(pod, MEMORY)
+        if memory is None and label(pod, GROUP) is not None:
+            # KAI's own, which reserves the GPU for those that share it.
+            return []
         whole = sum(
             read(f"{GPU} of pod {name_of(pod)}", count, limits.get(GPU, 0)) for limits in limits_of(pod)
         )
         if whole:
             return [Given(whole=GPU)] * whole
-        memory = annotation(pod, MEMORY)
         if memory is None:
             return []
         memory_mib = read(f"{MEMORY} of pod {name_of(pod)}", count, memory)

@@ -39,6 +39,7 @@ class Mig(Dialect):
 
     name = "mig"
     pins_card = False
+    whole_only = True
     memory_held_by = "hardware"
     compute_held_by = "hardware"
 
@@ -79,7 +80,7 @@ class Mig(Dialect):
         profiles = sorted(key for key in resources if key.startswith(PREFIX))
         found = [(p, i) for p in profiles for i in range(read(f"{p} of node {name}", count, resources[p]))]
         return [
-            Registered(self._instance(node, profile, of_profile, index), 1, named=False)
+            Registered(self._instance(node, profile, of_profile, index), 1, named=False, resource=profile)
             for index, (profile, of_profile) in enumerate(found)
         ]
 

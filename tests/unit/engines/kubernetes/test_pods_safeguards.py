@@ -12,7 +12,7 @@ from traitlets.config import Config
 from fgpuspawner.engines.base import Safeguard
 from fgpuspawner.engines.kubernetes.safeguards import LINES, judge
 from fgpuspawner.engines.kubernetes.sample import sample_pod
-from fgpuspawner.engines.kubernetes.spawner import OFFERED, KubernetesFGPUSpawner
+from fgpuspawner.engines.kubernetes.spawner import KINDS, KubernetesFGPUSpawner
 
 S = Safeguard
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "security.md").read_text()
@@ -98,9 +98,9 @@ def test_every_safeguard_has_its_line_and_the_page_tells_it() -> None:
         assert line in PAGE
 
 
-@pytest.mark.parametrize("dialect", sorted(OFFERED))
+@pytest.mark.parametrize("dialect", sorted(KINDS))
 def test_the_pod_that_is_tried_asks_for_a_part_of_a_gpu_as_its_dialect_does(dialect: str) -> None:
-    config = Config({"KubernetesFGPUSpawner": {"dialect": dialect}})
+    config = Config({"KubernetesFGPUSpawner": {"dialect": dialect, "kai_queue": "lab"}})
     said = KubernetesFGPUSpawner.dialect_of(config, installation="x")
     plain = asyncio.run(sample_pod(KubernetesFGPUSpawner, config))
     asks = asyncio.run(sample_pod(KubernetesFGPUSpawner, config, dialect=said))

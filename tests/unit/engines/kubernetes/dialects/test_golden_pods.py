@@ -122,4 +122,4 @@ def test_what_switches_hami_core_off_is_not_in_the_pod_at_all(name: str, value: 
 
 
 def test_libfgpu_is_where_nothing_else_holds_memory() -> None:
-    assert {dialect.name for dialect in ALL if dialect.libfgpu_holds} == {"lease", "dra", "kai"}
+    assert {dialect.name for dialect in ALL if dialect.libfgpu_holds} == {"lease", "dra"}
