@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 from pathlib import Path
 from shlex import quote
@@ -82,15 +83,19 @@ def add_to(commands: Any) -> None:
         required=True,
         help="the Hub's: an image with JupyterHub 6.1 and fgpuspawner",
     )
-    add_config(
-        add_command(
-            own,
-            run_check,
-            "check",
-            "ask a cluster whether it is as the Hub needs it",
-            "Ask a cluster whether it is as the Hub needs it, with your rights: in the Hub's pod with the Hub's, else by "
-            "KUBECONFIG. Nothing is made or changed.",
-        )
+    check = add_command(
+        own,
+        run_check,
+        "check",
+        "ask a cluster whether it is as the Hub needs it",
+        "Ask a cluster whether it is as the Hub needs it, with your rights: in the Hub's pod with the Hub's, else by "
+        "KUBECONFIG. Without --network nothing is made or changed.",
+    )
+    add_config(check)
+    check.add_argument(
+        "--network",
+        action="store_true",
+        help="also start two small pods of a session's image, see what one reaches, and remove them",
     )
 
 
@@ -153,13 +158,16 @@ def run_values(given: argparse.Namespace) -> list[str]:
 
 def run_check(given: argparse.Namespace) -> list[str]:
     """Return what was found in the cluster; status 1 where sessions cannot start."""
-    from fgpuspawner.engines.kubernetes.api import at_once
     from fgpuspawner.engines.kubernetes.check import Grade, findings
 
     config, settings, kind = _loaded(given.config)
     reached = kind.reached(config)
     with quiet():
-        found = at_once(lambda: findings(kind, config, settings, reached))
+        # Not in a thread: Ctrl-C then cancels it, and it removes what it has made.
+        try:
+            found = asyncio.run(findings(kind, config, settings, reached, network=given.network))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise UsageError("it was ended before it was done") from None
     return Report(map(str, found), status=int(any(one.grade is Grade.FAIL for one in found)))
 
 

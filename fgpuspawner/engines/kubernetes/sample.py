@@ -25,7 +25,12 @@ IMAGE = Image("sample", "Sample", "python", "3", "3", "fgpuspawner/sample:1", en
 
 
 async def sample_pod(
-    kind: type[KubernetesFGPUSpawner], config: Any, *, node: str = "sample", dialect: Dialect | None = None
+    kind: type[KubernetesFGPUSpawner],
+    config: Any,
+    *,
+    node: str = "sample",
+    dialect: Dialect | None = None,
+    image: str = "",
 ) -> Manifest:
     """Return a small session's pod, with half of a GPU, or a whole device, where a dialect is given.
 
@@ -42,10 +47,11 @@ async def sample_pod(
     session = Session(1, request, SessionState.PREPARING, 0, placement=Placement(node, (share,)))
     # Without its place: what a session is told of its slice takes a Hub that runs.
     spawner._session = replace(session, placement=None)
-    options = await spawner.engine_options(IMAGE)
+    own = replace(IMAGE, reference=image) if image else IMAGE
+    options = await spawner.engine_options(own)
     spec = LaunchSpec(
         session,
-        IMAGE,
+        own,
         command=(),
         arguments=(),
         environment={},
