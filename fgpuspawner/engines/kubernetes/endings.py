@@ -134,6 +134,13 @@ def is_up(pod: Manifest) -> bool:
     return bool(state.get("running") or state.get("terminated"))
 
 
+def is_coming(pod: Manifest) -> bool:
+    """Return whether the session's container is up, or nothing that runs before it is left: its node starts it now."""
+    status = pod.get("status") or {}
+    before = [(one.get("state") or {}).get("terminated") for one in status.get("initContainerStatuses") or ()]
+    return is_up(pod) or (bool(before) and all(one is not None and not one.get("exitCode") for one in before))
+
+
 def is_running(pod: Manifest) -> bool:
     """Return whether the session's container runs, as its node said last."""
     return bool(_state(pod.get("status") or {}, CONTAINER).get("running"))

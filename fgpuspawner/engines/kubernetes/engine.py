@@ -54,6 +54,9 @@ GONE_WITHIN_S = 45.0
 """Beyond a pod's own time to end: how long its node may take to say that it has."""
 BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="),)
 LOOK_EVERY_S = 0.5
+BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
+NOTHING = (f"{IN_CONTAINER}/probe-static",)
+"""A program of ours that ends at once: it is not told what to do."""
 FEW = 20
 """Of so many pods that were not heard of yet each is asked for; of more, all that there are."""
 UNTOLD = "what the cluster's nodes have cannot be told"
@@ -462,7 +465,8 @@ class KubernetesEngine(Engine):
                 await self._give_up_place(name, "its GPU is not leased any more")
             pod = self._pods.found.get(name)
             if pod is not None:
-                if endings.is_up(pod) and endings.address_of(pod):
+                up = endings.is_up(pod) or (endings.is_coming(pod) and await self._has_begun(name))
+                if up and endings.address_of(pod):
                     await self._note_card(spec, pod)
                     return Endpoint(endings.address_of(pod), spec.port, self._has_driver(spec))
                 ended = endings.how_it_ended(pod)
@@ -475,7 +479,18 @@ class KubernetesEngine(Engine):
                 if trouble is not None:
                     began = since.setdefault(trouble.message, time.monotonic())
                     await self._bear(trouble, time.monotonic() - began, name)
-            await self._pods.until_told(LOOK_EVERY_S)
+            coming = pod is not None and endings.is_coming(pod)
+            await self._pods.until_told(BEGUN_EVERY_S if coming else LOOK_EVERY_S)
+
+    async def _has_begun(self, name: str) -> bool:
+        """Return whether a session's container runs by now: its node looks once a second, and tells of it after that."""
+        path = f"{self._own}/pods/{name}"
+        try:
+            async with asyncio.timeout(BEGUN_WITHIN_S):
+                answer = await self._api.run(path, CONTAINER, NOTHING, most_bytes=LARGEST_BYTES)
+        except (Refused, EngineSilent, TimeoutError):
+            return False
+        return answer.status is not None
 
     async def _note_card(self, spec: LaunchSpec, pod: Manifest) -> None:
         """Have the queue know which card of its node the cluster chose for a session, where it says that.

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import EndCause
-from fgpuspawner.engines.kubernetes.endings import GONE, holds_nothing, how_it_ended, is_up, why_not_up
+from fgpuspawner.engines.kubernetes.endings import (
+    GONE,
+    holds_nothing,
+    how_it_ended,
+    is_coming,
+    is_up,
+    why_not_up,
+)
 
 
 def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -171,6 +178,33 @@ def test_only_a_pod_whose_node_says_that_all_has_ended_holds_nothing(
     status: dict[str, Any], nothing: bool
 ) -> None:
     assert holds_nothing(pod(status)) is nothing
+
+
+@pytest.mark.parametrize(
+    ("status", "coming"),
+    [
+        ({}, False),
+        (files(waiting={}), False),
+        (files(running={}), False),
+        (files(terminated={"exitCode": 0}), True),
+        (files(terminated={"exitCode": 3}), False),
+        (
+            {
+                "initContainerStatuses": [
+                    {"name": "a", "state": {"terminated": {"exitCode": 0}}},
+                    {"name": "b"},
+                ]
+            },
+            False,
+        ),
+        (session(running={"startedAt": "now"}), True),
+    ],
+    ids=["nothing", "waits", "runs", "ended", "failed", "one of two", "up"],
+)
+def test_a_session_is_coming_once_all_that_runs_before_it_has_ended_well(
+    status: dict[str, Any], coming: bool
+) -> None:
+    assert is_coming(pod(status)) is coming
 
 
 BLOCKING = {"name": "block-cloud-metadata", "image": "registry.example.org/iptables:1"}

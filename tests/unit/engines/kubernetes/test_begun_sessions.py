@@ -1,0 +1,77 @@
+"""A session's container runs up to a second before its node tells so: it is asked for itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from test_large_clusters import ID, NODES, OWN, Cluster, node, opened, pod
+
+from fgpuspawner.engines.base import LaunchFailed
+
+NAME = f"fgpu-{ID}-1-1"
+
+
+def started(**state: Any) -> dict[str, Any]:
+    """Return a session's pod whose files are there, and whose own container is said to be in this state."""
+    found = pod(NAME, namespace="jhub", ours=True)
+    found["status"] = {
+        "phase": "Pending",
+        "podIP": "10.1.2.3",
+        "initContainerStatuses": [{"name": "fgpu-files", "state": {"terminated": {"exitCode": 0}}}],
+        "containerStatuses": [{"name": "notebook", "state": state}],
+    }
+    return found
+
+
+class Node(Cluster):
+    """A cluster in which commands in a pod are refused at first, then cannot be run, and then are."""
+
+    commands = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if not request.path.endswith("/exec"):
+            return await super().answer(request)
+        self.commands += 1
+        if self.commands <= 1:
+            return web.Response(status=500, text="container not found")
+        channel = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await channel.prepare(request)
+        said: dict[str, Any] = {"status": "Failure", "message": "container is created"}
+        if self.commands > 2:
+            said["details"] = {"causes": [{"reason": "ExitCode", "message": "2"}]}
+        await channel.send_bytes(b"\x03" + json.dumps(said).encode())
+        await channel.close()
+        return channel
+
+
+def cluster(**state: Any) -> Node:
+    own = [started(**state)]
+    return Node({NODES: [node("gpu1")], "/api/v1/pods": own, OWN: own})
+
+
+def spec() -> Any:
+    session = SimpleNamespace(placement=SimpleNamespace(node_id="gpu1"))
+    return SimpleNamespace(session=session, devices=(), simulated=True, port=8888)
+
+
+async def test_a_launch_goes_on_as_soon_as_the_container_runs_and_not_when_its_node_tells(
+    tmp_path: Path,
+) -> None:
+    kube = cluster(waiting={"reason": "PodInitializing"})
+    async with opened(kube, tmp_path) as (engine, _):
+        endpoint = await engine._up(spec(), NAME)
+    assert (endpoint.ip, endpoint.port) == ("10.1.2.3", 8888)
+    assert kube.commands == 3
+
+
+async def test_an_image_that_is_missing_is_told_although_the_sessions_files_are_there(tmp_path: Path) -> None:
+    kube = cluster(waiting={"reason": "ErrImagePull", "message": "not found"})
+    kube.commands = -100
+    async with opened(kube, tmp_path) as (engine, _):
+        with pytest.raises(LaunchFailed, match="cannot be had: not found"):
+            await engine._up(spec(), NAME)
