@@ -6,7 +6,8 @@
 #   images/build.sh variant --from REF --tag TAG [--label NAME=VALUE]...
 #
 # NAME is a folder here that has an image.toml, `base` for the default image; or a folder elsewhere, such as ./ours;
-# or `server`: the server environment alone, which the others copy and which is made with them. Prints the image's id.
+# or `server`: the server environment alone, which the others copy and which is made with them; or `hub`: the Hub's, with
+# the wheels in ../dist (scripts/image.sh makes them). Prints the image's id.
 # variant adds labels to an image that is there: a second one under another name, in a blink.
 #
 # --base REF           the image to build on; default: what image.toml names
@@ -266,6 +267,22 @@ build_on_base() {
         --uv "$(find_uv)" "${arguments[@]}" || exit 1
 }
 
+build_hub() {
+    local arguments=() wheels=("$here/../dist"/*.whl)
+    [[ -e ${wheels[0]} ]] || die "no wheels in dist: scripts/image.sh hub makes them"
+    if [[ $base == host ]]; then
+        build_from_host system --python 3.11 --package pip
+        named=fgpuspawner/system:$$-${id:7:12}
+        docker tag "$id" "$named"
+        base=$named
+        arguments+=(--build-arg FROM_WHEELS=--no-index)
+    fi
+    mkdir -p "$scratch/hub/wheels"
+    cp "${wheels[@]}" "$scratch/hub/wheels/"
+    docker build --file "$here/hub/Dockerfile" ${base:+--build-arg "BASE=$base"} "${arguments[@]}" \
+        --tag "$tag" "$scratch/hub" >&2
+}
+
 run_smoke() {
     note "smoke test of $tag"
     timeout 300 docker run --rm --interactive --network none "$tag" /opt/fgpu/bin/python -I - \
@@ -276,6 +293,8 @@ if [[ $name == variant ]]; then
     build_variant
 elif [[ $name == server ]]; then
     build_server "$base" "$tag"
+elif [[ $name == hub ]]; then
+    build_hub
 elif [[ $name == base && $base == host ]]; then
     find_wheel
     describe_base
@@ -285,5 +304,5 @@ elif [[ $name == base && $base == host ]]; then
 else
     build_on_base
 fi
-if [[ -n $smoke && $name != server ]]; then run_smoke; fi
+if [[ -n $smoke && $name != server && $name != hub ]]; then run_smoke; fi
 docker image inspect --format '{{.Id}}' "$tag"

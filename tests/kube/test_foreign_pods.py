@@ -95,20 +95,22 @@ class Kubelet:
         path = f"{PODS}/{pod['metadata']['name']}"
         try:
             if pod["metadata"].get("deletionTimestamp"):
+                # First that it has ended: of one that is only forgotten the Hub believes that it runs on for a while.
+                await self._say(pod, "Succeeded", {"terminated": {"exitCode": 0}})
                 uid = {"preconditions": {"uid": pod["metadata"]["uid"]}}
                 await self._api.ask("DELETE", path, body={"gracePeriodSeconds": 0, **uid})
             elif pod["status"]["phase"] == "Pending":
-                began = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-                names = [c["name"] for c in pod["spec"]["containers"]]
-                runs = [
-                    {"name": n, "state": began, "ready": True, "image": "", "imageID": "", "restartCount": 0}
-                    for n in names
-                ]
-                status = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": runs}
-                await self._api.ask("PATCH", f"{path}/status", body={"status": status}, content=MERGE)
+                await self._say(pod, "Running", {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
         except Refused as e:
             if e.status not in (404, 409):
                 raise
+
+    async def _say(self, pod: dict[str, Any], phase: str, state: dict[str, Any]) -> None:
+        of_each = {"state": state, "ready": "running" in state, "image": "", "imageID": "", "restartCount": 0}
+        told = [{"name": c["name"], **of_each} for c in pod["spec"]["containers"]]
+        status = {"phase": phase, "podIP": "10.0.0.1", "containerStatuses": told}
+        path = f"{PODS}/{pod['metadata']['name']}/status"
+        await self._api.ask("PATCH", path, body={"status": status}, content=MERGE)
 
 
 @pytest.fixture
