@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ISOLATION = Path(__file__).parents[2] / "isolation"
-PARTS = ("throttle", "batches", "sentinel", "gate", "account", "slots", "launch")
+PARTS = ("throttle", "batches", "sentinel", "gate", "account", "slots", "lending", "launch")
 FLAGS = ("-O2", "-g", "-D_GNU_SOURCE", f"-I{ISOLATION / 'include'}", f"-I{ISOLATION / 'libfgpu'}")
 CHANGING = (
     (5, 5000),
@@ -62,6 +62,7 @@ def built(folder: Path) -> list[str]:
             ISOLATION / "tests" / "throttle_world.c",
             "-rdynamic",
             "-ldl",
+            "-lm",
             "-pthread",
             "-o",
             world,

@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-enum { USED, PAID }; /* words; PAID only grows: what the session was ever charged */
+enum { USED, PAID, LENT }; /* words; two only grow: what the session was ever charged, and what it was lent */
 
 #define WORD_NS (ACCOUNT_GRAIN_NS * ACCOUNT_GRAINS)
 #define TAG_MASK UINT64_C(0xffff)
@@ -41,8 +41,8 @@ static unsigned mark(_Atomic(uint64_t) *word, uint64_t turn, uint64_t age, uint6
     return (unsigned)__builtin_popcountll(bits & ~others);
 }
 
-uint64_t account_pay(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now,
-                     uint64_t deposit) {
+/* Marks the time as used, and returns how much of it was not yet. */
+static uint64_t mark_all(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now) {
     /* A grain counts where its middle is busy: what is cut off here is added there. */
     uint64_t grain = (start + ACCOUNT_GRAIN_NS / 2) / ACCOUNT_GRAIN_NS;
     uint64_t end_grain = (end + ACCOUNT_GRAIN_NS / 2) / ACCOUNT_GRAIN_NS, paid = 0;
@@ -61,10 +61,19 @@ uint64_t account_pay(struct fgpu_time_account *account, uint64_t start, uint64_t
         paid += mark(&account->words[ACCOUNT_FIRST_WORD + number % ACCOUNT_WORDS], turn, age, bits);
         grain += width;
     }
-    paid *= ACCOUNT_GRAIN_NS;
+    return paid * ACCOUNT_GRAIN_NS;
+}
+
+uint64_t account_pay(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now,
+                     uint64_t deposit) {
+    uint64_t paid = mark_all(account, start, end, now);
     atomic_fetch_add_explicit(&account->words[USED], paid - deposit, memory_order_relaxed);
     atomic_fetch_add_explicit(&account->words[PAID], paid, memory_order_relaxed);
     return paid;
+}
+
+void account_was_lent(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now) {
+    atomic_fetch_add_explicit(&account->words[LENT], mark_all(account, start, end, now), memory_order_relaxed);
 }
 
 void account_deposit(struct fgpu_time_account *account, uint64_t time) {

@@ -14,7 +14,7 @@
 
 #define ACCOUNT_GRAIN_NS UINT64_C(100000)
 #define ACCOUNT_GRAINS 48 /* in one word, above a 16-bit tag that says of which time */
-#define ACCOUNT_FIRST_WORD 4
+#define ACCOUNT_FIRST_WORD 4 /* before: used, paid, lent */
 #define ACCOUNT_WORDS 28
 
 /* More than this is never owed: a kernel of many minutes may not lock its session out for hours. */
@@ -31,5 +31,8 @@ void account_deposit(struct fgpu_time_account *account, uint64_t time);
 /* The device was busy with the session's work from start to end, not later than now; the deposit for it counts. Returns
  * what was paid: less where others had paid. */
 uint64_t account_pay(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now, uint64_t deposit);
+
+/* The same in a time that was lent: it is counted, and costs nothing. */
+void account_was_lent(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now);
 
 #endif

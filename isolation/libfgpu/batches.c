@@ -97,9 +97,43 @@ static void subtract(uint64_t *from, uint64_t what) {
     *from -= what < *from ? what : *from;
 }
 
+/* How much of this time was the session's: its slots, and what it was lent. */
+static uint64_t rightful(struct context *context, uint64_t start, uint64_t end, uint64_t now) {
+    uint64_t own = slots_entitled(context->slots, end) - slots_entitled(context->slots, start);
+    if (context->lending.own == 0 || own >= end - start)
+        return own;
+    for (const struct lending *lending = throttle_lending(context, now); start < end;) {
+        struct lending_stretch stretch = lending_at(lending, start, false);
+        uint64_t to = stretch.end < end ? stretch.end : end;
+        own += stretch.lent ? to - start : 0;
+        start = to;
+    }
+    return own;
+}
+
+/* What was lent is not held against it. */
+static void charge(struct context *context, uint64_t start, uint64_t end, uint64_t now, uint64_t deposit) {
+    uint64_t from = start;
+    if (context->lending.own == 0 || start >= end ||
+        slots_entitled(context->slots, end) - slots_entitled(context->slots, start) >= end - start) {
+        account_pay(context->account, start, end, now, deposit);
+        return;
+    }
+    for (const struct lending *lending = throttle_lending(context, now); from < end;) {
+        struct lending_stretch stretch = lending_at(lending, from, false);
+        uint64_t to = stretch.end < end ? stretch.end : end;
+        if (stretch.lent)
+            account_was_lent(context->account, from, to, now);
+        else
+            account_pay(context->account, from, to, now, 0);
+        from = to;
+    }
+    account_pay(context->account, end, end, now, deposit);
+}
+
 static void pay(struct context *context, struct batch *batch, uint64_t start, uint64_t end, uint64_t now) {
     struct stream *stream = &context->streams[batch->stream];
-    account_pay(context->account, start, end, now, batch->deposit + context->overdue);
+    charge(context, start, end, now, batch->deposit + context->overdue);
     context->overdue = 0;
     if (stream->last_end < end)
         stream->last_end = end;
@@ -167,7 +201,7 @@ static void settle(struct context *context, struct batch *batch, uint64_t now) {
         return;
     }
     uint64_t length = end > start ? end - start : 0;
-    uint64_t in_slots = slots_entitled(context->slots, end) - slots_entitled(context->slots, start);
+    uint64_t in_slots = length == 0 ? 0 : rightful(context, start, end, now);
     uint64_t outside = length > in_slots ? length - in_slots : 0;
     /* Where the host was late between event and launch, the device may have been idle: then expectation decides. */
     uint64_t least = less_doubt(length, batch->delay, batch->expected);

@@ -46,6 +46,8 @@ struct fgpu_device {
     uint64_t context_bytes; /* charged for each context; 0: nothing */
     unsigned compute_percent;
     bool compute; /* whether compute is limited (mode memory+compute and less than 100 percent) */
+    unsigned lending;      /* the session's number among those that lend each other their slots; 0: it does not */
+    unsigned most_percent; /* with what is lent to it */
     unsigned slot_count;
     struct {
         uint8_t from, to; /* hundredths of the period */

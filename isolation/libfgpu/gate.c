@@ -22,6 +22,11 @@ static struct gate_answer next(const struct slots *slots, uint64_t now, uint64_t
     return (struct gate_answer){GATE_WAIT, slot.start};
 }
 
+bool gate_is_full(const struct gate_state *state, uint64_t expected) {
+    return (state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
+           state->sentinels >= GATE_MOST_SENTINELS;
+}
+
 struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state) {
     struct slot slot = slots_at(slots, now);
     if (now < slot.start)
@@ -40,8 +45,7 @@ struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t ex
             return (struct gate_answer){.verdict = GATE_SENTINEL};
         return next(slots, now, expected, state, slot);
     }
-    if ((state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
-        state->sentinels >= GATE_MOST_SENTINELS)
+    if (gate_is_full(state, expected))
         return (struct gate_answer){.verdict = GATE_SENTINEL};
     return (struct gate_answer){.verdict = GATE_OPEN};
 }

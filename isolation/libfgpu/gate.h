@@ -65,6 +65,9 @@ struct gate_answer {
     uint64_t until;
 };
 
+/* As much is in flight as may be. */
+bool gate_is_full(const struct gate_state *state, uint64_t expected);
+
 struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state);
 
 #endif

@@ -183,6 +183,17 @@ static bool expect_device(struct parser *parser, struct fgpu_limits *limits) {
     device->context_bytes = context_mib * FGPU_MIB;
     device->compute_percent = (unsigned)percent;
     device->compute = timed && percent < 100;
+    if (take(parser, " lending=")) {
+        uint64_t number, most;
+        if (!expect_number(parser, "lending", 3, &number) ||
+            !expect_field(parser, " most_percent=", percent, 100, &most))
+            return false;
+        if (!timed || number < 1 || number > 100)
+            return malformed(parser, "lending is %llu; it must be from 1 to 100, and needs mode=memory+compute",
+                             (unsigned long long)number);
+        device->lending = (unsigned)number;
+        device->most_percent = (unsigned)most;
+    }
     if (!expect_newline(parser))
         return false;
     limits->device_count++;

@@ -6,6 +6,7 @@
 #include "clock.h"
 #include "gate.h"
 #include "parts.h"
+#include "words.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,10 @@ static void begin_context(struct context *context, CUcontext handle, int device)
     context->device = device;
     context->account = fgpu_time_account(device);
     context->slots = &slots_of[device];
+    const struct fgpu_device *limits = &fgpu_limits()->devices[device];
+    context->lending = (struct lending){.own = limits->lending, .most = limits->most_percent,
+                                        .slots = limits->compute_percent};
+    context->said_until = limits->lending == 0 ? UINT64_MAX : 0;
     context->patience = THROTTLE_PATIENCE_NS;
     atomic_store_explicit(&context->handle, handle, memory_order_release);
 }
@@ -118,6 +123,60 @@ void fgpu_throttle_context_ended(const void *handle, int device) {
         }
         pthread_mutex_unlock(&context->lock);
     }
+}
+
+/* ---- What is lent ---- */
+
+const struct lending *throttle_lending(struct context *context, uint64_t now) {
+    if (context->lending.read_at == 0 || now >= context->lending.read_at + LENDING_READ_AGAIN_NS)
+        fgpu_read_words(context->device, &context->lending, now);
+    return &context->lending;
+}
+
+/* Once a period. Who cannot say it has its slots lent to others: nothing to be done about it here. */
+static __attribute__((noinline)) void say_busy(struct context *context, uint64_t now) {
+    if (!fgpu_say_busy(context->device, context->lending.own, now))
+        fgpu_log("lending", "that there is work cannot be said to the neighbours: this session gets its slots only");
+    context->said_until = now - now % SLOTS_PERIOD_NS + SLOTS_PERIOD_NS;
+}
+
+/* The whole time from `from` to `to` is lent to the session, or its own. */
+static bool is_granted(const struct context *context, uint64_t from, uint64_t to) {
+    while (from < to) {
+        struct lending_stretch stretch = lending_at(&context->lending, from, true);
+        uint64_t end = stretch.end < to ? stretch.end : to;
+        if (!stretch.lent && slots_entitled(context->slots, end) - slots_entitled(context->slots, from) < end - from)
+            return false;
+        from = end;
+    }
+    return true;
+}
+
+/* Where the session's slots do not allow a launch, it may begin in what is lent to it. That is known for 4 ms from when
+ * the neighbours' words were read: an owner who comes back waits no longer than that, and one kernel. Of a length that is
+ * not known, or that no grant has, only while nobody else has work. */
+static struct gate_answer ask_for_loan(struct context *context, const struct kind *kind, const struct gate_state *state,
+                                       uint64_t now, struct gate_answer answer) {
+    const struct lending *lending = throttle_lending(context, now);
+    uint64_t begins = state->free_at > now ? state->free_at : now, length = kind->expected;
+    uint64_t until = answer.verdict == GATE_WAIT && answer.until < now + SLOTS_PERIOD_NS ? answer.until
+                                                                                         : now + SLOTS_PERIOD_NS;
+    if (gate_is_full(state, kind->expected) && state->sentinels > 0)
+        return (struct gate_answer){.verdict = GATE_SENTINEL};
+    if (begins >= lending->read_at + LENDING_GRANT_NS)
+        return state->sentinels > 0 ? (struct gate_answer){.verdict = GATE_SENTINEL}
+                                    : (struct gate_answer){GATE_WAIT, now + LENDING_READ_AGAIN_NS};
+    bool alone = lending_alone(lending, now);
+    if (length < kind->longest)
+        length = kind->longest;
+    if (alone || (kind->measured_at != 0 && length <= LENDING_GRANT_NS)) {
+        struct lending_stretch stretch = lending_at(lending, begins, true);
+        uint64_t needed = length < LENDING_OVER_NS ? 1 : length - LENDING_OVER_NS;
+        if (stretch.lent && (alone || is_granted(context, begins, begins + needed)))
+            return (struct gate_answer){.verdict = GATE_OPEN};
+        until = lending_next(lending, stretch.lent ? stretch.end : begins, until);
+    }
+    return answer.verdict == GATE_SENTINEL ? answer : (struct gate_answer){GATE_WAIT, until};
 }
 
 /* ---- Stream capture ---- */
@@ -192,6 +251,8 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
     uint64_t since = 0, settled = context->settled;
     for (;;) {
         uint64_t now = fgpu_now();
+        if (__builtin_expect(now >= context->said_until, 0))
+            say_busy(context, now);
         if (context->closed_count > 0 && now > context->began_at + context->in_flight) {
             batches_settle(context, now);
             batches_charge_overdue(context, now);
@@ -211,6 +272,8 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
         if (stuck)
             state = (struct gate_state){.balance = balance + (int64_t)context->overdue};
         struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
+        if (answer.verdict != GATE_OPEN && context->lending.own != 0 && !stuck)
+            answer = ask_for_loan(context, kind, &state, now, answer);
         if (kind->tried && !stuck && context->closed_count > 0)
             answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
         if (__builtin_expect(answer.verdict == GATE_OPEN, 1)) {

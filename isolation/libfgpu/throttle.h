@@ -2,6 +2,7 @@
 #ifndef FGPU_THROTTLE_H
 #define FGPU_THROTTLE_H
 
+#include "lending.h"
 #include "sentinel.h"
 #include "slots.h"
 
@@ -59,6 +60,8 @@ struct context {
     int device;
     struct fgpu_time_account *account;
     const struct slots *slots;
+    struct lending lending;
+    uint64_t said_until; /* until then nothing need be said of having work */
     struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
     unsigned closed_count;
     uint64_t settled;       /* counts */
@@ -74,6 +77,9 @@ struct context {
     struct stream streams[THROTTLE_STREAMS];
     struct kind kinds[THROTTLE_KINDS];
 };
+
+/* What the neighbours say, not older than a millisecond. */
+const struct lending *throttle_lending(struct context *context, uint64_t now);
 
 /* ---- batches.c: all with the context's lock held, while it is the current one ------------------------ */
 

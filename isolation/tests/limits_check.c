@@ -8,7 +8,10 @@
 static void print_slots(const struct fgpu_device *device) {
     for (unsigned i = 0; i < device->slot_count; i++)
         printf("%s%u-%u", i ? "," : "", device->slots[i].from, device->slots[i].to);
-    fputs(device->slot_count ? ";" : "-;", stdout);
+    fputs(device->slot_count ? "" : "-", stdout);
+    if (device->lending != 0)
+        printf(" lending=%u most_percent=%u", device->lending, device->most_percent);
+    putchar(';');
 }
 
 static void print_limits(const struct fgpu_limits *limits) {

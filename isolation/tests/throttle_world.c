@@ -17,12 +17,19 @@
  * burst (launches; 50), kill_ms (the first process dies then),
  * capture (some launches are captured into graphs), cig (likewise, into a
  * graphics library's list), contexts (a new context after each 50 launches), collective
- * (kernels that wait for each other), free (compute is not limited). The answer is one line of JSON. */
+ * (kernels that wait for each other), free (compute is not limited), start_ms (its programs begin then), task_ms (cells of
+ * exponential length with this mean, in ms of a whole device, one after another) and gap_ms (the mean pause between them).
+ * lending (it lends, and is lent), most (percent, with what is lent), and of those who lie about their work: liar (says
+ * always that it has some), silent (never), future (from 2 s on in words of ten minutes later), unread (its word cannot be
+ * read), flicker (each look finds its word, or nothing). words_us is what reading one neighbour's word takes. The answer is one line of JSON. */
 #include "hooks.h"
 #include "slots.h"
 
+#include "words.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,7 +44,7 @@
 #define SECOND UINT64_C(1000000000)
 #define START (1000 * SECOND) /* the clock's time at first */
 #define SLICE (2 * MS)
-#define MOST_TENANTS 4
+#define MOST_TENANTS 12
 #define MOST_PROCESSES 16
 #define MOST_THREADS 32
 #define OPS 4096
@@ -76,7 +83,10 @@ struct tenant {
     struct fgpu_time_account account;
     uint64_t kernel, mix, later, change, every, host, idle, burst, wait_each, poll_each, kill;
     unsigned processes, streams;
-    bool capture, cig, contexts, collective;
+    uint64_t start, task, gap, word;
+    bool capture, cig, contexts, collective, liar, silent, future, unread, flicker;
+    double stretched; /* sum over cells of how many times as long one took as on a whole device */
+    uint64_t cells, cell_time, cell_work;
     uint64_t busy, kernels, *busy_by_ms;
 };
 
@@ -89,6 +99,9 @@ struct process {
     __typeof__(&cuStreamEndCaptureToCig) end_cig;
     void (*context_ended)(const void *, int);
     void (*waits_for)(void *, bool);
+    uint64_t (*word)(uint64_t, uint64_t);
+    void (*hear)(struct lending *, unsigned, uint64_t, uint64_t);
+    uint64_t (*word_unread)(uint64_t);
     uint64_t changed; /* the length of the launch that is being made, where its function does not say it; 0: it does */
     struct op queue[OPS]; /* a ring; a process's streams are served in the order of launches */
     unsigned head, length;
@@ -113,7 +126,7 @@ static struct thread threads[MOST_THREADS];
 static unsigned tenant_count, process_count, thread_count;
 static struct thread *running;
 static ucontext_t scheduler;
-static uint64_t now = START, until = START + 10 * SECOND, late = 60 * US;
+static uint64_t now = START, until = START + 10 * SECOND, late = 60 * US, words_time = US;
 static unsigned stall_permille;
 static bool sliced;
 static uint64_t seed = 1, op_count, disturbed;
@@ -308,6 +321,41 @@ void fgpu_log(const char *reason, const char *format, ...) {
     fail("logged: %s", reason);
 }
 
+
+/* As words.c has it, of one file for each tenant. */
+bool fgpu_say_busy(int device, unsigned number, uint64_t time) {
+    struct tenant *tenant = running->process->tenant;
+    (void)device, (void)number;
+    use_host(2 * US);
+    if (!tenant->silent)
+        tenant->word = running->process->word(tenant->word, tenant->future && now > START + 2 * SECOND
+                                                                ? time + 600 * SECOND : time);
+    return true;
+}
+
+void fgpu_read_words(int device, struct lending *lending, uint64_t time) {
+    (void)device;
+    use_host(US);
+    memset(lending->owner, 0, sizeof lending->owner);
+    uint64_t words[LENDING_SLICES + 1] = {0};
+    for (unsigned n = 0; n < tenant_count; n++) {
+        const struct fgpu_device *limits = &tenants[n].limits.devices[0];
+        for (unsigned slot = 0; slot < limits->slot_count; slot++)
+            for (unsigned h = limits->slots[slot].from; h < limits->slots[slot].to; h++)
+                lending->owner[h] = limits->lending == 0 ? LENDING_KEPT : (uint8_t)limits->lending;
+        if (limits->lending == 0)
+            continue;
+        use_host(words_time);
+        bool unread = tenants[n].unread && &tenants[n] != running->process->tenant;
+        words[limits->lending] = unread ? running->process->word_unread(time) : tenants[n].word;
+        if (tenants[n].flicker && random_below(2) == 0)
+            words[limits->lending] = 0;
+    }
+    for (unsigned n = 1; n <= LENDING_SLICES; n++)
+        running->process->hear(lending, n, words[n], time);
+    lending->read_at = time;
+}
+
 CUresult fgpu_graph_before_launch(CUgraphExec executable);
 void fgpu_graph_after_launch(CUgraphExec executable, CUresult result);
 
@@ -471,9 +519,41 @@ static void renew_context(struct process *process) {
     process->incarnation += 2;
 }
 
+static uint64_t exponential(uint64_t mean) {
+    return (uint64_t)(-log((double)(1 + random_below(1000000)) / 1000001.0) * (double)mean);
+}
+
+/* A notebook: cells of so much work, one after another, with pauses between them. */
+static void notebook(struct process *process, struct tenant *tenant) {
+    for (;;) {
+        yield_until(now + exponential(tenant->gap));
+        uint64_t kernels = 1 + exponential(tenant->task) / tenant->kernel, began = now;
+        for (uint64_t n = 0; n < kernels; n++)
+            launch_one(process, tenant->kernel, 0);
+        process->waits_for((CUstream)0x1000, false);
+        wait_for_device();
+        tenant->cells++;
+        tenant->cell_time += now - began;
+        tenant->cell_work += kernels * tenant->kernel;
+        tenant->stretched += (double)(now - began) / (double)(kernels * tenant->kernel);
+    }
+}
+
+/* Says without end that it has work. */
+static void lie(struct process *process, struct tenant *tenant) {
+    for (;;) {
+        tenant->word = process->word(tenant->word, now);
+        yield_until(now + MS);
+    }
+}
+
 static void program(void) {
     struct process *process = running->process;
     struct tenant *tenant = process->tenant;
+    if (tenant->liar && tenant->kernel == 0)
+        lie(process, tenant);
+    if (tenant->task != 0)
+        notebook(process, tenant);
     for (uint64_t n = 0; !process->dead; n++) {
         uint64_t length = tenant->mix != 0 && random_below(4) == 0 ? tenant->mix : tenant->kernel;
         process->changed = tenant->change != 0 && n % tenant->every == tenant->every - 1 ? tenant->change : 0;
@@ -525,6 +605,7 @@ static void add_tenant(char *text, const char *library) {
     *tenant = (struct tenant){.text = strdup(text), .host = 2 * US, .burst = 50, .every = 1, .processes = 1, .streams = 1};
     tenant->limits.device_count = 1;
     device->compute = true;
+    device->most_percent = 100;
     tenant->busy_by_ms = calloc((until - START) / MS + 1000, sizeof(uint64_t));
     for (char *word = strtok(text, ","); word != NULL; word = strtok(NULL, ",")) {
         char *value = strchr(word, '=');
@@ -574,6 +655,26 @@ static void add_tenant(char *text, const char *library) {
             tenant->contexts = number;
         else if (strcmp(word, "collective") == 0)
             tenant->collective = number;
+        else if (strcmp(word, "start_ms") == 0)
+            tenant->start = number * MS;
+        else if (strcmp(word, "task_ms") == 0)
+            tenant->task = number * MS;
+        else if (strcmp(word, "gap_ms") == 0)
+            tenant->gap = number * MS;
+        else if (strcmp(word, "lending") == 0)
+            device->lending = number ? tenant_count : 0;
+        else if (strcmp(word, "most") == 0)
+            device->most_percent = (unsigned)number;
+        else if (strcmp(word, "liar") == 0)
+            tenant->liar = number;
+        else if (strcmp(word, "silent") == 0)
+            tenant->silent = number;
+        else if (strcmp(word, "future") == 0)
+            tenant->future = number;
+        else if (strcmp(word, "flicker") == 0)
+            tenant->flicker = number;
+        else if (strcmp(word, "unread") == 0)
+            tenant->unread = number;
         else if (strcmp(word, "free") == 0)
             device->compute = !number;
         else
@@ -590,9 +691,12 @@ static void add_tenant(char *text, const char *library) {
         process->end_cig = (__typeof__(process->end_cig))dlsym(copy, "cuStreamEndCaptureToCig");
         process->context_ended = (__typeof__(process->context_ended))dlsym(copy, "fgpu_throttle_context_ended");
         process->waits_for = (__typeof__(process->waits_for))dlsym(copy, "fgpu_wait_begins");
+        process->word = (__typeof__(process->word))dlsym(copy, "lending_word");
+        process->hear = (__typeof__(process->hear))dlsym(copy, "lending_hear");
+        process->word_unread = (__typeof__(process->word_unread))dlsym(copy, "lending_word_unread");
         struct thread *thread = &threads[thread_count++];
         thread->process = process;
-        thread->wake_at = START + random_below(50 * MS);
+        thread->wake_at = START + tenant->start + random_below(50 * MS);
         getcontext(&thread->state);
         thread->state.uc_stack.ss_sp = malloc(STACK);
         thread->state.uc_stack.ss_size = STACK;
@@ -638,6 +742,14 @@ static void deviations(const struct tenant *tenant, uint64_t stretch, double *ab
     }
 }
 
+/* Its percent of the device from a moment on. */
+static double share_from(const struct tenant *tenant, uint64_t from, uint64_t length) {
+    uint64_t busy = 0, first = from / MS, last = (from + length) / MS;
+    for (uint64_t ms = first; ms < last && ms < (until - START) / MS; ms++)
+        busy += tenant->busy_by_ms[ms];
+    return 100.0 * (double)busy / (double)length;
+}
+
 int main(int count, char **words) {
     fgpu_reals[FGPU_REAL_cuCtxGetCurrent] = get_current;
     fgpu_reals[FGPU_REAL_cuEventCreate] = event_create;
@@ -666,6 +778,8 @@ int main(int count, char **words) {
             seed = number;
         else if (sscanf(words[n], "late_us=%llu", &number) == 1)
             late = number * US;
+        else if (sscanf(words[n], "words_us=%llu", &number) == 1)
+            words_time = number * US;
         else if (sscanf(words[n], "stall_permille=%llu", &number) == 1)
             stall_permille = (unsigned)number;
         else if (strcmp(words[n], "policy=fifo") != 0)
@@ -684,7 +798,13 @@ int main(int count, char **words) {
             deviations(tenant, stretches[i], &above, &below);
             printf("%s\"%llu\": [%.1f, %.1f]", i ? ", " : "", (unsigned long long)stretches[i], below, above);
         }
-        printf("}}");
+        printf("}, \"lent_ms\": %.1f, \"cells\": %llu, \"stretched\": %.3f, \"cells_stretched\": %.3f, \"back\": [",
+               (double)tenant->account.words[2] / 1e6, (unsigned long long)tenant->cells,
+               tenant->cell_work == 0 ? 0 : (double)tenant->cell_time / (double)tenant->cell_work,
+               tenant->cells == 0 ? 0 : tenant->stretched / (double)tenant->cells);
+        for (unsigned i = 0; i < 5; i++)
+            printf("%s%.2f", i ? ", " : "", share_from(tenant, tenant->start + 100 * MS, stretches[i] * MS));
+        printf("]}");
     }
     printf("]}\n");
     return 0;

@@ -22,6 +22,7 @@ from sessionfolders import (
     write_read_only,
 )
 from simulatedmachine import Machine, machine_at
+from throttleworlds import World, build_world
 
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 
@@ -77,6 +78,12 @@ def compile_c(built: Path) -> Callable[..., Path]:
         return program
 
     return compile_c
+
+
+@pytest.fixture(scope="session")
+def world(compile_c: Callable[..., Path]) -> World:
+    """Run a world in which time is simulated; `throttleworlds` says how."""
+    return build_world(compile_c)
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ WELL_FORMED = {
         compute_percent="50", slots=",".join(f"{i}-{i + 1}" for i in range(0, 100, 2))
     ),
     "parts that touch": with_device(slots="0-10,10-25"),
+    "lending": with_device(slots="50-75 lending=100 most_percent=25"),
     "largest": with_device(memory_mib="9" * 10, device_mib="9" * 10, context_mib="9" * 10),
 }
 
@@ -111,6 +112,19 @@ MALFORMED = {
     with_device(device="GPU-" + "x" * 92): "line 4: device has 96 characters; at most 95 are allowed",
     f"{HEAD}{DEVICE}{DEVICE}end\n": "line 5: device GPU-1 stands on line 4 already",
     devices(17): "line 20: there are more than 16 devices",
+    with_device(slots="50-75 lending=0 most_percent=100"): (
+        "line 4: lending is 0; it must be from 1 to 100, and needs mode=memory+compute"
+    ),
+    with_device(slots="50-75 lending=101 most_percent=100"): (
+        "line 4: lending is 101; it must be from 1 to 100, and needs mode=memory+compute"
+    ),
+    with_device(mode="memory", slots="- lending=1 most_percent=100"): (
+        "line 4: lending is 1; it must be from 1 to 100, and needs mode=memory+compute"
+    ),
+    with_device(slots="50-75 lending=1"): "line 4: ' most_percent=' should stand where '' does",
+    with_device(slots="50-75 lending=1 most_percent=24"): (
+        "line 4: most_percent is 24; it must be from 25 to 100"
+    ),
     with_device(memory_mib="-1"): "line 4: memory_mib is '-1'; only digits are a number here",
     with_device(memory_mib="+1"): "line 4: memory_mib is '+1'; only digits are a number here",
     with_device(memory_mib="0"): "line 4: memory_mib is 0; it must be from 1 to 9999999999",
@@ -179,7 +193,8 @@ NUMBER = r"(?:0|[1-9][0-9]{0,9})"
 LINE = re.compile(
     rf"device=(?P<uuid>(?:GPU|MIG)-[!-~]+) memory_mib=(?P<memory>{NUMBER}) device_mib=(?P<device>{NUMBER}) "
     rf"context_mib={NUMBER} compute_percent=(?P<percent>{NUMBER}) "
-    r"mode=memory(?: slots=-|\+compute slots=(?P<slots>[0-9,-]+))\Z"
+    r"mode=memory(?: slots=-|\+compute slots=(?P<slots>[0-9,-]+)"
+    rf"(?: lending=(?P<lending>[1-9][0-9]?|100) most_percent=(?P<most>{NUMBER}))?)\Z"
 )
 PART = re.compile(r"(0|[1-9][0-9]?|100)-(0|[1-9][0-9]?|100)\Z")
 
@@ -214,6 +229,8 @@ def _is_possible(match: re.Match[str]) -> bool:
     if not all(parts) or len(parts) > 50:
         return False
     edges = [int(edge) for part in parts if part for edge in part.groups()]
+    if match["lending"] is not None and not percent <= int(match["most"]) <= 100:
+        return False
     ascend = edges == sorted(edges) and all(a < b for a, b in zip(edges[::2], edges[1::2], strict=True))
     return ascend and sum(edges[1::2]) - sum(edges[::2]) == percent
 

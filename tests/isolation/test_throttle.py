@@ -7,66 +7,20 @@ time: there only what must never be exceeded is asserted, as a busy machine make
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sessionfolders import preloaded
+from throttleworlds import World
 
 PERIOD_MS, IN_FLIGHT_MS = 50, 4
-PARTS = ("batches", "sentinel", "gate", "account", "slots", "launch")
-"""All but clock.c: the world has a clock of its own."""
 SOLO = ["0-10", "0-25", "0-50", "0-75", "10-20+50-60", "0-5+95-100"]
 PAIRS = [("0-25", "25-100"), ("0-50", "50-100"), ("0-10", "25-100"), ("0-10", "10-20"), ("75-100", "0-75")]
 SHORT_US = [50, 500, 2000, 3000, 5000]
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """What came of one: percent of the device, and how far any stretch of some ms was below and above its share."""
-
-    share: float
-    kernels: int
-    paid_ms: float
-    busy_ms: float
-    off_ms: dict[int, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    tenants: list[Tenant]
-    disturbed: int
-
-
-World = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="session")
-def world(compile_c: Callable[..., Path]) -> World:
-    """Run a world: ``world("slots=0-25,kernel_us=500", ..., seconds=10)``, a text for each tenant."""
-    throttle = compile_c(
-        "libfgpu/throttle.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", *(f"libfgpu/{part}.c" for part in PARTS)
-    )
-    program = compile_c("tests/throttle_world.c", "-rdynamic", "-ldl", "-pthread")
-
-    def world(*tenants: str, **settings: Any) -> Outcome:
-        words = [f"{name}={value}" for name, value in settings.items()]
-        words.extend(f"tenant:{tenant}" for tenant in tenants)
-        done = subprocess.run(
-            [program, throttle, *words], capture_output=True, text=True, check=False, timeout=100
-        )
-        assert done.returncode == 0, f"{words}: {done.returncode} {done.stderr}"
-        found = json.loads(done.stdout)
-        for tenant in found["tenants"]:
-            tenant["off_ms"] = {int(ms): tuple(off) for ms, off in tenant["off_ms"].items()}
-        return Outcome([Tenant(**tenant) for tenant in found["tenants"]], found["disturbed"])
-
-    return world
 
 
 def percent(slots: str) -> int:

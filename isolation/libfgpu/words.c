@@ -1,0 +1,72 @@
+/* The words of the sessions that share a device: one file each, which only its session can write; and who has which
+ * hundredth of the period, which only the host writes. words.h says what for.
+ *
+ * Files are read, never mapped: who owns one may cut it off at any time, and would end every process that had it mapped.
+ * They are opened anew each time, as programs close descriptors that they do not know. */
+#include "words.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int open_word(int device, unsigned number, int flags) {
+    char name[32];
+    struct stat status;
+    const char *why;
+    snprintf(name, sizeof name, "lending/%d/%u", device, number);
+    return fgpu_open(name, flags, &status, &why);
+}
+
+bool fgpu_say_busy(int device, unsigned number, uint64_t now) {
+    int file = open_word(device, number, O_RDWR);
+    if (file < 0)
+        return false;
+    uint64_t word = 0;
+    if (syscall(SYS_pread64, file, &word, sizeof word, (off_t)0) != sizeof word)
+        word = 0;
+    word = lending_word(word, now);
+    bool said = syscall(SYS_pwrite64, file, &word, sizeof word, (off_t)0) == sizeof word;
+    fgpu_close(file);
+    return said;
+}
+
+/* What cannot be read is not lent: who makes its word unreadable has work as far as others know. An empty file is one
+ * that nobody has written yet. */
+static uint64_t read_word(int device, unsigned number, uint64_t now) {
+    uint64_t word = 0;
+    int file = open_word(device, number, O_RDONLY);
+    if (file < 0)
+        return lending_word_unread(now);
+    if (syscall(SYS_pread64, file, &word, sizeof word, (off_t)0) != sizeof word)
+        word = 0;
+    fgpu_close(file);
+    return word;
+}
+
+void fgpu_read_words(int device, struct lending *lending, uint64_t now) {
+    char name[32];
+    struct stat status;
+    const char *why;
+    uint8_t owner[sizeof lending->owner];
+    bool known[LENDING_SLICES + 1] = {false};
+    int saved = errno;
+    snprintf(name, sizeof name, "lending/%d/owners", device);
+    int file = fgpu_open(name, O_RDONLY, &status, &why);
+    long size = file < 0 ? 0 : syscall(SYS_pread64, file, owner, sizeof owner, (off_t)0);
+    if (file >= 0)
+        fgpu_close(file);
+    if (size != sizeof owner)
+        memset(owner, LENDING_KEPT, sizeof owner);
+    memcpy(lending->owner, owner, sizeof owner);
+    for (unsigned n = 0; n < sizeof owner; n++)
+        if (owner[n] <= LENDING_SLICES)
+            known[owner[n]] = true;
+    for (unsigned n = 1; n <= LENDING_SLICES; n++)
+        lending_hear(lending, n, known[n] ? read_word(device, n, now) : 0, now);
+    lending->read_at = now;
+    errno = saved;
+}

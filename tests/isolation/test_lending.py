@@ -1,0 +1,186 @@
+"""Compute that is lent, in a world whose time is simulated: who gets what is idle, and that nobody loses by it."""
+
+from __future__ import annotations
+
+import pytest
+from throttleworlds import Tenant, World
+
+QUARTERS = ("0-25", "25-50", "50-75", "75-100")
+LENDS = "lending=1"
+
+
+def quarters(*programs: str) -> list[str]:
+    """Return tenants of a quarter each that lend, one for each program; the rest of the device is nobody's."""
+    return [f"slots={slots},{LENDS},{program}" for slots, program in zip(QUARTERS, programs, strict=False)]
+
+
+# --- What is idle is used ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel_us", [10, 500, 5000, 100_000, 1_000_000])
+@pytest.mark.parametrize("slots", ["0-10", "0-25", "10-20+50-60"])
+def test_a_session_alone_gets_the_whole_device(world: World, slots: str, kernel_us: int) -> None:
+    (only,) = world(f"slots={slots},{LENDS},kernel_us={kernel_us}", seconds=20).tenants
+    assert only.share > 98.5
+    assert only.paid_ms + only.lent_ms > only.busy_ms - 2 * kernel_us / 1000 - 50
+
+
+def test_what_was_lent_is_not_held_against_the_borrower(world: World) -> None:
+    """It is charged for its own slots only, so it owes nothing when the owners come back."""
+    borrower, *owners = world(
+        *quarters("kernel_us=500", *["kernel_us=500,start_ms=10000"] * 3), seconds=11
+    ).tenants
+    assert borrower.paid_ms == pytest.approx(0.25 * 11_000, rel=0.02)
+    assert borrower.lent_ms == pytest.approx(0.75 * 10_000, rel=0.02)
+    assert all(owner.back[1] > 24 for owner in owners)
+
+
+@pytest.mark.parametrize("most", [25, 30, 50, 90])
+def test_no_more_is_lent_than_the_administrator_allows(world: World, most: int) -> None:
+    (only,) = world(f"slots=0-25,{LENDS},most={most},kernel_us=500").tenants
+    assert only.share == pytest.approx(most, abs=0.5)
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_those_who_have_work_are_lent_the_same(world: World, count: int) -> None:
+    tenants = world(*(f"slots={i * 10}-{i * 10 + 10},{LENDS},kernel_us=500" for i in range(count))).tenants
+    assert [t.share for t in tenants] == pytest.approx([100 / count] * count, abs=1.5)
+
+
+@pytest.mark.parametrize("kernel_us", [50, 500, 1000, 2000])
+def test_two_of_four_have_half_each(world: World, kernel_us: int) -> None:
+    tenants = world(*quarters(*[f"kernel_us={kernel_us}"] * 2)).tenants
+    assert [t.share for t in tenants] == pytest.approx([50, 50], abs=2.5)
+
+
+NOTEBOOKS = [
+    # sessions, percent each, percent of the time in which each would have work on a whole device, at most so slow
+    (2, 50, 5, 1.15),
+    (2, 50, 10, 1.25),
+    (2, 50, 19, 1.35),
+    (4, 25, 5, 1.3),
+    (4, 25, 10, 1.5),
+    (4, 25, 19, 2.1),
+    (10, 10, 5, 2.2),
+    (10, 10, 10, 4.5),
+    (10, 10, 19, 7.0),
+]
+
+
+def notebooks(count: int, percent: int, duty: int, more: str) -> list[str]:
+    """Return notebooks whose cells take 2 s on a whole device on the mean, as drawn from the clock's seed."""
+    program = f"kernel_us=2000,task_ms=2000,gap_ms={2000 * (100 - duty) // duty}{more}"
+    return [f"slots={n * percent}-{(n + 1) * percent},{program}" for n in range(count)]
+
+
+def slow_down(tenants: list[Tenant]) -> float:
+    cells = sum(t.cells for t in tenants)
+    assert cells > 30
+    return sum(t.cells * t.cells_stretched for t in tenants) / cells
+
+
+@pytest.mark.parametrize(("count", "percent", "duty", "most"), NOTEBOOKS)
+def test_cells_of_notebooks_take_little_longer_than_on_a_whole_device(
+    world: World, count: int, percent: int, duty: int, most: float
+) -> None:
+    assert slow_down(world(*notebooks(count, percent, duty, f",{LENDS}"), seconds=2000).tenants) < most
+
+
+def test_without_lending_they_take_as_long_as_their_share_says(world: World) -> None:
+    assert slow_down(world(*notebooks(4, 25, 10, ""), seconds=1000).tenants) == pytest.approx(4, rel=0.05)
+
+
+# --- A share is a floor --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sliced"])
+@pytest.mark.parametrize("kernel_us", [50, 500, 2000, 5000])
+def test_where_all_have_work_it_is_as_without_lending(world: World, kernel_us: int, policy: str) -> None:
+    program = f"kernel_us={kernel_us}"
+    elastic = world(*quarters(*[program] * 4), policy=policy).tenants
+    strict = world(*(f"slots={slots},{program}" for slots in QUARTERS), policy=policy).tenants
+    assert [t.share for t in elastic] == pytest.approx([t.share for t in strict], abs=0.4)
+    assert sum(t.lent_ms for t in elastic) < 50  # while the last of them begins
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sliced"])
+@pytest.mark.parametrize("borrowers", [1, 2, 3])
+@pytest.mark.parametrize("start_ms", [3000, 3010, 3033, 3047])
+@pytest.mark.parametrize("kernel_us", [50, 500])
+def test_an_owner_who_comes_back_has_its_floor_from_100_ms_on(
+    world: World, kernel_us: int, start_ms: int, borrowers: int, policy: str
+) -> None:
+    programs = [f"kernel_us={kernel_us},start_ms={start_ms}", *[f"kernel_us={kernel_us}"] * borrowers]
+    owner = world(*quarters(*programs), policy=policy).tenants[0]
+    assert all(percent > 24 for percent in owner.back[:4])
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sliced"])
+@pytest.mark.parametrize("borrower_us", [1000, 2000, 3000, 4000])
+@pytest.mark.parametrize("borrowers", [1, 2, 3])
+def test_longer_kernels_of_borrowers_press_an_owner_no_more_than_without_lending(
+    world: World, borrowers: int, borrower_us: int, policy: str
+) -> None:
+    owner = "kernel_us=500,start_ms=3010"
+    programs = [owner, *[f"kernel_us={borrower_us}"] * borrowers]
+    elastic = world(*quarters(*programs), policy=policy, seconds=20).tenants[0]
+    strict = world(
+        *(f"slots={slots},{program}" for slots, program in zip(QUARTERS, programs, strict=False)),
+        policy=policy,
+        seconds=20,
+    ).tenants[0]
+    assert elastic.back[3] > min(24, strict.back[3] - 0.5)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sliced"])
+@pytest.mark.parametrize(
+    "program", ["kernel_us=20000", "kernel_us=10,change_us=20000,every=20,wait_each=20"], ids=str
+)
+def test_what_is_known_to_be_longer_than_a_grant_gets_none_while_another_has_work(
+    world: World, program: str, policy: str
+) -> None:
+    elastic = world(*quarters(program, "kernel_us=500"), seconds=60, policy=policy).tenants
+    strict = world(f"slots=0-25,{program}", "slots=25-50,kernel_us=500", seconds=60, policy=policy).tenants
+    assert strict[0].share - 0.7 < elastic[0].share < 25.7
+    assert elastic[1].share > strict[1].share + 5
+
+
+def test_a_session_that_does_not_lend_keeps_its_slots(world: World) -> None:
+    borrower, other = world(f"slots=0-25,{LENDS},kernel_us=500", "slots=25-50,kernel_us=500").tenants
+    assert borrower.share == pytest.approx(75, abs=1)
+    assert other.share == pytest.approx(25, abs=0.5)
+
+
+# --- Who lies ------------------------------------------------------------------------------------------
+
+HONEST = "kernel_us=500"
+LIES = ["liar=1", "future=1", "unread=1", "flicker=1", "silent=1"]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_gains_nothing(world: World, lie: str) -> None:
+    """With three busy neighbours it gets its share; with one it gets no more than an honest one would."""
+    for others in (1, 3):
+        programs = [HONEST] * others
+        honest = world(*quarters(HONEST, *programs)).tenants[0].share
+        assert world(*quarters(f"{HONEST},{lie}", *programs)).tenants[0].share < honest + 0.5
+
+
+@pytest.mark.parametrize("lie", ["liar=1", "unread=1", "flicker=1,liar=1"])
+def test_who_says_to_have_work_and_has_none_only_does_not_lend(world: World, lie: str) -> None:
+    one, liar = world(*quarters(HONEST, lie if "liar" in lie else f"{HONEST},start_ms=60000,{lie}")).tenants
+    assert liar.share == 0
+    assert one.share > 49
+
+
+@pytest.mark.parametrize("lie", ["future=1", "unread=1", "flicker=1"])
+def test_no_liar_takes_from_a_floor(world: World, lie: str) -> None:
+    tenants = world(*quarters(f"{HONEST},{lie}", *[HONEST] * 3)).tenants
+    assert all(t.share > 24 for t in tenants[1:]) or lie == "future=1"
+
+
+@pytest.mark.parametrize("word", ["", "future=1"])
+def test_a_killed_owners_word_says_nothing_after_three_periods(world: World, word: str) -> None:
+    program = f"{HONEST},kill_ms=2500" + (f",{word}" if word else "")
+    left, _killed = world(*quarters(HONEST, program), seconds=3).tenants
+    assert left.busy_ms > 0.49 * 2500 + 0.97 * (500 - 150)
