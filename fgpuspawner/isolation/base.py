@@ -64,7 +64,8 @@ class Host:
 
     ``own_root``: sessions have a root file system of their own, as containers do. ``memory_limits`` is whether the driver
     can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID. ``elsewhere`` is another
-    machine, of which only that is known what its engine says.
+    machine, of which only that is known what its engine says. ``lends``: sessions that are idle lend others their
+    compute, of which each has ``most_percent`` at most.
     """
 
     data: Path
@@ -79,6 +80,8 @@ class Host:
     mps_trouble: str | None = None
     hami_library: Path | None = None
     managed: str = "charge"
+    lends: bool = False
+    most_percent: int = 100
     context_mib: Mapping[str, int] = field(default_factory=dict)
     elsewhere: bool = False
 
@@ -97,6 +100,8 @@ class Backend:
     """Whether the watchdog looks at its sessions: wherever a session could get around it."""
     limits_compute = True
     """Whether the limits file is what holds compute."""
+    lends_compute = False
+    """Whether sessions can lend each other compute."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -130,6 +135,8 @@ class Backend:
                 managed=self.host.managed,
                 context_mib=dict(self.host.context_mib),
                 compute=self.limits_compute,
+                lends=self.lends_compute and self.host.lends and self.host.accounting is not None,
+                most_percent=self.host.most_percent,
             )
             own = self.folder(session.id)
             make_folder(own.parent, mode=0o755)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fgpu_scheduler import Device, Session
-from fgpuspawner.isolation import accounting, machine
+from fgpuspawner.isolation import accounting, lending, machine
 from fgpuspawner.isolation.base import (
     IN_CONTAINER,
     Backend,
@@ -31,6 +31,7 @@ class Interposer(Backend):
     name = "interposer"
     verified = True
     watched = True
+    lends_compute = True
 
     def available(self, devices: Sequence[Device]) -> str | None:
         """Return why libfgpu cannot be loaded, or None if it can."""
@@ -52,6 +53,7 @@ class Interposer(Backend):
         prepared = super().prepare(session, devices, neighbours)
         own = self.folder(session.id)
         try:
+            lent = self._lending(prepared.limits, own)
             if not self.host.own_root:
                 account = self._account(session.id)
                 if account.parent != own:
@@ -68,7 +70,7 @@ class Interposer(Backend):
             ]
         except (OSError, UnsafeFolder) as e:
             raise CannotPrepare(f"the session's account could not be made: {e}") from e
-        return with_more(prepared, mounts=mounts, files=[listed])
+        return with_more(prepared, mounts=[*mounts, *lent], files=[listed])
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
         """Return where the session sees more, or other, than its limits, or runs without libfgpu."""
@@ -87,6 +89,26 @@ class Interposer(Backend):
         super().teardown(session_id)
         if self.host.accounting is not None:
             remove_folder(self.host.accounting / str(session_id))
+
+    def _lending(self, limits: Limits, own: Path) -> list[Mount]:
+        """Make the session's words and show it those of its neighbours: as mounts of a container, or as links."""
+        memory, mounts = self.host.accounting, list[Mount]()
+        for index, limit in enumerate(limits.devices):
+            if not limit.lending:
+                continue
+            assert memory is not None, "nothing is lent without a place for it"
+            word = lending.make_word(memory, limit.uuid, limit.lending)
+            name = f"lending/{index}"
+            make_folder(own / "lending", mode=0o755)
+            if not self.host.own_root:
+                link(own / name, word.parent)
+                continue
+            make_folder(own / name, mode=0o755)
+            mounts += [
+                Mount(word.parent, f"{IN_CONTAINER}/{name}"),
+                Mount(word, f"{IN_CONTAINER}/{name}/{word.name}", read_only=False),
+            ]
+        return mounts
 
     def _account(self, session_id: int) -> Path:
         """Make the session's account: in memory where there is a place for it, as it is written all the time."""

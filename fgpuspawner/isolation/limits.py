@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, FGPUError, Session, ShareMode
@@ -29,6 +29,7 @@ _DEVICE = re.compile(
     r" memory_mib=(?P<memory>[0-9]{1,10}) device_mib=(?P<device>[0-9]{1,10})"
     r" context_mib=(?P<context>[0-9]{1,10}) compute_percent=(?P<percent>[0-9]{1,3})"
     r" mode=(?P<mode>memory|memory\+compute) slots=(?P<slots>[-0-9,]+)"
+    r"(?: lending=(?P<lending>[0-9]{1,3}) most_percent=(?P<most>[0-9]{1,3}))?"
 )
 
 
@@ -40,7 +41,11 @@ class BadLimits(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """What a session may have of one device. ``slots`` is empty in mode memory."""
+    """What a session may have of one device. ``slots`` is empty in mode memory.
+
+    ``lending`` is its number among those that lend each other their slots there, 0 where it does not lend; then
+    ``most_percent`` is what it may have at most with what it is lent.
+    """
 
     uuid: str
     memory_mib: int
@@ -49,6 +54,8 @@ class DeviceLimit:
     compute_percent: int
     mode: ShareMode
     slots: Slots
+    lending: int = 0
+    most_percent: int = 100
 
     @property
     def whole(self) -> bool:
@@ -73,11 +80,13 @@ def limits_of(
     managed: str,
     context_mib: dict[str, int],
     compute: bool = True,
+    lends: bool = False,
+    most_percent: int = 100,
 ) -> Limits:
     """Return the limits of a session that holds shares, with slots beside those of its ``neighbours``.
 
     ``context_mib`` is by UUID, 0 where it names none. Without ``compute``, compute is left alone: somebody else
-    holds it.
+    holds it. With ``lends``, what is idle is lent, up to ``most_percent``.
 
     Raises:
         BadLimits: a share is of a device that is not there any more.
@@ -91,7 +100,8 @@ def limits_of(
         if device is None:
             raise BadLimits(f"GPU {share.device_uuid} is not configured any more; ask for a new session")
         timed = compute and share.mode is ShareMode.MEMORY_COMPUTE
-        taken = [limit.slots for limit in beside if limit.uuid == share.device_uuid]
+        others = [limit for limit in beside if limit.uuid == share.device_uuid]
+        percent = share.compute_percent
         found.append(
             DeviceLimit(
                 uuid=share.device_uuid,
@@ -99,12 +109,26 @@ def limits_of(
                 memory_mib=min(share.memory_mib, device.memory_mib),
                 device_mib=device.memory_mib,
                 context_mib=context_mib.get(share.device_uuid, 0),
-                compute_percent=share.compute_percent,
+                compute_percent=percent,
                 mode=ShareMode.MEMORY_COMPUTE if timed else ShareMode.MEMORY,
-                slots=slots.assign(taken, share.compute_percent) if timed else (),
+                slots=slots.assign([limit.slots for limit in others], percent) if timed else (),
+                lending=_free_number(others) if timed and lends and percent < slots.HUNDREDTHS else 0,
+                most_percent=max(percent, most_percent) if timed and lends else slots.HUNDREDTHS,
             )
         )
     return Limits(session.id, managed, tuple(found))
+
+
+def _free_number(others: Iterable[DeviceLimit]) -> int:
+    """Return the least number that no other has. There are as many as there can be shares."""
+    used = {limit.lending for limit in others}
+    return next((number for number in range(1, slots.HUNDREDTHS + 1) if number not in used), 0)
+
+
+def without_lending(limits: Limits) -> Limits:
+    """Return these limits of a session that does not lend, nor is lent anything."""
+    devices = (replace(d, lending=0, most_percent=slots.HUNDREDTHS) for d in limits.devices)
+    return replace(limits, devices=tuple(devices))
 
 
 def render(limits: Limits) -> str:
@@ -113,6 +137,7 @@ def render(limits: Limits) -> str:
     lines.extend(
         f"device={d.uuid} memory_mib={d.memory_mib} device_mib={d.device_mib} context_mib={d.context_mib}"
         f" compute_percent={d.compute_percent} mode={d.mode} slots={slots.render(d.slots) or '-'}"
+        + (f" lending={d.lending} most_percent={d.most_percent}" if d.lending else "")
         for d in limits.devices
     )
     return "\n".join([*lines, "end", ""])
@@ -151,6 +176,8 @@ def _device(line: str) -> DeviceLimit:
         compute_percent=int(match["percent"]),
         mode=mode,
         slots=own,
+        lending=int(match["lending"] or 0),
+        most_percent=int(match["most"] or slots.HUNDREDTHS),
     )
 
 

@@ -6,12 +6,12 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fgpu_scheduler import Device, Node, Session
-from fgpuspawner.isolation import accounting, facts, limits, machine, native
+from fgpuspawner.isolation import accounting, facts, lending, limits, machine, native
 from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
@@ -28,6 +28,7 @@ log = logging.getLogger("fgpu.isolation")
 BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Hami, Backend)
 """The last holds nobody."""
 LOG_KEPT_BYTES = 1 << 20
+_SMALLEST_FILE_BYTES = 4096
 LEDGER_BYTES = 26_406_912
 """What the simulated driver makes it: ``struct ledger`` in isolation/simulated/machine.h."""
 
@@ -54,6 +55,8 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
         hami_library=Path(settings.hami_library) if settings.hami_library else None,
         managed=settings.managed_memory,
+        lends=settings.compute == "elastic",
+        most_percent=settings.max_percent,
     )
 
 
@@ -198,11 +201,20 @@ class Isolation:
         """
         with self._preparing:
             self._prune(live)
-            return self.backend_of(session).prepare(
-                session, self.devices_of(session), self._neighbours(session.id)
-            )
+            neighbours = self._neighbours(session.id)
+            prepared = self.backend_of(session).prepare(session, self.devices_of(session), neighbours)
+            self._write_owners([*neighbours, prepared.limits])
+            return prepared
 
-    def _neighbours(self, session_id: int) -> list[Limits]:
+    def _write_owners(self, sessions: Sequence[Limits]) -> None:
+        """Tell the sessions of each GPU whose the hundredths of the period are. It is said again at each change."""
+        if self.host.accounting is not None:
+            try:
+                lending.write_owners(self.host.accounting, sessions)
+            except OSError as e:
+                log.warning("Whose compute is lent could not be written: %s", e)
+
+    def _neighbours(self, session_id: int | None = None) -> list[Limits]:
         found: list[Limits] = []
         for own in sorted(self._folders(), key=lambda path: int(path.name)):
             if int(own.name) != session_id:
@@ -220,6 +232,7 @@ class Isolation:
         """Remove what sessions that are not ``live`` left."""
         with self._preparing:
             self._prune(live)
+            self._write_owners(self._neighbours())
 
     def _prune(self, live: Collection[int]) -> None:
         left = {int(path.name) for path in self._folders()}
@@ -261,12 +274,14 @@ class Isolation:
         """
         with self._preparing:
             warm, own = self._folder / name, self.folder(session_id)
-            text = (own / limits.NAME).read_bytes()
+            # The folders of those who lend were not mounted.
+            text = limits.render(limits.without_lending(limits.read(own))).encode()
             (warm / limits.NAME).chmod(0o644)
             (warm / limits.NAME).write_bytes(text)
             (warm / limits.NAME).chmod(0o444)
             remove_folder(own)
             warm.rename(own)
+            self._write_owners(self._neighbours())
 
     def forget_warm(self, name: str | None = None) -> None:
         """Remove the files of a warm container that is gone; without a name those of all."""
@@ -289,6 +304,8 @@ class Isolation:
             ledger = (machine.folder_of(self.host.data, node_id) / machine.LEDGER).resolve()
             if _trim(ledger, most=LEDGER_BYTES, to=LEDGER_BYTES):
                 log.warning("Sessions have let the ledger of node %s grow; it was cut back", node_id)
+        for word in lending.words(self.host.accounting) if self.host.accounting is not None else []:
+            _trim(word, most=_SMALLEST_FILE_BYTES, to=lending.WORD_BYTES)
         places = [self._folder] if self.host.accounting is None else [self._folder, self.host.accounting]
         for place in places:
             for folder in _of_sessions(place):

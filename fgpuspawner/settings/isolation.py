@@ -9,6 +9,8 @@ from fgpuspawner.settings.traits import LARGEST_MIB, AbsolutePath, Settings, Who
 ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
 MANAGED = ("charge", "refuse")
 """What becomes of managed memory: it counts against the limit, or is not to be had."""
+COMPUTE = ("strict", "elastic")
+"""What a share of compute is: a ceiling too, or a floor."""
 
 
 class IsolationSettings(Settings):
@@ -24,6 +26,19 @@ class IsolationSettings(Settings):
     """
     managed_memory = Enum(MANAGED, "charge").tag(example='"refuse"')
     """Managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
+    compute = Enum(COMPUTE, "strict").tag(example='"elastic"')
+    """Compute of sessions that share a GPU: "strict", each has its share and no more; "elastic", what is idle is lent.
+
+    With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
+    neighbour who has work again has its share at once. This holds for sessions in containers on the Hub's machine and for
+    local sessions. In pods, and on other machines, it is "strict". Containers of ``warm_pool`` are not used with it.
+    Sessions keep what they were started with.
+    """
+    max_percent = Integer(100, min=1, max=100).tag(example="50")
+    """Percent of a GPU's compute that a session may have at most with what it is lent; its share is never cut.
+
+    Only with ``compute = "elastic"``.
+    """
     context_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
         example="400", remedy='use "auto" or MiB such as 400'
     )

@@ -133,9 +133,10 @@ const struct lending *throttle_lending(struct context *context, uint64_t now) {
     return &context->lending;
 }
 
-/* Once a period. Who cannot say it has its slots lent to others: nothing to be done about it here. */
+/* Once a period. Who cannot say it is lent nothing, and others may have its slots. */
 static __attribute__((noinline)) void say_busy(struct context *context, uint64_t now) {
-    if (!fgpu_say_busy(context->device, context->lending.own, now))
+    context->said = fgpu_say_busy(context->device, context->lending.own, now);
+    if (!context->said)
         fgpu_log("lending", "that there is work cannot be said to the neighbours: this session gets its slots only");
     context->said_until = now - now % SLOTS_PERIOD_NS + SLOTS_PERIOD_NS;
 }
@@ -272,7 +273,7 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
         if (stuck)
             state = (struct gate_state){.balance = balance + (int64_t)context->overdue};
         struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
-        if (answer.verdict != GATE_OPEN && context->lending.own != 0 && !stuck)
+        if (answer.verdict != GATE_OPEN && context->said && !stuck)
             answer = ask_for_loan(context, kind, &state, now, answer);
         if (kind->tried && !stuck && context->closed_count > 0)
             answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */

@@ -62,6 +62,7 @@ struct context {
     const struct slots *slots;
     struct lending lending;
     uint64_t said_until; /* until then nothing need be said of having work */
+    bool said;           /* it could be said, last time */
     struct batch closed[THROTTLE_CLOSED]; /* in the order in which they were closed */
     unsigned closed_count;
     uint64_t settled;       /* counts */

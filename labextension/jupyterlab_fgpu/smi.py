@@ -255,6 +255,7 @@ class Share(NamedTuple):
     device_mib: int
     compute_percent: int
     mode: str
+    lent: bool  # more while others have no work
 
 
 class Limits(NamedTuple):
@@ -283,7 +284,8 @@ def read_limits() -> Optional[Limits]:
             memory, device, compute = (
                 int(entry[k]) for k in ("memory_mib", "device_mib", "compute_percent")
             )
-            shares.append(Share(entry["device"], memory, device, compute, entry["mode"]))
+            lent = "lending" in entry
+            shares.append(Share(entry["device"], memory, device, compute, entry["mode"], lent))
         return Limits(int(lines[1].split("=")[1]), shares, None)
     except (OSError, ValueError, KeyError, IndexError) as error:
         return Limits(None, [], f"{path} cannot be read: {error}")
@@ -461,7 +463,8 @@ def memory_words(gpu: Gpu) -> str:
 
 def share_words(share: Share) -> Tuple[str, str]:
     """Return what a share is of: memory and compute."""
-    compute = f"{share.compute_percent}% of time" if "compute" in share.mode else "not limited"
+    more = "+" if share.lent else ""  # The share, and more while others have no work.
+    compute = f"{share.compute_percent}%{more} of time" if "compute" in share.mode else "not limited"
     return f"slice of {share.device_mib}MiB", compute
 
 

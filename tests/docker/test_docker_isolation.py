@@ -425,3 +425,72 @@ def test_the_watchdog_ends_a_session_that_brought_a_loader_of_its_own(
     assert hub.states() == {"alice/": "RUNNING"}
     assert run(engine, neighbour, PYTHON, "-c", TOTALS) == SLICE
     hub.end("alice")
+
+
+# --- Compute that is lent ---
+
+
+@pytest.fixture(scope="module")
+def lending_pair(make_hub: Callable[..., DockerHub]) -> Iterator[tuple[Running, Running]]:
+    """Two sessions of a quarter of one GPU each, whose Hub has them lend each other compute."""
+    hub = make_hub(after=MINI + '\nc.FGPU.compute = "elastic"\n').start()
+    yield tuple(hub.running(user, fgpu="0.5", cpu="0.3", memory_mib=200) for user in ("carol", "dave"))  # type: ignore[misc]
+    hub.end("carol")
+    hub.end("dave")
+
+
+WORDS = """
+import json, os
+folder = "/run/fgpu/lending/0"
+line = [l for l in open("/run/fgpu/limits") if l.startswith("device=")][0]
+own = dict(w.split("=", 1) for w in line.split())["lending"]
+results = {"own": int(own), "names": sorted(os.listdir(folder)), "done": []}
+results["owners"] = [open(folder + "/owners", "rb").read().count(n) for n in (0, 1, 2)]
+def attempt(name, function):
+    try:
+        function()
+        results["done"].append(name)
+    except OSError:
+        pass
+def write(path):
+    with open(path, "r+b", buffering=0) as file:
+        file.write(bytes(8))
+for name in results["names"]:
+    path = f"{folder}/{name}"
+    attempt(f"write {name}", lambda: write(path))
+    attempt(f"truncate {name}", lambda: os.truncate(path, 8))
+    attempt(f"times of {name}", lambda: os.utime(path))
+    for label, there in (("remove", os.remove), ("move", lambda path: os.rename(path, "/tmp/moved"))):
+        attempt(f"{label} {name}", lambda: there(path))
+for name in ("3", "../1/1", "new", "../../limits"):
+    attempt(f"make {name}", lambda: os.close(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT)))
+attempt("link", lambda: os.symlink("/etc/passwd", folder + "/4"))
+attempt("a folder away", lambda: os.rename(folder, "/tmp/away"))
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.parametrize("user", ["", "0"], ids=["its user", "root"])
+def test_a_session_writes_its_own_word_only(
+    engine: Engine, lending_pair: tuple[Running, Running], user: str
+) -> None:
+    numbers = []
+    for running in lending_pair:
+        found = json.loads(run(engine, running, PYTHON, "-c", WORDS, user=user))
+        own = found["own"]
+        numbers.append(own)
+        assert found["names"] == ["1", "2", "owners"], "slices have numbers there, and nothing else"
+        assert found["owners"] == [50, 25, 25]
+        possible = {f"write {own}", f"truncate {own}", f"times of {own}"}
+        assert possible - {f"times of {own}"} <= set(found["done"]) <= possible
+    assert sorted(numbers) == [1, 2]
+
+
+def test_a_slice_whose_neighbour_has_no_work_gets_more_and_is_verified(
+    engine: Engine, lending_pair: tuple[Running, Running]
+) -> None:
+    assert run(engine, lending_pair[0], PYTHON, "-c", TOTALS) == SLICE
+    said = run(engine, lending_pair[0], PYTHON, "/run/fgpu/fgpu-verify")
+    (compute,) = [line for line in said.splitlines() if line.startswith("compute ")]
+    assert "PROVED" in compute
+    assert float(compute.split("PROVED")[1].split("%")[0]) > 35, said

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from sessionfolders import preloaded
 from throttleworlds import Tenant, World
 
 QUARTERS = ("0-25", "25-50", "50-75", "75-100")
@@ -184,3 +189,59 @@ def test_a_killed_owners_word_says_nothing_after_three_periods(world: World, wor
     program = f"{HONEST},kill_ms=2500" + (f",{word}" if word else "")
     left, _killed = world(*quarters(HONEST, program), seconds=3).tenants
     assert left.busy_ms > 0.49 * 2500 + 0.97 * (500 - 150)
+
+
+# --- In real time, on the simulated driver -------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(
+    session_folder: Callable[..., Path], compile_c: Callable[..., Path], isolation_build: Path, tmp_path: Path
+) -> Callable[..., float]:
+    """Launch kernels of 1 ms for half a second in slots 0-25 beside these words; return the percent that they took."""
+    program = compile_c(
+        "tests/throttle_launches.c", isolation_build / "simulated" / "libcuda.so.1", "-pthread"
+    )
+
+    def launches(neighbour: bytes | None, *, own: bool = True) -> float:
+        folder = session_folder(
+            compute_percent=25, mode="memory+compute", slots="0-25 lending=1 most_percent=100"
+        )
+        shared = folder / "lending" / "0"
+        shared.mkdir(parents=True)
+        (shared / "owners").write_bytes(bytes([1] * 25 + [2] * 75))
+        if own:
+            (shared / "1").write_bytes(bytes(8))
+        if neighbour is not None:
+            (shared / "2").write_bytes(neighbour)
+        done = subprocess.run(
+            [program, "plain", "500"],
+            env=preloaded(folder),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("cannot be said" in (folder / "log").read_text()) == (not own)
+        count, took_ms = map(int, done.stdout.split())
+        return 100 * count / took_ms
+
+    return launches
+
+
+MOST_OF_A_QUARTER = 25 + 100 * (1 + 2.5 * 0.25 * 50 + 4) / 500
+"""What the bound of a share of 25 % allows in half a second."""
+
+
+@pytest.mark.parametrize("word", [b"", bytes(8), b"\xff" * 8, b"\x01" * 8, b"\x01" * 3], ids=repr)
+def test_a_neighbours_word_that_says_nothing_lends(launches: Callable[..., float], word: bytes) -> None:
+    assert launches(word) > MOST_OF_A_QUARTER
+
+
+def test_a_word_that_is_not_there_keeps_its_slots(launches: Callable[..., float]) -> None:
+    assert launches(None) < MOST_OF_A_QUARTER
+
+
+def test_who_cannot_say_that_it_has_work_gets_its_slots_only(launches: Callable[..., float]) -> None:
+    assert 0 < launches(bytes(8), own=False) < MOST_OF_A_QUARTER

@@ -38,6 +38,7 @@ from fgpuspawner.engines.docker.containers import LABEL, WARM, Containers
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.homes import CannotMount, Home, Homes, NotReached, source_of
 from fgpuspawner.engines.docker.shared_network import NO_TALK
+from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.files import write_whole
 
 log = logging.getLogger("fgpu.warm")
@@ -132,6 +133,8 @@ def shape_of(
         else:
             binds.append(bind)
     targets = [*(home.target for home in homes), *_targets(host, binds)]
+    if any(target.startswith(f"{IN_CONTAINER}/lending/") for target in targets):
+        raise Unpoolable("it lends compute, which a running container cannot begin to do")
     for home in homes:
         # It would be brought over that, and hide it.
         if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
