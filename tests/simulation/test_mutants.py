@@ -168,7 +168,7 @@ def counted(ledger, request):
 
 
 def test_a_pending_quota_that_nobody_looks_at_is_noticed(monkeypatch):
-    monkeypatch.setattr(accounts, "refuse_over_quota", lambda world, asked: None)
+    monkeypatch.setattr(accounts, "refuse_over_quota", lambda asked, world, groups: None)
     assert fires(" wait, and ")
 
 

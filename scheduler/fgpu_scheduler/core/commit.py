@@ -22,7 +22,7 @@ def committed(plan: Plan, world: Snapshot, *, now_s: int) -> tuple[tuple[Session
     Raises:
         StaleVersion: a decision does not hold.
     """
-    waiting = {s.id: s for s in world.sessions if s.state is SessionState.PENDING}
+    waiting = {number: s for line in world.groups.waiting.values() for number, s in line.items()}
     left = _left_on(world, plan)
     ledger = Ledger(world)
     found = []
@@ -76,10 +76,10 @@ def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
     """
     node_ids = {place.placement.node_id for place in plan.placed}
     uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
-    nodes = tuple(
+    on_node = world.groups.on_node
+    nodes = (
         replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
         for node in world.nodes
         if node.id in node_ids
     )
-    chosen = replace(world, nodes=nodes, sessions=tuple(s for s in world.sessions if s.placement is not None))
-    return {left.node.id: left for left in placement.free(chosen)}
+    return {node.id: placement.left_beside(node, on_node.get(node.id, {})) for node in nodes}

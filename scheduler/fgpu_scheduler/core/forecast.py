@@ -31,7 +31,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.passes import Floor, Queue
+from fgpu_scheduler.core.passes import Floor, Ground, Queue
 from fgpu_scheduler.core.planner import Place, Plan, Reserve, applied, plan
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger, quota_words
@@ -344,9 +344,9 @@ class _Run:
         self.is_uncertain = False
         self._ledger = Ledger(world)
         self._by_user = bool(world.quotas)
-        self._floor = Floor(
-            world, group, placement.free(world), policy.of(group), self._ledger, reasons=False
-        )
+        own, ground = policy.of(group), Ground()
+        ground.lay(world, group, own.placing)
+        self._floor = Floor(world, ground, own, self._ledger, reasons=False)
         self._holding: dict[int, tuple[Session, Placement]] = {}
         self._ends: list[tuple[int, int, bool]] = []
         """Instant, session, and whether that is known by how long others ran."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.units import share_memory_mib
 
 Asked = tuple[int, int, int, int | None, int | None, str | None]
@@ -21,8 +20,9 @@ class Misfits:
 
     __slots__ = ("_devices", "_least", "_rules_out", "found")
 
-    def __init__(self, nodes: Iterable[NodeFree]) -> None:
-        self._devices = {(d.capacity_milli, d.memory_mib) for n in nodes for d in n.node.devices}
+    def __init__(self, devices: Iterable[tuple[int, int]]) -> None:
+        """Take the fGPU x 1000 and the memory in MiB of every kind of device there is."""
+        self._devices = frozenset(devices)
         self._rules_out: dict[int, bool] = {}
         self.found: dict[Asked, None] = {}
         """Those that did not fit."""

@@ -6,7 +6,7 @@ snapshots give equal plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -326,6 +326,64 @@ class Quota:
     max_lifetime_s: int | None = None
 
 
+Grouped = Mapping[str, Mapping[int, Session]]
+"""Sessions by id, in groups by name; no group is empty, and neither is in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The live sessions as decisions look them up: by the node they have a place on, by the queue they wait in, by user.
+
+    A change makes only those groups anew that it touches, from their sessions; the others stay the same objects.
+    """
+
+    on_node: Grouped
+    waiting: Grouped
+    """By resource group."""
+    of_user: Grouped
+
+    @classmethod
+    def of(cls, sessions: Iterable[Session]) -> Groups:
+        """Group sessions."""
+        return cls({}, {}, {}).then([(None, session) for session in sessions])
+
+    def then(self, changes: Sequence[tuple[Session | None, Session | None]]) -> Groups:
+        """Return the groups after changes, each a session as it was and as it is; None: it is not live."""
+        return Groups(
+            _regrouped(self.on_node, changes, lambda s: s.placement.node_id if s.placement else None),
+            _regrouped(
+                self.waiting,
+                changes,
+                lambda s: s.request.resource_group if s.state is SessionState.PENDING else None,
+            ),
+            _regrouped(self.of_user, changes, lambda s: s.request.user),
+        )
+
+
+def _regrouped(
+    groups: Grouped,
+    changes: Iterable[tuple[Session | None, Session | None]],
+    name_of: Callable[[Session], str | None],
+) -> Grouped:
+    found, anew = dict(groups), dict[str, dict[int, Session]]()
+    for old, new in changes:
+        for session in (old, new):
+            name = None if session is None else name_of(session)
+            if session is None or name is None:
+                continue
+            group = anew.get(name)
+            if group is None:
+                group = found[name] = anew[name] = dict(groups.get(name, ()))
+            if session is new:
+                group[session.id] = session
+            else:
+                del group[session.id]
+    for name, group in anew.items():
+        if not group:
+            del found[name]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a decision may depend on: nodes by id and live sessions by id, at one instant.
@@ -341,6 +399,16 @@ class Snapshot:
     quotas: tuple[Quota, ...] = ()
     asked: tuple[Asked, ...] = ()
     """What people have asked for lately; `core.asked` says which requests are counted."""
+    known: tuple[tuple[Session, ...], Groups] | None = field(default=None, compare=False, repr=False)
+    """The groups of the very sessions that are beside them, once somebody knows them: no part of the value."""
+
+    @property
+    def groups(self) -> Groups:
+        """Its sessions in groups."""
+        if self.known is None or self.known[0] is not self.sessions:
+            object.__setattr__(self, "known", (self.sessions, Groups.of(self.sessions)))
+        assert self.known is not None
+        return self.known[1]
 
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, or None."""

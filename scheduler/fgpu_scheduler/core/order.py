@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from fgpu_scheduler.core.lifecycle import WAITING
 from fgpu_scheduler.core.model import Session, Snapshot
 
 ANYBODY = "*"
@@ -46,12 +45,8 @@ class First:
 
 def lines(snapshot: Snapshot) -> dict[str, Line]:
     """Return the line of each resource group in which somebody waits, by name."""
-    waiting: dict[str, list[Session]] = {}
-    (only,) = WAITING
-    for session in snapshot.sessions:
-        if session.state is only:
-            waiting.setdefault(session.request.resource_group, []).append(session)
-    return {group: line(snapshot, group, waiting[group]) for group in sorted(waiting)}
+    waiting = snapshot.groups.waiting
+    return {group: line(snapshot, group, waiting[group].values()) for group in sorted(waiting)}
 
 
 def line(snapshot: Snapshot, resource_group: str, waiting: Iterable[Session]) -> Line:

@@ -7,7 +7,8 @@ between, and so decides what the planner would.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
@@ -16,15 +17,19 @@ from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.misfits import Asked, Misfits
-from fgpu_scheduler.core.model import Placement, Request, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Asked as AskedFor
+from fgpu_scheduler.core.model import Node, Placement, Request, Session, Snapshot, WaitReason
 from fgpu_scheduler.core.order import First, Line, in_order, priority
-from fgpu_scheduler.core.placement import Free, NodeFree, claimed, place, returned
+from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, left_beside, place, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.scores.chosen import score_for
+from fgpu_scheduler.core.scores.chosen import Placing, score_for
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
+NOBODY: Mapping[int, Session] = {}
+"""Who is on a node on which nobody is: the same object each time."""
+
 _ASKED = attrgetter(*_MEASURES)
 _ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
 _ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
@@ -76,20 +81,100 @@ class Queue:
         self.lanes = list(found.values())
 
 
+class Ground:
+    """The nodes of a resource group, what is free of them, and where a request goes: carried from plan to plan.
+
+    `lay` brings it to a snapshot. It takes over only what was made of the very objects that the snapshot has (its nodes,
+    who is on a node, what people ask for); all else is made anew, from nothing. So it needs no word of what happened.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: tuple[Node, ...] | None = None
+        self._there: dict[str, Mapping[int, Session] | None] = {}
+        """Those on each node when what is free of it was counted; None where it was changed since."""
+        self._scored: tuple[Placing, tuple[AskedFor, ...]] | None = None
+        self.left: dict[str, NodeFree] = {}
+        self._rooms: dict[str, tuple[int, int, int]] = {}
+        self.score: Score = best_fit
+        self.placer = Placer((), score=best_fit)
+
+    def lay(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> None:
+        """Make it that of a snapshot, of one resource group: always the same one."""
+        alike = self._nodes is snapshot.nodes
+        if (
+            not alike
+            or self._scored is None
+            or self._scored[0] != placing
+            or self._scored[1] is not snapshot.asked
+        ):
+            self.score = score_for(placing, snapshot, resource_group)
+            self._scored = placing, snapshot.asked
+        on_node = snapshot.groups.on_node
+        if alike:
+            self.placer.score_by(self.score)
+            for node_id, known in self._there.items():
+                there = on_node.get(node_id, NOBODY)
+                if there is not known:
+                    self.put(left_beside(self.left[node_id].node, there))
+                    self.placer.update(self.left[node_id])
+                    self._there[node_id] = there
+            return
+        self._nodes, self._there, self.left = snapshot.nodes, {}, {}
+        own = [node for node in snapshot.nodes if node.resource_group == resource_group]
+        for node in own:
+            there = self._there[node.id] = on_node.get(node.id, NOBODY)
+            self.left[node.id] = left_beside(node, there)
+        self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
+        self.placer = Placer(tuple(self.left.values()), score=self.score)
+        self.least_capacity = min((d.capacity_milli for node in own for d in node.devices), default=0)
+        self.devices = frozenset((d.capacity_milli, d.memory_mib) for node in own for d in node.devices)
+
+    def put(self, left: NodeFree) -> None:
+        """Note what is left of a node now; the placer is told by whoever does this, if it does not know."""
+        node_id = left.node.id
+        self.left[node_id] = left
+        self._rooms[node_id] = _room(left)
+        self._there[node_id] = None
+
+    def has_room(self, asked: Request) -> bool:
+        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
+        cpu, memory = asked.cpu_milli, asked.memory_mib
+        fgpu = min(asked.fgpu_milli, self.least_capacity)
+        # Not any(), as in `Misfits`.
+        for room in self._rooms.values():  # noqa: SIM110
+            if room[0] >= cpu and room[1] >= memory and room[2] >= fgpu:
+                return True
+        return False
+
+
+class Memory:
+    """What plans leave to those after them: the ground of each resource group. Without it a plan is the same."""
+
+    def __init__(self) -> None:
+        self._grounds: dict[str, Ground] = {}
+
+    @contextmanager
+    def ground(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> Iterator[Ground]:
+        """Give the ground of a snapshot. One that is not given back as it should be is forgotten."""
+        ground = self._grounds.pop(resource_group, None) or Ground()
+        ground.lay(snapshot, resource_group, placing)
+        yield ground
+        self._grounds[resource_group] = ground
+
+
 class Floor:
     """What is free of a resource group, who holds the rest, and the place that is kept for the first of its queue."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        resource_group: str,
-        left: Free,
+        ground: Ground,
         policy: GroupPolicy,
         ledger: Ledger,
         *,
         reasons: bool = True,
     ) -> None:
-        """Lay it out. Without ``reasons`` lanes are not told why they wait, which takes less time."""
+        """Lay it out on the ground of its group. Without ``reasons`` lanes are not told why they wait: sooner."""
         self.now_s = snapshot.now_s
         self._reasons = reasons
         self.kept: Kept | None = None
@@ -97,22 +182,17 @@ class Floor:
         self._reserves = policy.backfill in (Backfill.EASY, Backfill.BOUNDED)
         self._ledger = ledger
         self._quotas = bool(snapshot.quotas)
-        self.left: dict[str, NodeFree] = {
-            n.node.id: n for n in left if n.node.resource_group == resource_group
-        }
-        self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
-        self._least_capacity = min(
-            (d.capacity_milli for n in self.left.values() for d in n.node.devices), default=0
-        )
-        self._score = score_for(policy.placing, snapshot, resource_group)
-        self._placer = Placer(tuple(self.left.values()), score=self._score)
+        self._ground = ground
+        self.left = ground.left
+        self._score = ground.score
+        self._placer = ground.placer
         self._others: Placer | None = None
         """Of all nodes but that of the kept place."""
-        self.holders: dict[int, Holder] = {}
-        if self._reserves:
-            for s in snapshot.sessions:
-                if s.state in HOLDING and s.placement is not None and s.placement.node_id in self.left:
-                    self.holders[s.id] = Holder(s, s.placement, self._free_at_s(s))
+        self._snapshot = snapshot
+        self._holders: dict[int, Holder] | None = None
+        """Once they were asked for."""
+        self._started: dict[int, Holder] = {}
+        self._ended: dict[int, None] = {}
         self._line: Line | None = None
         self._ranks: Sequence[float] = ()
         self._waited_s: list[int] = []
@@ -120,12 +200,16 @@ class Floor:
         self._aged_number = 0
         self._waits_for: Session | None = None
         self._looked = self._strict = False
-        self._misfits = Misfits(self.left.values())
+        self._misfits = Misfits(ground.devices)
 
     def in_order(self, line: Line) -> list[Session]:
         """Return those of the line, next one first."""
-        self._line, self._ranks, self._waited_s = line, self._policy.order(line), sorted(line.waited_s)
+        self._line, self._ranks, self._waited_s = line, self._ranked(line), sorted(line.waited_s)
         return self._in_order(line, self._number_aged(0))
+
+    def _ranked(self, line: Line) -> Sequence[float]:
+        # Orders look at all who hold something.
+        return self._policy.order(line) if len(line.waiting) > 1 else [0]
 
     def in_order_now(self) -> list[Session] | None:
         """Return those of the line again, some of whom may have started; None unless others are aged since then.
@@ -205,10 +289,12 @@ class Floor:
         left = self.left.get(where.node_id)
         if left is not None:
             left = returned(left, session.request, where)
-            self._put(left)
+            self._ground.put(left)
             self._placer.update(left)
         self._ledger.give_back(session, where)
-        self.holders.pop(session.id, None)
+        self._ended[session.id] = None
+        if self._holders is not None:
+            self._holders.pop(session.id, None)
 
     def _start(self, session: Session, lane: Lane, refused: Collection[str]) -> Placement | None:
         """Start a session on none of the ``refused`` nodes, or say in its lane why it waits.
@@ -224,7 +310,7 @@ class Floor:
         if shape in self._misfits.found:
             return None
         ruled_out = self._misfits.rule_out(shape)
-        if ruled_out or not self._has_room(asked) or not self._placer.fits(asked):
+        if ruled_out or not self._ground.has_room(asked) or not self._placer.fits(asked):
             self._misfits.add(shape, ruled_out=ruled_out)
             if not refused:
                 self._blocked(session)
@@ -232,7 +318,7 @@ class Floor:
         if self._strict:
             lane.reason = WaitReason.PRIORITY
             return None
-        free_again_s = self._free_at_s(session) if self._reserves else None
+        free_again_s = self._free_at_s(session, self.now_s) if self._reserves else None
         kept = self.kept
         in_time = kept is None or kept.ends_before(free_again_s)
         if refused:
@@ -247,29 +333,33 @@ class Floor:
             self._changed(where.node_id)
             lane.reason = WaitReason.QUOTA
             return None
-        self._put(claimed(self.left[where.node_id], asked, where))
+        self._ground.put(claimed(self.left[where.node_id], asked, where))
         if refused or kept is not None:
             self._changed(where.node_id)
         if kept is not None and not in_time and where.node_id == kept.placement.node_id:
             self.kept = replace(kept, beside=claimed(kept.beside, asked, where))
         self._ledger.take(session, where)
         if self._reserves:
-            self.holders[session.id] = Holder(session, where, free_again_s)
+            holder = Holder(session, where, free_again_s)
+            self._started[session.id] = holder
+            if self._holders is not None:
+                self._holders[session.id] = holder
         return where
 
-    def _put(self, left: NodeFree) -> None:
-        self.left[left.node.id] = left
-        self._rooms[left.node.id] = _room(left)
-
-    def _has_room(self, asked: Request) -> bool:
-        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
-        cpu, memory = asked.cpu_milli, asked.memory_mib
-        fgpu = min(asked.fgpu_milli, self._least_capacity)
-        # Not any(), as in `Misfits`.
-        for room in self._rooms.values():  # noqa: SIM110
-            if room[0] >= cpu and room[1] >= memory and room[2] >= fgpu:
-                return True
-        return False
+    def _who_holds(self) -> Iterable[Holder]:
+        """Return who holds something here now: found out when it is first asked for, as most plans never do."""
+        if self._holders is None:
+            on_node, now_s = self._snapshot.groups.on_node, self._snapshot.now_s
+            self._holders = {
+                s.id: Holder(s, s.placement, self._free_at_s(s, now_s))
+                for node_id in self.left
+                for s in on_node.get(node_id, NOBODY).values()
+                if s.state in HOLDING and s.placement is not None
+            }
+            self._holders |= self._started
+            for session_id in self._ended:
+                self._holders.pop(session_id, None)
+        return self._holders.values()
 
     def _beside(self, asked: Request) -> Placement | None:
         """Propose a placement that the kept place does not need, on its own node only if there is no other."""
@@ -315,8 +405,7 @@ class Floor:
                 assert_never(self._policy.backfill)
 
     def _keep(self, session: Session, *, aged: bool) -> None:
-        holders = self.holders.values()
-        self.kept = keep(session, self.left, holders, now_s=self.now_s, score=self._score) or (
+        self.kept = keep(session, self.left, self._who_holds(), now_s=self.now_s, score=self._score) or (
             gather(session, self.left) if aged else None
         )
         if self.kept is not None:
@@ -331,10 +420,10 @@ class Floor:
         number = bisect_left(line.waiting, session.place, key=attrgetter("place"))
         return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s
 
-    def _free_at_s(self, session: Session) -> int | None:
+    def _free_at_s(self, session: Session, now_s: int) -> int | None:
         limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
-        return free_at_s(session, self.now_s, limit_s=min(found, default=None))
+        return free_at_s(session, now_s, limit_s=min(found, default=None))
 
 
 def _room(left: NodeFree) -> tuple[int, int, int]:

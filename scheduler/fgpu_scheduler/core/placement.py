@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from fgpu_scheduler.core.model import (
     NodeState,
     Placement,
     Request,
+    Session,
     ShareMode,
     Snapshot,
 )
@@ -69,21 +70,24 @@ def free(snapshot: Snapshot) -> Free:
 
     Amounts can be below zero where an administrator has made a node smaller than what runs on it.
     """
-    held: dict[str, list[tuple[Request, Placement]]] = {node.id: [] for node in snapshot.nodes}
-    for session in snapshot.sessions:
-        where = session.placement
-        if where is not None and session.state in HOLDING and where.node_id in held:
-            held[where.node_id].append((session.request, where))
-    return tuple(_beside(node, held[node.id]) for node in snapshot.nodes)
+    on_node = snapshot.groups.on_node
+    return tuple(
+        left_beside(node, on_node[node.id]) if node.id in on_node else untouched(node)
+        for node in snapshot.nodes
+    )
 
 
-def _beside(node: Node, held: Sequence[tuple[Request, Placement]]) -> NodeFree:
-    """Return what all of these leave of a node: one after the other takes long on large clusters."""
-    if not held:
-        return untouched(node)
+def left_beside(node: Node, there: Mapping[int, Session]) -> NodeFree:
+    """Return what those who have a place on a node leave of it, all at once: one after the other takes long."""
+    held = [
+        (session.request, session.placement)
+        for _, session in sorted(there.items())
+        if session.placement is not None and session.state in HOLDING
+    ]
     cpu_milli, memory_mib = node.cpu_milli, node.memory_mib
     taken: dict[str, list[int]] = {}
     modes: dict[str, ShareMode] = {}
+    # In order of their ids: it decides whose mode counts.
     for asked, where in held:
         cpu_milli -= asked.cpu_milli
         memory_mib -= asked.memory_mib

@@ -164,6 +164,11 @@ class Placer:
             columns.put(at, state.cpu_milli, state.memory_mib, state.devices)
         self._change(at, state)
 
+    def score_by(self, score: Score) -> None:
+        """Go by this score from now on."""
+        if score is not self._score:
+            self._score, self._many, self._rankings = score, many_of(score), {}
+
     @property
     def left(self) -> Free:
         """What is left of every node, by id."""

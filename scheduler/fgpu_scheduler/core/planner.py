@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fgpu_scheduler.core import order, placement
+from fgpu_scheduler.core import order
 from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.passes import Floor, Queue
+from fgpu_scheduler.core.passes import Memory as Memory
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
@@ -63,19 +64,20 @@ class Plan:
         return tuple(d for d in self.decisions if isinstance(d, Place))
 
 
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Plan:
     """Decide for every waiting session: in the order of its group's policy, with its kind of backfill.
 
     A held session keeps its place and is not placed. Who is over a quota waits, and blocks nobody. Of those
-    who ask for exactly the same nobody overtakes, and nobody is tried again once the first does not fit.
+    who ask for exactly the same nobody overtakes, and nobody is tried again once the first does not fit. With the
+    ``memory`` of earlier plans it is the same plan, sooner.
     """
     decisions: list[Decision] = []
-    waiting = order.lines(snapshot)
-    left = placement.free(snapshot) if waiting else ()
-    ledger = Ledger(snapshot)
-    for group, line in waiting.items():
-        floor = Floor(snapshot, group, left, policy.of(group), ledger)
-        decisions += _decided(line, floor, by_user=bool(snapshot.quotas))
+    memory, ledger = memory or Memory(), Ledger(snapshot)
+    for group, line in order.lines(snapshot).items():
+        own = policy.of(group)
+        with memory.ground(snapshot, group, own.placing) as ground:
+            floor = Floor(snapshot, ground, own, ledger)
+            decisions += _decided(line, floor, by_user=bool(snapshot.quotas))
     return Plan(snapshot.version, tuple(decisions))
 
 

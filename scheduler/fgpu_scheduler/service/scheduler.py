@@ -33,7 +33,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
 )
 from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
-from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.planner import Memory, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.reconcile import (
     Ended,
@@ -128,6 +128,8 @@ class Scheduler(Queue):
         self._launcher = launcher
         self._deadlines = deadlines or Deadlines()
         self._clock: Clock = clock or SystemClock()
+        self._memory = Memory()
+        """Of the plans, in the store's thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fgpu-store")
         self._waiting: dict[int, asyncio.Future[Session]] = {}
         self._launching: Counter[int] = Counter()
@@ -525,13 +527,14 @@ class Scheduler(Queue):
 
     def _cycle(self) -> tuple[Session, ...]:
         """Plan and commit once, in the store's thread; again while another write came in between."""
+        read = self.store.newest
         while True:
             now_s = self._clock.now_s()
-            decided = plan(self.store.snapshot(now_s), self.policy)
+            decided = plan(read(now_s), self.policy, self._memory)
             try:
                 return self.store.commit(decided, now_s=now_s)
             except StaleVersion:
-                continue
+                read = self.store.snapshot
 
     def _running_for_s(self) -> float:
         return asyncio.get_running_loop().time() - self._started

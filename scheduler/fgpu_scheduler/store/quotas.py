@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import delete, insert
 
 from fgpu_scheduler.core.admission import Caps, quota_refusals
-from fgpu_scheduler.core.lifecycle import WAITING
-from fgpu_scheduler.core.model import Quota, QuotaScope, Request, Snapshot
+from fgpu_scheduler.core.model import Groups, Quota, QuotaScope, Request
 from fgpu_scheduler.core.quota import ANY, over_pending, quota_words
 from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_milli
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
+from fgpu_scheduler.store.snapshot_cache import Seen
 from fgpu_scheduler.store.transaction import SqlWrite
 
 LARGEST = {
@@ -95,15 +95,17 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def refuse_over_quota(world: Snapshot, asked: Sequence[Request]) -> None:
+def refuse_over_quota(asked: Sequence[Request], world: Seen, groups: Groups) -> None:
     """Refuse a submission that would go over a pending quota beside what waits, or could never be inside a quota.
+
+    ``groups`` are those of the sessions that count.
 
     Raises:
         OverQuota: naming the quota, its limit, and how many wait already or what was asked for.
     """
     if not world.quotas:
         return
-    waiting = [session.request for session in world.sessions if session.state in WAITING]
+    waiting = [session.request for line in groups.waiting.values() for session in line.values()]
     over = over_pending(world.quotas, waiting, asked)
     if over is not None:
         raise OverQuota(over.message)

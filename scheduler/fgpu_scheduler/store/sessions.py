@@ -13,6 +13,7 @@ from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import (
     EndCause,
+    Groups,
     Node,
     NodeState,
     Quota,
@@ -185,12 +186,13 @@ class SessionStore(ABC):
         """
         with self.writing(now_s=now_s) as write:
             old = None if replacing is None else write.one(replacing)
-            before = write.world.snapshot(now_s)
-            world = before.with_sessions(s for s in before.sessions if s.id != replacing)
-            _refuse_twice(requests, world.sessions)
+            groups = write.world.groups
+            if old is not None and old.id in write.world.sessions:
+                groups = groups.then([(old, None)])
+            _refuse_twice(requests, groups)
             if max_pending_per_user is not None:
-                _refuse_too_many(requests, world.sessions, max_pending_per_user)
-            accounts.refuse_over_quota(world, requests)
+                _refuse_too_many(requests, groups, max_pending_per_user)
+            accounts.refuse_over_quota(requests, write.world, groups)
             if old is not None and old.state in lifecycle.SERVING:
                 to = S.CANCELLED if old.state in EARLY else S.TERMINATING
                 ended = lifecycle.moved(old, to, now_s=now_s, cause=EndCause.USER, message=REPLACED)
@@ -491,18 +493,23 @@ def server_of(request: Request) -> tuple[str, str]:
     return request.user, request.server_name
 
 
-def _refuse_twice(requests: Sequence[Request], live: Sequence[Session]) -> None:
-    servers = {server_of(session.request) for session in live if session.state in lifecycle.SERVING}
+def _refuse_twice(requests: Sequence[Request], groups: Groups) -> None:
+    servers = {
+        server_of(session.request)
+        for user in {request.user for request in requests}
+        for session in groups.of_user.get(user, {}).values()
+        if session.state in lifecycle.SERVING
+    }
     for request in requests:
         if server_of(request) in servers:
             raise SessionExists(f"the server {request.server_name!r} of {request.user} has a session")
         servers.add(server_of(request))
 
 
-def _refuse_too_many(requests: Sequence[Request], live: Sequence[Session], most: int) -> None:
-    waiting = [session.request for session in live if session.state is S.PENDING]
+def _refuse_too_many(requests: Sequence[Request], groups: Groups, most: int) -> None:
     for user in sorted({request.user for request in requests}):
-        already, more = (sum(1 for r in found if r.user == user) for found in (waiting, requests))
+        already = sum(1 for s in groups.of_user.get(user, {}).values() if s.state is S.PENDING)
+        more = sum(1 for request in requests if request.user == user)
         if already + more > most:
             raise TooManyPending(
                 f"{user} may have {most} requests waiting: {already} wait already, and this would add {more}"

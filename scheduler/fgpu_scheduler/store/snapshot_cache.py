@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from fgpu_scheduler.core.asked import counted_ids
 from fgpu_scheduler.core.lifecycle import ENDED
-from fgpu_scheduler.core.model import Asked, Node, Quota, Session, Snapshot, Usage
+from fgpu_scheduler.core.model import Asked, Groups, Node, Quota, Session, Snapshot, Usage
 from fgpu_scheduler.core.usage import HalfLife, decayed
 from fgpu_scheduler.store.rows import Used
 from fgpu_scheduler.store.statements import (
@@ -40,6 +40,7 @@ class Seen:
     asked: tuple[Asked, ...]
     newest_id: int
     """That of the newest session when what was asked for was counted, or a later one that changes no count."""
+    groups: Groups
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Seen:
@@ -54,12 +55,14 @@ class Seen:
             read_quotas(connection),
             read_asked(connection, newest_id),
             newest_id,
+            Groups.of(sessions.values()),
         )
 
     def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
         """Return it as the scheduler's value, with what was used as it has decayed by now."""
         sessions = tuple(self.sessions.values())
-        return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked)
+        known = sessions, self.groups
+        return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked, known)
 
     def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
         """Return what is left by now of what was used, by user and resource group."""
@@ -74,10 +77,15 @@ class Seen:
 
         ``count_asked`` counts anew what was asked for, when the newest session has that id.
         """
-        sessions = {**self.sessions, **changed}
+        sessions = dict(self.sessions)
+        changes = []
         for session in changed.values():
-            if session.state in ENDED:
-                del sessions[session.id]
+            ended = session.state in ENDED
+            changes.append((sessions.get(session.id), None if ended else session))
+            if ended:
+                sessions.pop(session.id, None)
+            else:
+                sessions[session.id] = session
         newest_id = max(self.newest_id, *changed) if changed else self.newest_id
         again = counted_ids(newest_id) != counted_ids(self.newest_id)
         # What stays the same is the same object: it need not be counted again.
@@ -88,4 +96,5 @@ class Seen:
             used={**self.used, **used} if used else self.used,
             asked=count_asked(newest_id) if again else self.asked,
             newest_id=newest_id,
+            groups=self.groups.then(changes),
         )

@@ -6,9 +6,10 @@ Between any two steps anything else may happen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fgpu_scheduler.core import lifecycle, planner, reclaim, reconcile
-from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
+from fgpu_scheduler.core.model import EndCause, Groups, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import Reclaim
 from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Observed, Remove, Stop
@@ -24,12 +25,13 @@ class Hub(Lab):
     """Plans, launches, ends, takes back and reconciles; and dies."""
 
     _warnings: reclaim.Warnings | None = None
+    _memory: planner.Memory | None = None
 
     # --- Planning ---
 
     def _cycle(self) -> None:
         snapshot = self._snapshot()
-        decided = planner.plan(snapshot, self._policy)
+        decided = self._planned(snapshot)
         complaints = list(refused_again(snapshot, decided))
         if complaints:
             raise Violation("; ".join(complaints))
@@ -37,6 +39,17 @@ class Hub(Lab):
             self._later(0, 4, lambda: self._commit(decided))
         else:
             self._commit(decided)
+
+    def _planned(self, snapshot: Snapshot) -> Plan:
+        """Plan with what earlier plans have left, and check that it is the plan from nothing."""
+        if self._memory is None:
+            self._memory = planner.Memory()
+        decided = planner.plan(snapshot, self._policy, self._memory)
+        if decided != planner.plan(replace(snapshot, known=None), self._policy):
+            raise Violation("what earlier plans have left changes the plan")
+        if snapshot.groups != Groups.of(snapshot.sessions):
+            raise Violation("the groups that were carried are not those of the sessions")
+        return decided
 
     def _commit(self, decided: Plan) -> None:
         version = self._store.version()
@@ -213,7 +226,7 @@ class Hub(Lab):
         if self._warnings is None:
             self._warnings = reclaim.Warnings()
         stood_s = self._warnings.stood_s(snapshot.sessions, self._time_s)
-        decided = planner.plan(snapshot, self._policy)
+        decided = self._planned(snapshot)
         found = reclaim.reclaims(snapshot, decided, self._rules, stood_s=stood_s)
         if found and self._chance(self._faults.late_commit):
             self._later(0, 4, lambda: self._reclaim(found, snapshot))
@@ -256,7 +269,7 @@ class Hub(Lab):
         self._hub += 1
         self._restarts += 1
         self._creating.clear()
-        self._warnings = None
+        self._warnings = self._memory = None
         self._store.hold_waiting(now_s=self._now_s())
         self._say("the Hub restarts")
         self._look()
