@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Experience, Observed, Store, StoreUnavailable
+from fgpu_scheduler import Experience, Observed, Session, Store, StoreUnavailable
+from fgpu_scheduler.service import scheduler
 from lab import NODE, Lab, Standing
 
 
@@ -29,12 +30,25 @@ class Hanging(Standing):
 
 
 class Slow(Store):
-    """A store that can be made to answer one question late, and then with a failure."""
+    """A store that can be made to answer late, and then with a failure; or to have a step that takes long."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.asked, self.fails = threading.Event(), threading.Event()
-        self.is_away = False
+        self.is_away = self.is_slow = self.is_silent = False
+        self.signs, self.goes_on = threading.Semaphore(0), threading.Event()
+
+    def submit(self, *args: Any, **kwargs: Any) -> tuple[Session, ...]:
+        if self.is_slow:
+            assert self.goes_on.wait(60)
+        return super().submit(*args, **kwargs)
+
+    def version(self) -> int:
+        if self.is_silent and not self.goes_on.is_set():
+            raise StoreUnavailable("server closed the connection unexpectedly")
+        found = super().version()
+        self.signs.release()
+        return found
 
     def experience(self, *args: Any, **kwargs: Any) -> Experience:
         if self.is_away:
@@ -91,3 +105,25 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
     await lab.rounds()
     assert (await lab.forecast(waits)).session_id == waits
     lab.waiting[waits].cancel()
+
+
+async def test_a_step_that_takes_long_is_no_outage_while_the_database_answers(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "SLOW_AFTER_S", 0.01)
+    store = lab.store
+    assert isinstance(store, Slow)
+    store.is_slow = True
+    waits = asyncio.ensure_future(lab.ask("alice"))
+    await asyncio.to_thread(store.signs.acquire, timeout=60)
+    await asyncio.to_thread(store.signs.acquire, timeout=60)
+    assert not lab.scheduler.database_is_away
+    store.is_silent = True
+    async with asyncio.timeout(60):
+        async for _ in lab.scheduler.changes(at_least_every_s=0.05):
+            if lab.scheduler.database_is_away:
+                break
+    assert not waits.done()
+    store.goes_on.set()
+    await lab.run(await waits)
+    assert not lab.scheduler.database_is_away

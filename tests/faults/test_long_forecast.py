@@ -32,7 +32,7 @@ class Long:
 async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any) -> None:
     long = Long()
     monkeypatch.setattr(scheduler, "outlook", long)
-    monkeypatch.setattr(scheduler, "SILENT_AFTER_S", 0.05)
+    monkeypatch.setattr(scheduler, "SLOW_AFTER_S", 0.05)
     store = Store("sqlite://")
     store.open()
     lab = Lab(store)

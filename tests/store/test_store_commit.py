@@ -51,6 +51,15 @@ def test_whole_devices_keep_their_order_in_the_placement(store: Store) -> None:
     assert store.session(session.id) == placed[0]
 
 
+def test_a_session_without_a_gpu_is_read_by_another_process_as_it_is(url: str) -> None:
+    with opened(url) as store, opened(url) as other:
+        store.set_nodes([node(devices=0)], now_s=0)
+        store.submit([ask("alice", fgpu_milli=0)], now_s=1)
+        (placed,) = schedule(store, now_s=5)
+        assert placed.placement == Placement("n1", ())
+        assert other.snapshot(5).sessions == (other.session(placed.id),) == (placed,)
+
+
 def test_a_plan_that_changes_nothing_writes_nothing(store: Store) -> None:
     store.set_nodes([node(devices=1)], now_s=0)
     store.submit([ask(fgpu_milli=2000)], now_s=1)

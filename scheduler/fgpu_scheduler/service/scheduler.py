@@ -94,11 +94,13 @@ FORECAST_FOR_S = 30
 QUICK_FORECAST_S = 0.25
 FORETELL_EVERY_S = 60.0
 """So often who waits is told something, though nobody asks."""
-FORECAST_REST = 4
+FORECAST_REST = 2
 """A forecast that took longer than that is shown for so many times as long, whatever changes: one of ten thousand takes
 seconds, something always changes there, and everything else in this process runs beside it."""
-SILENT_AFTER_S = 5.0
-"""A database that takes longer than this to answer is away, as far as those who wait are told."""
+SLOW_AFTER_S = 2.5
+"""When something has waited for the store for longer than this, the database is asked for a sign of life."""
+SILENT_AFTER_S = 2.5
+"""A database that takes longer than this for that sign is away, as far as those who wait are told."""
 AGAIN_S = 1.0
 """So often a step is tried again while the database is away."""
 SWEEPERS = 4
@@ -154,6 +156,10 @@ class Scheduler(Queue):
         # Its own: who submits, starts or ends does not wait for a forecast.
         self._forecaster = ThreadPoolExecutor(1, thread_name_prefix="fgpu-forecast")
         self._away = Away(self._announce)
+        # Its own thread and connection: nothing that is slow in the others is taken for an outage.
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix="fgpu-alive")
+        self._asked: asyncio.Future[int] | None = None
+        self._doubts: set[asyncio.Task[None]] = set()
         self._since: dict[int, float] = {}
         self._ghosts: dict[str, Observed] = {}
         self._sweeping: set[str] = set()
@@ -195,13 +201,14 @@ class Scheduler(Queue):
             self.look()
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *self._sweepers, *self._stopping.values()]
+        tasks = [*self._tasks, *self._sweepers, *self._stopping.values(), *self._doubts]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         for thread in (self._forecaster, self._thread):
             thread.shutdown(wait=True)
+        self._asker.shutdown(wait=False)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -792,14 +799,32 @@ class Scheduler(Queue):
         """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
-        late = loop.call_later(SILENT_AFTER_S, self._away.lacks, future)
-
-        def answered(_: object) -> None:
-            late.cancel()
-            self._away.has(future)
-
-        future.add_done_callback(answered)
+        slow = loop.call_later(SLOW_AFTER_S, self._doubt, future)
+        future.add_done_callback(lambda _: slow.cancel())
         return await asyncio.shield(future)
+
+    def _doubt(self, call: asyncio.Future[T]) -> None:
+        """Find out, while a call goes on, whether the database is away: it may just as well be long, or behind others."""
+        task = asyncio.create_task(self._away_unless_it_answers(call))
+        self._doubts.add(task)
+        task.add_done_callback(self._doubts.discard)
+
+    async def _away_unless_it_answers(self, call: asyncio.Future[T]) -> None:
+        try:
+            while not call.done():
+                if self._asked is None or self._asked.done():
+                    # Once at a time, for all who doubt.
+                    loop = asyncio.get_running_loop()
+                    self._asked = loop.run_in_executor(self._asker, self.store.version)
+                    self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+                sign = self._asked
+                await asyncio.wait((sign, call), timeout=SILENT_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+                answers = sign.done() and sign.exception() is None
+                if not call.done():
+                    (self._away.has if answers else self._away.lacks)(call)
+                    await asyncio.wait((call,), timeout=SLOW_AFTER_S)
+        finally:
+            self._away.has(call)
 
     async def _get(self, session_id: int) -> Session:
         session = await self._call(self.store.session, session_id)

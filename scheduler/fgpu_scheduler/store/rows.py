@@ -90,7 +90,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         if life[name] is not None:
             life[name] = word(life[name])
     life["refused"] = () if life["refused"] == NONE else _refused_of(life["refused"])
-    placement = None if node_id is None else Placement(node_id, tuple(held[id_]))
+    placement = None if node_id is None else Placement(node_id, tuple(held.get(id_, ())))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
 
 
