@@ -43,9 +43,7 @@ def test_nothing_fires_while_nothing_is_broken():
 
 
 def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
-    monkeypatch.setattr(
-        placement, "free", lambda world: tuple(placement.untouched(node) for node in world.nodes)
-    )
+    monkeypatch.setattr(placement, "left_beside", lambda node, there: placement.untouched(node))
     assert fires("are held")
 
 
@@ -55,15 +53,13 @@ def test_a_fit_check_that_forgets_which_gpus_are_cordoned_is_noticed(monkeypatch
 
 
 def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
-    real = placement.free
+    real = placement.left_beside
 
-    def forgetful(world):
-        return tuple(
-            replace(left, devices=tuple(replace(device, mode=None) for device in left.devices))
-            for left in real(world)
-        )
+    def forgetful(node, there):
+        left = real(node, there)
+        return replace(left, devices=tuple(replace(device, mode=None) for device in left.devices))
 
-    monkeypatch.setattr(placement, "free", forgetful)
+    monkeypatch.setattr(placement, "left_beside", forgetful)
     assert fires("the modes of the shares of")
 
 
@@ -308,8 +304,9 @@ def test_a_planner_that_places_held_sessions_is_refused_by_the_store(monkeypatch
 
     real = planner.plan
 
-    def careless(snapshot, policy):
-        return real(snapshot.with_sessions(replace(s, held=False) for s in snapshot.sessions), policy)
+    def careless(snapshot, policy, memory=None):
+        unheld = snapshot.with_sessions(replace(s, held=False) for s in snapshot.sessions)
+        return real(unheld, policy, memory)
 
     monkeypatch.setattr(planner, "plan", careless)
     assert fires("of this very version was refused")

@@ -13,14 +13,15 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
 
+from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.misfits import Asked, Misfits
 from fgpu_scheduler.core.model import Asked as AskedFor
-from fgpu_scheduler.core.model import Node, Placement, Request, Session, Snapshot, WaitReason
+from fgpu_scheduler.core.model import Node, Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.order import First, Line, in_order, priority
-from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, left_beside, place, returned
+from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
@@ -115,7 +116,7 @@ class Ground:
             for node_id, known in self._there.items():
                 there = on_node.get(node_id, NOBODY)
                 if there is not known:
-                    self.put(left_beside(self.left[node_id].node, there))
+                    self.put(placement.left_beside(self.left[node_id].node, there))
                     self.placer.update(self.left[node_id])
                     self._there[node_id] = there
             return
@@ -123,7 +124,7 @@ class Ground:
         own = [node for node in snapshot.nodes if node.resource_group == resource_group]
         for node in own:
             there = self._there[node.id] = on_node.get(node.id, NOBODY)
-            self.left[node.id] = left_beside(node, there)
+            self.left[node.id] = placement.left_beside(node, there)
         self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
         self.placer = Placer(tuple(self.left.values()), score=self.score)
         self.least_capacity = min((d.capacity_milli for node in own for d in node.devices), default=0)
@@ -421,6 +422,9 @@ class Floor:
         return line.waited_s[number] + self.now_s - line.snapshot.now_s >= longest_s
 
     def _free_at_s(self, session: Session, now_s: int) -> int | None:
+        unlimited = session.request.time_limit_s is None and not self._quotas
+        if unlimited and session.ends_at_s is None and session.state is not SessionState.TERMINATING:
+            return None  # On most clusters that is almost everybody.
         limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
         return free_at_s(session, now_s, limit_s=min(found, default=None))

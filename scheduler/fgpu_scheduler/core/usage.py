@@ -30,7 +30,9 @@ def held_milli(session: Session) -> int:
     """Return the fGPU x 1000 that a session holds, or would hold as far as its request tells."""
     if session.placement is None:
         return session.request.fgpu_milli
-    return sum(share.fgpu_milli for share in session.placement.shares)
+    shares = session.placement.shares
+    # Most hold one, and everybody is asked in each pass.
+    return shares[0].fgpu_milli if len(shares) == 1 else sum(share.fgpu_milli for share in shares)
 
 
 def decayed(amount: float, *, age_s: int, half_life_s: int) -> float:
