@@ -219,6 +219,13 @@ class World:
                 await self.queue.gone(session.id)
 
 
+async def look_again_and_again(inventory: Inventory) -> None:
+    """Look what nodes have, as the Hub does once a minute: what was heard of last may be of a moment ago."""
+    while True:
+        await asyncio.sleep(60 / FASTER)
+        await inventory.look()
+
+
 def check_not_over_committed(pods: list[dict[str, Any]]) -> None:
     """See that nothing is over-committed, by the cluster's own account."""
     taken = [taken_by(pod) for pod in pods]
@@ -241,6 +248,7 @@ async def test_pods_of_others_at_any_instant_over_commit_nothing_and_cost_nobody
     nodes = tuple(node for node in lab.placed if node.id == NODE)
     inventory = Inventory(settings, engine.survey, lab.isolation, queue, nodes)
     given_back = waited = 0
+    looking = asyncio.create_task(look_again_and_again(inventory))
     try:
         await queue.start(nodes)
         for seed in range(ROUNDS):
@@ -268,7 +276,10 @@ async def test_pods_of_others_at_any_instant_over_commit_nothing_and_cost_nobody
             await world.end_all()
         print(f"\n{ROUNDS} rounds: {given_back} places given back, {waited} sessions waited")
         assert given_back > ROUNDS / 20, "the rounds show something"
+        assert not looking.done(), looking.exception()
     finally:
+        looking.cancel()
+        await asyncio.wait([looking])
         await queue.stop()
         store.close()
         if lab.background is not None:
