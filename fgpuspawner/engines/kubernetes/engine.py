@@ -60,7 +60,7 @@ NOTHING = (f"{IN_CONTAINER}/probe-static",)
 FEW = 20
 """Of so many pods that were not heard of yet each is asked for; of more, all that there are."""
 UNTOLD = "what the cluster's nodes have cannot be told"
-NOT_ASKED = "the drivers of a cluster's nodes are not asked"
+NOT_ASKED = "GPU use is not measured on Kubernetes: pods may not see the processes of their node"
 """They see processes by their numbers on the node, which the Hub cannot follow into pods."""
 KILLED_WITHIN_S = 5.0
 """Beyond a pod's own time to end: so long its node may take to see that the API has forgotten it."""
