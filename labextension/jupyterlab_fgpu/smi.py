@@ -463,8 +463,8 @@ def memory_words(gpu: Gpu) -> str:
 
 def share_words(share: Share) -> Tuple[str, str]:
     """Return what a share is of: memory and compute."""
-    more = "+" if share.lent else ""  # The share, and more while others have no work.
-    compute = f"{share.compute_percent}%{more} of time" if "compute" in share.mode else "not limited"
+    percent = f"{share.compute_percent}%" + ("+" if share.lent else "")  # +: what others lend
+    compute = f"{percent} of time" if "compute" in share.mode else "not limited"
     return f"slice of {share.device_mib}MiB", compute
 
 
