@@ -142,7 +142,7 @@ def test_what_others_hold_is_never_shown_as_this_sessions(
         "memory.total": total_mib,
         "memory.used": 1100,
     }
-    own = None if share is None else smi.Share("GPU-1", *share, 25, "memory+compute")
+    own = None if share is None else smi.Share("GPU-1", *share, 25, "memory+compute", False)
     gpu = smi.Gpu(shown, [smi.Process(41, "C", "python train.py", 1100)], own)
     found = smi.Reading("550", "12.4", [gpu], 12, smi.problems_of(gpu))
     monkeypatch.setattr(smi, "Nvml", ClosedNvml)
