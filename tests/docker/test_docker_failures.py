@@ -206,7 +206,7 @@ async def test_servers_that_take_long_to_stop_delay_no_other_call(
         (
             'unable to start container process: exec: "jupyterhub-singleuser": executable file not found in $PATH',
             "this image has no server environment: jupyterhub-singleuser is not in it, or cannot run; ask an "
-            "administrator to build it with images/build.sh (docs/images.md), or choose another image",
+            "administrator to build it with `fgpu images build` (docs/images.md), or choose another image",
         ),
         (
             'exec: "/no/such/program": stat /no/such/program: no such file or directory',

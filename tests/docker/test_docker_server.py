@@ -76,5 +76,5 @@ def test_an_image_without_the_server_environment_ends_the_session_with_words(
     assert (ended.request.image, ended.state.value) == (slug, "ERROR")
     assert ended.message is not None
     assert ended.message.startswith("this image has no server environment: ")
-    assert "images/build.sh" in ended.message
+    assert "fgpu images build" in ended.message
     assert real_hub.states().get(f"{user}/") is None

@@ -126,7 +126,13 @@ def test_a_policy_that_nobody_enforces_is_named(world: World, tmp_path: Path) ->
 def test_nothing_is_left_of_a_check_that_is_interrupted(world: World, tmp_path: Path, how: int) -> None:
     words, environment = command(world, tmp_path)
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Tests that run in the background of a script are not ended by Ctrl-C, nor is what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as asking:
         until(lambda: bool(pods(world)), within_s=120, what="a pod of the check is there")
         asking.send_signal(how)
