@@ -3,6 +3,7 @@
 # make test-quick  only those that need no Hub, engine or browser: a minute
 # make test-kube   those that need a Kubernetes cluster; builds it the first time, in 6 to 15 minutes (root, Debian 12)
 # make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
+# make gpu-check  what only a GPU can say, in parts (PARTS="facts shares"; LIST=1 says which, and what to carry; SIMULATED=1)
 # make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
 # make image   build a session image (NAME=tensorflow-1.15; BASE=host: without a registry, from this machine's packages)
 
@@ -15,7 +16,7 @@ export FGPU_PER_GPU ?= 2
 BASE ?=
 NAME ?= base
 
-.PHONY: run test test-quick test-all test-kube lint format isolation image bench clean
+.PHONY: run test test-quick test-all test-kube gpu-check lint format isolation image bench clean
 
 run:
 	@scripts/setup.sh run
@@ -45,6 +46,11 @@ test-all:
 test-kube:
 	@scripts/setup.sh test
 	@scripts/test.sh --kube
+
+# Installs nothing: a machine with a GPU may have no network. OUT is a folder for the results.
+gpu-check:
+	@$(or $(wildcard $(PY)),python3) tests/gpu/check.py $(PARTS) $(if $(LIST),--list) $(if $(CARRY),--carry) \
+	  $(if $(SIMULATED),--simulated) $(if $(OUT),--out '$(OUT)')
 
 lint:
 	@scripts/setup.sh test

@@ -1,4 +1,5 @@
-"""Write docs/lifecycle.md, settings.md, openapi.json and a table of security.md from the code.
+"""Write docs/lifecycle.md, settings.md, openapi.json and a table of security.md from the code; and from the results of
+`make gpu-check` what isolation.md says of real GPUs.
 
 A test, tests/unit/test_docs.py, says when they are old.
 
@@ -39,6 +40,14 @@ from fgpuspawner.settings import FGPU
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEADER = "<!-- Written by scripts/docs.py from the code. Do not edit: change the code, then run it again. -->"
+
+RESULTS = DOCS.parent / "bench" / "results"
+
+HARDWARE_BEGIN = (
+    "<!-- hardware: `a real GPU` is written by scripts/docs.py from bench/results/gpu-check-*.jsonl -->"
+)
+HARDWARE_END = "<!-- end of hardware -->"
+WHOLE_PART = "the whole part"
 
 DEMANDS_BEGIN = "<!-- demands: written by scripts/docs.py from fgpuspawner/hub/profiles.py -->"
 DEMANDS_END = "<!-- end of demands -->"
@@ -224,10 +233,72 @@ def security() -> str:
     return f"{before}{begin}\n{table}\n{end}{after}"
 
 
+def isolation() -> str:
+    """Return docs/isolation.md, which is written by hand, with what `make gpu-check` has shown on real GPUs."""
+    before, begin, rest = (DOCS / "isolation.md").read_text(encoding="utf-8").partition(HARDWARE_BEGIN)
+    table, end, after = rest.partition(HARDWARE_END)
+    head, rule, *rows = table.strip().splitlines()
+    filled = []
+    for row in rows:
+        what, simulated, _, parts = row.strip("| ").split(" | ")
+        found = on_hardware(re.findall(r"`(\w+)`", parts), RESULTS)
+        filled.append(f"| {what} | {simulated} | {found} | {parts} |")
+    return "\n".join([before + begin, head, rule, *filled, end]) + after
+
+
+def on_hardware(parts: list[str], results: Path) -> str:
+    """Return what the newest run of each part has shown on each model and driver; a rehearsal shows nothing."""
+    newest: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    runs: dict[tuple[str, str, str], str] = {}
+    for line in sorted(gpu_results(results), key=lambda line: str(line["run"])):
+        machine, part = (line["model"], line["driver"]), line["part"]
+        if part in parts:
+            checks = newest.setdefault(machine, {})
+            if runs.get((*machine, part)) != line["run"]:
+                runs[*machine, part] = line["run"]
+                checks[part] = {}
+            checks[part][line["name"]] = line["verdict"]
+    said = []
+    for (model, driver), checks in sorted(newest.items()):
+        date = max(run for (*machine, _), run in runs.items() if machine == [model, driver])[:10]
+        words = ", ".join(_shown(part, checks[part]) for part in parts if part in checks)
+        lacking = [f"`{part}`" for part in parts if part not in checks]
+        words += f"; {', '.join(lacking)} not run" if lacking else ""
+        said.append(f"{model}, driver {driver}, {date}: {words}")
+    return "<br>".join(said) or "not run"
+
+
+def gpu_results(results: Path) -> list[dict[str, str]]:
+    """Return the lines of real GPUs. A last line that was cut off by the end of its run is none."""
+    found = []
+    for path in sorted(results.glob("gpu-check-*.jsonl")):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if line["simulated"] is False:
+                found.append(line)
+    return found
+
+
+def _shown(part: str, checks: dict[str, str]) -> str:
+    verdicts = [verdict for name, verdict in checks.items() if name != WHOLE_PART]
+    refuted, unknown = verdicts.count("REFUTED"), verdicts.count("NOT RUN")
+    ended = "" if WHOLE_PART in checks else ", ended early"
+    if refuted:
+        return f"`{part}` REFUTED ({refuted} of {len(verdicts)} checks{ended})"
+    if "PROVED" not in verdicts:
+        return f"`{part}` not run"
+    more = f" ({unknown} of {len(verdicts)} checks not run{ended})" if unknown or ended else ""
+    return f"`{part}` PROVED{more}"
+
+
 PAGES = {
     "lifecycle.md": lifecycle,
     "settings.md": settings,
     "openapi.json": openapi,
+    "isolation.md": isolation,
     "security.md": security,
 }
 

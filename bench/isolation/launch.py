@@ -1,10 +1,10 @@
 """What libfgpu adds to a kernel launch: direct, with compute not limited, and limited but not in use, in turns.
 
-launch.py [--rounds 15] [--real] [--out FILE]
+launch.py [--rounds 15] [--out FILE]
 
 "Limited but not in use": 99 of 100 slots, kernels that do nothing, so that the account is never empty; the launches
-that fall into the hundredth slot wait, and the median leaves them out. On the simulated driver, or with --real on the
-first GPU of this machine. Exits with 0 whatever the figures say.
+that fall into the hundredth slot wait, and the median leaves them out. On the simulated driver; `make gpu-check` measures
+the same on a GPU. Exits with 0 whatever the figures say.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15, help="turns of each (default 15)")
-    parser.add_argument("--real", action="store_true", help="the machine's own driver and first GPU")
     parser.add_argument("--out", type=Path, help="results file (JSON)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        results = measure(prepare(Path(scratch), real=args.real), args.rounds)
+        results = measure(prepare(Path(scratch)), args.rounds)
     print(table(results))
     if args.out:
         args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,8 +1,8 @@
 """What libfgpu adds to a call of the driver and to the start of a process: with it and without it, in turns.
 
-overhead.py [--rounds 25] [--real] [--out FILE]
+overhead.py [--rounds 25] [--out FILE]
 
-On the simulated driver, or with --real on the first GPU of this machine. Exits with 0 whatever the figures say.
+On the simulated driver; `make gpu-check` measures the same on a GPU. Exits with 0 whatever the figures say.
 """
 
 from __future__ import annotations
@@ -18,19 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "isolation")]
-
-from machine import load, machine, source  # noqa: E402
-from sessionfolders import (  # noqa: E402
-    REGION_BYTES,
-    limits_text,
-    machine_text,
-    preloaded,
-    write_for_all,
-    write_read_only,
-)
+from sessions import Bench, load, prepare, surroundings
 
 CALLS = {"alloc-free": (2000, 21), "info": (20000, 21)}
 """Calls in a block, and blocks, whose median counts."""
@@ -42,7 +30,6 @@ TARGETS = {
     "start of a CUDA program": "at most 1 ms",
 }
 STARTS = 60
-UUID, DEVICE_MIB = "GPU-simulated-bench-0", 81920
 
 
 def main() -> int:
@@ -51,23 +38,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=25, help="turns (default 25)")
-    parser.add_argument("--real", action="store_true", help="the machine's own driver and first GPU")
     parser.add_argument("--out", type=Path, help="results file (JSON)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        results = measure(Path(scratch), rounds=args.rounds, real=args.real)
+        results = measure(prepare(Path(scratch)), rounds=args.rounds)
     print(table(results))
     if args.out:
         args.out.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 
-def measure(scratch: Path, *, rounds: int, real: bool) -> dict[str, Any]:
+def measure(bench: Bench, *, rounds: int) -> dict[str, Any]:
     """Return the figures: each with and without libfgpu, in turns, as medians over the rounds."""
-    folder, with_driver = prepare(scratch, real=real)
-    program = scratch / "memory"
-    subprocess.run(["gcc", "-O2", "-o", program, HERE / "memory.c", "-ldl"], check=True)
-    env = {"direct": with_driver, "libfgpu": with_driver | {"LD_PRELOAD": str(folder / "libfgpu.so")}}
+    program = bench.program("memory.c")
+    env = {"direct": bench.environment, "libfgpu": bench.session("session")}
     ways = {name: [str(program), name, *map(str, sizes)] for name, sizes in CALLS.items()}
     starts = {"start": ["/bin/true"], "start of a CUDA program": [str(program), "nothing"]}
     values: dict[str, dict[str, list[float]]] = {n: {"direct": [], "libfgpu": []} for n in [*ways, *starts]}
@@ -79,14 +63,10 @@ def measure(scratch: Path, *, rounds: int, real: bool) -> dict[str, Any]:
                 values[name][which].append(float(done.stdout))
             for name, command in starts.items():
                 values[name][which].append(start_ms(command, env[which]))
-    logged = (folder / "log").read_text()
-    if logged:
+    if logged := bench.complaints():
         raise SystemExit(f"libfgpu complained, so nothing was measured:\n{logged}")
     return {
-        "machine": machine(),
-        "source": source(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "driver": "real" if real else "simulated",
+        **surroundings(bench),
         "load": {"before": before, "after": load()},
         "how": f"{rounds} turns, each with both ways one after the other; a turn's value is the median of its blocks or "
         "starts. `added` and `ratio` are medians over the turns of what a turn's two values differ by, so that a load "
@@ -94,35 +74,6 @@ def measure(scratch: Path, *, rounds: int, real: bool) -> dict[str, Any]:
         "figures": {name: figure(name, both) for name, both in values.items()},
         "values": values,
     }
-
-
-def prepare(scratch: Path, *, real: bool) -> tuple[Path, dict[str, str]]:
-    """Make the folder of a session that holds a part of a device; return it, and the environment without libfgpu."""
-    built = scratch / "built"
-    subprocess.run(["make", "-s", "-C", str(ROOT / "isolation"), f"OUT={built}"], check=True)
-    folder = scratch / "session"
-    folder.mkdir()
-    (folder / "libfgpu.so").symlink_to(built / "libfgpu.so")
-    uuid, device_mib = UUID, DEVICE_MIB
-    if real:
-        sys.path.append(str(ROOT / "tests" / "gpu"))
-        from slices import Nvml
-
-        uuid, device_mib = (gpu := Nvml().gpus()[0]).uuid, gpu.memory_mib
-    else:
-        (folder / "simulated").mkdir()
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-            (folder / "simulated" / name).symlink_to(built / "simulated" / name)
-        devices = [(uuid, device_mib)]
-        write_read_only(folder / "simulated" / "machine", machine_text(devices, device_mib=device_mib))
-    write_read_only(folder / "limits", limits_text([(uuid, device_mib // 2)], device_mib=device_mib))
-    write_for_all(folder / "accounting", REGION_BYTES)
-    write_for_all(folder / "log", 0)
-    env = preloaded(folder)
-    del env["LD_PRELOAD"]
-    if real:
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
-    return folder, env
 
 
 def start_ms(command: list[str], env: dict[str, str]) -> float:

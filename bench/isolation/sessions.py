@@ -1,4 +1,4 @@
-"""Folders of sessions for the benches of compute: on the simulated driver, or on the first GPU of this machine."""
+"""Folders of sessions for the benches: on the simulated driver here, on a GPU in tests/gpu."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "isolation"), str(ROOT / "tests" / "gpu")]
+sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "isolation")]
 
 from sessionfolders import (  # noqa: E402
     REGION_BYTES,
@@ -38,10 +38,11 @@ class Bench:
     """Of a program that uses the device without libfgpu."""
 
     def program(self, source: str) -> Path:
-        """Compile bench/isolation/SOURCE."""
+        """Compile bench/isolation/SOURCE, if it is not there."""
         path = self.scratch / Path(source).stem
         include = ROOT / "isolation" / "include"
-        subprocess.run(["gcc", "-O2", f"-I{include}", "-o", path, HERE / source, "-ldl"], check=True)
+        if not path.exists():
+            subprocess.run(["gcc", "-O2", f"-I{include}", "-o", path, HERE / source, "-ldl"], check=True)
         return path
 
     def session(self, name: str, slots: str = "-") -> dict[str, str]:
@@ -68,26 +69,13 @@ class Bench:
         return "".join(log.read_text() for log in sorted(self.scratch.glob("*/log")))
 
 
-def prepare(scratch: Path, *, real: bool) -> Bench:
-    """Build libfgpu and find the device."""
+def prepare(scratch: Path) -> Bench:
+    """Build libfgpu and a simulated device."""
     built = scratch / "built"
     subprocess.run(
         ["make", "-s", "-C", str(ROOT / "isolation"), f"OUT={built}"], check=True, stderr=subprocess.DEVNULL
     )
     kept = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES")}
-    if real:
-        from slices import Nvml
-
-        gpu = Nvml().gpus()[0]
-        return Bench(
-            scratch,
-            built,
-            gpu.uuid,
-            gpu.memory_mib,
-            gpu.name,
-            gpu.driver,
-            kept | {"CUDA_VISIBLE_DEVICES": gpu.uuid},
-        )
     uuid, device_mib = "GPU-simulated-bench-0", 8192
     simulated = scratch / "simulated"
     simulated.mkdir()

@@ -1,17 +1,18 @@
 """How much of a device's time sessions get, in real time: shares and kernel lengths, alone, in twos, in processes.
 
-shares.py [--seconds 8] [--quick] [--real] [--out FILE]
+shares.py [--seconds 8] [--quick] [--out FILE]
 
 Each program launches kernels of one length as fast as it may; what counts is how many it launched in a window of time.
-On the simulated driver, or with --real on the first GPU of this machine. Exits with 0 whatever the figures say; on a
-machine whose CPUs are busy a session misses parts of its slots (the load is in the results): start it with
-`chrt -f 1` there, as it uses little of them.
+On the simulated driver; `make gpu-check` measures the same on a GPU. Exits with 0 whatever the figures say; on a machine
+whose CPUs are busy a session misses parts of its slots (the load is in the results): start it with `chrt -f 1` there,
+as it uses little of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -43,6 +44,9 @@ class Tenant:
     kernel_us: int
     processes: int = 1
     streams: int = 1
+    long_us: int = 0
+    """Of each ``every``th kernel, of the same function; 0: all take equally long."""
+    every: int = 1
 
     @property
     def percent(self) -> int:
@@ -51,7 +55,11 @@ class Tenant:
     def bound_points(self, seconds: float) -> float:
         """Return what docs/isolation.md says that a window of so many seconds may be off by, in percentage points."""
         slots_s = self.percent / 100 * PERIOD_S
-        return 100 * (self.processes * self.kernel_us / 1e6 + 2.5 * slots_s + IN_FLIGHT_S) / seconds
+        longest_s = max(self.kernel_us, self.long_us) / 1e6
+        kernels = 1.0
+        if self.long_us or longest_s > PERIOD_S:
+            kernels = max(1, 30 / self.every if self.long_us else 1) + math.log2(1 + longest_s / PERIOD_S)
+        return 100 * (self.processes * kernels * longest_s + 2.5 * slots_s + IN_FLIGHT_S) / seconds
 
 
 def main() -> int:
@@ -61,11 +69,10 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=8, help="the window of each measurement (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer measurements")
-    parser.add_argument("--real", action="store_true", help="the machine's own driver and first GPU")
     parser.add_argument("--out", type=Path, help="results file (JSON)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        bench = prepare(Path(scratch), real=args.real)
+        bench = prepare(Path(scratch))
         before, rows = load(), []
         for tenants in measurements(quick=args.quick):
             rows.append(measured(bench, tenants, args.seconds))
@@ -125,6 +132,7 @@ def run(bench: Bench, tenants: tuple[Tenant, ...], seconds: float) -> list[float
     for n, tenant in enumerate(tenants):
         environment = bench.session(f"session{number + n}", tenant.slots)
         command = [str(program), str(tenant.kernel_us), str(tenant.streams), *window]
+        command += [str(tenant.long_us), str(tenant.every)] if tenant.long_us else []
         running.append(
             [
                 subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -1,70 +1,104 @@
-"""Checks on a real GPU. Skipped, with the reason, where there is none. `tests/gpu/run.sh` is the one command."""
+"""The parts of check.py as tests: each result becomes a line of its file. Not collected without it: `make gpu-check`."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import platform
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slices import Gpu, NoGpu, Nvml, Slice, build
+from check import CARRIED, NATIVE, NOT_RUN, PROVED, REFUTED, Results
+from realgpu import ROOT, Gpu, Nvml, context_mib
+from slices import HOLD, Slice
+
+sys.path.append(str(ROOT / "bench" / "isolation"))
+
+RESULTS = os.environ.get("FGPU_GPU_RESULTS")
+LONGEST = 400
+
+if RESULTS is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write a result as soon as it is known."""
+    report = yield
+    if RESULTS is not None and (report.when == "call" or not report.passed):
+        more: dict[str, Any] = {"figures": dict(item.user_properties), "seconds": round(report.duration, 2)}
+        if report.passed:
+            verdict = PROVED
+        elif report.skipped:
+            verdict = NOT_RUN
+            more["why"] = str(call.excinfo.value) if call.excinfo else "skipped"
+        else:
+            error = call.excinfo.value if call.excinfo else None
+            # A check that breaks refutes nothing; only one that looked and saw otherwise does.
+            verdict = REFUTED if isinstance(error, AssertionError) else NOT_RUN
+            more["why"] = f"{'' if verdict == REFUTED else 'the check broke: '}{error!s}"[:LONGEST]
+            more |= {} if verdict == REFUTED else {"broken": True}
+        results = Results(Path(RESULTS), json.loads(os.environ["FGPU_GPU_MACHINE"]))
+        results.add(os.environ["FGPU_GPU_PART"], item.name, verdict, **more)
+    return report
 
 
 @pytest.fixture(scope="session")
 def nvml() -> Nvml:
-    """The driver's own figures; skips where there is no driver."""
-    try:
-        return Nvml()
-    except NoGpu as e:
-        pytest.skip(str(e))
+    """The driver's own figures."""
+    return Nvml()
 
 
 @pytest.fixture(scope="session")
 def gpu(nvml: Nvml) -> Gpu:
-    """The first real GPU."""
-    try:
-        found = nvml.gpus()
-    except NoGpu as e:
-        pytest.skip(str(e))
-    if not found:
-        pytest.skip("the NVIDIA driver reports no GPU")
-    return found[0]
+    """The first GPU."""
+    return nvml.gpus()[0]
 
 
 @pytest.fixture(scope="session")
-def built(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """libfgpu, built."""
-    return build(tmp_path_factory.mktemp("isolation"))
+def a_context_mib(gpu: Gpu, nvml: Nvml) -> int:
+    """What a context takes; where NVML does not say it of a process, by what is used more."""
+    found = context_mib(gpu)
+    if isinstance(found, int):
+        return found
+    before = nvml.settled_mib(gpu.uuid)
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        taken = nvml.settled_mib(gpu.uuid) - before
+        process.kill()
+    return math.ceil(taken)
 
 
 @pytest.fixture
-def slice_of(gpu: Gpu, built: Path, tmp_path: Path) -> Callable[..., Slice]:
+def slice_of(gpu: Gpu, tmp_path: Path) -> Callable[..., Slice]:
     """Makes slices of the GPU; every call makes another session."""
     made: list[Slice] = []
 
     def make(memory_mib: int = 4096, **settings: Any) -> Slice:
-        made.append(Slice(tmp_path / f"session-{len(made)}", built, gpu, memory_mib=memory_mib, **settings))
+        made.append(Slice(tmp_path / f"session-{len(made)}", NATIVE, gpu, memory_mib=memory_mib, **settings))
         return made[-1]
 
     return make
 
 
-@pytest.fixture(scope="session")
-def results(gpu: Gpu) -> Iterator[dict[str, Any]]:
-    """Figures for the results file that FGPU_GPU_RESULTS names."""
-    figures: dict[str, Any] = {}
-    yield figures
-    if path := os.environ.get("FGPU_GPU_RESULTS"):
-        machine = {
-            "gpu": gpu.name,
-            "driver": gpu.driver,
-            "memory_mib": gpu.memory_mib,
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-        Path(path).write_text(json.dumps({"machine": machine, "figures": figures}, indent=2) + "\n")
+@pytest.fixture(scope="module")
+def bench(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the benches of bench/isolation measure with, on this GPU."""
+    from sessions import Bench
+
+    scratch = tmp_path_factory.mktemp("bench")
+    for name in ("share", "launch", "memory"):
+        (scratch / name).symlink_to(CARRIED / name)
+    kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    environment = kept | {"CUDA_VISIBLE_DEVICES": gpu.uuid}
+    return Bench(scratch, NATIVE, gpu.uuid, gpu.memory_mib, gpu.name, gpu.driver, environment)

@@ -1,119 +1,43 @@
-"""Programs in a slice of a real GPU: plain processes with libfgpu preloaded.
+"""Programs in a slice of a GPU: plain processes with libfgpu preloaded.
 
-The machine with the GPU need not have this project installed: only gcc, make, Python and pytest.
+The machine with the GPU need not have this project installed: Python and pytest, and what check.py --carry makes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from realgpu import MIB, ROOT, Gpu, Nvml
 from sessionfolders import REGION_BYTES, limits_text, write_for_all, write_read_only
 
-MIB = 2**20
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["HOLD", "MIB", "ROOT", "Gpu", "Nvml", "Slice", "held", "needs"]
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """A real GPU as the driver itself describes it; ``memory_mib`` is what CUDA can allocate of it."""
-
-    uuid: str
-    name: str
-    driver: str
-    memory_mib: int
-
-
-class NoGpu(Exception):
-    """There is no real GPU to be tried; the message says why."""
-
-
-def build(out: Path) -> Path:
-    """Build libfgpu and what goes with it into ``out``."""
-    subprocess.run(["make", "-s", "-C", str(ROOT / "isolation"), f"OUT={out}"], check=True)
-    return out
-
-
-class Nvml:
-    """The driver's own figures, asked from a process without libfgpu."""
-
-    def __init__(self) -> None:
-        try:
-            self._lib = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError as e:
-            raise NoGpu(f"no NVIDIA driver is installed ({e})") from e
-        self._call("nvmlInit_v2")
-
-    def _call(self, name: str, *args: object) -> None:
-        status = getattr(self._lib, name)(*args)
-        if status != 0:
-            self._lib.nvmlErrorString.restype = ctypes.c_char_p
-            raise NoGpu(f"{name}: {self._lib.nvmlErrorString(status).decode()}")
-
-    def gpus(self) -> list[Gpu]:
-        """Return the GPUs; those of a simulated driver do not count."""
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = []
-        text = ctypes.create_string_buffer(96)
-        self._call("nvmlSystemGetDriverVersion", text, 96)
-        driver = text.value.decode()
-        for index in range(count.value):
-            device = self._device(index)
-            self._call("nvmlDeviceGetUUID", device, text, 96)
-            uuid = text.value.decode()
-            self._call("nvmlDeviceGetName", device, text, 96)
-            name = text.value.decode()
-            if not name.startswith("Simulated GPU"):
-                total, reserved, _ = self._memory(device)
-                found.append(Gpu(uuid, name, driver, (total - reserved) // MIB))
-        return found
-
-    def _device(self, index: int) -> ctypes.c_void_p:
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        return device
-
-    def _memory(self, device: ctypes.c_void_p) -> tuple[int, int, int]:
-        class Memory(ctypes.Structure):
-            _fields_ = [("version", ctypes.c_uint)] + [
-                (name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")
-            ]
-
-        memory = Memory(version=ctypes.sizeof(Memory) | 2 << 24)
-        self._call("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(memory))
-        return memory.total, memory.reserved, memory.used
-
-    def used_bytes(self, uuid: str) -> int:
-        """Return what all processes use of this GPU."""
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device))
-        return self._memory(device)[2]
-
-    def process_bytes(self, uuid: str) -> dict[int, int]:
-        """Return what each process uses of this GPU, by its id."""
-
-        class Process(ctypes.Structure):
-            _fields_ = [
-                ("pid", ctypes.c_uint),
-                ("used", ctypes.c_ulonglong),
-                ("gpu", ctypes.c_uint),
-                ("compute", ctypes.c_uint),
-            ]
-
-        device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device))
-        count, processes = ctypes.c_uint(256), (Process * 256)()
-        self._call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), processes)
-        return {p.pid: p.used for p in processes[: count.value]}
+HOLD = """
+    import ctypes, sys
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    status = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status == 0:
+        assert cuda.cuCtxSetCurrent(context) == 0
+        for size in sys.argv[1:]:
+            status = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(size) << 20))
+            if status:
+                break
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    print(status, total.value - free.value, flush=True)
+    sys.stdin.read()
+"""
+"""Holds these sizes in MiB until its input ends. Prints the last call's status, and what it was charged."""
 
 
 class Slice:
@@ -134,7 +58,8 @@ class Slice:
         self.gpu = gpu
         self.memory_mib = memory_mib
         folder.mkdir(parents=True)
-        (folder / "libfgpu.so").symlink_to(built / "libfgpu.so")
+        for name in ("libfgpu.so", "probe", "probe-static"):
+            (folder / name).symlink_to(built / name)
         limits = limits_text(
             [(gpu.uuid, memory_mib)],
             managed=managed,
@@ -188,6 +113,15 @@ class Slice:
     def log(self) -> str:
         """Return what libfgpu has logged."""
         return "libfgpu's log: " + ((self.folder / "log").read_text() or "empty")
+
+
+def held(session: Slice, *sizes_mib: int) -> tuple[subprocess.Popen[str], int]:
+    """Start a process that holds these sizes; return it, and the status of the last call."""
+    process = session.start(HOLD, *map(str, sizes_mib))
+    assert process.stdout is not None
+    line = process.stdout.readline().split()
+    assert line, process.communicate()[1] + session.log()
+    return process, int(line[0])
 
 
 def _hundredths(part: str) -> int:

@@ -1,44 +1,133 @@
-"""The checks for real GPUs (tests/gpu) run, in their one command: on a simulated GPU that does not call itself one."""
+"""The checks for real GPUs (tests/gpu) in their one command: rehearsed on a simulated GPU, cut off, refuted."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+from likecontainer import filter_calls
 from sessionfolders import ROOT
 
-NEED_A_REAL_ONE = {"torch", "jax", "cupy", "nvidia-smi"}
-"""What cannot run on a simulated driver, so that a machine for tests need not have it."""
+CHECK = ("tests", "gpu", "check.py")
+NEEDED = (
+    "tests/gpu",
+    "tests/isolation",
+    "bench/isolation",
+    "isolation",
+    "fgpuspawner/isolation",
+    "fgpuspawner/native",
+)
 
 
-def test_the_one_command_runs_what_can_run_and_says_what_it_did_not(
-    isolation_build: Path, tmp_path: Path
-) -> None:
-    simulated = tmp_path / "simulated"
-    simulated.mkdir()
-    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        (simulated / name).symlink_to(isolation_build / "simulated" / name)
-    machine = (
-        "gpu uuid=GPU-12345678-1234-1234-1234-123456789012 memory_mib=81920 context_mib=300 name=Like H100\n"
-    )
-    (simulated / "machine").write_text(machine)
+def start(out: Path, *parts: str, root: Path = ROOT, **more: Any) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "FGPU_", "CUDA_", "LD_"))}
-    done = subprocess.run(
-        [str(ROOT / "tests" / "gpu" / "run.sh"), str(tmp_path / "results"), "-p", "no:xdist"],
-        env={**env, "PYTHON": sys.executable, "LD_LIBRARY_PATH": str(simulated)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+    command = [sys.executable, str(root.joinpath(*CHECK)), *parts, "--simulated", "--out", str(out)]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    skipped = re.findall(r"^SKIPPED .*: (?:there is no )?(\S+)", done.stdout, flags=re.M)
-    assert set(skipped) <= {*NEED_A_REAL_ONE, "cuda.bindings", "numba_cuda"}, done.stdout
-    (results,) = (tmp_path / "results").glob("gpu-*.json")
-    written = json.loads(results.read_text())
-    assert written["machine"]["gpu"] == "Like H100"
-    assert written["figures"]["context_mib"] == 300
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in out.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_rehearsal_runs_parts_by_name_and_marks_what_it_writes(built: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, "facts", "processes")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    found = lines(tmp_path)
+    assert {line["simulated"] for line in found} == {True}
+    assert [line["part"] for line in found if line["name"] == "the whole part"] == ["facts", "processes"]
+    assert {line["verdict"] for line in found if line["name"] == "the whole part"} == {"PROVED"}
+    assert {"NOT RUN"} == {line["verdict"] for line in found if "why" in line and "whole" not in line["name"]}
+    figures = {name: value for line in found for name, value in line.get("figures", {}).items()}
+    assert figures["context_mib"] == 300
+    (path,) = tmp_path.glob("*.jsonl")
+    assert path.name.startswith("gpu-check-rehearsal-")
+
+
+def test_a_run_that_is_killed_keeps_its_lines_and_the_next_adds_to_them(built: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, "rounding", start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("*.jsonl"))) == 0 or not lines(tmp_path):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    pids = [*children(process.pid), process.pid]
+    for pid in reversed(pids):
+        os.kill(pid, 9)
+    process.communicate()
+    (path,) = tmp_path.glob("*.jsonl")
+    kept = path.read_bytes()
+    assert all(line["part"] == "rounding" and line["name"] != "the whole part" for line in lines(tmp_path))
+    with path.open("ab") as file:
+        file.write(b'{"part": "cut')
+    again = start(tmp_path, "facts")
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output
+    assert path.read_bytes().startswith(kept + b'{"part": "cut\n{')
+
+
+def test_a_limit_that_is_not_held_is_refuted(compile_c: Callable[..., Path], tmp_path: Path) -> None:
+    """With an empty library in libfgpu's place, in a tree that has only what is carried."""
+    root = tmp_path / "carried"
+    for name in NEEDED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    empty = tmp_path / "empty.c"
+    empty.write_text("typedef int nothing;\n")
+    (root / "fgpuspawner/native/libfgpu.so").unlink()
+    shutil.copy(compile_c(empty, "-shared", "-fPIC"), root / "fgpuspawner/native/libfgpu.so")
+    process = start(tmp_path / "out", "processes", root=root)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    verdicts = {line["name"]: line["verdict"] for line in lines(tmp_path / "out")}
+    assert verdicts["the whole part"] == "REFUTED"
+    assert verdicts["test_the_limit_is_of_all_processes_together_and_survives_kills"] == "REFUTED"
+    assert "REFUTED: processes: " in output
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "value", "words"),
+    [(72, 1, 37, "no open-file-description locks"), (28, 2, 18, "no MADV_WIPEONFORK")],
+    ids=["fcntl", "madvise"],
+)
+def test_it_stops_at_once_on_a_kernel_that_cannot_do_what_libfgpu_lives_on(
+    tmp_path: Path, call: int, argument: int, value: int, words: str
+) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("numbers of system calls for x86-64")
+    program = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 3, call),
+        (0x20, 0, 0, 16 + 8 * argument),
+        (0x15, 0, 1, value),
+        (0x06, 0, 0, 0x00050016),  # EINVAL
+        (0x06, 0, 0, 0x7FFF0000),
+    ]
+    process = start(tmp_path, "facts", preexec_fn=lambda: filter_calls(program))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert words in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_says_what_to_carry_and_which_parts_there_are() -> None:
+    done = subprocess.run(
+        ["make", "-s", "gpu-check", "LIST=1"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "fgpuspawner/native" in done.stdout
+    assert "build/gpu-check" in done.stdout
+    for test in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        assert f"{test.stem.removeprefix('test_')} " in done.stdout

@@ -1,0 +1,78 @@
+"""What libfgpu costs, against the targets of bench/isolation: with it and without it, in turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import launch
+import overhead
+import pytest
+from slices import Gpu, Slice, needs
+
+ROUNDS = 7
+LIMITS = {"alloc-free": 300.0, "start": 1.0, "start of a CUDA program": 1.0}
+"""Nanoseconds of a call, milliseconds of a start."""
+PRODUCTS = """
+    import json, time, torch
+    def rate(size, count):
+        a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+        for _ in range(10):
+            a @ a
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            a @ a
+        torch.cuda.synchronize()
+        return count / (time.perf_counter() - began)
+    print(json.dumps({"large": rate(4096, 200), "small": rate(64, 20000)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def launches(bench: Any) -> dict[str, Any]:
+    found: dict[str, Any] = launch.measure(bench, ROUNDS)["figures"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls(bench: Any) -> dict[str, Any]:
+    found: dict[str, Any] = overhead.measure(bench, rounds=ROUNDS)["figures"]
+    return found
+
+
+@pytest.mark.parametrize("way", sorted(launch.TARGETS))
+def test_a_launch_costs_little_more(
+    launches: dict[str, Any], record_property: Callable[..., None], way: str
+) -> None:
+    record_property("ns", launches)
+    added = launches[way]["added_ns"]
+    assert added <= launch.TARGETS[way], f"{added} ns added, at most {launch.TARGETS[way]}"
+
+
+@pytest.mark.parametrize("call", sorted(LIMITS))
+def test_a_call_and_a_start_cost_little_more(
+    calls: dict[str, Any], record_property: Callable[..., None], call: str
+) -> None:
+    for key in ("direct", "libfgpu", "added", "added_at_best", "unit"):
+        record_property(key, calls[call][key])
+    # Where others use the CPUs, the fastest turns say more than the median.
+    added = min(calls[call]["added"], calls[call]["added_at_best"])
+    assert added <= LIMITS[call], f"{added} {calls[call]['unit']} added, at most {LIMITS[call]}"
+
+
+@needs("torch")
+@pytest.mark.parametrize("size", ["large", "small"])
+def test_a_matrix_product_costs_less_than_a_hundredth_more(
+    slice_of: Callable[..., Slice], gpu: Gpu, record_property: Callable[..., None], size: str
+) -> None:
+    session, rates = slice_of(gpu.memory_mib // 2), {"direct": [], "libfgpu": []}  # type: dict[str, list[float]]
+    for turn in range(5):
+        for way in ("direct", "libfgpu") if turn % 2 else ("libfgpu", "direct"):
+            said = session.run(PRODUCTS, env={"LD_PRELOAD": ""} if way == "direct" else {})
+            rates[way].append(json.loads(said)[size])
+    ratio = statistics.median(rates["libfgpu"]) / statistics.median(rates["direct"])
+    record_property("ratio", round(ratio, 4))
+    assert ratio >= 0.99
