@@ -52,6 +52,12 @@ class Tenant:
     def percent(self) -> int:
         return sum(int(to) - int(since) for since, to in (slot.split("-") for slot in self.slots.split(",")))
 
+    def __str__(self) -> str:
+        longer = f"/{self.long_us}us" if self.long_us else ""
+        return f"{self.slots}:{self.kernel_us}us{longer}" + (
+            f"x{self.processes}" if self.processes > 1 else ""
+        )
+
     def bound_points(self, seconds: float) -> float:
         """Return what docs/isolation.md says that a window of so many seconds may be off by, in percentage points."""
         slots_s = self.percent / 100 * PERIOD_S

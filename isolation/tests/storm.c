@@ -6,7 +6,8 @@
  * knows storm.h writes what it really holds into the LEDGER, in which each grant is checked against LIMIT; any other is
  * killed all the same. Whoever is killed is killed under the ledger's lock and its entry taken out once it is dead, so at
  * each check the ledger has just what living processes hold. It may be killed anywhere outside the ledger's own few lines,
- * and while it is stopped, too. Prints a line of JSON; ends with 1 if a worker ended by itself or a grant was too much. */
+ * and while it is stopped, too. STORM_PACE=N in the environment waits N times as long between kills: for a driver
+ * with which a worker takes long to begin. Prints a line of JSON; ends with 1 if a worker ended by itself or a grant was too much. */
 #include "storm.h"
 
 #include <fcntl.h>
@@ -93,6 +94,8 @@ int main(int argc, char **argv) {
     close(descriptor);
     ledger_lock = storm_open(ledger_path, &ledger);
     ledger->limit = strtoull(argv[2], NULL, 10);
+    const char *slower = getenv("STORM_PACE");
+    const uint64_t pace = slower ? strtoull(slower, NULL, 10) : 1;
     int count = atoi(argv[3]), stops = 0;
     long kills = atol(argv[4]);
     state = strtoull(argv[5], NULL, 10) * UINT64_C(0x9e3779b97f4a7c15) + 1;
@@ -106,7 +109,7 @@ int main(int argc, char **argv) {
     for (long done = 0; done < kills; done++) {
         int index = (int)storm_random(&state, (uint64_t)count);
         /* Often soon after a start, while slots are taken; seldom after a while. */
-        wait_us(storm_random(&state, storm_random(&state, 4) == 0 ? 10000 : 1500));
+        wait_us(pace * storm_random(&state, storm_random(&state, 4) == 0 ? 10000 : 1500));
         if (storm_random(&state, 8) == 0) {
             stop_for_a_moment(index);
             stops++;

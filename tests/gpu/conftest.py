@@ -43,7 +43,8 @@ def pytest_runtest_makereport(
             error = call.excinfo.value if call.excinfo else None
             # A check that breaks refutes nothing; only one that looked and saw otherwise does.
             verdict = REFUTED if isinstance(error, AssertionError) else NOT_RUN
-            more["why"] = f"{'' if verdict == REFUTED else 'the check broke: '}{error!s}"[:LONGEST]
+            why = f"{'' if verdict == REFUTED else 'the check broke: '}{error!s}"
+            more["why"] = why if len(why) <= LONGEST else f"{why[: LONGEST // 2]} ... {why[-LONGEST // 2 :]}"
             more |= {} if verdict == REFUTED else {"broken": True}
         results = Results(Path(RESULTS), json.loads(os.environ["FGPU_GPU_MACHINE"]))
         results.add(os.environ["FGPU_GPU_PART"], item.name, verdict, **more)

@@ -8,15 +8,22 @@ from collections.abc import Callable
 from slices import ROOT, Slice
 
 ASK = """
-    import ctypes, subprocess, sys
+    import ctypes, struct, sys
     cuda = ctypes.CDLL("libcuda.so.1")
     assert cuda.cuInit(0) == 0
     with open("/proc/self/maps") as maps:
         mapped = [line.split() for line in maps if line.count("/")]
     path = next(words[-1] for words in mapped if "/libcuda.so" in words[-1])
     ours = [tuple(int(end, 16) for end in w[0].split("-")) for w in mapped if w[-1].endswith("/libfgpu.so")]
-    listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
-    exported = {line.split()[-1].split("@")[0] for line in listed.splitlines() if line.split()[-2] in "TW"}
+    with open(path, "rb") as file:
+        image = file.read()
+    (headers,), (size, count) = struct.unpack_from("<Q", image, 0x28), struct.unpack_from("<HH", image, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", image, headers + n * size) for n in range(count)]
+    symbols = next(section for section in sections if section[1] == 11)  # SHT_DYNSYM
+    names, exported = sections[symbols[6]][4], set()
+    for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", image[symbols[4] : symbols[4] + symbols[5]]):
+        if section and info & 15 in (2, 10):  # defined, a function
+            exported.add(image[names + name : image.index(b"\\0", names + name)].decode())
     exported = {name for name in exported if name[:2] == "cu" and name[2:3].isupper()}
     def base(name):
         for ending in ("_ptsz", "_ptds", "_v2", "_v3", "_v4"):

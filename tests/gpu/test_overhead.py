@@ -47,6 +47,7 @@ ASK = """
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         cuda.cuCtxSetCurrent(context)
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    assert total.value == int(sys.argv[1]), "libfgpu is not in force"
     print("charged", total.value - free.value, flush=True)
     sys.stdin.read()
 """
@@ -66,13 +67,16 @@ def test_an_honest_program_stays_within_the_tolerance(
     session = slice_of(min(24576, gpu.memory_mib // 2), context_mib=a_context_mib)
     before = nvml.settled_mib(gpu.uuid)
     code = '\n    import ctypes, sys\n    cuda = ctypes.CDLL("libcuda.so.1")\n' + PROGRAMS[name] + ASK
-    with session.start(code, env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) as process:
+    with session.start(
+        code, str(session.memory_mib * MIB), env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    ) as process:
         assert process.stdout is not None
         line = next((text for text in process.stdout if text.startswith("charged")), "")
         used = nvml.settled_mib(gpu.uuid) - before
         process.kill()
         _, errors = process.communicate()
-    assert line, errors + session.log()
+    if not line:
+        raise RuntimeError(errors + session.log())
     charged = int(line.split()[1]) / MIB
     record_property("charged_mib", round(charged, 1))
     record_property("beyond_mib", round(used - charged, 1))

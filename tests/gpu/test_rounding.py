@@ -16,6 +16,7 @@ ALLOCATE = """
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
     def charged():
         assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+        assert total.value == int(sys.argv[3]), "libfgpu is not in force"
         return total.value - free.value
     print(charged(), flush=True)
     sys.stdin.readline()
@@ -24,6 +25,7 @@ ALLOCATE = """
     print(charged(), flush=True)
     sys.stdin.read()
 """
+SLICE_MIB = 16384
 PAGES_MIB = 4
 """A page for small ones, and one for large ones, may be begun and not full."""
 
@@ -51,7 +53,7 @@ def test_the_driver_takes_no_more_than_is_charged(
     size: int,
     count: int,
 ) -> None:
-    with slice_of(16384).start(ALLOCATE, str(size), str(count)) as process:
+    with slice_of(SLICE_MIB).start(ALLOCATE, str(size), str(count), str(SLICE_MIB * MIB)) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         charged = -int(process.stdout.readline())
