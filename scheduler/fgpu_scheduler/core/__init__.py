@@ -1,4 +1,57 @@
-"""The pure part: no clock, no randomness, no I/O, no ids of its own.
+"""The pure part: no clock, no randomness, no I/O, no ids of its own. The same values in, the same decision out.
 
-Imports point down: planner, forecast -> placement, order, admission -> lifecycle -> model -> units.
+Imports point down: planner, forecast -> passes -> placer, order, admission -> placement -> lifecycle -> model -> units.
+Read it in this order; each file says more at its top.
+
+The words
+    units          an amount is thousandths of an fGPU; read, written and rounded here only
+    model          the values of it all, frozen: `Snapshot` is everything that a decision may depend on
+    lifecycle      every legal change of a session's state; all others raise
+    records        what is kept of sessions beside the live ones
+
+A request becomes shares
+    shares         what a request is worth on given devices; the one place where amounts become shares
+    placement      what is free, what fits, which fit is the best: the slow truth that all else is compared with
+    columns        the same for many nodes at once, as columns of numbers
+    placer         the same for many requests, one after the other; never another answer than `placement`
+    scores         how good a fit is, one idea a file: what is left over, what is fragmented, what is asked for next
+    shortage       why nothing fits, in words
+
+May it queue at all
+    caps           the administrator's limits on one request, and what a refusal is
+    explicit       refusals of GPU memory, compute and models that were named
+    quota          what users, groups and all together may hold, have waiting, and for how long
+    admission      every reason to refuse a request, at once; what could never start is never queued
+
+Who is next
+    policies       what an administrator decides of a resource group
+    usage          what was used, and how it is forgotten
+    order          the order of a queue, for every policy: first priority, then promises, then the policy
+    orders         the policies themselves, one a file: by arrival, by use, by dominant shares
+    backfill       the place that is kept for the first of a queue, and who may start beside it
+    misfits        what did not fit in a pass, and what therefore cannot fit either
+    passes         one pass over one queue: the heart. Plans and forecasts are made of nothing else
+    planner        one decision for every waiting session
+    commit         the sessions as a plan leaves them, once it is checked again that it holds
+
+What is told
+    lengths        how much longer a session runs, from those that ran at least as long
+    hindsight      told against true: how good forecasts were, and how much wider they have to be
+    forecast       position, range of the start and reason: the planner's passes, run forward
+    groups         what a forecast of one resource group depends on
+    outlook        the forecasts of all queues
+    unblocking     whose end alone would start the first of a queue
+    asked          what was asked for lately, of which placement thinks ahead
+
+What is taken back
+    preempt        whose place sessions of higher priority take
+    reclaim        warnings and ends: lifetime, idleness, priority
+    extending      whether a time limit may be longer: where it delays nobody's promise
+
+What really happened
+    reconcile      what is recorded against what the engines see, and what heals the difference
+    settling       which devices a session has where its cluster chose them
+
+What would have happened
+    replay         a history under another policy, by the same planner
 """
