@@ -36,7 +36,7 @@ class Wanted:
     count: int = 1
     gpu_memory_mib: int | None = None
     compute_percent: int | None = None
-    gpu_model: str | None = None
+    gpu_models: tuple[str, ...] = ()
     time_limit_s: int | None = None
     priority: int = 0
 
@@ -64,7 +64,7 @@ class Wanted:
             "image": self.image,
             "group": self.group,
             **gpu,
-            "gpu_model": self.gpu_model,
+            "gpu_models": list(self.gpu_models) or None,
             "cpu": format_milli(self.cpu_milli),
             "memory_mib": self.memory_mib,
             "count": self.count,

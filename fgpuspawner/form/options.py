@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from fgpu_scheduler import Refusal, admit
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import models_for
-from fgpuspawner.text.fields import FIELDS, Given, in_gib, short
+from fgpuspawner.text.fields import FIELDS, Given, in_gib, joined, short
 from fgpuspawner.text.times import hours_minutes
 
 GPU_BY = "gpu_by"
@@ -55,6 +55,9 @@ def read_fields(fields: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """
     raw: dict[str, object] = {}
     for name, values in fields.items():
+        if name == "gpu_models" and all(isinstance(value, str) for value in values):
+            # The form has a field for each, and the first empty one ends the list.
+            values = [joined(takewhile(str.strip, values))]
         field = name if name in FIELDS else "options"
         if len(values) > 1:
             message = f"{short(name)}: given {len(values)} times; give it once"
@@ -106,14 +109,14 @@ def parse(raw: Mapping[str, object], offer: Offer) -> Wanted:
         count=given.whole("count", default.count),
         gpu_memory_mib=gpu_memory_mib,
         compute_percent=given.maybe_whole("compute_percent"),
-        gpu_model=given.choice("gpu_model", models, "") or None if raw.get("gpu_model") is not None else None,
+        gpu_models=given.models(models),
         time_limit_s=given.time_limit(default.time_limit_s, offer.max_time_limit_s),
         priority=given.whole("priority", 0),
     )
     usable = models_for(image, models)
-    if wanted.gpu_model is None and len(usable) == 1 != len(models):
+    if not wanted.gpu_models and len(usable) == 1 != len(models):
         # On any other model the image would not run.
-        wanted = replace(wanted, gpu_model=usable[0])
+        wanted = replace(wanted, gpu_models=usable)
     request = wanted.request(offer.user, "", offer.hub_groups)
     found = admit(request, wanted.count, offer.nodes, offer.caps, offer.quotas)
     told = [_in_its_notation(raw, wanted, refusal) for refusal in found]

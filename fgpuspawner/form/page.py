@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import ACCEPT_IMAGE, GPU_BY, IMAGE_NAME, NOT_ACCEPTED, parse, read_fields
 from fgpuspawner.form.presets import fields_of, in_form, one_click
 from fgpuspawner.images.model import Image
-from fgpuspawner.text.fields import FIELDS
+from fgpuspawner.text.fields import FIELDS, joined
 from fgpuspawner.text.times import hours_minutes
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -26,7 +27,7 @@ FIELD_MAX_LENGTH = 400
 """What a field of the form can hold: the longest name of a private image, and more."""
 LABELS = {name: field.label for name, field in FIELDS.items()}
 """How the form calls its fields: refusals name options as links and the API have them."""
-AT = {"time_limit_s": "time_limit", "memory_mib": "memory_gib"}
+AT = {"time_limit_s": "time_limit", "memory_mib": "memory_gib", "gpu_model": "gpu_models"}
 """At which of the form's fields something is refused that it has no field for."""
 MORE = (
     "cpu",
@@ -34,7 +35,7 @@ MORE = (
     "count",
     "time_limit",
     "priority",
-    "gpu_model",
+    "gpu_models",
     "gpu_memory_mib",
     "compute_percent",
 )
@@ -203,5 +204,8 @@ def refusal_html(refused: Refused) -> str:
 
 
 def first_of(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the first value of each field that the form has, cut to what a field can hold."""
-    return {name: str(fields[name][0])[:FIELD_MAX_LENGTH] for name in FORM_FIELDS if fields.get(name)}
+    """Return the first value of each field that the form has, of models all, cut to what a field can hold."""
+    first = {name: fields[name][0] for name in FORM_FIELDS if fields.get(name)}
+    if "gpu_models" in first:
+        first["gpu_models"] = joined(takewhile(str.strip, map(str, fields["gpu_models"])))
+    return {name: str(value)[:FIELD_MAX_LENGTH] for name, value in first.items()}

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from fgpu_scheduler import Request, Session, format_milli, memory_words
 from fgpuspawner.form.offer import Offer, Refused, Wanted
 from fgpuspawner.form.options import GPU_BY, parse
-from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib
+from fgpuspawner.text.fields import FIELDS, PRESET_FIELDS, in_gib, joined
 from fgpuspawner.text.sessions import amount_words
 from fgpuspawner.text.times import hours_minutes
 
@@ -100,8 +100,12 @@ def _name(slug: str, offer: Offer) -> str:
 def _choice(
     title: str, words: Sequence[str], fields: Mapping[str, str], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    link = "?" + urlencode({f"opt-{name}": str(value) for name, value in options.items()})
+    link = "?" + urlencode({f"opt-{name}": _text(value) for name, value in options.items()})
     return {"title": title, "words": ", ".join(words), "fields": json.dumps(fields), "link": link}
+
+
+def _text(value: object) -> str:
+    return joined(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def fields_of(options: Mapping[str, Any]) -> dict[str, str]:
@@ -113,7 +117,9 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 def in_form(options: Mapping[str, object]) -> dict[str, str]:
     """Return options as text, by the form's own fields: it asks for memory in GiB, and for time in hours and minutes."""
-    said = {name: str(value) for name, value in options.items()}
+    said = {name: _text(value) for name, value in options.items()}
+    if "gpu_model" in said:
+        said["gpu_models"] = said.pop("gpu_model")
     for name, own, words in (
         ("memory_mib", "memory_gib", in_gib),
         ("time_limit_s", "time_limit", hours_minutes),

@@ -11,7 +11,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from fgpu_scheduler import LAUNCHING, Node, NodeState, Queue, Session, SessionState, could_ever_fit
+from fgpu_scheduler import (
+    LAUNCHING,
+    Node,
+    NodeState,
+    Queue,
+    Session,
+    SessionState,
+    could_ever_fit,
+    takes_model,
+)
 from fgpuspawner.concurrency.background import Background, Failures
 from fgpuspawner.engines.base import Engine, EngineSilent, PullFailed
 from fgpuspawner.images.model import Catalogue, Image
@@ -188,6 +197,6 @@ def nodes_for(session: Session, nodes: Iterable[Node]) -> list[Node]:
         node
         for node in nodes
         if node.state is NodeState.READY
-        and (asked.gpu_model is None or any(d.model == asked.gpu_model for d in node.devices))
+        and (not asked.gpu_models or any(takes_model(asked, d.model) for d in node.devices))
         and could_ever_fit(asked, [node])
     ]

@@ -14,6 +14,7 @@ from fgpu_scheduler import (
     Request,
     format_milli,
     share_memory_mib,
+    takes_model,
 )
 from fgpuspawner.images.entry import amount_text, amounts_of
 from fgpuspawner.images.model import Image
@@ -77,7 +78,7 @@ def refusals(image: Image, request: Request, nodes: Sequence[Node], *, step_mill
     found = [
         _below(image, "cpu", request.cpu_milli, image.min_cpu_milli),
         _below(image, "memory_mib", request.memory_mib, image.min_memory_mib),
-        _gpu(image, request, [d for d in devices if request.gpu_model in (None, d.model)], step_milli),
+        _gpu(image, request, [d for d in devices if takes_model(request, d.model)], step_milli),
         _model(image, request, devices),
     ]
     return [refusal for refusal in found if refusal is not None]
@@ -109,7 +110,8 @@ def _gpu(image: Image, request: Request, devices: Sequence[Device], step_milli: 
 def _model(image: Image, request: Request, devices: Sequence[Device]) -> Refusal | None:
     models = list(dict.fromkeys(device.model for device in devices))
     usable = models_for(image, models)
-    if not models or len(usable) == len(models) or request.gpu_model in usable:
+    named = request.gpu_models
+    if not models or len(usable) == len(models) or (named and set(named) <= set(usable)):
         return None
     has = f"{image.name} has code for compute capability {', '.join(image.gpu_architectures)} only"
     if not usable:
@@ -117,8 +119,8 @@ def _model(image: Image, request: Request, devices: Sequence[Device]) -> Refusal
             f"image: {has}, and none of the GPUs of {request.resource_group} ({', '.join(models)}) has that"
         )
         return Refusal("image", "other_architecture", message)
-    message = f"gpu_model: {has}; choose {' or '.join(usable)}"
-    return Refusal("gpu_model", "other_architecture", message, None, usable[0])
+    message = f"gpu_models: {has}; choose {' or '.join(usable)}"
+    return Refusal("gpu_models", "other_architecture", message, None, usable[0])
 
 
 def _below(image: Image, field: str, asked: int, least: int) -> Refusal | None:

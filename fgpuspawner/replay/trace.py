@@ -44,6 +44,10 @@ def _text(text: str, field: str) -> str:
     return text
 
 
+def _one(text: str, field: str) -> tuple[str, ...]:
+    return (text,)
+
+
 def _names(text: str, field: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(";") if name)
 
@@ -56,7 +60,8 @@ COLUMNS: Mapping[str, Callable[[str, str], Any]] = {
     "fgpu": partial(_milli, least=1),
     "gpu_memory_mib": partial(_whole, least=1),
     "compute_percent": partial(_whole, least=1, most=100),
-    "gpu_model": _text,
+    "gpu_models": _names,
+    "gpu_model": _one,
     "resource_group": _text,
     "cpu": _milli,
     "memory_mib": _whole,
@@ -107,6 +112,10 @@ class _Row:
             raise _BadField("compute_percent: goes with gpu_memory_mib only")
         if "user" not in own:
             raise _BadField("user: is empty")
+        if "gpu_model" in own:
+            if "gpu_models" in own:
+                raise _BadField("gpu_models: give either gpu_models or gpu_model")
+            own["gpu_models"] = own.pop("gpu_model")
         self.submitted_at_s: int = own.pop("submitted_at_s")
         self.length_s: int | None = own.pop("length_s", None)
         self.waited_s: int | None = own.pop("waited_s", None)

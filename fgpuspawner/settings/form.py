@@ -20,9 +20,10 @@ class FormSettings(Settings):
     """One-click choices in the launch form, in this order.
 
     Each is a dict with ``name`` and some of the form's options: ``image``, ``group``, ``fgpu`` (or
-    ``gpu_memory_mib`` and ``compute_percent``), ``gpu_model``, ``cpu``, ``memory_mib``, ``count`` and
-    ``time_limit``. What is left out stays as it is in the form; but with ``image`` or ``group`` go the
-    fGPU, CPU and memory that are preselected with it. Users see only those that they may start.
+    ``gpu_memory_mib`` and ``compute_percent``), ``gpu_models`` (the most liked first), ``cpu``,
+    ``memory_mib``, ``count`` and ``time_limit``. What is left out stays as it is in the form; but with
+    ``image`` or ``group`` go the fGPU, CPU and memory that are preselected with it. Users see only those
+    that they may start.
 
     Example::
 
@@ -63,6 +64,8 @@ def _wrong_values(preset: Mapping[str, object], groups: Sequence[str]) -> list[s
     given.time_limit(None, None)
     if "group" in preset:
         given.choice("group", groups, groups[0])
+    if "gpu_models" in preset:
+        given.models()
     for name in ("image", "gpu_model"):
         if name in preset and (not isinstance(preset[name], str) or not preset[name]):
             given.refuse(name, "not_a_text", f"{short(preset[name])} is not a text")

@@ -6,7 +6,7 @@ Pure. A value that cannot be read is refused with a line that names the field an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -38,7 +38,8 @@ FIELDS = {
         Field("fgpu", "GPU (fGPU)", "{} fGPU", is_optional=True),
         Field("gpu_memory_mib", "GPU memory (MiB)", "{} MiB of GPU memory", 4096, is_optional=True),
         Field("compute_percent", "Compute (%)", "{} %", 25, is_optional=True),
-        Field("gpu_model", "GPU model", "{}", is_optional=True),
+        Field("gpu_models", "GPU model", "{}", is_optional=True),
+        Field("gpu_model", "GPU model"),
         Field("cpu", "CPU (cores)", "{} CPU"),
         Field("memory_mib", "Memory", "{} MiB", 4096),
         Field("memory_gib", "Memory (GiB)", "{} GiB"),
@@ -74,6 +75,37 @@ class Given:
         problem = f"there is no {short(value)}; choose one of {', '.join(known)}"
         self.refuse(name, "unknown_choice", problem, nearest=default)
         return default
+
+    def models(self, known: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return the GPU models that were named, the most liked first; none: any will do.
+
+        ``gpu_models`` is a list, or a text with commas between them; ``gpu_model`` is one. Without ``known`` any exist.
+        """
+        one, found = self.raw.get("gpu_model"), self.raw.get("gpu_models")
+        name = "gpu_models" if one is None else "gpu_model"
+        if one is not None and found is not None:
+            self.refuse("gpu_models", "given_twice", "given, and one as gpu_model; give one of them")
+            return ()
+        found = [one] if one is not None else found.split(",") if isinstance(found, str) else found or []
+        if found == [""] and one is None:
+            return ()
+        if not isinstance(found, list | tuple) or not all(isinstance(model, str) for model in found):
+            problem = f"{short(self.raw[name])} is no name of a GPU model, nor a list of them"
+            self.refuse(name, "not_a_text", problem)
+            return ()
+        models = tuple(model.strip() for model in found)
+        unknown = [model for model in models if not model or (known is not None and model not in known)]
+        twice = next((model for at, model in enumerate(models) if model in models[:at]), None)
+        if unknown:
+            problem = f"there is no {short(unknown[0])}; choose one of {', '.join(known or ())}"
+            self.refuse(name, "unknown_choice", problem, nearest="")
+        elif twice is not None:
+            nearest = joined(dict.fromkeys(models))
+            problem = f"{short(twice)} is named twice; name each model once: {nearest}"
+            self.refuse(name, "named_twice", problem, nearest=nearest)
+        else:
+            return models
+        return ()
 
     def amount(self, name: str, default: int) -> int:
         """Return an amount in thousandths."""
@@ -145,6 +177,11 @@ class Given:
             problem = f"{short(self.raw['time_limit'])} is not hours:minutes such as 2:30"
             self.refuse("time_limit", "bad_time", problem)
         return default_s if found_s is None else found_s or longest_s
+
+
+def joined(values: Iterable[str]) -> str:
+    """Return several as the one text that a field has; empty ones are left out."""
+    return ", ".join(value for value in map(str.strip, values) if value)
 
 
 def in_gib(amount_mib: int) -> str:

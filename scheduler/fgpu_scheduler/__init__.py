@@ -69,6 +69,7 @@ from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.core.records import Measured, Past, Spent
 from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
+from fgpu_scheduler.core.shares import takes_model as takes_model
 from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.core.units import (
     LARGEST_MILLI,

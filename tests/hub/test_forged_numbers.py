@@ -15,7 +15,7 @@ from hubprocess import PATIENT, WITHOUT_SERVICE, HubProcess, until
 MINI = f"c.Spawner.cmd = ['python', {str(Path(__file__).with_name('miniserver.py'))!r}]\n"
 FIELDS = (
     *("fgpu", "cpu", "memory_mib", "gpu_memory_mib", "compute_percent"),
-    *("count", "time_limit", "time_limit_s", "priority", "gpu_model", "image", "group"),
+    *("count", "time_limit", "time_limit_s", "priority", "gpu_model", "gpu_models", "image", "group"),
 )
 VALUES = (
     *("-1", "0.3333333", "1e-9", "1e309", "NaN", "Infinity", "true", "{}", "[1]", '"0x10"', '"1\\u0000"'),

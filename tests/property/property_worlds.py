@@ -70,7 +70,7 @@ def requests(draw: st.DrawFn) -> Request:
         memory_mib=draw(st.sampled_from((512, 1024, 5000))),
         gpu_memory_mib=gpu_memory,
         compute_percent=percent,
-        gpu_model=draw(st.sampled_from((None,) * 5 + MODELS[-2:])),
+        gpu_models=draw(st.sampled_from(((),) * 4 + (("m",), ("other",), ("m", "other"), ("other", "m")))),
     )
 
 

@@ -13,7 +13,7 @@ from fgpu_scheduler.core.misfits import Misfits
 from fgpu_scheduler.core.model import Device, Node, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit
 
-SHAPE = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_model")
+SHAPE = attrgetter("fgpu_milli", "cpu_milli", "memory_mib", "gpu_memory_mib", "compute_percent", "gpu_models")
 AMOUNTS = st.sampled_from((0, 1, 10, 100, 300, 500, 700, 1000, 1500, 2000, 3000, 4000))
 
 
@@ -30,7 +30,7 @@ def requests(draw: st.DrawFn) -> Request:
         memory_mib=draw(st.sampled_from((128, 1024, 8192))),
         gpu_memory_mib=draw(st.sampled_from((128, 1024))) if exact else None,
         compute_percent=draw(st.sampled_from((None, 5, 50))) if exact else None,
-        gpu_model=draw(st.sampled_from((None, None, "A", "B"))),
+        gpu_models=draw(st.sampled_from(((), (), ("A",), ("B",), ("A", "B"), ("B", "A")))),
     )
 
 
@@ -81,22 +81,29 @@ def test_what_is_ruled_out_does_not_fit(world: Snapshot, tried: list[Request]) -
 def test_less_of_everything_in_vain_rules_out_more_and_not_the_other_way_round() -> None:
     node = Node("n", "default", 8000, 16384, (Device("d", "n", 0, "A", 8192, 2000),))
     misfits = Misfits(kinds_of(placement.free(Snapshot(0, 1, (node,)))))
-    misfits.add((500, 1000, 1024, None, None, None))
-    assert misfits.rule_out((500, 1000, 1024, None, None, "A"))
-    assert misfits.rule_out((2000, 4000, 1024, None, None, None))
+    misfits.add((500, 1000, 1024, None, None, ()))
+    assert misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
+    assert misfits.rule_out((2000, 4000, 1024, None, None, ()))
     for other in (
-        (400, 1000, 1024, None, None, None),
-        (1000, 900, 2048, None, None, None),
-        (0, 1000, 1024, 8192, None, None),
+        (400, 1000, 1024, None, None, ()),
+        (1000, 900, 2048, None, None, ()),
+        (0, 1000, 1024, 8192, None, ()),
     ):
         assert not misfits.rule_out(other)
     # Who asks for one model in vain says nothing of who takes any, or another.
     misfits.forget()
-    misfits.add((500, 1000, 1024, None, None, "B"))
-    assert misfits.rule_out((500, 1000, 1024, None, None, "B"))
-    assert not misfits.rule_out((500, 1000, 1024, None, None, None))
-    assert not misfits.rule_out((500, 1000, 1024, None, None, "A"))
+    misfits.add((500, 1000, 1024, None, None, ("B",)))
+    assert misfits.rule_out((500, 1000, 1024, None, None, ("B",)))
+    assert not misfits.rule_out((500, 1000, 1024, None, None, ()))
+    assert not misfits.rule_out((500, 1000, 1024, None, None, ("A",)))
+    # Who asks for several says it of each of them, and of them together in any order.
+    misfits.forget()
+    misfits.add((500, 1000, 1024, None, None, ("B", "C")))
+    for models in (("B",), ("C",), ("C", "B")):
+        assert misfits.rule_out((500, 1000, 1024, None, None, models))
+    for models in ((), ("A",), ("A", "B"), ("A", "B", "C")):
+        assert not misfits.rule_out((500, 1000, 1024, None, None, models))
     # So little that it comes with no memory fits nowhere, and says nothing of others.
     misfits.forget()
-    misfits.add((1, 100, 128, None, None, None))
-    assert not misfits.rule_out((500, 1000, 1024, None, None, None))
+    misfits.add((1, 100, 128, None, None, ()))
+    assert not misfits.rule_out((500, 1000, 1024, None, None, ()))

@@ -13,6 +13,7 @@ from fgpu_scheduler.core.planner import Memory, plan
 from fgpu_scheduler.core.scores.chosen import LEAST_ASKED
 from fgpu_scheduler.errors import FGPUError
 from fgpu_scheduler.testing import MemoryStore, drawn
+from fgpu_scheduler.testing.order_checks import less_liked
 
 S = SessionState
 ENDS = (S.TERMINATING, S.CANCELLED, S.TERMINATED, S.ERROR)
@@ -42,6 +43,8 @@ class History:
         self.policy = drawn.policy(self.rng)
         self.now_s = 1000
         self.servers = 0
+        self.of_several = 0
+        """Placements of requests that name several GPU models."""
 
     def submit(self) -> None:
         group = self.rng.choice(drawn.GROUPS)
@@ -103,6 +106,10 @@ class History:
         assert snapshot.groups == Groups.of(snapshot.sessions)
         from_nothing = plan(replace(snapshot, known=None), self.policy)
         assert plan(snapshot, self.policy, self.memory) == from_nothing
+        assert not list(less_liked(snapshot, from_nothing))
+        sessions = {s.id: s for s in snapshot.sessions}
+        chosen = [sessions[p.session_id].request.gpu_models for p in from_nothing.placed]
+        self.of_several += sum(len(models) > 1 for models in chosen)
         return True
 
 
@@ -112,6 +119,7 @@ def live_through(seeds: range, steps: int) -> int:
         history = History(seed)
         happened += sum(history.step() for _ in range(steps))
         assert history.servers > LEAST_ASKED
+        assert history.of_several > 20
     return happened
 
 

@@ -19,7 +19,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lately(milli: int, count: int, group: str = "lab") -> Asked:
-    return Asked(group, milli, 1000, 1024, None, None, None, count)
+    return Asked(group, milli, 1000, 1024, None, None, (), count)
 
 
 def submit(store: SessionStore, first: int, number: int, *, fgpu_milli: int = 500) -> None:
@@ -45,12 +45,14 @@ def test_all_amounts_and_the_group_are_told_apart(any_store: SessionStore) -> No
     first = ask("a", group="b")
     memory = replace(ask("b", group="a", fgpu_milli=0), gpu_memory_mib=2048)
     both = replace(memory, user="c", compute_percent=25)
-    model = replace(ask("d", group="a"), gpu_model="T4")
-    any_store.submit([first, memory, both, model], now_s=1)
+    model = replace(ask("d", group="a"), gpu_models=("T4",))
+    several = [replace(model, user=user, gpu_models=("T4", "A,1")) for user in "efgh"]
+    any_store.submit([first, memory, both, model, *several], now_s=1)
     assert any_store.snapshot(1).asked == (
         replace(lately(0, 1, "a"), gpu_memory_mib=2048),
         replace(lately(0, 1, "a"), gpu_memory_mib=2048, compute_percent=25),
-        replace(lately(500, 1, "a"), gpu_model="T4"),
+        replace(lately(500, 1, "a"), gpu_models=("T4",)),
+        replace(lately(500, 4, "a"), gpu_models=("T4", "A,1")),
         lately(500, 1, "b"),
     )
 

@@ -105,7 +105,7 @@ FULL_REQUEST = Request(
     1024,
     gpu_memory_mib=4096,
     compute_percent=35,
-    gpu_model="Test GPU",
+    gpu_models=("Test GPU", 'Other, "quoted"'),
     time_limit_s=3600,
     priority=-7,
     groups=("a,b", "class", 'Zoë "quoted"'),
@@ -166,3 +166,24 @@ def test_the_database_refuses_a_share_of_nothing(store: Store, amounts: tuple[in
     row |= {"fgpu_milli": fgpu_milli, "memory_mib": memory_mib, "compute_percent": compute_percent}
     with pytest.raises(IntegrityError), store._database.writing() as connection:
         connection.execute(shares.insert(), [row])
+
+
+def test_one_model_becomes_a_list_of_one_whatever_it_is_called(url: str) -> None:
+    engine = create_engine(url)
+    names = [None, "Test GPU", "T4", '["T4"]', 'a "b"', "T4"]
+    with engine.begin() as connection:
+        upgraded(connection, "0012")
+        connection.execute(
+            text("INSERT INTO fgpu_meta (id, version, installation_id) VALUES (1, 41, 'abcdef012345')")
+        )
+        for n, name in enumerate(names):
+            said = text(
+                "INSERT INTO fgpu_sessions (user_name, server_name, image, resource_group, fgpu_milli, cpu_milli,"
+                " memory_mib, state, submitted_at_s, held, attempt, gpu_model)"
+                " VALUES (:user, '', 'image', 'lab', 500, 1000, 1024, 'PENDING', 1, true, 0, :model)"
+            )
+            connection.execute(said, {"user": f"u{n}", "model": name})
+    engine.dispose()
+    with opened(url) as store:
+        found = [session.request.gpu_models for session in store.snapshot(1).sessions]
+        assert found == [() if name is None else (name,) for name in names]

@@ -21,7 +21,7 @@ KEPT = [
     "display_name",
     "image_name",
     "amount",
-    "gpu_model",
+    "gpu_models",
     "priority",
     "wait_reason",
     "wait_text",

@@ -79,7 +79,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         **asked_object(session, world, viewer, site),
         "display_name": server_words(session),
         "state": session.state.value,
-        "gpu_model": asked.gpu_model,
+        "gpu_models": list(asked.gpu_models),
         "cpu": format_milli(asked.cpu_milli),
         "memory_mib": asked.memory_mib,
         "compute_percent": sum(s.compute_percent for s in shares) if shares else None,

@@ -37,7 +37,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "session": thing(
         f"""
-        {ASKED} id:count display_name:text gpu_model:text? cpu:amount memory_mib:count compute_percent:count?
+        {ASKED} id:count display_name:text gpu_models:text[] cpu:amount memory_mib:count compute_percent:count?
         node:text? wait_text:text? position:count? ahead:count? expected_start_at_s:at_s? forecast_basis:text?
         early_start_at_s:at_s? late_start_at_s:at_s?
         time_limit_s:count? priority:whole ends_at_s:at_s? warning:text? preemptible_from_s:at_s?

@@ -25,6 +25,7 @@ from fgpu_scheduler import (
     format_milli,
     free,
     placements,
+    takes_model,
 )
 from fgpuspawner.service.api.session_objects import sooner_words, waits_for
 from fgpuspawner.service.model import Viewer, World, groups_of, is_mine, is_visible, whose
@@ -322,7 +323,7 @@ def _block(found: Forecast, session: Session, viewer: Viewer, nodes: Sequence[No
 
 def _gpus_of(asked: Request, devices: Sequence[Device]) -> int:
     """Return how many GPUs x 1000 a request comes to, on the first of those that it may have."""
-    device = next((d for d in devices if asked.gpu_model in (None, d.model)), None)
+    device = next((d for d in devices if takes_model(asked, d.model)), None)
     if device is None:
         return 1000
     if asked.gpu_memory_mib is not None:

@@ -16,13 +16,20 @@ showWay();
 // A browser that comes back to this page puts in what was there, and tells nobody.
 window.addEventListener("pageshow", showWay);
 
-// Only models that the chosen group has.
-const model = by("fgpu-model");
+// Models in order of liking: those that the chosen group has, each once. The first empty field ends the list.
+const models = [...root.querySelectorAll("[name=gpu_models]")];
+const likedModels = () => models.map((one) => one.value).filter(Boolean);
 function showModels() {
-  for (const option of model ? model.options : []) {
-    option.hidden = option.disabled = option.value !== "" && !own().models.includes(option.value);
+  let left = own().models;
+  for (const one of models) {
+    for (const option of one.options) {
+      option.hidden = option.disabled = option.value !== "" && !left.includes(option.value);
+    }
+    // None is chosen where a link names a model that is not there.
+    if (one.selectedIndex < 0 || one.selectedOptions[0].disabled) { one.value = ""; }
+    one.closest(".liked").hidden = one !== models[0] && !left.length;
+    left = one.value ? left.filter((name) => name !== one.value) : [];
   }
-  // None is chosen where a link names a model that is not there.
-  if (model && (model.selectedIndex < 0 || model.selectedOptions[0].disabled)) { model.value = ""; }
 }
+for (const one of models) { one.addEventListener("change", showModels); }
 showModels();

@@ -1,5 +1,5 @@
 // Values behind the # of a link, such as of one in JupyterLab: they are shown, and start nothing.
-const LINKED = ["image", "group", "fgpu", "gpu_memory_mib", "compute_percent", "gpu_model", "cpu", "memory_mib",
+const LINKED = ["image", "group", "fgpu", "gpu_memory_mib", "compute_percent", "gpu_models", "gpu_model", "cpu", "memory_mib",
   "memory_gib", "count", "time_limit", "time_limit_s", "priority"];
 const linked = Object.fromEntries(
   [...new URLSearchParams(window.location.hash.slice(1))].filter(([name]) => LINKED.includes(name))
@@ -13,6 +13,8 @@ delete linked.time_limit_s;
 // And for memory in GiB.
 if (/^\d{1,9}$/.test(linked.memory_mib || "")) { linked.memory_gib = String(Number((linked.memory_mib / 1024).toFixed(4))); }
 delete linked.memory_mib;
+if (linked.gpu_model) { linked.gpu_models = linked.gpu_model; }
+delete linked.gpu_model;
 if (Object.keys(linked).length) {
   fill({ gpu_by: linked.gpu_memory_mib ? "memory" : "fgpu", ...linked });
   changed = true;

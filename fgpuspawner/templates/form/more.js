@@ -27,7 +27,8 @@ function showMeaning() {
   } else {
     const amount = own().amounts.find((one) => Number(one.fgpu) === Number(field("fgpu").value));
     const words = amount ? Object.entries(amount.means) : [];
-    const meant = model && model.value ? words.filter(([name]) => name === model.value) : words;
+    const liked = likedModels();
+    const meant = liked.length ? words.filter(([name]) => liked.includes(name)) : words;
     const different = new Set(meant.map(([, what]) => what));
     const told = different.size === 1 ? [...different][0] : meant.map(([name, what]) => name + ": " + what).join("; ");
     text = told ? amount.fgpu + " fGPU = " + told : "";
@@ -42,7 +43,7 @@ function showMore() {
     field("memory_gib").value + " GiB memory",
     time ? "ends after " + time : field("time_limit").placeholder === "none" ? "no time limit" : "",
     count > 1 ? count + " sessions" : "1 session",
-    model && model.value
+    likedModels().join(" or ")
   ];
   by("fgpu-more-now").textContent = told.filter(Boolean).join(", ");
   showMeaning();

@@ -14,6 +14,9 @@ function fill(fields) {
       nameChanged();
     } else if (name === "gpu_by") {
       for (const way of ways) { way.checked = way.value === value; }
+    } else if (name === "gpu_models") {
+      const names = value.split(",").map((one) => one.trim());
+      models.forEach((one, at) => { one.value = names[at] || ""; });
     } else if (field(name)) {
       field(name).value = value;
     }

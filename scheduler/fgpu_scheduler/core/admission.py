@@ -11,7 +11,7 @@ from dataclasses import replace
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.caps import Caps as Caps
 from fgpu_scheduler.core.caps import Refusal as Refusal
-from fgpu_scheduler.core.explicit import explicit_refusals, model_refusal, most_memory_mib
+from fgpu_scheduler.core.explicit import explicit_refusals, models_refusal, most_memory_mib
 from fgpu_scheduler.core.model import Node, Quota, Request
 from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, quota_words
 from fgpu_scheduler.core.shares import explicit
@@ -31,9 +31,9 @@ def admit(
                 f"group: resource group {request.resource_group!r} has no GPU; choose another",
             ),
         )
-    unknown = model_refusal(request, own)
+    unknown = models_refusal(request, own)
     if unknown is None:
-        own = _of_model(request.gpu_model, own)
+        own = _of_models(request.gpu_models, own)
     asks = explicit(request)
     found = [
         *(explicit_refusals(request, own, caps) if asks else _one(_fgpu(request.fgpu_milli, own, caps))),
@@ -81,11 +81,14 @@ def _one(refusal: Refusal | None) -> tuple[Refusal, ...]:
     return () if refusal is None else (refusal,)
 
 
-def _of_model(model: str | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return the nodes with only their devices of this model; those that have none are left out."""
-    if model is None:
+def _of_models(models: tuple[str, ...], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes once for each model with only their devices of it, as all GPUs of a session are of one.
+
+    Those that have none are left out; with no model the nodes are as they are.
+    """
+    if not models:
         return nodes
-    found = (replace(n, devices=tuple(d for d in n.devices if d.model == model)) for n in nodes)
+    found = (replace(n, devices=tuple(d for d in n.devices if d.model == m)) for m in models for n in nodes)
     return tuple(node for node in found if node.devices)
 
 

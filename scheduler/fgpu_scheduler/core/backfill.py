@@ -32,7 +32,7 @@ from fgpu_scheduler.core.placement import (
     placements,
     returned,
 )
-from fgpu_scheduler.core.shares import devices_needed, shares_of
+from fgpu_scheduler.core.shares import devices_needed, liked, shares_of, takes_model
 
 LAUNCH_S = 600
 """No launch takes longer, as far as promises go: a time limit counts from the end of the launch."""
@@ -124,17 +124,21 @@ def keep(
             nodes[node_id] = returned(before, holder.session.request, holder.placement)
             changed[node_id] = None
             at += 1
-        for node_id in sorted(changed):
-            found = best_on(nodes[node_id], asked, score=score)
-            if found is not None:
-                return Kept(session.id, found[0], instant, found[1])
+        for one in liked(asked):
+            for node_id in sorted(changed):
+                found = best_on(nodes[node_id], one, score=score)
+                if found is not None:
+                    return Kept(session.id, found[0], instant, found[1])
     return None
 
 
 def best_on(
     left: NodeFree, asked: Request, *, score: Score, beside: NodeFree | None = None
 ) -> tuple[Placement, NodeFree] | None:
-    """Return the best placement on one node, and what it leaves there; None where none fits, also into ``beside``."""
+    """Return the best placement on one node, and what it leaves there; None where none fits, also into ``beside``.
+
+    All of its models are liked alike here: whoever has several asks for one after the other (`liked`).
+    """
     own = sorted(d.device.uuid for d in left.devices)
     before = Room.of(left)
     found: tuple[tuple[tuple[int, ...], tuple[str, ...]], Placement, NodeFree] | None = None
@@ -151,16 +155,17 @@ def best_on(
 def gather(session: Session, left: Mapping[str, NodeFree]) -> Kept | None:
     """Return the place that lacks least, to be kept until it lacks nothing; None where no node could hold it."""
     asked = session.request
-    found: tuple[tuple[int, str, tuple[str, ...]], Placement, NodeFree] | None = None
+    found: tuple[tuple[int, int, str, tuple[str, ...]], Placement, NodeFree] | None = None
     for node_id, node in left.items():
         if node.node.state is not NodeState.READY or node.node.resource_group != asked.resource_group:
             continue
         if asked.cpu_milli > node.node.cpu_milli or asked.memory_mib > node.node.memory_mib:
             continue
-        for shares in _places(node, asked):
+        ways = ((at, shares) for at, one in enumerate(liked(asked)) for shares in _places(node, one))
+        for at, shares in ways:
             placement = Placement(node_id, shares)
             beside, lacks = _claim(node, asked, placement)
-            key = lacks, node_id, tuple(share.device_uuid for share in shares)
+            key = lacks, at, node_id, tuple(share.device_uuid for share in shares)
             if found is None or key < found[0]:
                 found = key, placement, beside
     return None if found is None else Kept(session.id, found[1], None, found[2])
@@ -181,7 +186,7 @@ def _places(left: NodeFree, asked: Request) -> Iterator[tuple[Share, ...]]:
             shares = shares_of(asked, (device,))
             if shares is not None:
                 yield shares
-        elif needed is not None and asked.gpu_model in (None, device.model):
+        elif needed is not None and takes_model(asked, device.model):
             whole.setdefault(device.capacity_milli, []).append(free)
     for capacity, devices in sorted(whole.items()):
         needed = devices_needed(asked.fgpu_milli, capacity_milli=capacity) or 0

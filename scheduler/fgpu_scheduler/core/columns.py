@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fgpu_scheduler.core.model import Device, Share, ShareMode
-from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shares_of
+from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shares_of, takes_model
 
 Ints = NDArray[np.int64]
 
@@ -218,8 +218,8 @@ class Columns:
 
     def _wholes(self, asked: Shape, rows: Ints, count: int) -> tuple[Ints, Ints, Ints, Ints]:
         untouched = self._shares[rows] == self._full[rows]
-        if asked.gpu_model is not None:
-            untouched &= np.array([d.model == asked.gpu_model for d in self._kinds])[self._kind[rows]]
+        if asked.gpu_models:
+            untouched &= np.array([takes_model(asked, d.model) for d in self._kinds])[self._kind[rows]]
         own = np.flatnonzero(np.count_nonzero(untouched, axis=1) >= count)
         before = np.full(own.size, self.capacity_milli, dtype=np.int64)
         return own, untouched[own].argmax(axis=1), before, np.zeros_like(before)

@@ -1,4 +1,4 @@
-"""Acceptance of explicit GPU memory and compute, and of a GPU model (product H2 to H5)."""
+"""Acceptance of explicit GPU memory and compute, and of GPU models (product H2 to H5)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from fgpu_scheduler.core.quota import least_milli
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB, format_milli
 
 
-def model_refusal(request: Request, nodes: Sequence[Node]) -> Refusal | None:
-    """Refuse a GPU model that the nodes do not have."""
-    models = sorted({device.model for node in nodes for device in node.devices})
-    if request.gpu_model is None or request.gpu_model in models:
-        return None
-    message = f"gpu_model: there is no {request.gpu_model!r} here; the models are {', '.join(models)}"
-    return Refusal("gpu_model", "unknown_model", message, None, models[0])
+def models_refusal(request: Request, nodes: Sequence[Node]) -> Refusal | None:
+    """Refuse a GPU model that the nodes do not have, and one that is named twice."""
+    asked, models = request.gpu_models, sorted({device.model for node in nodes for device in node.devices})
+    unknown = next((model for model in asked if model not in models), None)
+    if unknown is not None:
+        message = f"gpu_models: there is no {unknown!r} here; the models are {', '.join(models)}"
+        return Refusal("gpu_models", "unknown_model", message, None, models[0])
+    twice = next((model for at, model in enumerate(asked) if model in asked[:at]), None)
+    if twice is not None:
+        message = f"gpu_models: {twice!r} is named twice; name each model once"
+        return Refusal("gpu_models", "named_twice", message, None, ",".join(dict.fromkeys(asked)))
+    return None
 
 
 def explicit_refusals(request: Request, nodes: Sequence[Node], caps: Caps) -> list[Refusal]:
-    """Return every reason to refuse explicit amounts on these nodes, whose devices are all of the model asked for."""
+    """Return every reason to refuse explicit amounts on these nodes, whose devices are all of models asked for."""
     if request.gpu_memory_mib is None:
         message = "compute_percent: give gpu_memory_mib, too"
         return [Refusal("compute_percent", "compute_alone", message)]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from fgpu_scheduler.core.units import share_memory_mib
 
-Asked = tuple[int, int, int, int | None, int | None, str | None]
-"""fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU model."""
+Asked = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
+"""fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
 
 
 class Misfits:
@@ -35,12 +35,12 @@ class Misfits:
 
     def rule_out(self, asked: Asked) -> bool:
         """Return whether it cannot fit, because something that asks for no more did not."""
-        fgpu, cpu, memory, gpu_memory, compute, model = asked
+        fgpu, cpu, memory, gpu_memory, compute, models = asked
         if gpu_memory is not None or compute is not None:
             return False
         # Not any(): a generator costs more than what it would look at, and this is asked of everybody in every pass.
         for least in self._least:
-            if fgpu >= least[0] and cpu >= least[1] and memory >= least[2] and least[5] in (None, model):
+            if fgpu >= least[0] and cpu >= least[1] and memory >= least[2] and _among(models, least[5]):
                 return True
         return False
 
@@ -59,3 +59,8 @@ class Misfits:
                 for capacity, memory in self._devices
             )
         return found
+
+
+def _among(models: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return whether whoever may be placed on these GPU models could be on others alone; none: any model."""
+    return not others or models == others or (bool(models) and set(models) <= set(others))

@@ -135,7 +135,9 @@ class Request:
 
     ``fgpu_milli`` is a fraction of one device, or whole devices; CPU is in thousandths of a core. With
     ``gpu_memory_mib`` it is 0, and that much memory of one device is asked for: with ``compute_percent`` of its
-    compute, or, where that is None, memory only. ``groups`` are the Hub groups of the user, in order, at submission.
+    compute, or, where that is None, memory only. ``gpu_models`` are those that it may be placed on, the most liked first;
+    none: any. Of those that it fits on now the most liked is taken. ``groups`` are the Hub groups of the user, in order,
+    at submission.
     """
 
     user: str
@@ -147,7 +149,7 @@ class Request:
     memory_mib: int
     gpu_memory_mib: int | None = None
     compute_percent: int | None = None
-    gpu_model: str | None = None
+    gpu_models: tuple[str, ...] = ()
     time_limit_s: int | None = None
     priority: int = 0
     groups: tuple[str, ...] = ()
@@ -295,7 +297,7 @@ class Asked:
     memory_mib: int
     gpu_memory_mib: int | None
     compute_percent: int | None
-    gpu_model: str | None
+    gpu_models: tuple[str, ...]
     count: int
 
 

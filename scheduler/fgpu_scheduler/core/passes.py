@@ -26,6 +26,7 @@ from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.scores.chosen import Placing, score_for
+from fgpu_scheduler.core.shares import liked
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
 NOBODY: Mapping[int, Session] = {}
@@ -322,17 +323,8 @@ class Floor:
         free_again_s = self._free_at_s(session, self.now_s) if self._reserves else None
         kept = self.kept
         in_time = kept is None or kept.ends_before(free_again_s)
-        if refused:
-            where = self._elsewhere(asked, refused, in_time=in_time)
-        else:
-            where = self._placer.place(asked) if in_time else self._beside(asked)
+        where = self._proposed(session, lane, refused, in_time=in_time)
         if where is None:
-            lane.reason = WaitReason.PRIORITY
-            return None
-        if self._quotas and not self._ledger.allows(session, where):
-            # It is worth more on these devices than it could have been.
-            self._changed(where.node_id)
-            lane.reason = WaitReason.QUOTA
             return None
         self._ground.put(claimed(self.left[where.node_id], asked, where))
         if refused or kept is not None:
@@ -346,6 +338,25 @@ class Floor:
             if self._holders is not None:
                 self._holders[session.id] = holder
         return where
+
+    def _proposed(
+        self, session: Session, lane: Lane, refused: Collection[str], *, in_time: bool
+    ) -> Placement | None:
+        """Propose a placement that the quotas allow, on the GPU model that is liked most of those that are left."""
+        reason = WaitReason.PRIORITY
+        for asked in liked(session.request):
+            if refused:
+                where = self._elsewhere(asked, refused, in_time=in_time)
+            else:
+                where = self._placer.place(asked) if in_time else self._beside(asked)
+            if where is not None and (not self._quotas or self._ledger.allows(session, where)):
+                return where
+            if where is not None:
+                # It is worth more on these devices than it could have been.
+                self._changed(where.node_id)
+                reason = WaitReason.QUOTA
+        lane.reason = reason
+        return None
 
     def _who_holds(self) -> Iterable[Holder]:
         """Return who holds something here now: found out when it is first asked for, as most plans never do."""

@@ -20,7 +20,7 @@ from fgpu_scheduler.core.model import (
     ShareMode,
     Snapshot,
 )
-from fgpu_scheduler.core.shares import devices_needed, explicit, shares_of
+from fgpu_scheduler.core.shares import devices_needed, explicit, liked, shares_of, takes_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +184,14 @@ def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | 
 
 
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
-    """Yield each way that ``request`` fits on a node, with what that leaves, in order of device uuid.
+    """Yield each way that ``request`` fits on a node, with what that leaves: by liked model, then by device uuid.
 
     For whole devices there is one for each capacity: those of the lowest uuids. (They are alike, being
     untouched.)
     """
     if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return
-    for devices in _device_sets(left, request):
+    for devices in (devices for one in liked(request) for devices in _device_sets(left, one)):
         shares = shares_of(request, devices)
         if shares is not None:
             placement = Placement(left.node.id, shares)
@@ -209,10 +209,7 @@ def _device_sets(left: NodeFree, request: Request) -> Iterator[tuple[Device, ...
     for free in sorted(left.devices, key=lambda d: d.device.uuid):
         device, capacity = free.device, free.device.capacity_milli
         # Most devices of a busy cluster end here.
-        if free.fgpu_milli < min(request.fgpu_milli, capacity) or request.gpu_model not in (
-            None,
-            device.model,
-        ):
+        if free.fgpu_milli < min(request.fgpu_milli, capacity) or not takes_model(request, device.model):
             continue
         needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
         if needed == 1:
@@ -260,6 +257,11 @@ def best_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ..
 
 def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
     """Return the best placement of ``request`` and what it leaves, or None if none fits."""
+    found = (_place(one, left, score=score) for one in liked(request))
+    return next((one for one in found if one is not None), None)
+
+
+def _place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
     found: tuple[tuple[tuple[int, ...], str, tuple[str, ...]], Placement, int, NodeFree] | None = None
     for at, node in enumerate(left):
         if node.node.resource_group != request.resource_group:

@@ -16,7 +16,7 @@ from fgpu_scheduler.core.columns import Columns, DeviceState, Many
 from fgpu_scheduler.core.model import Device, NodeState, Placement, Request, Share
 from fgpu_scheduler.core.placement import DeviceFree, Free, NodeFree, Room, Score, untouched
 from fgpu_scheduler.core.scores.many import many_of
-from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shape, shares_of
+from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, liked, shape, shares_of, takes_model
 
 KEPT_SHAPES = 2000
 KEPT_CHANGES = 1 << 17
@@ -123,11 +123,14 @@ class Placer:
 
     def place(self, request: Request) -> Placement | None:
         """Take the best placement of ``request``, or return None if none fits."""
-        asked = shape(request)
-        heap = self._ranked(asked).heap
-        if not heap:
-            return None
-        _, at, _, column = heap[0]
+        for asked in liked(shape(request)):
+            heap = self._ranked(asked).heap
+            if heap:
+                return self._placed(asked, heap[0])
+        return None
+
+    def _placed(self, asked: Shape, best: _Entry) -> Placement:
+        _, at, _, column = best
         state, devices = self._states[at], self._devices[at]
         taken = _taken(asked, state, devices, column)
         shares = shares_of(asked, [devices[i] for i in taken])
@@ -137,7 +140,7 @@ class Placer:
 
     def fits(self, request: Request) -> bool:
         """Return whether ``request`` would be placed now."""
-        return bool(self._ranked(shape(request)).heap)
+        return any(self._ranked(asked).heap for asked in liked(shape(request)))
 
     def update(self, node: NodeFree) -> None:
         """Put in what is left of a node that was handed in at first.
@@ -413,7 +416,7 @@ def _whole(
         for i, device in enumerate(own)
         if device.capacity_milli == capacity
         and state.devices[i][3] == device.max_shares
-        and asked.gpu_model in (None, device.model)
+        and takes_model(asked, device.model)
     ][:needed]
     return tuple(found) if len(found) == needed and shares_of(asked, [own[i] for i in found]) else ()
 

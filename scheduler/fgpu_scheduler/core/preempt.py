@@ -251,7 +251,7 @@ class _Devices:
         """Return of how many the end is needed at least; None where that of all is not enough."""
         if asked.fgpu_milli == 0 and not explicit(asked):
             return 0
-        if not self._capacities or asked.gpu_model not in (None, *self._models):
+        if not self._capacities or (asked.gpu_models and self._models.isdisjoint(asked.gpu_models)):
             return None
         if asked.fgpu_milli > self._capacities[-1]:
             devices = -(-asked.fgpu_milli // self._capacities[-1])

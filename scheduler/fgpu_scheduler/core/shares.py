@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from fgpu_scheduler.core.model import Device, Request, Share, ShareMode
 from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB
@@ -18,7 +19,7 @@ class Shape(NamedTuple):
     memory_mib: int
     gpu_memory_mib: int | None
     compute_percent: int | None
-    gpu_model: str | None
+    gpu_models: tuple[str, ...]
 
 
 def shape(asked: Request) -> Shape:
@@ -30,8 +31,25 @@ def shape(asked: Request) -> Shape:
         asked.memory_mib,
         asked.gpu_memory_mib,
         asked.compute_percent,
-        asked.gpu_model,
+        asked.gpu_models,
     )
+
+
+AnyRequest = TypeVar("AnyRequest", Request, Shape)
+
+
+def liked(asked: AnyRequest) -> tuple[AnyRequest, ...]:
+    """Return it with each GPU model that it may be placed on, the most liked first; it alone where any will do."""
+    if len(asked.gpu_models) < 2:
+        return (asked,)
+    if isinstance(asked, Shape):
+        return tuple(asked._replace(gpu_models=(model,)) for model in asked.gpu_models)
+    return tuple(replace(asked, gpu_models=(model,)) for model in asked.gpu_models)
+
+
+def takes_model(asked: Request | Shape, model: str) -> bool:
+    """Return whether a request may be placed on a GPU of this model."""
+    return not asked.gpu_models or model in asked.gpu_models
 
 
 def explicit(request: Request | Shape) -> bool:
@@ -54,10 +72,12 @@ def shares_of(request: Request | Shape, devices: Sequence[Device]) -> tuple[Shar
     """Return what ``request`` takes of each of exactly these devices, or None where they cannot make it up.
 
     A fraction and explicit amounts lie on one device; more is whole devices of one capacity; no fGPU is no
-    device. Where a GPU model is asked for, every device must be of it. A share of no memory is none: no
-    limit can be set to it.
+    device. Where GPU models are asked for, all devices must be of one of them. A share of no memory is none:
+    no limit can be set to it.
     """
-    if any(request.gpu_model not in (None, device.model) for device in devices):
+    if request.gpu_models and not all(
+        device.model in request.gpu_models and device.model == devices[0].model for device in devices
+    ):
         return None
     if explicit(request):
         share = _explicit_share(request, devices[0]) if len(devices) == 1 else None

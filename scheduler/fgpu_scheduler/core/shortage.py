@@ -21,10 +21,12 @@ def shortage(request: Request, left: placement.Free) -> str:
     ]
     if not own:
         return f"no machine of resource group {request.resource_group!r} takes sessions now"
-    if request.gpu_model is not None:
-        own = [_of_model(n, request.gpu_model) for n in own]
+    if request.gpu_models:
+        # Apart: all GPUs of a session are of one model.
+        own = [_of_model(n, model) for model in request.gpu_models for n in own]
         if not any(n.devices for n in own):
-            return f"no machine with a GPU of model {request.gpu_model!r} takes sessions now"
+            models = " or ".join(map(repr, request.gpu_models))
+            return f"no machine with a GPU of model {models} takes sessions now"
     if explicit(request):
         return _explicit_shortage(request, own)
     enough = [n for n in own if _has_fgpu(n, request.fgpu_milli)]

@@ -85,6 +85,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     id_, node_id = _key_of(row)
     asked = dict(zip(_REQUEST, _request_of(row), strict=True))
     asked["groups"] = groups_of(asked["groups"])
+    asked["gpu_models"] = models_of(asked["gpu_models"])
     life = dict(zip(_LIFE, _life_of(row), strict=True))
     for name, word in _WORDS.items():
         if life[name] is not None:
@@ -103,10 +104,16 @@ def groups_of(column: str) -> tuple[str, ...]:
     return () if column == NONE else tuple(json.loads(column))
 
 
+def models_of(column: str | None) -> tuple[str, ...]:
+    """Return the GPU models of a column."""
+    return () if column is None else tuple(json.loads(column))
+
+
 def request_values(request: Request) -> dict[str, Any]:
     """Return the columns that a session has from its request and never changes."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
-    return {**values, "groups": json.dumps(request.groups)}
+    models = json.dumps(request.gpu_models) if request.gpu_models else None
+    return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
 
 
 def life_values(session: Session) -> dict[str, Any]:

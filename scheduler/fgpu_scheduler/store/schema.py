@@ -101,7 +101,8 @@ sessions = Table(
     Column("replaces", BigInteger),
     Column("gpu_memory_mib", BigInteger),
     Column("compute_percent", Integer),
-    Column("gpu_model", Text),
+    # A JSON array, the most liked first; null: any.
+    Column("gpu_models", Text),
     Column("time_limit_s", BigInteger),
     Column("priority", Integer, nullable=False, server_default="0"),
     # A JSON array.

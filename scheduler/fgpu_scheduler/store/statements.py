@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import AMOUNTS, counted_ids, in_order
 from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
-from fgpu_scheduler.store.rows import Used, nodes_of, quotas_of, sessions_of
+from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
     devices,
     events,
@@ -127,4 +127,6 @@ def read_asked(connection: Connection, newest_id: int) -> tuple[Asked, ...]:
     ids = counted_ids(newest_id)
     if not ids:
         return ()
-    return in_order(connection.execute(ASKED, {"first": ids[0], "last": ids[-1]}))
+    counts = connection.execute(ASKED, {"first": ids[0], "last": ids[-1]})
+    # The models are the last of the amounts.
+    return in_order((*amounts, models_of(models), count) for *amounts, models, count in counts)

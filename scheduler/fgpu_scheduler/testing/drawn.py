@@ -119,7 +119,7 @@ def request(rng: Random, group: str, amounts: Sequence[int], memories_mib: Seque
         fgpu_milli=rng.choice(amounts),
         cpu_milli=rng.choice((1000, 1000, 1000, 2000)),
         memory_mib=rng.choice((1024, 1024, 1024, 4096)),
-        gpu_model=rng.choice((None, None, None, None, None, *MODELS)),
+        gpu_models=rng.choice(((), (), (), (), *((m,) for m in MODELS), MODELS, MODELS[::-1])),
         time_limit_s=rng.choice((None, 300, 300, 900, 3600)),
         priority=rng.choice((0, 0, 0, 1, 2)),
         groups=HUB_GROUPS.get(user, ()),

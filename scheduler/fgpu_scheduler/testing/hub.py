@@ -16,7 +16,7 @@ from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Observed, Remo
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
 from fgpu_scheduler.testing.checks import Standing, Violation
 from fgpu_scheduler.testing.lab import Lab, node_of
-from fgpu_scheduler.testing.order_checks import refused_again
+from fgpu_scheduler.testing.order_checks import less_liked, refused_again
 
 S = SessionState
 
@@ -32,7 +32,7 @@ class Hub(Lab):
     def _cycle(self) -> None:
         snapshot = self._snapshot()
         decided = self._planned(snapshot)
-        complaints = list(refused_again(snapshot, decided))
+        complaints = [*refused_again(snapshot, decided), *less_liked(snapshot, decided)]
         if complaints:
             raise Violation("; ".join(complaints))
         if self._chance(self._faults.late_commit):

@@ -64,7 +64,8 @@ def _of_request(asked: Request) -> list[str]:
     found = ["asks fGPU" if asked.gpu_memory_mib is None else "asks memory"]
     if asked.gpu_memory_mib is not None and asked.compute_percent is not None:
         found = ["asks memory and compute"]
-    found += ["asks a model"] if asked.gpu_model else []
+    found += ["asks a model"] if len(asked.gpu_models) == 1 else []
+    found += ["asks several models"] if len(asked.gpu_models) > 1 else []
     found += ["asks a time limit"] if asked.time_limit_s else []
     found += ["asks a priority"] if asked.priority else []
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from fgpu_scheduler.core import orders
+from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.planner import Plan
+from fgpu_scheduler.core.planner import Plan, Reserve, applied
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.testing.quota_checks import names
 
@@ -72,6 +73,32 @@ def refused_again(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
                 yield f"session {placed.session_id} is put on {node.node_id} again, refused at {node.at_s}"
 
 
+def less_liked(snapshot: Snapshot, decided: Plan) -> Iterator[str]:
+    """Nobody is put on a GPU model that they like less while one that they like more is free to the end of the plan.
+
+    What a place is kept on, and what a quota is about, may be free and not for them.
+    """
+    sessions = {s.id: s for s in snapshot.sessions}
+    kept = [one.node_id for one in decided.decisions if isinstance(one, Reserve)]
+    model_of = {d.uuid: d.model for node in snapshot.nodes for d in node.devices}
+    left = [node for node in placement.free(applied(snapshot, decided)) if node.node.id not in kept]
+    for placed in decided.placed:
+        session = sessions[placed.session_id]
+        models = session.request.gpu_models
+        got = {model_of[share.device_uuid] for share in placed.placement.shares}
+        if len(models) < 2 or not got or snapshot.quotas:
+            continue
+        if len(got) > 1 or not got <= set(models):
+            yield f"session {session.id} asked for one of {models}, and is put on {got}"
+            continue
+        refused = [node.node_id for node in session.refused]
+        offered = tuple(node for node in left if node.node.id not in refused)
+        for model in models[: models.index(min(got))]:
+            only = replace(session.request, gpu_models=(model,))
+            if placement.place(only, offered, score=placement.best_fit) is not None:
+                yield f"session {session.id} is put on {got}, and {model}, which it likes more, is free"
+
+
 def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
     asked = session.request
     return (
@@ -80,7 +107,7 @@ def _asked(session: Session, last: Snapshot) -> tuple[object, ...]:
         asked.memory_mib,
         asked.gpu_memory_mib,
         asked.compute_percent,
-        asked.gpu_model,
+        asked.gpu_models,
         _limit_s(session, last),
     )
 

@@ -222,7 +222,7 @@ def request(
     image: str = "image",
     gpu_memory_mib: int | None = None,
     compute_percent: int | None = None,
-    gpu_model: str | None = None,
+    gpu_models: tuple[str, ...] = (),
 ) -> Request:
     """Return a request in the notation of the form; one of explicit GPU memory asks for fGPU "0"."""
     return Request(
@@ -235,7 +235,7 @@ def request(
         memory_mib=memory_mib,
         gpu_memory_mib=gpu_memory_mib,
         compute_percent=compute_percent,
-        gpu_model=gpu_model,
+        gpu_models=gpu_models,
     )
 
 

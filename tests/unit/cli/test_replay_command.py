@@ -295,7 +295,7 @@ def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
         "fgpu": "",
         "gpu_memory_mib": "4096",
         "compute_percent": "25",
-        "gpu_model": "Tesla T4",
+        "gpu_models": "Tesla T4;L4",
         "resource_group": "lab",
         "cpu": "1.5",
         "memory_mib": "2048",
@@ -304,10 +304,19 @@ def test_a_trace_may_tell_all_of_a_request(tmp_path: Path) -> None:
         "groups": "ml101;staff",
         "waited_s": "3",
     }
-    path = trace(tmp_path, f"{','.join(COLUMNS)}\n{','.join(cells[name] for name in COLUMNS)}\n\n")
+    assert {*cells, "gpu_model"} == {*COLUMNS}, "the old name of one model"
+    path = trace(tmp_path, f"{','.join(cells)}\n{','.join(cells.values())}\n\n")
     (job,) = read_trace(path).jobs
-    asked = Request("ann", "", "", "lab", 0, 1500, 2048, 4096, 25, "Tesla T4", 90, -2, ("ml101", "staff"))
+    models, groups = ("Tesla T4", "L4"), ("ml101", "staff")
+    asked = Request("ann", "", "", "lab", 0, 1500, 2048, 4096, 25, models, 90, -2, groups)
     assert job == Job(asked, 7, 60)
+
+
+def test_a_trace_of_before_names_one_model(tmp_path: Path) -> None:
+    from fgpuspawner.replay.trace import read_trace
+
+    (job,) = read_trace(trace(tmp_path, "submitted_at_s,user,length_s,fgpu,gpu_model\n7,ann,60,1,T;4\n")).jobs
+    assert job.request.gpu_models == ("T;4",)
 
 
 HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
@@ -329,6 +338,10 @@ HEAD = "submitted_at_s,user,fgpu,length_s,waited_s\n"
         (HEAD + "0,,1,5,0\n", "line 2: user: is empty"),
         (HEAD + "0,ann,,5,0\n", "line 2: fgpu: give either fgpu or gpu_memory_mib"),
         (HEAD + '0,"ann,1,5,0\n', "is not CSV: "),
+        (
+            "submitted_at_s,user,length_s,fgpu,gpu_model,gpu_models\n0,ann,5,1,T4,T4;L4\n",
+            "line 2: gpu_models: give either gpu_models or gpu_model",
+        ),
     ],
 )
 def test_a_bad_trace_is_named_by_line_and_field(

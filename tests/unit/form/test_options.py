@@ -72,8 +72,8 @@ NUMBER = "is not a number such as 0.5"
 LONG = "9" * 4000
 MARKUP = "<script>alert(1)</script>"
 OPTIONS = (
-    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_model, cpu, memory_mib, memory_gib, count, "
-    "time_limit, time_limit_s, priority"
+    "the options are image, group, fgpu, gpu_memory_mib, compute_percent, gpu_models, gpu_model, cpu, memory_mib, "
+    "memory_gib, count, time_limit, time_limit_s, priority"
 )
 
 BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
@@ -150,6 +150,18 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
     (TEXTS, {"group": "none"}, "group", "no_devices", "group: resource group 'none' has no GPU; choose another"),
     (TEXTS, {"gpu_model": "T4"}, "gpu_model", "unknown_choice",
      "gpu_model: there is no 'T4'; choose one of Simulated GPU 8192 MiB"),
+    (TEXTS, {"gpu_models": "Simulated GPU 8192 MiB, T4"}, "gpu_models", "unknown_choice",
+     "gpu_models: there is no 'T4'; choose one of Simulated GPU 8192 MiB"),
+    (JSON, {"gpu_models": ["Simulated GPU 8192 MiB", ""]}, "gpu_models", "unknown_choice",
+     "gpu_models: there is no ''; choose one of Simulated GPU 8192 MiB"),
+    (TEXTS, {"gpu_models": "Simulated GPU 8192 MiB,Simulated GPU 8192 MiB"}, "gpu_models", "named_twice",
+     "gpu_models: 'Simulated GPU 8192 MiB' is named twice; name each model once: Simulated GPU 8192 MiB"),
+    (JSON, {"gpu_models": {"T4": 1}}, "gpu_models", "not_a_text",
+     "gpu_models: {'T4': 1} is no name of a GPU model, nor a list of them"),
+    (JSON, {"gpu_models": [["T4"]]}, "gpu_models", "not_a_text",
+     "gpu_models: [['T4']] is no name of a GPU model, nor a list of them"),
+    (TEXTS, {"gpu_models": "T4", "gpu_model": "T4"}, "gpu_models", "given_twice",
+     "gpu_models: given, and one as gpu_model; give one of them"),
     (TEXTS, {"gpu_memory_mib": "4 GiB"}, "gpu_memory_mib", "not_a_number",
      "gpu_memory_mib: '4 GiB' is not a whole number such as 4096"),
     (TEXTS, {"gpu_memory_mib": "4096", "compute_percent": "2.5"}, "compute_percent", "not_a_number",
@@ -493,7 +505,9 @@ DEFAULT = Wanted("python", "default", fgpu_milli=1000, cpu_milli=2000, memory_mi
         ({"gpu_memory_mib": "5120", "compute_percent": "25"},
          {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25, **BESIDE}),
         ({"gpu_memory_mib": 5120}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, **BESIDE}),
-        ({"gpu_model": "Simulated GPU 8192 MiB"}, {"gpu_model": "Simulated GPU 8192 MiB"}),
+        ({"gpu_model": "Simulated GPU 8192 MiB"}, {"gpu_models": ("Simulated GPU 8192 MiB",)}),
+        ({"gpu_models": "Simulated GPU 8192 MiB"}, {"gpu_models": ("Simulated GPU 8192 MiB",)}),
+        ({"gpu_models": ""}, {}),
         ({"time_limit": "2:30"}, {"time_limit_s": 9000}),
         ({"time_limit_s": 9000}, {"time_limit_s": 9000}),
         ({"time_limit": "0:00"}, {}),
@@ -540,7 +554,7 @@ def test_options_are_read_again_as_what_they_were_written_from() -> None:
         ({"default_time_limit_s": 3600}, {"time_limit_s": 7200}),
         ({"max_priority": {"*": 5}}, {"priority": 4}),
         ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "compute_percent": 25, **BESIDE}),
-        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "gpu_model": "Simulated GPU 8192 MiB"}),
+        ({}, {"fgpu_milli": 0, "gpu_memory_mib": 5120, "gpu_models": ("Simulated GPU 8192 MiB",)}),
     ],
     ids=str,
 )
@@ -695,7 +709,7 @@ def test_the_form_shows_what_a_link_asked_for(given: dict[str, str], by: str, ti
 
 def test_the_form_asks_for_priority_and_model_only_where_there_is_a_choice() -> None:
     plain = shown(form.render(offer(), hub_prefix="/hub/", ticket="t", given={}))
-    assert not plain.select("[name=priority], [name=gpu_model]")
+    assert not plain.select("[name=priority], [name=gpu_models], [for^=fgpu-model], #fgpu-model-hint")
     some = offer(max_priority={"*": 3})
     node = replace(
         some.nodes[0], devices=(replace(some.nodes[0].devices[0], model="Tesla T4"), *some.nodes[0].devices)
@@ -703,10 +717,60 @@ def test_the_form_asks_for_priority_and_model_only_where_there_is_a_choice() -> 
     rich = shown(form.render(replace(some, nodes=(node,)), hub_prefix="/hub/", ticket="t", given={}))
     (priority,) = rich.select("[name=priority]")
     assert (priority["max"], priority["value"]) == ("3", "0")
-    assert [o["value"] for o in rich.select("[name=gpu_model] option")] == [
+    assert [o["value"] for o in rich.select("#fgpu-model option")] == [
         "",
         "Tesla T4",
         "Simulated GPU 8192 MiB",
+    ]
+
+
+MODELS = ("Tesla T4", "Simulated GPU 8192 MiB", "NVIDIA A100")
+
+
+def several_models() -> Offer:
+    some = offer()
+    (device,) = some.nodes[0].devices[:1]
+    devices = tuple(replace(device, uuid=f"GPU-{i}", model=model) for i, model in enumerate(MODELS))
+    return replace(some, nodes=(replace(some.nodes[0], devices=devices), *some.nodes[1:]))
+
+
+def test_a_form_a_link_and_the_api_name_several_models_in_order() -> None:
+    a100_t4 = replace(DEFAULT, gpu_models=("NVIDIA A100", "Tesla T4"))
+    # The first field that is empty ends the list of the form.
+    for fields in (["NVIDIA A100", "Tesla T4", ""], ["NVIDIA A100, Tesla T4"], ["NVIDIA A100,Tesla T4"]):
+        found = parse(read_fields({"gpu_models": fields}), several_models())
+        assert found.gpu_models == ("NVIDIA A100", "Tesla T4")
+    assert parse(read_fields({"gpu_models": ["", "Tesla T4", ""]}), several_models()).gpu_models == ()
+    assert parse({"gpu_models": []}, several_models()) == parse({}, several_models())
+    options = a100_t4.as_options()
+    assert options["gpu_models"] == ["NVIDIA A100", "Tesla T4"]
+    assert parse(options, several_models()).gpu_models == a100_t4.gpu_models
+    assert Wanted.of(a100_t4.request("alice", "")) == a100_t4
+    with pytest.raises(
+        Refused, match="'Tesla T4' is named twice; name each model once: Tesla T4, NVIDIA A100"
+    ):
+        parse(read_fields({"gpu_models": ["Tesla T4", "NVIDIA A100", "Tesla T4"]}), several_models())
+
+
+def test_the_form_has_a_field_for_each_model_and_shows_what_was_chosen() -> None:
+    for given in (
+        {"gpu_models": "NVIDIA A100, Tesla T4"},
+        form.first_of({"gpu_models": ["NVIDIA A100", "Tesla T4", ""]}),
+    ):
+        page = shown(form.render(several_models(), hub_prefix="/hub/", ticket="t", given=given))
+        fields = page.select("[name=gpu_models]")
+        assert [[o["value"] for o in field.select("option[selected]")] for field in fields] == [
+            ["NVIDIA A100"],
+            ["Tesla T4"],
+            [],
+        ]
+        labels = [page.select_one(f"[for={field['id']}]") for field in fields]
+        assert [label.text for label in labels if label] == ["GPU model", *["Or, if that is not free"] * 2]
+    by_old_link = form.render(
+        several_models(), hub_prefix="/hub/", ticket="t", given={"gpu_model": MODELS[0]}
+    )
+    assert [o["value"] for o in shown(by_old_link).select("[name=gpu_models] option[selected]")] == [
+        MODELS[0]
     ]
 
 

@@ -177,7 +177,7 @@ def test_a_launch_fills_in_all_fields_and_empties_those_that_it_did_not_use() ->
         "fgpu": "",
         "gpu_memory_mib": "2048",
         "compute_percent": "25",
-        "gpu_model": "",
+        "gpu_models": "",
         "cpu": "1",
         "memory_gib": "2",
         "count": "1",

@@ -114,7 +114,7 @@ def test_of_several_kinds_of_gpu_the_one_with_the_least_memory_counts() -> None:
     image = big(min_gpu_memory_mib=3000)
     two = offer(image, device(0), device(1, "Old GPU", memory_mib=4096))
     assert refusal(two, fgpu="0.5").nearest == "0.8"
-    assert parse({"image": "big", "fgpu": "0.5", "gpu_model": "Test GPU"}, two).gpu_model == "Test GPU"
+    assert parse({"image": "big", "fgpu": "0.5", "gpu_model": "Test GPU"}, two).gpu_models == ("Test GPU",)
 
 
 def test_without_amounts_a_request_gets_what_is_recommended_or_else_at_least_the_minimum() -> None:
@@ -345,11 +345,11 @@ def test_code_runs_on_later_minor_versions_of_the_same_major_one() -> None:
 def test_an_image_goes_to_the_models_that_it_has_code_for() -> None:
     old = big(gpu_architectures=("7.0",))
     v100, a100, h200 = device(0, "Tesla V100"), device(1, "NVIDIA A100"), device(2, "NVIDIA H200")
-    assert parse({"image": "big"}, offer(old, v100, a100)).gpu_model == "Tesla V100"
-    assert parse({"image": "plain"}, offer(old, v100, a100)).gpu_model is None
+    assert parse({"image": "big"}, offer(old, v100, a100)).gpu_models == ("Tesla V100",)
+    assert parse({"image": "plain"}, offer(old, v100, a100)).gpu_models == ()
     wrong = refusal(offer(old, v100, a100), gpu_model="NVIDIA A100")
-    assert (wrong.field, wrong.nearest) == ("gpu_model", "Tesla V100")
-    assert wrong.message == "gpu_model: Big has code for compute capability 7.0 only; choose Tesla V100"
+    assert (wrong.field, wrong.nearest) == ("gpu_models", "Tesla V100")
+    assert wrong.message == "gpu_models: Big has code for compute capability 7.0 only; choose Tesla V100"
     both = big(gpu_architectures=("7.0", "8.0"))
     several = refusal(offer(both, v100, a100, h200))
     assert several.message.endswith("choose Tesla V100 or NVIDIA A100")

@@ -36,10 +36,10 @@ def refusals(
         {"gpu_memory_mib": 128},
         {"gpu_memory_mib": 5120, "compute_percent": 35},
         {"gpu_memory_mib": 16160},
-        {"gpu_memory_mib": 16128, "gpu_model": "Small", "compute_percent": 100},
+        {"gpu_memory_mib": 16128, "gpu_models": ("Small",), "compute_percent": 100},
         {"gpu_memory_mib": 24576, "compute_percent": 5},
-        {"fgpu": "2", "gpu_model": "Large"},
-        {"fgpu": "2", "gpu_model": "Small"},
+        {"fgpu": "2", "gpu_models": ("Large",)},
+        {"fgpu": "2", "gpu_models": ("Small",)},
         {"fgpu": "0.5", "time_limit_s": 60, "priority": 10**6},
     ],
 )
@@ -77,7 +77,7 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             ),
         ),
         (
-            {"gpu_memory_mib": 16384, "gpu_model": "Small"},
+            {"gpu_memory_mib": 16384, "gpu_models": ("Small",)},
             Refusal(
                 "gpu_memory_mib",
                 "never_fits",
@@ -167,17 +167,27 @@ def test_what_some_device_could_hold_is_admitted(asked: dict[str, Any]) -> None:
             ),
         ),
         (
-            {"fgpu": "0.5", "gpu_model": "Huge"},
+            {"fgpu": "0.5", "gpu_models": ("Large", "Huge")},
             Refusal(
-                "gpu_model",
+                "gpu_models",
                 "unknown_model",
-                "gpu_model: there is no 'Huge' here; the models are Large, Small",
+                "gpu_models: there is no 'Huge' here; the models are Large, Small",
                 None,
                 "Large",
             ),
         ),
         (
-            {"fgpu": "1.5", "gpu_model": "Small"},
+            {"fgpu": "0.5", "gpu_models": ("Large", "Small", "Large")},
+            Refusal(
+                "gpu_models",
+                "named_twice",
+                "gpu_models: 'Large' is named twice; name each model once",
+                None,
+                "Large,Small",
+            ),
+        ),
+        (
+            {"fgpu": "1.5", "gpu_models": ("Small",)},
             Refusal(
                 "fgpu",
                 "straddles",
@@ -278,13 +288,13 @@ def test_explicit_memory_that_no_node_has_beside_that_much_cpu_is_refused() -> N
 @given(
     st.integers(0, 30000),
     st.one_of(st.none(), st.integers(-5, 130)),
-    st.sampled_from((None, "Small", "Large")),
+    st.sampled_from(((), ("Small",), ("Large",), ("Large", "Small"))),
     st.one_of(st.none(), st.integers(1, 2000)),
 )
 def test_the_nearest_amount_would_be_accepted(
-    memory_mib: int, compute: int | None, model: str | None, cap: int | None
+    memory_mib: int, compute: int | None, models: tuple[str, ...], cap: int | None
 ) -> None:
-    asked: dict[str, Any] = {"gpu_memory_mib": memory_mib, "compute_percent": compute, "gpu_model": model}
+    asked: dict[str, Any] = {"gpu_memory_mib": memory_mib, "compute_percent": compute, "gpu_models": models}
     caps = replace(OPEN, max_fgpu_milli=cap)
     # Memory, compute and what both are worth are told one after the other.
     for _ in range(4):

@@ -181,19 +181,19 @@ def test_twenty_sessions_of_memory_only_share_one_device() -> None:
 @pytest.mark.parametrize("asked", [asks(1024), asks(1024, 10), request("r", "0.5"), request("r", "2")])
 def test_only_the_model_that_was_asked_for(asked: Request) -> None:
     lab = world(devices=0).node("n1", devices=2, model="T4").node("n2", devices=2, model="T4 16G")
-    found = goes_to(lab, replace(asked, gpu_model="T4 16G"))
+    found = goes_to(lab, replace(asked, gpu_models=("T4 16G",)))
     assert found is not None
     assert found[0] == "GPU-n2-0"
-    assert goes_to(lab, replace(asked, gpu_model="t4")) is None
-    assert not could_ever_fit(replace(asked, gpu_model="t4"), lab.nodes)
+    assert goes_to(lab, replace(asked, gpu_models=("t4",))) is None
+    assert not could_ever_fit(replace(asked, gpu_models=("t4",)), lab.nodes)
 
 
 def test_the_fit_check_itself_keeps_to_the_model() -> None:
     (left,) = free(world(devices=1))
     asked = request("new", "0.5")
     ((where, _),) = placements(left, asked)
-    assert after(left, replace(asked, gpu_model="Test GPU"), where) is not None
-    assert after(left, replace(asked, gpu_model="A100"), where) is None
+    assert after(left, replace(asked, gpu_models=("Test GPU",)), where) is not None
+    assert after(left, replace(asked, gpu_models=("A100",)), where) is None
 
 
 def test_whole_devices_of_a_model_come_from_a_node_of_several_models() -> None:
@@ -201,8 +201,8 @@ def test_whole_devices_of_a_model_come_from_a_node_of_several_models() -> None:
     models = ("A", "B", "A", "B")
     mixed = tuple(replace(d, model=m) for d, m in zip(lab.nodes[0].devices, models, strict=True))
     lab = replace(lab, nodes=(replace(lab.nodes[0], devices=mixed),))
-    assert goes_to(lab, replace(request("r", "2"), gpu_model="B")) == ["GPU-n1-1", "GPU-n1-3"]
-    assert goes_to(lab, replace(request("r", "3"), gpu_model="B")) is None
+    assert goes_to(lab, replace(request("r", "2"), gpu_models=("B",))) == ["GPU-n1-1", "GPU-n1-3"]
+    assert goes_to(lab, replace(request("r", "3"), gpu_models=("B",))) is None
     assert goes_to(lab, request("r", "2")) == ["GPU-n1-0", "GPU-n1-1"]
 
 
@@ -218,7 +218,7 @@ def test_requests_of_one_shape_differ_only_in_what_does_not_matter_to_fit() -> N
     for other in (
         replace(asked, gpu_memory_mib=2048),
         replace(asked, compute_percent=None),
-        replace(asked, gpu_model="A100"),
+        replace(asked, gpu_models=("A100",)),
         replace(asked, cpu_milli=1),
         replace(asked, memory_mib=1),
         replace(asked, resource_group="class"),

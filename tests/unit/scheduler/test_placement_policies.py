@@ -160,7 +160,7 @@ def test_worth_leaves_a_scarce_model_to_those_who_ask_for_it(amount: str) -> Non
         found = placing.goes_to(lab, asked, score)
         assert found is not None
         assert found[0] == f"GPU-{node}-0"
-    picky = replace(asked, gpu_model="Rare")
+    picky = replace(asked, gpu_models=("Rare",))
     found = placing.goes_to(lab, picky, worth(named("Rare", 2), Cluster.of(lab.nodes)))
     assert found is not None
     assert found[0] == "GPU-n1-0"

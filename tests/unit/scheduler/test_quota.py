@@ -127,9 +127,9 @@ def test_the_shortest_lifetime_is_the_limit() -> None:
     assert ledger.limit_s(asked("a")) == 9000
 
 
-def explicit(memory_mib: int, compute_percent: int | None = None, model: str | None = None) -> Request:
+def explicit(memory_mib: int, compute_percent: int | None = None, models: tuple[str, ...] = ()) -> Request:
     return replace(
-        request("a", "0"), gpu_memory_mib=memory_mib, compute_percent=compute_percent, gpu_model=model
+        request("a", "0"), gpu_memory_mib=memory_mib, compute_percent=compute_percent, gpu_models=models
     )
 
 
@@ -146,7 +146,7 @@ MIXED = (
         (explicit(4096), 500),
         (explicit(4096, 75), 750),
         (explicit(12288), 3000),
-        (explicit(4096, model="Large"), 1000),
+        (explicit(4096, models=("Large",)), 1000),
         (explicit(128), 15),
         (explicit(32768), 0),
         (asked("a", "0.7"), 700),

@@ -44,7 +44,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "resource_group": "default",
         "amount": "0.5 fGPU",
         "fgpu": "0.5",
-        "gpu_model": None,
+        "gpu_models": [],
         "cpu": "1.5",
         "memory_mib": 1024,
         "gpu_memory_mib": 2048,

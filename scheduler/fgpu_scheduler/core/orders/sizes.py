@@ -15,11 +15,11 @@ def asked_milli(line: Line) -> list[int]:
     if 0 not in found:
         return found
     nodes = line.snapshot.nodes
-    worth: dict[tuple[int | None, int | None, str | None], int] = {}
+    worth: dict[tuple[int | None, int | None, tuple[str, ...]], int] = {}
     for at, session in enumerate(line.waiting):
         asked = session.request
         if asked.gpu_memory_mib is not None:
-            shape = asked.gpu_memory_mib, asked.compute_percent, asked.gpu_model
+            shape = asked.gpu_memory_mib, asked.compute_percent, asked.gpu_models
             if shape not in worth:
                 worth[shape] = least_milli(asked, nodes)
             found[at] = worth[shape]

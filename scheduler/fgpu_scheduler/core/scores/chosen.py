@@ -11,7 +11,7 @@ from fgpu_scheduler.core.placement import Score, best_fit
 from fgpu_scheduler.core.scores.cluster import Cluster, Kind
 from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
-from fgpu_scheduler.core.scores.workload import Shape, Workload
+from fgpu_scheduler.core.scores.workload import Shape, Workload, only_model
 from fgpu_scheduler.core.scores.worth import worth
 from fgpu_scheduler.core.shares import explicit, shares_of
 
@@ -78,12 +78,12 @@ def _shape(one: Asked, cluster: Cluster) -> Shape:
         # Explicit amounts count as what they are worth where they are worth least.
         shares = [shares_of(request, (_device(kind),)) for kind, _ in cluster.kinds]
         fgpu_milli = min((share[0].fgpu_milli for share in shares if share), default=0)
-    return Shape(fgpu_milli, one.cpu_milli, one.memory_mib, one.gpu_model or "")
+    return Shape(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))
 
 
 def _request(one: Asked) -> Request:
     amounts = one.fgpu_milli, one.cpu_milli, one.memory_mib, one.gpu_memory_mib, one.compute_percent
-    return Request("", "", "", one.resource_group, *amounts, one.gpu_model)
+    return Request("", "", "", one.resource_group, *amounts, one.gpu_models)
 
 
 def _device(kind: Kind) -> Device:

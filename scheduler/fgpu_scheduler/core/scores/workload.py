@@ -19,6 +19,11 @@ class Shape:
     gpu_model: str = ""
 
 
+def only_model(gpu_models: tuple[str, ...]) -> str:
+    """Return the GPU model without which what is asked for cannot run; "" where another will do."""
+    return gpu_models[0] if len(gpu_models) == 1 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Shapes and how often each is asked for; the most frequent first, then by amounts.
@@ -31,7 +36,7 @@ class Workload:
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Workload:
         """Return how often each shape occurs in ``requests``, in whatever order they come."""
-        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib, r.gpu_model or "") for r in requests)
+        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib, only_model(r.gpu_models)) for r in requests)
         return cls.counted(Counter(shapes).items())
 
     @classmethod
