@@ -46,9 +46,13 @@ CHOSEN = [
     *(f"placement {name}" for name in PLACEMENTS),
     *(f"backfill {mode}" for mode in Backfill),
 ]
-ASKED = [f"asks {what}" for what in ("memory", "memory and compute", "a model", "a time limit", "a priority")]
+ASKED = [
+    f"asks {what}"
+    for what in ("memory", "memory and compute", "a model", "several models", "a time limit", "a priority")
+]
 STARTED = [
     *("starts as promised", "starts on several devices", "queued again", "kept", "extended"),
+    *("starts on the model liked most", "starts on a model liked less"),
     *(f"starts a share of {mode}" for mode in ShareMode),
     *(f"starts beside a quota of {scope}" for scope in QuotaScope),
     *(f"starts beside a quota of {limit}" for limit in ("fgpu", "sessions", "pending", "lifetime")),

@@ -15,6 +15,7 @@ from fgpu_scheduler.core import (
 from fgpu_scheduler.core.model import Device, Session, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
+from fgpu_scheduler.core.shares import liked
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.testing import Faults, MemoryStore, Violation, checks, simulate
 from fgpu_scheduler.testing.lab import CALM
@@ -50,6 +51,28 @@ def test_a_fit_check_that_forgets_what_is_held_is_noticed(monkeypatch):
 def test_a_fit_check_that_forgets_which_gpus_are_cordoned_is_noticed(monkeypatch):
     monkeypatch.setattr(Device, "shares_offered", property(lambda device: device.max_shares))
     assert fires("was placed on a cordoned device")
+
+
+def test_a_plan_that_likes_the_models_the_other_way_round_is_noticed(monkeypatch):
+    monkeypatch.setattr(passes, "liked", lambda asked: liked(asked)[::-1])
+    assert fires("which it likes more, is free")
+
+
+def test_a_fit_check_that_forgets_the_models_is_noticed(monkeypatch):
+    real = placement.place
+
+    def any_model(asked, left, **options):
+        return real(replace(asked, gpu_models=()), left, **options)
+
+    monkeypatch.setattr(passes, "place", any_model)
+    monkeypatch.setattr(
+        passes.Floor,
+        "_proposed",
+        lambda self, session, lane, refused, *, in_time: self._elsewhere(
+            session.request, refused, in_time=in_time
+        ),
+    )
+    assert fires("asked for one of")
 
 
 def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):

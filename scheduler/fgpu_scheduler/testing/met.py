@@ -75,6 +75,10 @@ def _of_start(session: Session, now: Snapshot) -> list[str]:
     assert session.placement is not None
     shares = session.placement.shares
     found = ["starts on several devices" if len(shares) > 1 else f"starts a share of {shares[0].mode}"]
+    models = session.request.gpu_models
+    if len(models) > 1:
+        got = next(d.model for n in now.nodes for d in n.devices if d.uuid == shares[0].device_uuid)
+        found += ["starts on the model liked most" if got == models[0] else "starts on a model liked less"]
     found += ["starts as promised"] if session.promised_at_s is not None else []
     for quota in now.quotas:
         limits = quota.max_fgpu_milli, quota.max_sessions, quota.max_pending, quota.max_lifetime_s

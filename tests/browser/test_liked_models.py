@@ -1,0 +1,177 @@
+"""GPU models in order of liking: in the form with and without scripts, by link, and what becomes of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from axe import check_page
+from playwright.sync_api import Browser, Page, expect
+
+from hubprocess import PATIENT, HubProcess, running, until
+from steps import START_MS, Person, forecast, more, refused, scrolls_sideways, start
+
+pytestmark = pytest.mark.timeout(600)
+
+MINI = Path(__file__).parents[1] / "hub" / "miniserver.py"
+SMALL, MIDDLE, LARGE = (f"Simulated GPU {mib} MiB" for mib in (4096, 8192, 16384))
+PRESETS = [{"name": "Large first", "fgpu": "1", "gpu_models": [LARGE, SMALL]}]
+NARROW = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A Hub with three models of GPU, one each; somebody holds the middle one."""
+    nodes = [
+        {"name": name, "cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 1, "memory_mib": mib}}
+        for name, mib in (("a", 4096), ("b", 8192), ("c", 16384))
+    ]
+    after = f"c.Spawner.cmd = ['python', {str(MINI)!r}]\n"
+    with running(
+        tmp_path_factory.mktemp("models"), before=PATIENT, after=after, nodes=nodes, presets=PRESETS
+    ) as found:
+        found.add_user("holder")
+        # By the name of before.
+        options = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256, "gpu_model": MIDDLE}
+        found.spawn("holder", options=options)
+        found.reach({"holder/": "RUNNING"})
+        assert found.sessions()["holder/"].request.gpu_models == (MIDDLE,)
+        yield found
+
+
+def chosen(page: Page) -> list[str]:
+    """Return what the fields for models say, of those that are shown."""
+    return [one.input_value() for one in page.locator("[name=gpu_models]:visible").all()]
+
+
+def offered(page: Page, at: int) -> list[str]:
+    """Return the models that a field lets one choose."""
+    options = page.locator("[name=gpu_models]").nth(at).locator("option:not([disabled])")
+    return [one.get_attribute("value") or "" for one in options.all()]
+
+
+def test_models_are_chosen_one_after_the_other_with_the_keyboard(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    page = more(log_in(hub.url, "ann", "test-password").page)
+    first = page.get_by_role("combobox", name="GPU model")
+    others = page.get_by_role("combobox", name="Or, if that is not free")
+    expect(first).to_have_accessible_description(re.compile("first of these that is free.*do not wait"))
+    assert (chosen(page), offered(page, 0)) == ([""], ["", SMALL, MIDDLE, LARGE])
+    first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(first).to_have_value(MIDDLE)
+    # Only what is held is asked for: it waits, and says so.
+    expect(forecast(page)).to_contain_text("in the queue")
+    expect(others).to_have_count(1)
+    page.keyboard.press("Tab")
+    expect(others.first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(others.first).to_have_value(SMALL)
+    assert offered(page, 1) == ["", SMALL, LARGE]
+    expect(forecast(page)).to_have_text("Starts now.")
+    expect(page.locator("#fgpu-more-now")).to_contain_text(f"{MIDDLE} or {SMALL}")
+    expect(others).to_have_count(2)
+    assert offered(page, 2) == ["", LARGE]
+    # Whoever takes any model has no second choice.
+    first.select_option("")
+    assert chosen(page) == [""]
+    first.select_option(MIDDLE)
+    assert chosen(page) == [MIDDLE, ""]
+    others.first.select_option(SMALL)
+    start(page)
+    page.wait_for_url("**/user/ann/**", timeout=START_MS)
+    session = hub.sessions()["ann/"]
+    assert session.request.gpu_models == (MIDDLE, SMALL)
+    assert session.placement is not None
+    assert session.placement.node_id == "a"
+
+
+def test_a_link_and_a_preset_fill_in_the_order_and_a_launch_is_made_again(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    bea = log_in(hub.url, "bea", "test-password")
+    page = bea.page
+    for link in (
+        bea.link(gpu_models=f"{MIDDLE},{LARGE}", fgpu="0.5"),
+        bea.link(gpu_models=f"{MIDDLE}&opt-gpu_models={LARGE}", fgpu="0.5"),
+        f"{hub.url}/hub/spawn#gpu_models={MIDDLE},%20{LARGE}&fgpu=0.5",
+    ):
+        page.goto("about:blank")
+        page.goto(link)
+        assert chosen(more(page)) == [MIDDLE, LARGE, ""], link
+    for old in (bea.link(gpu_model=LARGE), f"{hub.url}/hub/spawn#gpu_model={LARGE}"):
+        page.goto("about:blank")
+        page.goto(old)
+        assert chosen(more(page)) == [LARGE, ""], old
+    page.get_by_role("group", name="Presets").get_by_role("button").first.click()
+    assert chosen(page) == [LARGE, SMALL, ""]
+    page.goto(bea.link(gpu_models=f"{MIDDLE},{LARGE}", fgpu="0.5"))
+    start(page)
+    page.wait_for_url("**/user/bea/**", timeout=START_MS)
+    session = hub.sessions()["bea/"]
+    assert session.placement is not None
+    assert (session.request.gpu_models, session.placement.node_id) == ((MIDDLE, LARGE), "c")
+    page.goto(bea.link("again"))
+    page.get_by_role("group", name="Your last launches").get_by_role("button").first.click()
+    assert chosen(more(page)) == [MIDDLE, LARGE, ""]
+
+
+def test_what_is_wrong_with_the_models_of_a_link_is_said_at_their_field(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    cid = log_in(hub.url, "cid", "test-password")
+    for models, said in (
+        (f"{SMALL},{SMALL}", f"'{SMALL}' is named twice; name each model once: {SMALL}"),
+        (f"{SMALL},<b>T4</b>", f"there is no '<b>T4</b>'; choose one of {SMALL}, {MIDDLE}, {LARGE}"),
+    ):
+        cid.page.goto(cid.link(gpu_models=models))
+        expect(refused(cid.page, "gpu_models")).to_have_text(said)
+        expect(refused(cid.page, "gpu_models")).to_be_visible()
+
+
+def test_the_form_asks_for_models_without_scripts_too(hub: HubProcess, chromium: Browser) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    try:
+        page.goto(f"{hub.url}/hub/login?next=/hub/spawn")
+        page.fill("#username_input", "dan")
+        page.fill("#password_input", "test-password")
+        page.locator("#login_submit").click()
+        page.locator("#fgpu-more > summary").click()
+        assert chosen(page) == ["", "", ""]
+        page.get_by_label("GPU model").select_option(LARGE)
+        page.get_by_label("Or, if that is not free").first.select_option(LARGE)
+        start(page)
+        # It is refused, and shown as it was filled in.
+        expect(refused(page, "gpu_models")).to_contain_text(f"'{LARGE}' is named twice")
+        assert chosen(page) == [LARGE, LARGE, ""]
+        page.get_by_label("Or, if that is not free").first.select_option(SMALL)
+        start(page)
+        until(lambda: "dan/" in hub.sessions(), what="dan's request is there")
+        assert hub.sessions()["dan/"].request.gpu_models == (LARGE, SMALL)
+    finally:
+        context.close()
+    hub.stop("dan")
+    until(lambda: "dan/" not in hub.sessions(), what="dan's session has ended")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [{}, {"viewport": NARROW}, {"color_scheme": "dark"}, {"viewport": NARROW, "color_scheme": "dark"}],
+    ids=["wide", "narrow", "dark", "narrow and dark"],
+)
+def test_the_fields_can_be_used_by_all_on_every_screen(
+    hub: HubProcess, log_in: Callable[..., Person], look: dict[str, object], tmp_path: Path
+) -> None:
+    eva = log_in(hub.url, "eva", "test-password", **look)
+    eva.page.goto(eva.link(gpu_models=f"{MIDDLE},{SMALL}", fgpu="0.5"))
+    page = more(eva.page)
+    expect(forecast(page)).to_be_visible()
+    page.locator("#fgpu-model").scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / "models.png")
+    check_page(page)
+    assert not scrolls_sideways(page)
