@@ -122,6 +122,7 @@ class Database:
             if self._reader is None:
                 raise StoreUnavailable(f"{self._shown()} is not open")
             with self._reader.connect() as connection:
+                self._begin(connection, "BEGIN")
                 yield connection
 
     @contextmanager
@@ -131,15 +132,22 @@ class Database:
             if self._writer is None:
                 raise StoreUnavailable(f"{self._shown()} is not open for writing")
             with self._writer.connect() as connection:
+                self._begin(connection, "BEGIN IMMEDIATE")
                 yield connection
                 connection.commit()
+
+    def _begin(self, connection: Connection, statement: str) -> None:
+        if self._is_sqlite:
+            # And no listener of SQLAlchemy's event for this: each statement would look for more of them.
+            connection.exec_driver_sql(statement)
 
     def _prepared(self) -> str:
         engine = self._connected()
         if self._is_sqlite and not self._in_memory:
             self._use_wal(engine)
-        self._writer = engine.execution_options(**self._options(write=True))
+        self._writer = self._for(engine, write=True)
         with self._writer.begin() as connection:
+            self._begin(connection, "BEGIN IMMEDIATE")
             if not self._is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             try:
@@ -166,22 +174,22 @@ class Database:
                 raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
             found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
         if write:
-            self._writer = engine.execution_options(**self._options(write=True))
+            self._writer = self._for(engine, write=True)
         return found
 
     def _connected(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""
         with with_its_driver():
             engine = self._sqlite_engine() if self._is_sqlite else self._postgresql_engine()
-        self._reader = engine.execution_options(**self._options(write=False))
+        self._reader = self._for(engine, write=False)
         return engine
 
-    def _options(self, *, write: bool) -> dict[str, Any]:
+    def _for(self, engine: Engine, *, write: bool) -> Engine:
         if self._is_sqlite:
-            return {BEGIN: "BEGIN IMMEDIATE" if write else "BEGIN"}
+            return engine  # There it is said as each transaction begins.
         # Writers queue for the meta row and must then see what the one before them committed.
         level = "READ COMMITTED" if write else "REPEATABLE READ"
-        return {"isolation_level": level, "postgresql_readonly": not write}
+        return engine.execution_options(isolation_level=level, postgresql_readonly=not write)
 
     def _sqlite_engine(self) -> Engine:
         arguments = {} if "timeout" in self._url.query else {"timeout": LOCK_TIMEOUT_S}
@@ -192,7 +200,6 @@ class Database:
         else:
             engine = create_engine(self._url, connect_args=arguments)
         event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
         return engine
 
     def _postgresql_engine(self) -> Engine:
@@ -206,7 +213,7 @@ class Database:
 
     def _use_wal(self, engine: Engine) -> None:
         """Let readers go on while one writes. Kept in the file, so only the first open changes it."""
-        with engine.execution_options(**{BEGIN: ""}).connect() as connection:
+        with engine.connect() as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
         if mode != "wal":
             raise StoreUnavailable(
@@ -253,12 +260,8 @@ def shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-BEGIN = "fgpu_begin"
-"""An engine's option: the statement that opens its transactions on SQLite."""
-
-
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    # The driver would open transactions late and only for writes; `_begin_sqlite` does it instead.
+    # The driver would open transactions late and only for writes; `Database._begin` does it instead.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
@@ -267,12 +270,6 @@ def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     # that also ends every session they allocated. FULL would wait for the disk at each commit.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    statement = connection.get_execution_options().get(BEGIN, "BEGIN")
-    if statement:
-        connection.exec_driver_sql(statement)
 
 
 def _set_up_postgresql(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
