@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from fgpu_scheduler.core.parts import Parts, by_id, by_name
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
 MAX_SHARES = 20
@@ -328,62 +329,64 @@ class Quota:
     max_lifetime_s: int | None = None
 
 
-Grouped = Mapping[str, Mapping[int, Session]]
-"""Sessions by id, in groups by name; no group is empty, and neither is in any order."""
+Change = tuple[Session | None, Session | None]
+"""A session as it was and as it is; None: it is not live."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
     """The live sessions as decisions look them up: by the node they have a place on, by the queue they wait in, by user.
 
-    A change makes only those groups anew that it touches, from their sessions; the others stay the same objects.
+    A change makes only those groups anew that it touches; the others stay the same objects. No group is empty, and none
+    is in any order.
     """
 
-    on_node: Grouped
-    waiting: Grouped
+    on_node: Parts[str, Mapping[int, Session]]
+    waiting: Parts[str, Parts[int, Session]]
     """By resource group."""
-    of_user: Grouped
+    of_user: Parts[str, Mapping[int, Session]]
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> Groups:
         """Group sessions."""
-        return cls({}, {}, {}).then([(None, session) for session in sessions])
+        return cls(Parts(by_name), Parts(by_name), Parts(by_name)).then([(None, s) for s in sessions])
 
-    def then(self, changes: Sequence[tuple[Session | None, Session | None]]) -> Groups:
-        """Return the groups after changes, each a session as it was and as it is; None: it is not live."""
+    def then(self, changes: Sequence[Change]) -> Groups:
+        """Return the groups after changes."""
+        on_node = _by(changes, lambda s: s.placement.node_id if s.placement else None)
+        waiting = _by(
+            changes, lambda s: s.request.resource_group if s.state is SessionState.PENDING else None
+        )
+        of_user = _by(changes, lambda s: s.request.user)
+        nobody = Parts[int, Session](by_id)
         return Groups(
-            _regrouped(self.on_node, changes, lambda s: s.placement.node_id if s.placement else None),
-            _regrouped(
-                self.waiting,
-                changes,
-                lambda s: s.request.resource_group if s.state is SessionState.PENDING else None,
+            self.on_node.then({k: _small(self.on_node.get(k), own) for k, own in on_node.items()}),
+            # The only ones that grow large.
+            self.waiting.then(
+                {k: self.waiting.get(k, nobody).then(own) or None for k, own in waiting.items()}
             ),
-            _regrouped(self.of_user, changes, lambda s: s.request.user),
+            self.of_user.then({k: _small(self.of_user.get(k), own) for k, own in of_user.items()}),
         )
 
 
-def _regrouped(
-    groups: Grouped,
-    changes: Iterable[tuple[Session | None, Session | None]],
-    name_of: Callable[[Session], str | None],
-) -> Grouped:
-    found, anew = dict(groups), dict[str, dict[int, Session]]()
+def _by(
+    changes: Iterable[Change], name_of: Callable[[Session], str | None]
+) -> dict[str, dict[int, Session | None]]:
+    """Return by group what changes there: who is in it from now on, and None of whom is not."""
+    found: dict[str, dict[int, Session | None]] = {}
     for old, new in changes:
-        for session in (old, new):
-            name = None if session is None else name_of(session)
-            if session is None or name is None:
-                continue
-            group = anew.get(name)
-            if group is None:
-                group = found[name] = anew[name] = dict(groups.get(name, ()))
-            if session is new:
-                group[session.id] = session
-            else:
-                del group[session.id]
-    for name, group in anew.items():
-        if not group:
-            del found[name]
+        if old is not None and (name := name_of(old)) is not None:
+            found.setdefault(name, {})[old.id] = None
+        if new is not None and (name := name_of(new)) is not None:
+            found.setdefault(name, {})[new.id] = new
     return found
+
+
+def _small(
+    group: Mapping[int, Session] | None, changes: Mapping[int, Session | None]
+) -> Mapping[int, Session] | None:
+    found = {**(group or {}), **changes}
+    return {number: session for number, session in found.items() if session is not None} or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from fgpu_scheduler.core.misfits import Asked, Misfits
 from fgpu_scheduler.core.model import Asked as AskedFor
 from fgpu_scheduler.core.model import Node, Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.order import First, Line, in_order, priority
+from fgpu_scheduler.core.parts import Parts, by_name
 from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
@@ -92,8 +93,10 @@ class Ground:
 
     def __init__(self) -> None:
         self._nodes: tuple[Node, ...] | None = None
-        self._there: dict[str, Mapping[int, Session] | None] = {}
-        """Those on each node when what is free of it was counted; None where it was changed since."""
+        self._on_node = Parts[str, Mapping[int, Session]](by_name)
+        """Those on each node when what is free of it was counted."""
+        self._changed: dict[str, None] = {}
+        """The nodes of which something else is free since."""
         self._scored: tuple[Placing, tuple[AskedFor, ...]] | None = None
         self.left: dict[str, NodeFree] = {}
         self._rooms: dict[str, tuple[int, int, int]] = {}
@@ -114,18 +117,18 @@ class Ground:
         on_node = snapshot.groups.on_node
         if alike:
             self.placer.score_by(self.score)
-            for node_id, known in self._there.items():
+            changed = self._changed | dict.fromkeys(on_node.unlike(self._on_node))
+            for node_id in changed:
                 there = on_node.get(node_id, NOBODY)
-                if there is not known:
+                known = self._on_node.get(node_id, NOBODY)
+                if node_id in self.left and (there is not known or node_id in self._changed):
                     self.put(placement.left_beside(self.left[node_id].node, there))
                     self.placer.update(self.left[node_id])
-                    self._there[node_id] = there
+            self._on_node, self._changed = on_node, {}
             return
-        self._nodes, self._there, self.left = snapshot.nodes, {}, {}
+        self._nodes, self._on_node, self._changed = snapshot.nodes, on_node, {}
         own = [node for node in snapshot.nodes if node.resource_group == resource_group]
-        for node in own:
-            there = self._there[node.id] = on_node.get(node.id, NOBODY)
-            self.left[node.id] = placement.left_beside(node, there)
+        self.left = {node.id: placement.left_beside(node, on_node.get(node.id, NOBODY)) for node in own}
         self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
         self.placer = Placer(tuple(self.left.values()), score=self.score)
         self.least_capacity = min((d.capacity_milli for node in own for d in node.devices), default=0)
@@ -136,7 +139,7 @@ class Ground:
         node_id = left.node.id
         self.left[node_id] = left
         self._rooms[node_id] = _room(left)
-        self._there[node_id] = None
+        self._changed[node_id] = None
 
     def has_room(self, asked: Request) -> bool:
         """Return whether any node has so much left; whether it is in one piece is for the placer to say."""

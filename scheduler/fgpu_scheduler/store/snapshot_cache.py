@@ -7,13 +7,14 @@ this process itself writes is carried on to the next version, and anything else 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
 from fgpu_scheduler.core.asked import counted_ids
 from fgpu_scheduler.core.lifecycle import ENDED
 from fgpu_scheduler.core.model import Asked, Groups, Node, Quota, Session, Snapshot, Usage
+from fgpu_scheduler.core.parts import Parts, by_id
 from fgpu_scheduler.core.usage import HalfLife, decayed
 from fgpu_scheduler.store.rows import Used
 from fgpu_scheduler.store.statements import (
@@ -34,18 +35,20 @@ class Seen:
 
     version: int
     nodes: tuple[Node, ...]
-    sessions: Mapping[int, Session]
+    sessions: Parts[int, Session]
     used: Used
     quotas: tuple[Quota, ...]
     asked: tuple[Asked, ...]
     newest_id: int
     """That of the newest session when what was asked for was counted, or a later one that changes no count."""
     groups: Groups
+    in_order: tuple[Session, ...] | None = field(default=None, compare=False, repr=False)
+    """The sessions, once they were asked for: a plan and its commit look at one version."""
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Seen:
         """Read it all, in a transaction that sees one instant, and that version."""
-        sessions = {s.id: s for s in LIVE_SESSIONS.read(connection)}
+        sessions = Parts[int, Session](by_id).then({s.id: s for s in LIVE_SESSIONS.read(connection)})
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
         return cls(
             version,
@@ -60,7 +63,9 @@ class Seen:
 
     def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
         """Return it as the scheduler's value, with what was used as it has decayed by now."""
-        sessions = tuple(self.sessions.values())
+        if self.in_order is None:
+            object.__setattr__(self, "in_order", tuple(self.sessions.values()))
+        sessions = self.in_order or ()
         known = sessions, self.groups
         return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked, known)
 
@@ -77,24 +82,18 @@ class Seen:
 
         ``count_asked`` counts anew what was asked for, when the newest session has that id.
         """
-        sessions = dict(self.sessions)
-        changes = []
-        for session in changed.values():
-            ended = session.state in ENDED
-            changes.append((sessions.get(session.id), None if ended else session))
-            if ended:
-                sessions.pop(session.id, None)
-            else:
-                sessions[session.id] = session
+        live = {number: None if s.state in ENDED else s for number, s in changed.items()}
+        changes = [(self.sessions.get(number), session) for number, session in live.items()]
         newest_id = max(self.newest_id, *changed) if changed else self.newest_id
         again = counted_ids(newest_id) != counted_ids(self.newest_id)
         # What stays the same is the same object: it need not be counted again.
         return replace(
             self,
             version=self.version + 1,
-            sessions=sessions,
+            sessions=self.sessions.then(live),
             used={**self.used, **used} if used else self.used,
             asked=count_asked(newest_id) if again else self.asked,
             newest_id=newest_id,
             groups=self.groups.then(changes),
+            in_order=None,
         )

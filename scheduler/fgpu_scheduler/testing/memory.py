@@ -11,6 +11,7 @@ from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRun
 from fgpu_scheduler.core.model import Asked, Groups, Node, NodeState, Quota, Session, SessionState, Snapshot
+from fgpu_scheduler.core.parts import Parts, by_id
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.errors import BadSettings, UnknownSession
 from fgpu_scheduler.store import quotas as accounts
@@ -25,7 +26,9 @@ class MemoryStore(SessionStore):
 
     def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         super().__init__(half_life_s=half_life_s)
-        self._world = Seen(1, tuple(sorted(nodes, key=lambda n: n.id)), {}, {}, (), (), 0, Groups.of(()))
+        self._world = Seen(
+            1, tuple(sorted(nodes, key=lambda n: n.id)), Parts(by_id), {}, (), (), 0, Groups.of(())
+        )
         self._states = {node.id: node.state for node in self._world.nodes}
         """As they were set; beside it, in the nodes, whether their clusters have closed them."""
         self._ended: dict[int, Session] = {}
