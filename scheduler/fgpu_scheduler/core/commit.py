@@ -5,7 +5,9 @@ The one check of every store, with the fit and the quotas of the planner.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from operator import attrgetter
 
 from fgpu_scheduler.core import lifecycle, placement
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot
@@ -77,9 +79,11 @@ def _left_on(world: Snapshot, plan: Plan) -> dict[str, placement.NodeFree]:
     node_ids = {place.placement.node_id for place in plan.placed}
     uuids = {share.device_uuid for place in plan.placed for share in place.placement.shares}
     on_node = world.groups.on_node
-    nodes = (
-        replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
-        for node in world.nodes
-        if node.id in node_ids
-    )
-    return {node.id: placement.left_beside(node, on_node.get(node.id, {})) for node in nodes}
+    left = {}
+    for node_id in node_ids:
+        at = bisect_left(world.nodes, node_id, key=attrgetter("id"))
+        if at < len(world.nodes) and world.nodes[at].id == node_id:
+            node = world.nodes[at]
+            taken = replace(node, devices=tuple(device for device in node.devices if device.uuid in uuids))
+            left[node_id] = placement.left_beside(taken, on_node.get(node_id, {}))
+    return left

@@ -49,11 +49,13 @@ class Parts(Mapping[K, V]):
         return Parts(self._part_of, parts)
 
     def unlike(self, other: Parts[K, V]) -> Iterator[K]:
-        """Yield all keys of the parts that are not the same objects in both; a key may come twice."""
-        for one, beside in ((self._parts, other._parts), (other._parts, self._parts)):
-            for number, part in one.items():
-                if beside.get(number) is not part:
-                    yield from part
+        """Yield the keys of which not both have the same object; only parts that are not the same are looked into."""
+        nothing: Mapping[K, V] = {}
+        for number in self._parts.keys() | other._parts.keys():
+            own, others = self._parts.get(number, nothing), other._parts.get(number, nothing)
+            if own is not others:
+                yield from (key for key, value in own.items() if others.get(key) is not value)
+                yield from (key for key in others if key not in own)
 
     def __getitem__(self, key: K) -> V:
         part = self._parts.get(self._part_of(key))

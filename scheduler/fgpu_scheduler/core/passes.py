@@ -26,7 +26,8 @@ from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, pl
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.scores.chosen import Placing, score_for
+from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
+from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.shares import liked
 
 _, *_MEASURES = AMOUNTS  # All are of one resource group.
@@ -98,6 +99,7 @@ class Ground:
         self._changed: dict[str, None] = {}
         """The nodes of which something else is free since."""
         self._scored: tuple[Placing, tuple[AskedFor, ...]] | None = None
+        self._cluster: Cluster | None = None
         self.left: dict[str, NodeFree] = {}
         self._rooms: dict[str, tuple[int, int, int]] = {}
         self.score: Score = best_fit
@@ -112,16 +114,17 @@ class Ground:
             or self._scored[0] != placing
             or self._scored[1] is not snapshot.asked
         ):
-            self.score = score_for(placing, snapshot, resource_group)
+            if not isinstance(placing, Always) and (self._cluster is None or not alike):
+                self._cluster = Cluster.of(n for n in snapshot.nodes if n.resource_group == resource_group)
+            self.score = score_for(placing, snapshot, resource_group, self._cluster)
             self._scored = placing, snapshot.asked
         on_node = snapshot.groups.on_node
         if alike:
             self.placer.score_by(self.score)
             changed = self._changed | dict.fromkeys(on_node.unlike(self._on_node))
             for node_id in changed:
-                there = on_node.get(node_id, NOBODY)
-                known = self._on_node.get(node_id, NOBODY)
-                if node_id in self.left and (there is not known or node_id in self._changed):
+                if node_id in self.left:
+                    there = on_node.get(node_id, NOBODY)
                     self.put(placement.left_beside(self.left[node_id].node, there))
                     self.placer.update(self.left[node_id])
             self._on_node, self._changed = on_node, {}

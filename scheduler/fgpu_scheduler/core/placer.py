@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Columns, DeviceState, Many
+from fgpu_scheduler.core.columns import Columns, DeviceState, Ints, Many
 from fgpu_scheduler.core.model import Device, NodeState, Placement, Request, Share
 from fgpu_scheduler.core.placement import DeviceFree, Free, NodeFree, Room, Score, untouched
 from fgpu_scheduler.core.scores.many import many_of
@@ -43,6 +43,10 @@ class _State(NamedTuple):
 
 _Entry = tuple[tuple[int, ...], int, int, int]
 """Score, node, the number of its last change, and the place of the first device taken."""
+
+
+_Bound = tuple[tuple[int, ...], int]
+"""Score and node of the last one that a ranking has: those of equal score are in order of their nodes."""
 
 
 class _Alike:
@@ -84,8 +88,8 @@ class _Ranking:
         self.heap: list[_Entry] = []
         self.seen = -1
         """How much of the changes is taken in; -1 where none is."""
-        self.most: int | None = None
-        """Nodes are left out whose score begins with more than this."""
+        self.most: _Bound | None = None
+        """Nodes are left out that come after this."""
         self.shares: dict[int, Share | None] = {}
         """What is taken of a device of each kind, where it is a part."""
 
@@ -243,7 +247,7 @@ class Placer:
         heap, changed = ranking.heap, self._changed
         while heap and changed[heap[0][1]] != heap[0][2]:
             heappop(heap)
-        return ranking.most is None or (bool(heap) and heap[0][0][0] <= ranking.most)
+        return ranking.most is None or (bool(heap) and heap[0][:2] <= ranking.most)
 
     def _rank(self, ranking: _Ranking, asked: Shape) -> None:
         """Rank all nodes; the worse ones are left out where they are many."""
@@ -280,9 +284,9 @@ class Placer:
         nodes: Sequence[int] | None,
         many: Many,
         *,
-        most: int | None = None,
-    ) -> tuple[list[_Entry], int | None]:
-        """Return the entries of the nodes that fit, and the bound of the first score where more were left out.
+        most: _Bound | None = None,
+    ) -> tuple[list[_Entry], _Bound | None]:
+        """Return the entries of the nodes that fit, and the bound where more were left out.
 
         Of some nodes, those beyond ``most`` are left out: nothing would be taken of them before all are ranked again.
         """
@@ -291,10 +295,16 @@ class Placer:
             return [], None
         fitting, takes = found
         scores, places = many(takes), takes.place
+        kept: Ints | None = None
         if nodes is None and fitting.size > 2 * RANKED:
-            most = int(np.partition(scores[0], RANKED)[RANKED])
-        if most is not None:
-            kept = scores[0] <= most
+            # Many are equal in the first score, where nodes are alike.
+            kept = np.flatnonzero(scores[0] <= np.partition(scores[0], RANKED)[RANKED])
+            keys = fitting[kept], *(score[kept] for score in reversed(scores))
+            kept = kept[np.lexsort(keys)[:RANKED]]
+            most = tuple(int(score[kept[-1]]) for score in scores), int(fitting[kept[-1]])
+        elif most is not None:
+            kept = np.flatnonzero(scores[0] <= most[0][0])
+        if kept is not None:
             fitting, places, scores = fitting[kept], places[kept], tuple(score[kept] for score in scores)
         numbers = fitting.tolist()
         changes = [self._changed[at] for at in numbers]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,8 @@ FORECAST_FOR_S = 30
 QUICK_FORECAST_S = 0.25
 FORETELL_EVERY_S = 60.0
 """So often who waits is told something, though nobody asks."""
+SWITCH_S = 0.0005
+"""So long one thread of this process computes while others want to: a small write waits a few times for a forecast."""
 FORECAST_REST = 2
 """A forecast that took longer than that is shown for so many times as long, whatever changes: one of ten thousand takes
 seconds, something always changes there, and everything else in this process runs beside it."""
@@ -153,7 +156,9 @@ class Scheduler(Queue):
         self._told: set[int] = set()
         """Those who wait of whom it is kept what they were told first."""
         self._foretold_version = -1
-        # Its own: who submits, starts or ends does not wait for a forecast.
+        # Its own: who submits, starts or ends does not wait for a forecast. A process would be given the snapshot by
+        # pickle, and that takes as long as the forecast itself.
+        sys.setswitchinterval(SWITCH_S)
         self._forecaster = ThreadPoolExecutor(1, thread_name_prefix="fgpu-forecast")
         self._away = Away(self._announce)
         # Its own thread and connection: nothing that is slow in the others is taken for an outage.

@@ -50,11 +50,17 @@ PLACEMENTS: Mapping[str, Placing] = {
 """Each placement by its name in a configuration."""
 
 
-def score_for(placing: Placing, snapshot: Snapshot, resource_group: str) -> Score:
-    """Return the score that a placement goes by in one resource group; the same for all who have this snapshot."""
+def score_for(
+    placing: Placing, snapshot: Snapshot, resource_group: str, cluster: Cluster | None = None
+) -> Score:
+    """Return the score that a placement goes by in one resource group; the same for all who have this snapshot.
+
+    ``cluster`` is that of the group's nodes, for whoever has counted them before.
+    """
     if isinstance(placing, Always):
         return placing.score
-    cluster = Cluster.of(node for node in snapshot.nodes if node.resource_group == resource_group)
+    if cluster is None:
+        cluster = Cluster.of(node for node in snapshot.nodes if node.resource_group == resource_group)
     asked = tuple(one for one in snapshot.asked if one.resource_group == resource_group)
     return _made(placing, asked, cluster)
 
