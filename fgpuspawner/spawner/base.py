@@ -715,6 +715,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 simulated=self.runtime.simulated,
                 pull=self.runtime.pull_of(session.id),
                 withdrawn=self.runtime.catalogue.of(session.request) is None,
+                behind_s=self.runtime.queue.forecasts_behind_s(),
             )
         if session.state is SessionState.SCHEDULED or session.state in LAUNCHING:
             return progress.starting_event(

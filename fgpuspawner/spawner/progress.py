@@ -9,6 +9,9 @@ from fgpu_scheduler import Forecast, Session, SessionState
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.text.sessions import WITHDRAWN, ahead_words, amount_words
 
+BEHIND_FROM_S = 10
+"""A forecast that is behind by less is as good: starts are told to the minute."""
+
 
 def waiting_event(
     session: Session,
@@ -17,10 +20,12 @@ def waiting_event(
     simulated: bool,
     pull: PullState | None = None,
     withdrawn: bool = False,
+    behind_s: int = 0,
 ) -> dict[str, Any]:
     """Return the progress event of a PENDING session; ``fgpu`` carries the facts, ``message`` the sentence.
 
-    ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now.
+    ``pull`` is how far its image is, where that is fetched beforehand; ``withdrawn``: nobody may start it now;
+    ``behind_s``: how old the forecast is, where the queue has changed since.
     """
     facts: dict[str, Any] = {
         "session_id": session.id,
@@ -35,6 +40,7 @@ def waiting_event(
         "late_start_at_s": found.late_at_s if found else None,
         "basis": found.basis if found else None,
         "waits_for": ahead_words(found.ahead) if found else None,
+        "behind_s": behind_s if behind_s >= BEHIND_FROM_S else None,
         "submitted_at_s": session.submitted_at_s,
         "pull": pull.as_json() if pull is not None else None,
     }
@@ -96,6 +102,7 @@ def starting_event(
             "late_start_at_s": None,
             "basis": None,
             "waits_for": None,
+            "behind_s": None,
             "submitted_at_s": session.submitted_at_s,
             "pull": pull.as_json() if pull is not None else None,
         },

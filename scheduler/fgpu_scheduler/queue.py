@@ -213,6 +213,10 @@ class Queue(Protocol):
         """
         ...
 
+    def forecasts_behind_s(self) -> int:
+        """Return how old the forecasts are that were returned last; 0 where nothing had changed since they were made."""
+        ...
+
     def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
         """Yield at once, and then whenever anything changed, or that much time has passed."""
         ...

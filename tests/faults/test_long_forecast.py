@@ -70,10 +70,13 @@ async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypa
     await lab.run(await lab.ask("alice"))
     waits = [await lab.ask("bob")]
     await lab.scheduler.forecasts()
+    assert lab.scheduler.forecasts_behind_s() == 0
     for user in ("carla", "dora", "emil"):
         waits.append(await lab.ask(user))
         assert set(await lab.scheduler.forecasts()) == {waits[0]}
+        lab.clock.at_s += 6
     assert long.made == 1
+    assert lab.scheduler.forecasts_behind_s() == 18
     for session_id in waits:
         lab.waiting[session_id].cancel()
     await lab.scheduler.stop()

@@ -180,6 +180,9 @@ class MemoryQueue(Queue):
         )
         return {one.session_id: one for one in found}
 
+    def forecasts_behind_s(self) -> int:
+        return 0
+
     async def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
         while True:
             changed = self._changed

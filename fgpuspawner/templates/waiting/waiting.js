@@ -59,7 +59,7 @@ function show(event) {
   fact("fgpu-first", f.waits_for && f.waits_for.replace(/^starts /, ""));
   showPull(f.pull);
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
-    ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis);
+    ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis + (f.behind_s ? ", as of " + f.behind_s + " s ago" : ""));
   fact("fgpu-since", clock(f.submitted_at_s));
 }
 

@@ -150,6 +150,7 @@ class Scheduler(Queue):
         self._not_resumed: set[int] = set()
         self._resumed_at = 0.0
         self._outlook: Outlook | None = None
+        self._is_behind = False
         self._looking_ahead: asyncio.Future[Outlook] | None = None
         self._look_ahead_again_at = 0.0
         self._foretold = Foretold(store)
@@ -431,7 +432,13 @@ class Scheduler(Queue):
                 task = self._looking_ahead = asyncio.ensure_future(self._look_ahead())
                 task.add_done_callback(self._looked_ahead)
             self._outlook = await asyncio.shield(task)
+        self._is_behind = self._outlook.snapshot.version < version
         return self._outlook.forecasts
+
+    def forecasts_behind_s(self) -> int:
+        if self._outlook is None or not self._is_behind:
+            return 0
+        return max(0, self._clock.now_s() - self._outlook.snapshot.now_s)
 
     def _is_older(self, snapshot: Snapshot, version: int) -> bool:
         if asyncio.get_running_loop().time() < self._look_ahead_again_at:

@@ -23,6 +23,12 @@ def test_a_session_that_waits_is_told_of_its_image_beside_its_place() -> None:
     assert waiting_event(session(SessionState.PENDING), None, simulated=False)["fgpu"]["pull"] is None
 
 
+@pytest.mark.parametrize(("behind_s", "told"), [(0, None), (9, None), (10, 10), (75, 75)])
+def test_how_old_a_forecast_is_is_told_from_ten_seconds_on(behind_s: int, told: int | None) -> None:
+    event = waiting_event(session(SessionState.PENDING), None, simulated=False, behind_s=behind_s)
+    assert event["fgpu"]["behind_s"] == told
+
+
 def test_a_session_that_starts_is_told_of_its_image_first() -> None:
     event = starting_event(session(SessionState.PULLING), simulated=False, pull=HALF)
     # How far it is changes every second, and the sentence is read aloud when it changes.
