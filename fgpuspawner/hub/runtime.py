@@ -33,6 +33,8 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
+from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
+from fgpuspawner.hub.compute_watch import ComputeWatch
 from fgpuspawner.hub.disk_watch import SessionDisks
 from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.hub.gpu_use import GpuUse
@@ -43,6 +45,7 @@ from fgpuspawner.hub.metrics import Metrics
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.retention import keep_forgetting
+from fgpuspawner.hub.slots_asked import slots_of
 from fgpuspawner.hub.watchdog import Watchdog
 from fgpuspawner.images.live import REFRESH_EVERY_S, Images
 from fgpuspawner.images.model import Catalogue
@@ -145,8 +148,8 @@ class Runtime:
         self.isolation.open(own_root=own_root, installation=self.store.installation_id)
         self.drivers = Drivers(self.isolation, self.engine)
         settings = self.settings
-        # Whoever of these two wants to look more often says how often.
-        self._looks_every_s = min(settings.watchdog_every_s, settings.meter_every_s)
+        # Whoever wants to look most often says how often.
+        self._looks_every_s = min(settings.watchdog_every_s, settings.meter_every_s, COMPUTE_LOOKS_EVERY_S)
         self._gpu_use = GpuUse(SystemClock(), every_s=self._looks_every_s)
         atexit.register(self.drivers.close)
         self.queue: Queue = Scheduler(
@@ -271,7 +274,14 @@ class Runtime:
         sampler.begin(self.background)
         GpuWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
         looks = Looks(self.drivers, self.queue.live, every_s=self._looks_every_s)
-        looks.begin(self.background, (watchdog.saw, self._gpu_use.saw, sampler.saw))
+        compute = ComputeWatch(
+            self.queue,
+            self.audit,
+            functools.partial(slots_of, self.engine, self.isolation),
+            look_again=looks.again,
+            ends=settings.watchdog_compute == "end",
+        )
+        looks.begin(self.background, (watchdog.saw, compute.saw, self._gpu_use.saw, sampler.saw))
         atexit.register(looks.close)
         self.background.every(
             settings.watchdog_every_s,

@@ -48,6 +48,25 @@ class Allowance:
     """For each process but one."""
 
 
+class Offence(Protocol):
+    """What a session is warned of, and ended for."""
+
+    @property
+    def words(self) -> str:
+        """What it does, for the log: "holds ..."."""
+        ...
+
+    @property
+    def advice(self) -> tuple[str, str, str]:
+        """For its owner: what it does, "if it is found ...", and what they should do."""
+        ...
+
+    @property
+    def ended(self) -> str:
+        """What its owner is told when it was ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Above:
     """A session that holds more of a device than it may."""
@@ -56,6 +75,29 @@ class Above:
     uuid: str
     used_mib: int
     limit_mib: int
+
+    @property
+    def words(self) -> str:
+        """What it does, for the log."""
+        return f"holds {self.used_mib} MiB of GPU {self.uuid}, above its limit of {self.limit_mib} MiB"
+
+    @property
+    def advice(self) -> tuple[str, str, str]:
+        """What its owner is told at a strike."""
+        return (
+            f"this session holds {self.used_mib} MiB of GPU memory, above its limit of {self.limit_mib} MiB",
+            "above it",
+            "End the programs that use the GPU",
+        )
+
+    @property
+    def ended(self) -> str:
+        """What its owner is told when it was ended."""
+        return (
+            f"your session was ended because it held {self.used_mib} MiB of GPU memory, above its limit of "
+            f"{self.limit_mib} MiB, also after a warning; its programs took memory that the limit does not count, or "
+            "got around it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +186,13 @@ def after_look(
             assert_never(is_above)
 
 
-def warning_words(above: Above, strikes: float) -> str:
+def warning_words(offence: Offence, strikes: float, *, ends: bool = True) -> str:
     """Return what the owner of a session is told at a strike."""
+    what, found, advice = offence.advice
+    if not ends:
+        return f"{what}. {advice}"
     more = int(STRIKES - strikes) or 1
-    return (
-        f"this session holds {above.used_mib} MiB of GPU memory, above its limit of {above.limit_mib} MiB; if it is "
-        f"found above it {'once' if more == 1 else f'{more} times'} more, it is ended. End the programs that use the GPU"
-    )
-
-
-def ended_words(above: Above) -> str:
-    """Return what the owner of a session that was ended is told."""
-    return (
-        f"your session was ended because it held {above.used_mib} MiB of GPU memory, above its limit of "
-        f"{above.limit_mib} MiB, also after a warning; its programs took memory that the limit does not count, or got "
-        "around it"
-    )
+    return f"{what}; if it is found {found} {'once' if more == 1 else f'{more} times'} more, it is ended. {advice}"
 
 
 class Sessions(Protocol):
@@ -170,6 +203,64 @@ class Sessions(Protocol):
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session: ...
 
 
+class Judge:
+    """Warns, ends and takes back for one kind of offence, and writes it down. ``ends``: otherwise it only tells."""
+
+    def __init__(self, sessions: Sessions, record: Record, *, every_s: float, ends: bool = True) -> None:
+        self._sessions = sessions
+        self._record = record
+        self._every_s = every_s
+        self._ends = ends
+        self._strikes: dict[int, Strikes] = {}
+
+    def keep(self, live: Sequence[Session]) -> None:
+        """Forget who is gone."""
+        self._strikes = {s.id: self._strikes[s.id] for s in live if s.id in self._strikes}
+
+    async def judge(self, session_id: int, at_s: float, offence: Offence | None, *, known: bool) -> None:
+        """Count a look at a session, and do what follows."""
+        before = self._strikes.get(session_id, Strikes(looked_at_s=at_s))
+        is_above = offence is not None if known else None
+        after, step = after_look(before, at_s=at_s, is_above=is_above, every_s=self._every_s)
+        if await self._done(session_id, step, offence, after):
+            self._strikes[session_id] = after
+        else:
+            # Who was not warned gets no strike for it, and what could not be done is done at the next look.
+            self._strikes[session_id] = replace(before, looked_at_s=at_s)
+
+    async def _done(self, session_id: int, step: Step, offence: Offence | None, after: Strikes) -> bool:
+        """Do what follows; return whether it was done. Whatever becomes of one session hides no other."""
+        if step is Step.NOTHING:
+            return True
+        try:
+            if step is Step.TAKE_BACK:
+                log.info("Session %d is within its GPU limit again", session_id)
+                await self._sessions.warn(session_id, None)
+                return True
+            assert offence is not None
+            is_end = step is Step.END and self._ends
+            words = f"{offence.words}; {after.count:.1f} of {STRIKES} strikes"
+            if is_end:
+                log.error("Session %d %s: it is ended", session_id, words)
+                told = await self._sessions.end(session_id, EndCause.ISOLATION_FAILED, offence.ended)
+            else:
+                log.warning("Session %d %s: its owner is warned", session_id, words)
+                told = await self._sessions.warn(
+                    session_id, warning_words(offence, after.count, ends=self._ends)
+                )
+        except FGPUError as e:
+            log.error("The watchdog could not do this: %s", e)
+            return False
+        except Exception:
+            log.exception("The watchdog could not do this")
+            return False
+        try:
+            await self._record(told, "watchdog.end" if is_end else "watchdog.strike", words)
+        except FGPUError as e:
+            log.error("The audit log has no line of this: %s", e)
+        return True
+
+
 class Watchdog:
     """Is told of every look. ``every_s`` is the mean time between two at the same machine."""
 
@@ -177,19 +268,16 @@ class Watchdog:
         self, isolation: Isolation, sessions: Sessions, record: Record, *, every_s: float, tolerance_mib: int
     ) -> None:
         self._isolation = isolation
-        self._sessions = sessions
-        self._record = record
-        self._every_s = every_s
+        self._judge = Judge(sessions, record, every_s=every_s)
         self._tolerance_mib = tolerance_mib
-        self._strikes: dict[int, Strikes] = {}
         self._strangers: frozenset[tuple[str, int]] = frozenset()
         self._troubles: dict[str, int] = {}
 
     async def saw(self, look: Look, live: Sequence[Session]) -> None:
         """Warn and end whom a look finds above their limit."""
-        self._strikes = {s.id: self._strikes[s.id] for s in live if s.id in self._strikes}
+        self._judge.keep(live)
         there = running_on(look.devices, live)
-        watched = {s.id: self._allowances(s) for s in live if s.id in there and _is_watched(s)}
+        watched = {s.id: self._allowances(s) for s in live if s.id in there and launched_with(s) in WATCHED}
         if not watched:
             return
         for uuid, use in look.devices.items():
@@ -206,50 +294,8 @@ class Watchdog:
         found = compare(look, watched, tolerance_mib=self._tolerance_mib)
         self._say_strangers(look.devices, found.strangers, live)
         for session_id in watched:
-            await self._judge(session_id, look.at_s, found)
-
-    async def _judge(self, session_id: int, at_s: float, found: Found) -> None:
-        above = found.above.get(session_id)
-        before = self._strikes.get(session_id, Strikes(looked_at_s=at_s))
-        is_above = None if session_id in found.unknown else above is not None
-        after, step = after_look(before, at_s=at_s, is_above=is_above, every_s=self._every_s)
-        if await self._done(session_id, step, above, after):
-            self._strikes[session_id] = after
-        else:
-            # Who was not warned gets no strike for it, and what could not be done is done at the next look.
-            self._strikes[session_id] = replace(before, looked_at_s=at_s)
-
-    async def _done(self, session_id: int, step: Step, above: Above | None, after: Strikes) -> bool:
-        """Do what follows; return whether it was done. Whatever becomes of one session hides no other."""
-        if step is Step.NOTHING:
-            return True
-        try:
-            if step is Step.TAKE_BACK:
-                log.info("Session %d is within its GPU limit again", session_id)
-                await self._sessions.warn(session_id, None)
-                return True
-            assert above is not None
-            words = (
-                f"holds {above.used_mib} MiB of GPU {above.uuid}, above its limit of {above.limit_mib} MiB; "
-                f"{after.count:.1f} of {STRIKES} strikes"
-            )
-            if step is Step.END:
-                log.error("Session %d %s: it is ended", session_id, words)
-                told = await self._sessions.end(session_id, EndCause.ISOLATION_FAILED, ended_words(above))
-            else:
-                log.warning("Session %d %s: its owner is warned", session_id, words)
-                told = await self._sessions.warn(session_id, warning_words(above, after.count))
-        except FGPUError as e:
-            log.error("The watchdog could not do this: %s", e)
-            return False
-        except Exception:
-            log.exception("The watchdog could not do this")
-            return False
-        try:
-            await self._record(told, "watchdog.end" if step is Step.END else "watchdog.strike", words)
-        except FGPUError as e:
-            log.error("The audit log has no line of this: %s", e)
-        return True
+            known = session_id not in found.unknown
+            await self._judge.judge(session_id, look.at_s, found.above.get(session_id), known=known)
 
     def _allowances(self, session: Session) -> dict[str, Allowance]:
         assert session.placement is not None
@@ -290,7 +336,7 @@ class Watchdog:
             log.warning("The watchdog sees again: %s", about)
 
 
-def _is_watched(session: Session) -> bool:
-    # Under what it was launched: the setting can be another one by now.
+def launched_with(session: Session) -> str | None:
+    """Return which isolation a session was launched with: the setting can be another one by now."""
     launched = Launched.from_json(session.launched)
-    return launched is not None and launched.isolation in WATCHED
+    return None if launched is None else launched.isolation

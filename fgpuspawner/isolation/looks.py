@@ -66,6 +66,7 @@ class Looks:
         self._changed = threading.Condition()
         self._wanted: Mapping[Place, frozenset[int]] = {}
         self._hurried: set[Place] = set()
+        self._due_at_s: dict[Place, float] = {}
         self._threads: dict[Place, threading.Thread] = {}
         self._closed = False
 
@@ -100,6 +101,12 @@ class Looks:
                 except Exception:
                     log.exception("What was seen at %s could not be judged", look.place)
 
+    def again(self, place: Place, after_s: float) -> None:
+        """Look at a place after so many seconds, if not before."""
+        with self._changed:
+            self._due_at_s[place] = time.monotonic() + after_s
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Look no more. A look that is under way ends with its driver."""
         with self._changed:
@@ -132,9 +139,16 @@ class Looks:
     def _pause(self, place: Place) -> bool:
         """Return when it is time for the next look, whether there is to be one; who is new is looked at soon."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or place in self._hurried, gap_s(self._every_s))
+            until_s = time.monotonic() + gap_s(self._every_s)
+            while not self._closed and place not in self._hurried:
+                left_s = min(until_s, self._due_at_s.get(place, until_s)) - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             self._changed.wait_for(lambda: self._closed or self._wanted.get(place))
             self._hurried.discard(place)
+            if self._due_at_s.get(place, 0.0) <= time.monotonic():
+                self._due_at_s.pop(place, None)
             return not self._closed
 
     def look_at(self, place: Place, since_us: Mapping[str, int]) -> Look:

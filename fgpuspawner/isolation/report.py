@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter
 
@@ -110,7 +110,19 @@ class Report:
     nonce: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Whose slots in libfgpu's account are held, and which of the processes that were asked for run."""
+
+    probe: Literal[1]
+    slots: tuple[Number, ...]
+    running: tuple[Number, ...]
+    nonce: object = None
+
+
+Told = TypeVar("Told", Report, Slots)
 _REPORT = TypeAdapter(Report)
+_SLOTS = TypeAdapter(Slots)
 
 
 def probe_command(nonce: str, limits: Limits, *, timeout_s: int) -> list[str]:
@@ -127,6 +139,12 @@ def static_command(nonce: str, *, timeout_s: int) -> list[str]:
     return ["probe-static", "--nonce", nonce, "--timeout", str(timeout_s)]
 
 
+def slots_command(nonce: str, accounting: str, pids: Sequence[int]) -> list[str]:
+    """Return the command of the probe that says who holds a slot."""
+    asked = ",".join(map(str, pids))
+    return ["probe-static", "--nonce", nonce, "--accounting", accounting, "--processes", asked]
+
+
 # --- Reading ---
 
 
@@ -136,12 +154,25 @@ def read_report(answer: Answer, nonce: str) -> Report:
     Raises:
         BadReport: in words for the log and the owner, without anything that the session could have put there.
     """
+    return _read(_REPORT, answer, nonce)
+
+
+def read_slots(answer: Answer, nonce: str) -> Slots:
+    """Return the slots that a probe told, of the question with this nonce.
+
+    Raises:
+        BadReport: as of a report; also where the account could not be read.
+    """
+    return _read(_SLOTS, answer, nonce)
+
+
+def _read(kind: TypeAdapter[Told], answer: Answer, nonce: str) -> Told:
     if len(answer.output) > LARGEST_BYTES:
         raise BadReport("the check printed more than a check does")
     if answer.status not in (0, None):
         raise BadReport(f"the check ended with status {answer.status}")
     try:
-        found = _REPORT.validate_json(answer.output)
+        found = kind.validate_json(answer.output)
     except ValueError:
         raise BadReport("the check printed no report") from None
     if found.nonce != nonce:

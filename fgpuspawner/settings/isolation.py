@@ -11,6 +11,8 @@ MANAGED = ("charge", "refuse")
 """What becomes of managed memory: it counts against the limit, or is not to be had."""
 COMPUTE = ("strict", "elastic")
 """What a share of compute is: a ceiling too, or a floor."""
+AROUND = ("end", "warn")
+"""What becomes of sessions that compute around libfgpu."""
 
 
 class IsolationSettings(Settings):
@@ -58,10 +60,11 @@ class IsolationSettings(Settings):
     verify_timeout_s = Integer(60, min=1).tag(example="120")
     """Longest check of a session's limits after its start, in seconds; then it counts as failed."""
     watchdog_every_s = Integer(10, min=1, max=300).tag(example="5")
-    """Mean seconds between the watchdog's looks at the GPU memory that sessions hold; 1 to 300.
+    """Least seconds from one strike of the watchdog for GPU memory to the next; 1 to 300.
 
-    The looks come at random times, at most four times as far apart, so that nobody can dodge them.
-    It cannot be switched off: what libfgpu counts is kept where the session itself could write it.
+    The GPUs are looked at as often on the mean, at least every 5 s. The looks come at random times, at most four times
+    as far apart, so that nobody can dodge them. It cannot be switched off: what libfgpu counts is kept where the session
+    itself could write it.
     """
     watchdog_tolerance_mib = Integer(512, min=0, max=LARGEST_MIB).tag(
         example="256", remedy="it must not be negative"
@@ -69,6 +72,12 @@ class IsolationSettings(Settings):
     """GPU memory in MiB that a session may hold above its limit before the watchdog counts it.
 
     The driver counts what libfgpu does not see, such as the code of kernels.
+    """
+    watchdog_compute = Enum(AROUND, "end").tag(example='"warn"')
+    """Sessions with programs that compute without libfgpu, above their share: "end" them after warnings, or only "warn".
+
+    A statically linked program is one. The watchdog warns after 5 s on the mean and ends after 15 s, at most after 30 s.
+    Where the driver does not tell how much each process computes, nobody is warned or ended for it.
     """
     hami_library = AbsolutePath().tag(example='"/usr/local/vgpu/libvgpu.so"')
     """Path of HAMi-core's ``libvgpu.so`` on this machine, for ``isolation = "hami"``."""

@@ -33,7 +33,7 @@ class ServiceSettings(Settings):
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
     """Seconds between the meter's reports on what sessions hold and use of their GPUs; 1 to 300.
 
-    The GPUs are looked at as often on the mean, or as ``watchdog_every_s`` says where that is less. Pages show
+    The GPUs are looked at as often on the mean, or as ``watchdog_every_s`` says, at least every 5 s. Pages show
     what was seen last. What it counted is written to the database once a minute.
 
     .. versionadded:: 0.1

@@ -536,7 +536,12 @@ bool fgpu_is_ours(uint32_t pid) {
     return pid != 0 && list_living(0, pid, NULL, 0) > 0;
 }
 
+/* Who computes has a slot, also where its context costs nothing: the watchdog takes those without one for processes
+ * without libfgpu. */
 struct fgpu_time_account *fgpu_time_account(int device) {
     struct place place;
-    return find_place(device, &place) ? &place.region->time[device] : NULL;
+    if (!find_place(device, &place))
+        return NULL;
+    this_slot(place.process, place.region);
+    return &place.region->time[device];
 }

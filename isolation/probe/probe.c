@@ -19,10 +19,13 @@
 #define LONGEST_NONCE 128
 #define USAGE                                                                                                      \
     "usage: probe [--nonce WORD] [--timeout SECONDS] [--allocate UUID=MIB]...\n"                                     \
+    "       probe [--nonce WORD] --accounting FILE [--processes N,N...]\n"                                           \
     "Prints one line of JSON: what this process sees of the GPUs, and whether libfgpu is loaded into it.\n"         \
     "  --nonce WORD         is repeated in the line; at most 128 bytes\n"                                            \
     "  --timeout SECONDS    the longest that it may take, 1 to 600; 20 unless told\n"                                \
-    "  --allocate UUID=MIB  tries to exceed this limit, and to use half of it; at most 16 times\n"
+    "  --allocate UUID=MIB  tries to exceed this limit, and to use half of it; at most 16 times\n"  \
+    "  --accounting FILE    prints only who holds a slot of this file of libfgpu's\n"                                \
+    "  --processes N,N...   and which of these run\n"
 
 const char *volatile *probe_step;
 
@@ -90,6 +93,10 @@ static bool read_options(int count, char **words, struct options *options)
         } else if (strcmp(words[i], "--allocate") == 0 && options->limit_count < PROBE_MAX_LIMITS &&
                    to_limit(value, &options->limits[options->limit_count])) {
             options->limit_count++;
+        } else if (strcmp(words[i], "--accounting") == 0) {
+            options->accounting = value;
+        } else if (strcmp(words[i], "--processes") == 0 && value[strspn(value, "0123456789,")] == '\0') {
+            options->processes = value;
         } else {
             return false;
         }
@@ -198,7 +205,7 @@ static void too_late(int signal_number)
 int main(int count, char **words)
 {
     static const char *own_step;
-    struct options options = {.nonce = NULL, .timeout_s = 20, .limit_count = 0};
+    struct options options = {.nonce = NULL, .timeout_s = 20, .processes = ""};
     void *shared = mmap(NULL, sizeof(*probe_step), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
     if (count == 2 && strcmp(words[1], "--help") == 0)
@@ -216,6 +223,10 @@ int main(int count, char **words)
     json_raw(&report, "{\"probe\":1");
     json_name(&report, "nonce");
     json_string(&report, options.nonce);
+    if (options.accounting != NULL) {
+        probe_slots(&report, &options);
+        goto print;
+    }
     json_name(&report, "static");
 #ifdef PROBE_STATIC
     json_raw(&report, "true");
@@ -230,6 +241,7 @@ int main(int count, char **words)
     section("nvml", probe_nvml, &options);
     if (options.limit_count > 0)
         section("allocate", probe_allocate, &options);
+print:
     json_raw(&report, "}\n");
     if (report.full)
         return 1;

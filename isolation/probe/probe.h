@@ -39,6 +39,12 @@ bool system_mapped_path(const char *name, char *path, size_t size);
 /* Appends what /etc/ld.so.preload is and holds. */
 void system_preload(struct json *json);
 
+/* ---- probe_slots.c ------------------------------------------------------------------------------------ */
+
+struct options;
+/* Appends whose slots in the accounting file are held, and which of the processes that are asked for run. */
+void probe_slots(struct json *json, const struct options *options);
+
 /* ---- probe_library.c: a driver's library, opened at run time ------------------------------------------ */
 
 struct library {
@@ -68,6 +74,8 @@ struct options {
     unsigned timeout_s;
     unsigned limit_count;
     struct limit limits[PROBE_MAX_LIMITS];
+    const char *accounting; /* NULL: nothing is asked of it */
+    const char *processes;
 };
 
 /* Which call a section is in, for the report of one that crashed or hung; in memory shared with the parent. */

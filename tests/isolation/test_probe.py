@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,58 @@ def test_the_static_probe_has_no_libfgpu_and_says_what_it_could_try(session_fold
         assert totals(told) == [8192 * MIB] * 5
     else:
         assert told["cuda"]["status"] in ("not_tried", "crashed")
+
+
+LAUNCH = """
+import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+text = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin_1us()\\n{\\nret;\\n}\\n"
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuModuleLoadData(ctypes.byref(module), text) == 0
+assert cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_1us") == 0
+assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+print("launched", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("libfgpu", [True, False], ids=["with libfgpu", "without"])
+def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
+    session_folder: Folder, libfgpu: bool
+) -> None:
+    folder = session_folder(devices=[(UUID, 2048)], compute_percent=25, mode="memory+compute", slots="0-25")
+    env = preloaded(folder) if libfgpu else plain(folder)
+    words = [sys.executable, "-c", LAUNCH]
+    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"launched\n"
+        asked = [
+            "--nonce",
+            "n",
+            "--accounting",
+            folder / "accounting",
+            "--processes",
+            f"{child.pid},1,999999999",
+        ]
+        told = report(folder / "probe-static", *asked, env={})
+        assert told == {
+            "probe": 1,
+            "nonce": "n",
+            "slots": [child.pid] if libfgpu else [],
+            "running": [child.pid, 1],
+        }
+    assert report(folder / "probe-static", *asked, env={}) == {**told, "slots": [], "running": [1]}
+
+
+def test_an_account_that_cannot_be_read_is_not_one_of_nobody(tmp_path: Path, session_folder: Folder) -> None:
+    program = session_folder(devices=[(UUID, 2048)]) / "probe-static"
+    short = tmp_path / "short"
+    short.write_bytes(b"x" * 100)
+    for path, slots in ((tmp_path / "none", []), (tmp_path, None), (short, None)):
+        assert report(program, "--accounting", str(path), env={})["slots"] == slots
 
 
 @pytest.mark.parametrize("name", ["probe", "probe-static"])

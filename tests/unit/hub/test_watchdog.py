@@ -26,7 +26,6 @@ from fgpuspawner.hub.watchdog import (
     Watchdog,
     after_look,
     compare,
-    ended_words,
     warning_words,
 )
 from fgpuspawner.isolation import accounting
@@ -218,8 +217,8 @@ def test_the_words_have_the_figures() -> None:
     assert "holds 3000 MiB" in warning_words(above, 1.0)
     assert "limit of 2048 MiB; if it is found above it 2 times more" in warning_words(above, 1.0)
     assert "found above it once more" in warning_words(above, 1.9)
-    assert "3000 MiB" in ended_words(above)
-    assert "2048 MiB" in ended_words(above)
+    assert "3000 MiB" in above.ended
+    assert "2048 MiB" in above.ended
 
 
 # --- What is done ---

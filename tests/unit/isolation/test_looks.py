@@ -226,3 +226,17 @@ async def test_what_is_seen_while_the_database_is_away_is_told_afterwards(world:
     await world.next()
     told = [look.at_s for look, _ in world.seen]
     assert all(any(abs(at - one) < 0.5 for one in told) for at in missed)
+
+
+async def test_a_place_is_looked_at_again_when_that_was_asked_for(world: World) -> None:
+    """Though the next look by chance is far off."""
+    await world.next()
+    world.looks._every_s = 10_000.0
+    world.looks.again(world.seen[-1][0].place, 0.0)
+    begun = len(world.here.asked)
+    world.looks.again(world.seen[-1][0].place, 0.2)
+    asked_at_s = time.monotonic()
+    await asyncio.to_thread(world.here.until, 1)
+    while world.here.asked[-1][0] < asked_at_s + 0.2:
+        await world.next()
+    assert len(world.here.asked) <= begun + 2

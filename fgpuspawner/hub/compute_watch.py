@@ -1,0 +1,203 @@
+"""Who computes without libfgpu: what the driver says of a session's processes, against libfgpu's account of them.
+
+Neither says enough alone. Whom libfgpu holds may be above the share for a while: kernels of seconds, what is lent. Who
+has no slot may compute nothing. So the account is asked for only where a session computed more than its share, and only
+processes without a slot count against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fgpu_scheduler import FGPUError, Session
+from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
+from fgpuspawner.isolation.driver_cgroup import DriverCgroup
+from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.interposer import Interposer
+from fgpuspawner.isolation.looks import Look, running_on
+from fgpuspawner.isolation.nvml_reader import DeviceUse
+from fgpuspawner.isolation.report import Slots
+
+log = logging.getLogger("fgpu.watchdog")
+
+WATCHED = frozenset((Interposer.name, DriverCgroup.name))
+TOLERANCE_PERCENT = 10
+"""Of a GPU, by which the driver's samples may be above the share."""
+STRIKE_AFTER_S = 5.0
+"""From one strike to the next, and until the look after one."""
+LOOKS_EVERY_S = 5
+"""As a mean: no two looks are further apart than four times that, so that who is around is ended within 30 s."""
+MOST_PROCESSES = 256
+"""Of one session: those that computed most."""
+
+Ask = Callable[[Session, Sequence[int]], Awaitable[Slots]]
+"""Returns who of a session holds a slot, and which of these of its processes run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a session's processes, by their numbers in it, computed of a device since the last look: above its share."""
+
+    uuid: str
+    share: int
+    percents: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Processes of a session that compute without libfgpu, so that it gets more than its share."""
+
+    uuid: str
+    percent: int
+    share: int
+    pids: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """What they do, for the log."""
+        return (
+            f"has {_programs(self.pids)} that computed {self.percent} % of GPU {self.uuid} without libfgpu, "
+            f"with a share of {self.share} %"
+        )
+
+    @property
+    def advice(self) -> tuple[str, str, str]:
+        """What its owner is told at a strike."""
+        return (
+            f"this session has {_programs(self.pids)} that computed {self.percent} % of a GPU around its share of "
+            f"{self.share} %",
+            "doing so",
+            "End it, and run a program that is linked dynamically",
+        )
+
+    @property
+    def ended(self) -> str:
+        """What its owner is told when it was ended."""
+        return (
+            f"your session was ended because it had {_programs(self.pids)} that computed {self.percent} % of a GPU "
+            f"around its share of {self.share} %, also after a warning; a statically linked program does that, for one"
+        )
+
+
+def _programs(pids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, pids[:3]))
+    return f"a program (process {shown})" if len(pids) == 1 else f"{len(pids)} programs (processes {shown})"
+
+
+def above_share(look: Look, session: Session) -> list[Computed] | None:
+    """Return where a session computed more than its share; None where the driver does not tell. Pure.
+
+    What was asked for without a share of compute, or with all of it, is not held to any.
+    """
+    assert session.placement is not None
+    found = []
+    for share in session.placement.shares:
+        use = look.devices.get(share.device_uuid)
+        if not 0 < share.compute_percent < 100 or use is None:
+            continue
+        if not isinstance(use, DeviceUse):
+            return None
+        percents: dict[int, float] = {}
+        for process in use.processes:
+            if look.owners.get(process.pid) != session.id:
+                continue
+            if process.sm_percent is None:
+                return None
+            if process.sm_percent > 0:
+                percents[process.inner_pid] = percents.get(process.inner_pid, 0.0) + process.sm_percent
+        if sum(percents.values()) > share.compute_percent + TOLERANCE_PERCENT:
+            found.append(Computed(share.device_uuid, share.compute_percent, percents))
+    return found
+
+
+def around(computed: Computed, *, slots: Collection[int], running: Collection[int]) -> Around | None:
+    """Return who computed without a slot, if that made it too much. Pure.
+
+    What is held counts as the share at most. Who has ended has given its slot back.
+    """
+    without = {p: sm for p, sm in computed.percents.items() if p in running and p not in slots}
+    alone = sum(without.values())
+    held = min(computed.share, sum(computed.percents.values()) - alone)
+    if alone + held <= computed.share + TOLERANCE_PERCENT:
+        return None
+    return Around(computed.uuid, round(alone), computed.share, tuple(sorted(without)))
+
+
+class ComputeWatch:
+    """Is told of every look. ``look_again`` has a place looked at after so many seconds; ``ends``: else it only warns."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        record: Record,
+        ask: Ask,
+        *,
+        look_again: Callable[[Place, float], None],
+        ends: bool,
+    ) -> None:
+        self._judge = Judge(sessions, record, every_s=STRIKE_AFTER_S, ends=ends)
+        self._ask = ask
+        self._look_again = look_again
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._silent: set[str] = set()
+
+    async def saw(self, look: Look, live: Sequence[Session]) -> None:
+        """Ask who is held, of sessions that computed too much. A session that does not answer keeps nobody waiting."""
+        self._judge.keep(live)
+        there = running_on(look.devices, live)
+        for session in live:
+            if session.id not in there or launched_with(session) not in WATCHED:
+                continue
+            computed = above_share(look, session)
+            if computed is None:
+                await self._judge.judge(session.id, look.at_s, None, known=False)
+            elif not computed:
+                await self._judge.judge(session.id, look.at_s, None, known=True)
+            elif session.id not in self._asking:
+                self._asking[session.id] = asyncio.create_task(self._look_closer(session, look, computed))
+        self._say_silent(look)
+
+    async def answered(self) -> None:
+        """Return when nobody is being asked."""
+        while self._asking:
+            await asyncio.wait(tuple(self._asking.values()))
+
+    async def _look_closer(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
+        try:
+            await self._judge_closely(session, look, computed)
+        finally:
+            del self._asking[session.id]
+
+    async def _judge_closely(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
+        pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
+        try:
+            found = await self._ask(session, sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES])
+        except FGPUError as e:
+            log.warning(
+                "Session %d computes more than its share, and it cannot be told whether around libfgpu: %s",
+                session.id,
+                e,
+            )
+            await self._judge.judge(session.id, look.at_s, None, known=False)
+            return
+        offences = (around(one, slots=found.slots, running=found.running) for one in computed)
+        offence = next((o for o in offences if o is not None), None)
+        await self._judge.judge(session.id, look.at_s, offence, known=True)
+        if offence is not None:
+            self._look_again(look.place, STRIKE_AFTER_S)
+
+    def _say_silent(self, look: Look) -> None:
+        """Log once of which GPUs the driver does not tell who computes."""
+        for uuid, use in look.devices.items():
+            tells = isinstance(use, DeviceUse) and all(p.sm_percent is not None for p in use.processes)
+            if tells:
+                self._silent.discard(uuid)
+            elif isinstance(use, DeviceUse) and uuid not in self._silent:
+                self._silent.add(uuid)
+                log.warning(
+                    "GPU %s does not tell how much each process computes: who computes around libfgpu is not seen",
+                    uuid,
+                )

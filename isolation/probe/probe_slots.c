@@ -1,0 +1,89 @@
+/* Who is counted: the slots of libfgpu's account that living processes hold, and which processes run at all. */
+#include "probe.h"
+
+#include "../libfgpu/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#endif
+
+static bool is_held(int descriptor, unsigned slot)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+
+    return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+static void tell_slots(struct json *json, int descriptor)
+{
+    /* Read, never mapped: the session may cut the file off at any time. */
+    static struct region_owner owners[REGION_SLOTS];
+    size_t size = sizeof(owners);
+
+    if (pread(descriptor, owners, size, offsetof(struct region, owner)) != (ssize_t)size) {
+        json_raw(json, "null");
+        return;
+    }
+    json_raw(json, "[");
+    for (unsigned slot = 0; slot < REGION_SLOTS; slot++) {
+        if (is_held(descriptor, slot)) {
+            json_next(json);
+            json_number(json, owners[slot].pid);
+        }
+    }
+    json_raw(json, "]");
+}
+
+/* It has memory of its own: neither ended, nor being taken apart, which with a GPU can take a while. */
+static bool runs(unsigned long process)
+{
+    char path[64];
+    unsigned long pages = 0;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%lu/statm", process);
+    file = fopen(path, "re");
+    if (file == NULL)
+        return false;
+    if (fscanf(file, "%lu", &pages) != 1)
+        pages = 0;
+    fclose(file);
+    return pages > 0;
+}
+
+/* The slots come first: who gives its slot back in between has ended by then. */
+void probe_slots(struct json *json, const struct options *options)
+{
+    int descriptor = open(options->accounting, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    const char *rest = options->processes;
+    char *end;
+
+    json_name(json, "slots");
+    if (descriptor >= 0)
+        tell_slots(json, descriptor);
+    else
+        /* Nobody has been counted yet: libfgpu makes the file. */
+        json_raw(json, errno == ENOENT ? "[]" : "null");
+    json_name(json, "running");
+    json_raw(json, "[");
+    while (*rest != '\0') {
+        unsigned long process = strtoul(rest, &end, 10);
+
+        if (runs(process)) {
+            json_next(json);
+            json_number(json, process);
+        }
+        rest = end + strcspn(end, ",");
+        rest += *rest == ',';
+    }
+    json_raw(json, "]");
+    if (descriptor >= 0)
+        close(descriptor);
+}

@@ -1,0 +1,148 @@
+"""In real containers: a program that computes without libfgpu is ended, and a session with many data loaders never is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dockerhub import MINI, PYTHON, DockerHub, Engine, Running, until
+
+from fgpuspawner.isolation import native
+
+HERE = Path(__file__).parent
+SIMULATED = HERE.parent.parent / "isolation" / "simulated"
+LOADERS = """
+import ctypes, os, sys, time
+GPU_LOADERS, CPU_LOADERS = 8, 8
+def work():
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    text = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin_5ms()\\n{\\nret;\\n}\\n"
+    for status in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+                   cuda.cuCtxSetCurrent(context), cuda.cuModuleLoadData(ctypes.byref(module), text),
+                   cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_5ms")):
+        assert status == 0, status
+    until = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < until:
+        assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+        assert cuda.cuCtxSynchronize() == 0
+def idle():
+    time.sleep(float(sys.argv[1]))
+children = []
+for task in [work] * GPU_LOADERS + [idle] * CPU_LOADERS:
+    child = os.fork()
+    if child == 0:
+        task()
+        os._exit(0)
+    children.append(child)
+print(*children, flush=True)
+work()
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+print("all is well", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """libfgpu has to be there; in CI it is a failure when it is not."""
+    if native.find() is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(native.NOT_BUILT)
+        pytest.skip(native.NOT_BUILT)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A program that is linked statically, and computes as fast as it can."""
+    path = tmp_path_factory.mktemp("around") / "around"
+    sources = sorted([*SIMULATED.glob("cuda*.c"), *SIMULATED.glob("machine*.c")])
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-w", "-static", f"-I{SIMULATED.parent / 'include'}"]
+    words = ["gcc", *flags, "-o", path, HERE / "aroundlibfgpu.c", *sources, "-pthread"]
+    subprocess.run(words, check=True, capture_output=True)
+    return path.read_bytes()
+
+
+def begin(engine: Engine, running: Running, program: bytes) -> None:
+    """Have a session run the program beside its server."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo("around")
+        entry.size, entry.mode = len(program), 0o755
+        tar.addfile(entry, io.BytesIO(program))
+    engine.client.put_archive(running.id, "/tmp", archive.getvalue())
+    made = engine.client.exec_create(
+        running.id, ["/tmp/around"], environment={"FGPU_SIMULATED_MACHINE": "/run/fgpu/simulated"}
+    )
+    engine.client.exec_start(made["Id"], detach=True)
+
+
+def events_of(hub: DockerHub, running: Running) -> list[str]:
+    return [e.kind for e in hub.store.events(limit=10_000) if e.session_id == running.session.id]
+
+
+def test_a_static_program_that_computes_within_its_memory_is_warned_and_ended(
+    engine: Engine, make_hub: Callable[..., DockerHub], program: bytes
+) -> None:
+    hub = make_hub(after=MINI).start()
+    thief = hub.running("mallory", fgpu="0.5")
+    neighbour = hub.running("alice", fgpu="0.5")
+    begin(engine, thief, program)
+    began_s = time.monotonic()
+    ended = until(lambda: hub.store.ended(user="mallory", limit=1), within_s=120, what="it is ended")[0]
+    print(f"ended after {time.monotonic() - began_s:.1f} s")
+    assert (ended.id, ended.state, ended.end_cause) == (thief.session.id, "ERROR", "ISOLATION_FAILED")
+    assert "of a GPU around its share of 25 %, also after a warning; a statically linked program" in str(
+        ended.message
+    )
+    assert events_of(hub, thief).count("warned") >= 1
+    until(lambda: engine.inspect(thief.name) is None, what="its container is gone")
+    assert hub.states() == {"alice/": "RUNNING"}
+    assert events_of(hub, neighbour).count("warned") == 0
+    hub.end("alice")
+
+
+def test_who_only_wants_to_be_told_is_told(
+    engine: Engine, make_hub: Callable[..., DockerHub], program: bytes
+) -> None:
+    hub = make_hub(after=MINI, watchdog_compute="warn", watchdog_every_s=1).start()
+    thief = hub.running("mallory", fgpu="0.5")
+    begin(engine, thief, program)
+    until(lambda: events_of(hub, thief).count("warned") >= 4, within_s=120, what="it is warned again")
+    assert hub.states() == {"mallory/": "RUNNING"}
+    hub.end("mallory")
+
+
+@pytest.mark.parametrize("compute", ["strict", "elastic"])
+def test_a_session_with_sixteen_data_loaders_is_never_warned(
+    engine: Engine, make_hub: Callable[..., DockerHub], compute: str
+) -> None:
+    hub = make_hub(after=f'{MINI}\nc.FGPU.compute = "{compute}"\n', watchdog_every_s=1).start()
+    running = hub.running("alice", fgpu="0.5", cpu="0.7", memory_mib=700)
+    made = engine.client.exec_create(running.id, [PYTHON, "-c", LOADERS, "40"])
+    pieces = engine.client.exec_start(made["Id"], stream=True)
+    children = [int(word) for word in next(pieces).decode().split()]
+    assert len(children) == 16
+    computing = set(children[:8])
+    asked = ["/run/fgpu/probe-static", "--accounting", "/run/fgpu/written/accounting", "--processes"]
+
+    def slots() -> bool:
+        status, said = engine.run_in(running.id, *asked, ",".join(map(str, children)))
+        assert status == 0, said
+        told = json.loads(said)
+        assert set(told["running"]) == set(children)
+        assert computing >= set(told["slots"]) & set(children), "who only forks has no slot"
+        return computing <= set(told["slots"])
+
+    until(slots, within_s=60, what="each that computes has a slot, though it holds no memory")
+    assert b"".join(pieces).decode() == "all is well\n"
+    assert events_of(hub, running).count("warned") == 0
+    assert hub.states() == {"alice/": "RUNNING"}
+    hub.end("alice")

@@ -1,0 +1,199 @@
+"""Who computes around libfgpu: warned and ended, and nobody whom it holds, or of whom that is not known."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
+from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
+from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.looks import Look
+from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
+from fgpuspawner.isolation.report import BadReport, Slots
+
+GPU = "GPU-1f"
+PLACE = Place("libnvidia-ml.so.1")
+
+
+def session(percent: int = 25, isolation: str = "interposer") -> Session:
+    request = Request("alice", "", "python", "default", 500, 1000, 2048)
+    placement = Placement("lab", (Share(GPU, 500, 2048, percent),))
+    note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
+    return Session(1, request, SessionState.RUNNING, 0, placement=placement, launched=note)
+
+
+def computing(*percents: tuple[int, float | None]) -> DeviceUse:
+    """Return what processes computed, each by its number in the session."""
+    return DeviceUse(tuple(ProcessUse(1000 + pid, 0, sm, None, pid, "x") for pid, sm in percents))
+
+
+class World:
+    """A session that is looked at every five seconds; of its processes those with a ``slot`` are held, all run."""
+
+    def __init__(self, *, ends: bool = True, one: Session | None = None) -> None:
+        self.session = one or session()
+        self.slots: set[int] = set()
+        self.ended: set[int] = set()
+        self.silent = False
+        self.asked: list[Sequence[int]] = []
+        self.told: list[tuple[str, str]] = []
+        self.recorded: list[tuple[str, str]] = []
+        self.again: list[tuple[Place, float]] = []
+        self.at_s = 0.0
+        self.watch = ComputeWatch(
+            self, self.record, self.ask, look_again=lambda *what: self.again.append(what), ends=ends
+        )
+
+    async def ask(self, _: Session, processes: Sequence[int]) -> Slots:
+        self.asked.append(processes)
+        if self.silent:
+            raise BadReport("the check printed no report")
+        return Slots(1, tuple(self.slots), tuple(p for p in processes if p not in self.ended))
+
+    async def warn(self, session_id: int, message: str | None) -> Session:
+        self.told.append(("warn" if message else "take back", message or ""))
+        return self.session
+
+    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
+        self.told.append((cause, message or ""))
+        return self.session
+
+    async def record(self, session: Session, action: str, details: str) -> None:
+        self.recorded.append((action, details))
+
+    async def sees(self, *uses: DeviceUse | str) -> list[str]:
+        """Return what was done at these looks."""
+        before = len(self.told)
+        for use in uses:
+            self.at_s += STRIKE_AFTER_S
+            pids = [p.pid for p in use.processes] if isinstance(use, DeviceUse) else []
+            # Numbers from 1900 on are of nobody's.
+            owners = {pid: 1 for pid in pids if pid < 1900}
+            await self.watch.saw(Look(PLACE, self.at_s, {GPU: use}, owners), [self.session])
+            await self.watch.answered()
+        return [what for what, _ in self.told[before:]]
+
+
+async def test_a_program_without_libfgpu_is_warned_twice_then_ended_and_each_is_written_down() -> None:
+    world = World()
+    assert await world.sees(*[computing((7, 100))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
+    assert world.told[0][1] == (
+        "this session has a program (process 7) that computed 100 % of a GPU around its share of 25 %; if it is found "
+        "doing so 2 times more, it is ended. End it, and run a program that is linked dynamically"
+    )
+    assert "a program (process 7) that computed 100 % of a GPU around its share" in world.told[-1][1]
+    assert [action for action, _ in world.recorded] == ["watchdog.strike"] * 2 + ["watchdog.end"]
+    assert world.recorded[0][1] == (
+        f"has a program (process 7) that computed 100 % of GPU {GPU} without libfgpu, with a share of 25 %; "
+        "1.0 of 3 strikes"
+    )
+
+
+async def test_it_is_looked_at_again_soon_so_that_the_end_comes_within_30_seconds() -> None:
+    world = World()
+    await world.sees(computing((7, 100)))
+    assert world.again == [(PLACE, STRIKE_AFTER_S)]
+
+
+async def test_who_only_wants_to_be_told_is_told_at_each_strike_and_nobody_is_ended() -> None:
+    world = World(ends=False)
+    assert await world.sees(*[computing((7, 100))] * 5) == ["warn"] * 5
+    assert "it is ended" not in world.told[0][1]
+    assert {action for action, _ in world.recorded} == {"watchdog.strike"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        computing((7, 100)),
+        computing(*[(n, 6.25) for n in range(1, 17)]),
+        computing(*[(n, 100.0) for n in range(1, 17)]),
+    ],
+    ids=["long kernels", "sixteen loaders", "sixteen that are lent the GPU"],
+)
+async def test_whom_libfgpu_holds_is_left_alone_whatever_it_computes(use: DeviceUse) -> None:
+    world = World()
+    world.slots = set(range(1, 17))
+    assert await world.sees(*[use] * 20) == []
+
+
+async def test_within_the_share_nobody_is_asked() -> None:
+    world = World()
+    assert await world.sees(*[computing((7, 35.0))] * 5) == []
+    assert world.asked == []
+
+
+@pytest.mark.parametrize(
+    ("held", "around", "told"), [(90, 10, []), (20, 14, []), (20, 16, ["warn"]), (90, 11, ["warn"])]
+)
+async def test_what_is_held_counts_as_the_share_at_most(held: float, around: float, told: list[str]) -> None:
+    world = World()
+    world.slots = {1}
+    assert await world.sees(computing((1, held), (7, around))) == told
+
+
+async def test_who_has_ended_since_the_look_had_a_slot_for_all_that_is_known() -> None:
+    world = World()
+    world.ended = {7}
+    assert await world.sees(*[computing((7, 100))] * 5) == []
+
+
+@pytest.mark.parametrize("use", ["GPU is lost", computing((7, None)), computing((7, None), (8, 100))])
+async def test_what_the_driver_does_not_tell_ends_nobody(use: DeviceUse | str) -> None:
+    world = World()
+    assert await world.sees(*[use] * 9) == []
+    assert world.asked == []
+
+
+async def test_where_the_driver_tells_no_compute_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("fgpu").propagate = True
+    with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
+        await World().sees(*[computing((7, None))] * 4)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"GPU {GPU} does not tell how much each process computes: who computes around libfgpu is not seen"
+    ]
+
+
+async def test_a_session_that_cannot_be_asked_is_not_ended_and_keeps_its_strikes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    logging.getLogger("fgpu").propagate = True
+    await world.sees(computing((7, 100)), computing((7, 100)))
+    world.silent = True
+    with caplog.at_level(logging.WARNING, "fgpu.watchdog"):
+        assert await world.sees(*[computing((7, 100))] * 5) == []
+    assert "it cannot be told whether around libfgpu: the check printed no report" in caplog.text
+    world.silent = False
+    assert await world.sees(computing((7, 100))) == ["ISOLATION_FAILED"]
+
+
+async def test_a_warning_is_taken_back_from_who_heeds_it() -> None:
+    assert await World().sees(computing((7, 100)), computing(), computing()) == ["warn", "take back"]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        session(isolation="none"),
+        session(isolation="mig"),
+        session(100),
+        session(0),
+        replace(session(), state=SessionState.TERMINATING),
+    ],
+    ids=["nothing holds it", "hardware does", "a whole GPU", "memory only", "it ends"],
+)
+async def test_who_is_held_to_no_share_is_not_watched(one: Session) -> None:
+    world = World(one=one)
+    assert await world.sees(*[computing((7, 100))] * 4) == []
+    assert world.asked == []
+
+
+async def test_processes_of_nobodys_count_for_nobody() -> None:
+    world = World()
+    assert await world.sees(*[computing((999, 100), (7, 10))] * 4) == []
