@@ -13,6 +13,9 @@ from fgpuspawner.cli.hub_config import CONFIG, load_config
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 
+INTERRUPTED = 130
+"""The status of what Ctrl-C has ended, as shells tell it."""
+
 
 class Report(list[str]):
     """Lines that are all printed, and the exit status after them."""

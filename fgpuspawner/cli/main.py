@@ -1,4 +1,4 @@
-"""The command ``fgpu``: what the scheduler's database says, and whether a Hub's configuration can work.
+"""The command ``fgpu``: an installation's state and configuration for administrators, and their sessions for users.
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
 wrongly. Only ``fgpu node``, ``fgpu images``, ``fgpu restore`` and ``fgpu move`` write to a database.
@@ -8,6 +8,7 @@ No password is shown.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -28,10 +29,13 @@ from fgpuspawner.cli import (
     node,
     private_images,
     replay,
+    sessions,
     status,
 )
-from fgpuspawner.cli.command import Report
+from fgpuspawner.cli.api import CallFailed
+from fgpuspawner.cli.command import INTERRUPTED, Report
 from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.text.tables import printable
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command; the docs are checked against it."""
-    parser = Parser(prog="fgpu", description="Look at an fgpuspawner installation.")
+    parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for command in (status, check, firewall, node, backup, move):
@@ -53,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         more.add_to(own)
     kube.add_to(commands)
     replay.add_to(commands)
+    sessions.add_to(commands)
     return parser
 
 
@@ -68,8 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # of the text can hold the statement and the URL.
         said = getattr(e, "orig", None) or "see the Hub"
         return _fail(f"the scheduler's database cannot be read: {said}", 1)
+    except CallFailed as e:
+        if given.json:
+            print(json.dumps(e.as_json(), indent=2))
+        return _fail(str(e), 1)
     except (FGPUError, OSError) as e:
         return _fail(str(e), 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
@@ -80,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(message: str, status: int) -> int:
     # Whatever the words are and wherever they are from: a URL is shown without its user's password.
-    line = re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split()))
+    line = printable(re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split())))
     print(f"fgpu: {line}", file=sys.stderr)
     return status
 

@@ -32,7 +32,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             ["start"],
             "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', "
             "'backup', 'restore', 'move', 'images', "
-            "'kube', 'replay'); see fgpu --help",
+            "'kube', 'replay', 'run', 'list', 'show', 'end', 'forecast'); see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
         (["status", "--db"], "argument --db: expected one argument; see fgpu status --help"),
@@ -146,7 +146,7 @@ def test_every_command_and_option_is_documented() -> None:
             o for p in parsers for a in p._actions for o in a.option_strings if o not in ("-h", "--help")
         }
         assert [sub for sub in own_commands(parser) if f"`{sub}" not in own] == [], name
-        assert set(re.findall(r"`(--[a-z]+)", own)) == options, name
+        assert set(re.findall(r"`(--[a-z-]+)", own)) == options, name
         assert f"fgpu {name}" in own
 
 

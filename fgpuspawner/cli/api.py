@@ -1,0 +1,180 @@
+"""The REST APIs of a Hub and of its service, called by the command ``fgpu`` with a user's token.
+
+The token comes from the environment or from a file that nobody else can read. It is sent in a header, and is in no error,
+no log and no output. Redirects are not followed: one would carry it to wherever it points.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import requests
+
+from fgpu_scheduler import FGPUError
+from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.scopes import SERVICE
+
+URL, TOKEN = "FGPU_HUB_URL", "JUPYTERHUB_API_TOKEN"
+HUB_IN_SESSION, SERVICE_IN_SESSION = "JUPYTERHUB_API_URL", "FGPU_SERVICE_URL"
+"""What a session has in its environment in place of `URL`."""
+
+CONNECT_WITHIN_S, ANSWER_WITHIN_S = 10, 60
+CODES = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    502: "hub_failed",
+    503: "hub_unavailable",
+}
+"""Of answers that have no code of their own."""
+NO_HUB = "no_hub"
+"""Of what is no answer of a Hub or its service: a proxy's, or a page."""
+AWAY = frozenset({NO_HUB, "hub_unavailable", "hub_failed", "store_unavailable", "too_many_requests"})
+"""Codes of what may pass without anybody doing anything, as while a Hub restarts."""
+
+
+class CallFailed(FGPUError):
+    """A call that was refused, or not answered: with the API's own code, field and words."""
+
+    def __init__(self, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.field = field
+
+    def as_json(self) -> dict[str, object]:
+        """Return what the API says of an error."""
+        return {"error": {"code": self.code, "field": self.field, "message": str(self)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Where a Hub's API and its service's are, and the token for both."""
+
+    hub: str
+    service: str
+    token: str = field(repr=False)
+    in_session: bool = False
+
+    @classmethod
+    def from_environment(cls, token_file: str | None) -> Api:
+        """Return the APIs that the environment names.
+
+        Raises:
+            UsageError: it does not, or there is no token.
+        """
+        token = _read(token_file) if token_file else os.environ.get(TOKEN, "")
+        # What a header cannot hold, or would end: what else is wrong with it, the Hub says.
+        if not re.fullmatch(r"[!-~]+", token):
+            where = token_file or f"{TOKEN} in the environment"
+            raise UsageError(
+                f"there is no token in {where}; make one on the Hub's page Token, or name a --token-file"
+            )
+        url = os.environ.get(URL, "").rstrip("/").removesuffix("/hub")
+        if url:
+            return cls(_checked(f"{url}/hub/api"), f"{url}/services/{SERVICE}/api/v1", token)
+        hub, service = (os.environ.get(name, "").rstrip("/") for name in (HUB_IN_SESSION, SERVICE_IN_SESSION))
+        if not hub or not service:
+            raise UsageError(f"{URL} is not set; set it to the Hub's address, such as https://hub.example")
+        return cls(_checked(hub), f"{_checked(service)}/api/v1", token, in_session=True)
+
+    def service_call(self, method: str, path: str, **query: object) -> dict[str, Any]:
+        """Return what the service answers.
+
+        Raises:
+            CallFailed: it refused, or did not answer.
+        """
+        return self._call(method, f"{self.service}/{path}", params=query)
+
+    def start_server(self, user: str, server_name: str, options: dict[str, object]) -> None:
+        """Ask the Hub for a server; it starts or waits when this returns.
+
+        Raises:
+            CallFailed: the Hub refused, or did not answer.
+        """
+        where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
+        self._call("POST", f"{self.hub}/users/{quote(user, safe='')}/{where}", json={"user_options": options})
+
+    def _call(self, method: str, url: str, **more: Any) -> dict[str, Any]:
+        with requests.Session() as http:
+            # A proxy for the world outside is none for a session's way to its Hub.
+            http.trust_env = not self.in_session
+            try:
+                answer = http.request(
+                    method,
+                    url,
+                    auth=self._sign,
+                    allow_redirects=False,
+                    timeout=(CONNECT_WITHIN_S, ANSWER_WITHIN_S),
+                    **more,
+                )
+            except requests.exceptions.SSLError:
+                raise CallFailed(
+                    "hub_untrusted", f"{_host(url)}: its certificate is not trusted here"
+                ) from None
+            except requests.RequestException:
+                # Only that it does not: the library's words are long, and have the address with its query.
+                raise CallFailed("hub_unavailable", f"{_host(url)} does not answer") from None
+        to = urlsplit(answer.headers.get("Location", "")) if answer.is_redirect else None
+        if to is not None and to.hostname:
+            words = f"redirects to {to.scheme}://{to.netloc.rpartition('@')[2]}; set {URL} to the Hub's own address"
+            raise CallFailed("redirected", f"{_host(url)} {words}")
+        text = answer.text.replace(self.token, "[token]")
+        try:
+            body = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError):
+            body = None
+        if answer.ok and isinstance(body, dict):
+            return body
+        raise _failed(answer, body, url)
+
+    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # In this way the library looks for no other name and password, as in ~/.netrc.
+        request.headers["Authorization"] = f"token {self.token}"
+        return request
+
+
+def _read(path: str) -> str:
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            raise UsageError(f"others can read {path}, which has a token in it: chmod 600 {path}")
+        return file.read(4096).strip()
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or parts.username is not None or parts.query or parts.fragment:
+        raise UsageError(f"{URL} is no address of a Hub; set it to one such as https://hub.example")
+    return url
+
+
+def _host(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _failed(answer: requests.Response, body: Any, url: str) -> CallFailed:
+    status = answer.status_code
+    code = CODES.get(status, "hub_refused")
+    if not isinstance(body, dict):
+        words = f"answered {status}, and not as a Hub does; is {URL} the Hub's address?"
+        return CallFailed(NO_HUB, f"{_host(url)} {'is not ready' if status == 503 else words}")
+    said = body.get("error")
+    if isinstance(said, dict):
+        return CallFailed(str(said.get("code")), str(said.get("message")), said.get("field"))
+    # The Hub's own words. What our spawner refuses has its code in the status line, where JupyterHub puts it.
+    message = str(body.get("message") or f"the Hub answered {status}")
+    if re.fullmatch(r"[a-z]+(_[a-z]+)+", answer.reason or ""):
+        code = answer.reason
+    field, colon, _ = message.partition(": ")
+    return CallFailed(code, message, field if colon and re.fullmatch(r"[a-z_]+", field) else None)

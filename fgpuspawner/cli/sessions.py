@@ -1,0 +1,298 @@
+"""The commands ``fgpu run``, ``list``, ``show``, ``end`` and ``forecast``: one's own sessions, through the APIs.
+
+They need no configuration and no database: an address and a token, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fgpuspawner.cli.api import AWAY, TOKEN, URL, Api, CallFailed
+from fgpuspawner.cli.command import INTERRUPTED, Report, add_command
+from fgpuspawner.text.fields import FIELDS
+from fgpuspawner.text.tables import printable, table
+from fgpuspawner.text.times import instant
+
+Json = dict[str, Any]
+
+RUNNING, ENDING = "RUNNING", "TERMINATING"
+ENDED = frozenset({"TERMINATED", "ERROR", "CANCELLED"})
+LOOK_EVERY_S = 2.0
+FOUND_WITHIN_S = 60.0
+ACCEPTED = "accept_image"
+AS_OPTION = {"count": "sessions"}
+"""Fields that are called otherwise on the command line."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the commands to the parser of ``fgpu``."""
+    where = f"The Hub is named by {URL}, and the token by {TOKEN}."
+    starting = _add(
+        commands, run, "run", "start sessions, or queue them", f"Start sessions, or queue them. {where}"
+    )
+    _add_fields(starting)
+    starting.add_argument(
+        "--accept-image", metavar="DIGEST", help="accept somebody else's image, by its digest"
+    )
+    starting.add_argument("--name", default=None, help="the server's name; default: the first free one")
+    starting.add_argument("--wait", action="store_true", help="wait until all run; 1 if one does not")
+    listing = _add(commands, list_, "list", "your sessions", f"List your live sessions. {where}")
+    listing.add_argument("--all", action="store_true", help="everybody's, for administrators")
+    listing.add_argument("--ended", action="store_true", help="also the last that have ended")
+    for name, does, what in (
+        ("show", show, "all that is known of one session"),
+        ("end", end, "end a session, or cancel its request"),
+    ):
+        parser = _add(commands, does, name, what, f"{what[0].upper()}{what[1:]}. {where}")
+        parser.add_argument("session", type=_number, metavar="SESSION", help="its number")
+    about = f"Say what would become of a request, without making it. {where}"
+    _add_fields(_add(commands, forecast, "forecast", "when a request would start", about))
+
+
+def _add(
+    commands: Any, does: Callable[[argparse.Namespace, Api], list[str]], name: str, what: str, about: str
+) -> argparse.ArgumentParser:
+    def called(given: argparse.Namespace) -> list[str]:
+        return does(given, Api.from_environment(given.token_file))
+
+    parser = add_command(commands, called, name, what, about)
+    parser.add_argument("--json", action="store_true", help="print the API's JSON, of errors too")
+    parser.add_argument("--token-file", metavar="FILE", help=f"a file with the token, instead of {TOKEN}")
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser) -> None:
+    for name, its in FIELDS.items():
+        option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
+        parser.add_argument(
+            option, dest=name, metavar="VALUE", help=f"the form's field {its.label!r}".replace("%", "%%")
+        )
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(
+            f"{printable(text[:40])!r} is not the number of a session; fgpu list has them"
+        )
+    return int(text)
+
+
+def _asked(given: argparse.Namespace) -> Json:
+    return {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def list_(given: argparse.Namespace, api: Api) -> list[str]:
+    """Return the caller's sessions."""
+    more = {name: 1 for name in ("all", "ended") if getattr(given, name)}
+    found = api.service_call("GET", "sessions", **more)
+    return [_json(found)] if given.json else _table(found["sessions"], users=given.all)
+
+
+def show(given: argparse.Namespace, api: Api) -> list[str]:
+    """Return all that is known of one session."""
+    found = api.service_call("GET", f"sessions/{given.session}")
+    if given.json:
+        return [_json(found)]
+    rows = [
+        (name, _plain(name, value)) for name, value in found["session"].items() if value not in (None, [], "")
+    ]
+    return [f"{name:24}{printable(value)}" for name, value in rows]
+
+
+def forecast(given: argparse.Namespace, api: Api) -> list[str]:
+    """Return what would become of a request."""
+    found = _foreseen(_asked(given), api)
+    if given.json:
+        return Report([_json(found)], status=1 if found["refusals"] else 0)
+    _raise_refusals(found)
+    lines = [printable(found["text"])]
+    if found["largest_now"] and not found["starts_now"]:
+        lines.append(f"{found['largest_now']} fGPU would start now")
+    return lines
+
+
+def _foreseen(asked: Json, api: Api) -> Json:
+    return api.service_call("GET", "forecast", **asked)
+
+
+def _raise_refusals(found: Json) -> None:
+    refusals = found["refusals"]
+    if refusals:
+        words = "; ".join(r["message"] for r in refusals)
+        raise CallFailed(refusals[0]["code"], words, refusals[0]["field"])
+
+
+# -- starting and ending ------------------------------------------------------------------------------
+
+
+def end(given: argparse.Namespace, api: Api) -> list[str]:
+    """End a session, or cancel its request."""
+    found = api.service_call("DELETE", f"sessions/{given.session}")
+    session = found["session"]
+    became = "has ended" if session["state"] in ENDED else "is being ended"
+    return [_json(found)] if given.json else [f"session {session['id']} {became}"]
+
+
+def run(given: argparse.Namespace, api: Api) -> list[str]:
+    """Start sessions, and return them as they then are; with ``--wait`` as they are when they run."""
+    asked = _asked(given)
+    # Never without an option: the Hub would take those of the last start.
+    asked.setdefault("count", "1")
+    user = api.service_call("GET", "me")["user"]
+    if user is None:
+        raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Token")
+    _raise_refusals(_foreseen(asked, api))
+    accepted = {ACCEPTED: given.accept_image} if given.accept_image else {}
+    with _one_at_a_time():
+        before = _mine(api)
+        taken = {s["server_name"] for s in before.values() if s["state"] not in ENDED}
+        name = _free_name(taken) if given.name is None else given.name
+        if name in taken:
+            message = f"server {printable(name)!r} has a session; choose another --name, or leave it out"
+            raise CallFailed("session_exists", message)
+        api.start_server(user, name, asked | accepted)
+        found = _new(api, name, max(before, default=0), int(asked["count"]))
+    status = _wait(found, api) if given.wait else 0
+    sessions = list(found.values())
+    return Report([_json({"sessions": sessions})] if given.json else _table(sessions), status=status)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep two of these commands of one user from choosing the same name: the Hub would take both for one start."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "fgpu-run.lock").open("a")
+    except OSError:
+        # Where this user can write nothing there is nothing to lock.
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _mine(api: Api) -> dict[int, Json]:
+    """Return the caller's sessions by number: the live ones, and the last that have ended."""
+    found = api.service_call("GET", "sessions", ended=1)["sessions"]
+    return {s["id"]: s for s in found if s["mine"]}
+
+
+def _free_name(taken: Collection[str]) -> str:
+    return "" if "" not in taken else next(n for i in count(2) if (n := f"gpu-{i}") not in taken)
+
+
+def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
+    """Return the sessions of the start that was just asked for, as soon as they are there."""
+    until = time.monotonic() + FOUND_WITHIN_S
+    while True:
+        found = _patiently(lambda: _mine(api))
+        first = min((i for i, s in found.items() if i > last and s["server_name"] == name), default=None)
+        if first is not None:
+            # All of one start are queued in one step, with numbers one after the other.
+            return {i: found[i] for i in sorted(i for i in found if i >= first)[:many]}
+        if time.monotonic() > until:
+            raise CallFailed("not_started", "the Hub has not started it; its log says why")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _wait(sessions: dict[int, Json], api: Api) -> int:
+    """Wait until all run, and say on the way what becomes of them; return the exit status.
+
+    Interrupted, they keep their places: it is the same as closing the waiting page.
+    """
+    told: dict[int, str] = {}
+    try:
+        while True:
+            for i, session in sessions.items():
+                words = _words(session)
+                if told.get(i) != words:
+                    told[i] = words
+                    _say(f"session {i}: {words}")
+            left = [i for i, s in sessions.items() if s["state"] != RUNNING and s["state"] not in ENDED]
+            if not left:
+                return int(any(s["state"] in ENDED for s in sessions.values()))
+            time.sleep(LOOK_EVERY_S)
+            for i in left:
+                ask = functools.partial(api.service_call, "GET", f"sessions/{i}")
+                sessions[i] = _patiently(ask)["session"]
+    except KeyboardInterrupt:
+        numbers = [i for i, s in sessions.items() if s["state"] not in ENDED]
+        _say(
+            f"no longer waiting; what was asked for stays: fgpu end {numbers[0]} ends it"
+            if numbers
+            else "interrupted"
+        )
+        return INTERRUPTED
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    """Return the answer, and ask again while Hub or service are away: what was asked for stays."""
+    told = ""
+    while True:
+        try:
+            return ask()
+        except CallFailed as e:
+            if e.code not in AWAY:
+                raise
+            if told != str(e):
+                told = str(e)
+                _say(f"{told}; asking again")
+            time.sleep(LOOK_EVERY_S)
+
+
+def _say(line: str) -> None:
+    print(f"fgpu: {printable(line)}", file=sys.stderr, flush=True)
+
+
+# -- words --------------------------------------------------------------------------------------------
+
+
+def _json(found: Json) -> str:
+    return json.dumps(found, indent=2)
+
+
+def _words(session: Json) -> str:
+    """Return a session's state, and what there is to say of it."""
+    more = (
+        session["message"]
+        or session["end_cause"]
+        or session["wait_text"]
+        or (session["pull"] or {}).get("text")
+    )
+    place = [f"position {session['position']}"] if session["position"] else []
+    return ", ".join([session["state"], *place, *([more] if more else [])])
+
+
+def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
+    if not sessions:
+        return ["no sessions"]
+    rows = []
+    for s in sessions:
+        at_s = s["ended_at_s"] or s["started_at_s"] or s["submitted_at_s"]
+        server = f"{s['user']}/{s['server_name']}" if users else s["display_name"]
+        cells = (str(s["id"]), server, s["image"], s["amount"], instant(at_s), _words(s))
+        rows.append([printable(cell) for cell in cells])
+    return table(["session", "user/server" if users else "server", "image", "amount", "since", "state"], rows)
+
+
+def _plain(name: str, value: object) -> str:
+    """Return a member of a session's JSON for reading."""
+    if name.endswith("_at_s") and isinstance(value, int):
+        return instant(value)
+    return value if isinstance(value, str) else json.dumps(value)
