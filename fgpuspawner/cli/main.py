@@ -35,6 +35,7 @@ from fgpuspawner.cli import (
 from fgpuspawner.cli.api import CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, Report
 from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.cli.setup import command as setup
 from fgpuspawner.text.tables import printable
 
 
@@ -50,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (status, check, firewall, node, backup, move):
+    for command in (setup, status, check, firewall, node, backup, move):
         command.add_to(commands)
     own = images.add_to(commands)
     for more in (private_images, image_build):

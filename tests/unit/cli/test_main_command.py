@@ -30,7 +30,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'status', 'check', 'firewall', 'node', "
+            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'firewall', 'node', "
             "'backup', 'restore', 'move', 'images', "
             "'kube', 'replay', 'run', 'list', 'show', 'end', 'forecast'); see fgpu --help",
         ),
@@ -59,7 +59,7 @@ def test_wrong_use_ends_with_status_2(
 ) -> None:
     status, said = failure(capsys, *arguments)
     # The list of choices is worded differently by later versions of Python.
-    assert (status, said.replace("status, check", "'status', 'check'")) == (2, line)
+    assert (status, said.replace("setup, status", "'setup', 'status'")) == (2, line)
 
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""The command ``fgpu setup``: what an administrator would write and start by hand, planned, shown, then done."""

@@ -1,0 +1,175 @@
+"""What has to be so before anything is written: each a line with OK, WARN or FAIL, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fgpuspawner.cli.setup.answers import Answers
+from fgpuspawner.cli.setup.files import PASSWORDS, Programs, config_for_check
+from fgpuspawner.cli.setup.machine import Machine, program
+
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
+NODE = 20
+HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+"""What the units do not see, or find empty."""
+CHECK_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line."""
+
+    level: str
+    words: str
+
+
+def look(machine: Machine, answers: Answers, programs: Programs, *, again: bool) -> list[Finding]:
+    """Return what is to be known of a machine before its setup; ``again``: what is set up runs, and has its ports."""
+    found = [*_of_systemd(machine), *_of_programs(programs), *_of_places(machine, programs)]
+    if answers.tls != "none":
+        found += _of_the_name(answers)
+    if machine.is_real and not again:
+        found += _of_ports(answers)
+    if answers.runtime == "docker" and machine.is_real:
+        found += _of_docker(machine)
+    if answers.login == "pam" and machine.number("shadow", of="group") is None and machine.is_real:
+        found.append(
+            Finding(
+                FAIL, "there is no group shadow, by which the Hub could check passwords; use --login password"
+            )
+        )
+    return found
+
+
+def _of_systemd(machine: Machine) -> list[Finding]:
+    if program("systemctl") is None or program("systemd-sysusers") is None:
+        return [Finding(FAIL, "there is no systemd: set the Hub up by hand (docs/operations.md)")]
+    if machine.is_real and not Path("/run/systemd/system").is_dir():
+        return [
+            Finding(
+                FAIL,
+                "systemd does not run here: use --root FOLDER to look at the files, or a machine with it",
+            )
+        ]
+    if machine.is_real and os.geteuid() != 0:
+        return [Finding(FAIL, "you are not root: run it with sudo, or with --dry-run")]
+    return [Finding(OK, "systemd")]
+
+
+def _of_programs(programs: Programs) -> list[Finding]:
+    if not programs.proxy:
+        return [Finding(FAIL, "there is no configurable-http-proxy: npm install -g configurable-http-proxy")]
+    node = program("node", *map(Path, programs.proxy_path.split(os.pathsep)))
+    said = (
+        subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+        if node
+        else ""
+    )
+    version = re.match(r"v(\d+)\.", said)
+    if version is None or int(version[1]) < NODE:
+        return [Finding(FAIL, f"Node is {said.strip() or 'not there'}: the proxy needs {NODE} or newer")]
+    return [Finding(OK, f"{programs.proxy}, Node {said.strip()}")]
+
+
+def _of_places(machine: Machine, programs: Programs) -> list[Finding]:
+    """Return whether the units' users reach what they start."""
+    level = FAIL if machine.is_real else WARN
+    wrong = []
+    for path in dict.fromkeys((programs.folder, str(Path(programs.proxy or "/").parent), sys.base_prefix)):
+        hidden = next((h for h in HIDDEN if Path(path).is_relative_to(h)), None)
+        closed = next((p for p in Path(path).parents if not p.stat().st_mode & stat.S_IXOTH), None)
+        if hidden or closed:
+            why = (
+                f"is in {hidden}, which the units do not see"
+                if hidden
+                else f"is closed to others by {closed}"
+            )
+            wrong.append(Finding(level, f"{path} {why}: install into /opt, such as /opt/fgpu"))
+    return wrong or [Finding(OK, programs.folder)]
+
+
+def _of_the_name(answers: Answers) -> list[Finding]:
+    found = []
+    try:
+        socket.getaddrinfo(answers.host, None)
+        found.append(Finding(OK, f"{answers.host} has an address"))
+    except OSError:
+        found.append(Finding(WARN, f"{answers.host} has no address here: browsers have to find it"))
+    if answers.cert:
+        try:
+            # Which password a key has nobody could tell the proxy.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(answers.cert, answers.key, password=lambda: "")
+            found.append(Finding(OK, "certificate and key belong together"))
+        except (OSError, ssl.SSLError) as e:
+            said = e.strerror or getattr(e, "reason", "") or str(e)
+            found.append(Finding(FAIL, f"--cert {answers.cert} with --key {answers.key}: {said}"))
+    return found
+
+
+def _of_ports(answers: Answers) -> list[Finding]:
+    taken = []
+    for port in (answers.public_port, answers.ports[0]):
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("127.0.0.1", port))
+            except PermissionError:
+                pass
+            except OSError:
+                taken.append(
+                    Finding(FAIL, f"port {port} is used by another program: end it, or use --port or --ports")
+                )
+    return taken or [Finding(OK, f"port {answers.public_port} is free")]
+
+
+def _of_docker(machine: Machine) -> list[Finding]:
+    done = machine.tried("docker", "version", "--format", "{{.Server.Version}}")
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        return [
+            Finding(
+                FAIL,
+                f"Docker does not answer: {said}; install docker.io or docker-ce, or use --runtime local",
+            )
+        ]
+    if machine.number("docker", of="group") is None:
+        return [
+            Finding(
+                FAIL,
+                "there is no group docker, by which the Hub could use the engine: groupadd --system docker",
+            )
+        ]
+    return [Finding(OK, f"Docker {done.stdout.strip()}")]
+
+
+def of_the_configuration(answers: Answers, programs: Programs, secrets: dict[str, str]) -> list[Finding]:
+    """Return what `fgpu check` says of the configuration, before it is written where the Hub finds it."""
+    with tempfile.TemporaryDirectory(prefix="fgpu-setup-") as folder:
+        config = Path(folder, "jupyterhub_config.py")
+        config.write_text(config_for_check(answers, programs, Path(folder, "data")))
+        for path in PASSWORDS:
+            Path(folder, Path(path).name).write_text(secrets[path])
+        done = subprocess.run(
+            [sys.executable, "-m", "fgpuspawner.cli.main", "check", "--config", config],
+            cwd=folder,
+            env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": "not known here"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CHECK_S,
+        )
+        said = (done.stdout + done.stderr).replace(f"{folder}/data", answers.data)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if done.returncode:
+        return [Finding(FAIL, f"fgpu check: {' '.join(lines) or done.returncode}")]
+    return [Finding(OK, "fgpu check"), *(Finding("", line) for line in lines[1:])]
