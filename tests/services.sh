@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The programs that the tests talk to: a Docker engine, PostgreSQL and Chromium.
+# The programs that the tests talk to: a Docker engine, PostgreSQL, Chromium, and slapd.
 #
 #   tests/services.sh [start] [--dir DIR] [--env FILE] [--only LIST] [--postgres-port PORT]
 #   tests/services.sh stop [--dir DIR]
@@ -9,13 +9,14 @@
 #          FGPU_TEST_DOCKER=1              `docker info` answers
 #          FGPU_TEST_POSTGRES_URL=...      a database fgpu_test that tests may empty
 #          FGPU_TEST_CHROMIUM=...          the browser's path
+#        slapd is only installed: tests start it themselves.
 #        A service that cannot be had is left out, with one line on standard error saying why.
 #        The exit status is then still 0, because tests skip with that reason; with CI=true it is 1.
 # stop   Ends what `start` started with the same --dir, and nothing else.
 #
 # --dir DIR            data, logs and pid files; default ${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests
 # --env FILE           writes the assignments there too
-# --only LIST          comma-separated, of docker, postgres, chromium
+# --only LIST          comma-separated, of docker, postgres, chromium, slapd
 # --postgres-port PORT loopback port of a newly started cluster; default: a free one
 #
 # What is in the environment already under one of these names is passed on as it is.
@@ -28,7 +29,7 @@ usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p;}' "$0"; }
 note() { printf 'services: %s\n' "$*" >&2; }
 die() { note "$*"; exit 2; }
 
-action=start dir="${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests" env_file="" only="docker,postgres,chromium"
+action=start dir="${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests" env_file="" only="docker,postgres,chromium,slapd"
 pg_port=""
 while (($#)); do
     case $1 in
@@ -50,8 +51,8 @@ while (($#)); do
 done
 [[ $dir == /* ]] || dir=$PWD/$dir
 [[ -z $pg_port || $pg_port =~ ^[0-9]{1,5}$ ]] || die "--postgres-port '$pg_port' is no port number"
-[[ $only =~ ^(docker|postgres|chromium)(,(docker|postgres|chromium))*$ ]] ||
-    die "--only '$only': a comma-separated list of docker, postgres, chromium"
+[[ $only =~ ^(docker|postgres|chromium|slapd)(,(docker|postgres|chromium|slapd))*$ ]] ||
+    die "--only '$only': a comma-separated list of docker, postgres, chromium, slapd"
 
 # The folder's name is guessable and root writes there, so somebody else's folder is refused.
 [[ ! -L $dir ]] || die "$dir is a link; give another --dir"
@@ -338,6 +339,17 @@ start_chromium() {
         install_packages fonts-dejavu-core >/dev/null || note "fonts-dejavu-core is missing"
     fi
     assign FGPU_TEST_CHROMIUM "$path"
+}
+
+# --- slapd ----------------------------------------------------------------------------------------
+
+start_slapd() {
+    if [[ -x /usr/sbin/slapd ]] && command -v ldapmodify >/dev/null; then return; fi
+    if has_systemd && [ -z "${CI:-}" ]; then
+        reason="Debian's package would serve on this machine from then on; install slapd and ldap-utils yourself"
+        return 1
+    fi
+    reason=$(install_packages slapd ldap-utils) || return 1
 }
 
 # --- The command ----------------------------------------------------------------------------------
