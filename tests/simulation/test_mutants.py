@@ -58,23 +58,6 @@ def test_a_plan_that_likes_the_models_the_other_way_round_is_noticed(monkeypatch
     assert fires("which it likes more, is free")
 
 
-def test_a_fit_check_that_forgets_the_models_is_noticed(monkeypatch):
-    real = placement.place
-
-    def any_model(asked, left, **options):
-        return real(replace(asked, gpu_models=()), left, **options)
-
-    monkeypatch.setattr(passes, "place", any_model)
-    monkeypatch.setattr(
-        passes.Floor,
-        "_proposed",
-        lambda self, session, lane, refused, *, in_time: self._elsewhere(
-            session.request, refused, in_time=in_time
-        ),
-    )
-    assert fires("asked for one of")
-
-
 def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
     real = placement.left_beside
 
