@@ -20,20 +20,19 @@ ANY = "*"
 class Ledger:
     """What is held against every quota: by the sessions of a snapshot, and by what was taken since.
 
-    Without quotas it counts nothing and allows everything.
+    What the snapshot's sessions hold is counted when it is first asked for: of a quota of one user the user's own
+    sessions only. Without quotas it counts nothing and allows everything.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
         self._quotas = snapshot.quotas
         self._counting = _Counting(snapshot.quotas)
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
         self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Line, ...]] = {}
         self._least: dict[Shape, int] = {}
-        if self._quotas:
-            for session in snapshot.sessions:
-                if session.state in HOLDING:
-                    self.take(session)
+        self._shared_counted = False
 
     def allows(self, session: Session, where: Placement | None = None) -> bool:
         """Return whether all quotas let the session start beside what is held and was taken."""
@@ -105,8 +104,7 @@ class Ledger:
         if lines:
             milli = self._milli(session, where)
             for line in lines:
-                line.tally.fgpu_milli += sign * milli
-                line.tally.sessions += sign
+                line.tally.add(sign * milli, sign)
 
     def _of(self, request: Request) -> tuple[_Line, ...]:
         if not self._quotas:
@@ -115,10 +113,41 @@ class Ledger:
         found = self._lines.get(who)
         if found is None:
             found = self._lines[who] = tuple(
-                _Line(quota, self._tallies.setdefault((at, counted), _Tally()))
+                _Line(quota, self._tally(at, quota, counted))
                 for at, quota, counted in self._counting.of(request)
             )
         return found
+
+    def _tally(self, at: int, quota: Quota, counted: str) -> _Tally:
+        if quota.scope is not QuotaScope.USER:
+            self._count_shared()
+            return self._tallies.setdefault((at, counted), _Tally())
+        found = self._tallies.get((at, counted))
+        if found is None:
+            found = self._tallies[at, counted] = _Tally()
+            for session in self._snapshot.groups.of_user.get(counted, {}).values():
+                if session.state in HOLDING and counted_as(quota, session.request):
+                    found.add(self._milli(session, None))
+        return found
+
+    def _count_shared(self) -> None:
+        """Count for the quotas of more than one user, all at once."""
+        if self._shared_counted:
+            return
+        self._shared_counted = True
+        shared: dict[tuple[str, tuple[str, ...]], list[_Tally]] = {}
+        for session in self._snapshot.sessions:
+            if session.state not in HOLDING:
+                continue
+            who = session.request.resource_group, session.request.groups
+            if who not in shared:
+                shared[who] = [
+                    self._tallies.setdefault((at, counted), _Tally())
+                    for at, quota, counted in self._counting.of(session.request)
+                    if quota.scope is not QuotaScope.USER
+                ]
+            for tally in shared[who]:
+                tally.add(self._milli(session, None))
 
     def _milli(self, session: Session, where: Placement | None) -> int:
         placement = where or session.placement
@@ -149,6 +178,10 @@ class _Tally:
 
     fgpu_milli: int = 0
     sessions: int = 0
+
+    def add(self, fgpu_milli: int, sessions: int = 1) -> None:
+        self.fgpu_milli += fgpu_milli
+        self.sessions += sessions
 
 
 @dataclass(frozen=True, slots=True)
