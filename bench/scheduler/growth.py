@@ -3,7 +3,7 @@
 The real store on SQLite (a file, WAL) and the cycle of the real scheduler, with the default policy: each request is
 submitted, planned and committed by itself, and ends again outside of the time. Garbage is collected as in the Hub. Parts
 are in CPU time of the thread, which other load changes less; `per_s` is by the clock, `cpu_per_s` the same by CPU time.
-Every node runs something, and those who wait ask for whole nodes.
+Every node runs something, and those who wait ask for whole nodes. `user_quota` is the same with a quota of each user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date
 from pathlib import Path
@@ -34,6 +34,8 @@ from fgpu_scheduler import (  # noqa: E402
     EndCause,
     Placement,
     Policy,
+    Quota,
+    QuotaScope,
     Request,
     Scheduler,
     Session,
@@ -50,6 +52,8 @@ SIZES = ((120, 100, 0), (1200, 1000, 0), (1200, 1000, 200), (12000, 10000, 0), (
 """GPUs, live sessions, and how many of them wait."""
 SHOWN, PAGES = (1200, 3000, 2000), 100
 """The queue that pages show while somebody submits."""
+LONGEST = (12000, 12000, 2000)
+"""The queue of which only the forecast is timed."""
 AT_LEAST_PER_S = {(1200, 1000, 0): 1000, (12000, 10000, 0): 300}
 AT_MOST_P99_MS = 1.0
 """What a decision may take: a snapshot, and the plan on it."""
@@ -132,9 +136,11 @@ class _Timed:
 
 
 def forecast_ms(store: Store, scheduler: Scheduler) -> float:
-    """Return what the forecast of all who wait takes."""
+    """Return what the forecast of all who wait takes, in CPU time."""
     snapshot = store.snapshot(int(time.time()))
-    return _ms(_took_s(lambda: outlook(snapshot, scheduler.policy, store.experience)))
+    began = time.thread_time()
+    outlook(snapshot, scheduler.policy, store.experience)
+    return _ms(time.thread_time() - began)
 
 
 async def beside_pages(scheduler: Scheduler, pages: int) -> dict[str, float]:
@@ -168,12 +174,6 @@ async def beside_pages(scheduler: Scheduler, pages: int) -> dict[str, float]:
     }
 
 
-def _took_s(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 
@@ -203,6 +203,10 @@ def main() -> int:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(30)
             if waiting:
                 own["forecast_ms"] = forecast_ms(store, scheduler)
+            elif not options.profile:
+                store.set_quotas([Quota(QuotaScope.USER, "*", max_fgpu_milli=8000)], now_s=1)
+                limited = one_by_one(store, scheduler, options.requests // 4)
+                own |= {f"user_quota_{name}": limited[name] for name in ("plan_ms", "commit_ms", "cpu_per_s")}
         name = f"{gpus} GPUs, {live} live, {waiting} waiting"
         figures[name] = own
         print(f"{name:40}", "  ".join(f"{key} {value:g}" for key, value in own.items()), flush=True)
@@ -217,6 +221,11 @@ def main() -> int:
             own |= asyncio.run(beside_pages(scheduler, PAGES))
         figures[name := f"{PAGES} pages, {SHOWN[2]} waiting on {SHOWN[0]} GPUs"] = own
         print(f"{name:40}", "  ".join(f"{key} {value:g}" for key, value in own.items()), flush=True)
+        if options.gpus >= LONGEST[0]:
+            with lab(*LONGEST) as (store, scheduler):
+                own = {"forecast_ms": forecast_ms(store, scheduler)}
+            figures[name := f"forecast of {LONGEST[2]} waiting on {LONGEST[0]} GPUs"] = own
+            print(f"{name:40}", f"forecast_ms {own['forecast_ms']:g}", flush=True)
     for line in missed:
         print("missed:", line)
     if options.out:
@@ -225,6 +234,7 @@ def main() -> int:
             "machine": machine(),
             "source": source(),
             "load": {"before": before, "after": load()},
+            "measured": "CPU time of the thread; by the clock, and so with what else ran: per_s, and writes beside pages",
             "requests": options.requests,
             "figures": figures,
         }
