@@ -125,12 +125,13 @@ class Api:
         if to is not None and to.hostname:
             words = f"redirects to {to.scheme}://{to.netloc.rpartition('@')[2]}; set {URL} to the Hub's own address"
             raise CallFailed("redirected", f"{_host(url)} {words}")
+        succeeded = 200 <= answer.status_code < 300
         text = answer.text.replace(self.token, "[token]")
         try:
-            body = json.loads(text) if text.strip() else {}
+            body = json.loads(text.strip() or ("{}" if succeeded else ""))
         except (ValueError, RecursionError):
             body = None
-        if answer.ok and isinstance(body, dict):
+        if succeeded and isinstance(body, dict):
             return body
         raise _failed(answer, body, url)
 

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fgpuspawner.cli.api import AWAY, TOKEN, URL, Api, CallFailed
+from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, Report, add_command
 from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.tables import printable, table
@@ -64,7 +64,14 @@ def _add(
     commands: Any, does: Callable[[argparse.Namespace, Api], list[str]], name: str, what: str, about: str
 ) -> argparse.ArgumentParser:
     def called(given: argparse.Namespace) -> list[str]:
-        return does(given, Api.from_environment(given.token_file))
+        api = Api.from_environment(given.token_file)
+        try:
+            return does(given, api)
+        except (KeyError, TypeError, AttributeError):
+            # JSON, but of something else, or of a version that has it otherwise.
+            raise CallFailed(
+                NO_HUB, f"what {URL} names does not answer as this version of fgpu expects"
+            ) from None
 
     parser = add_command(commands, called, name, what, about)
     parser.add_argument("--json", action="store_true", help="print the API's JSON, of errors too")
