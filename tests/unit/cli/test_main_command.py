@@ -30,7 +30,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'firewall', 'node', "
+            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'services', 'firewall', 'node', "
             "'backup', 'restore', 'move', 'images', "
             "'kube', 'replay', 'run', 'list', 'show', 'end', 'forecast'); see fgpu --help",
         ),
@@ -143,7 +143,11 @@ def test_every_command_and_option_is_documented() -> None:
         own = text.partition(f"### `fgpu {name}`\n")[2].partition("\n## ")[0].partition("\n### ")[0]
         parsers = [parser, *own_commands(parser).values()]
         options = {
-            o for p in parsers for a in p._actions for o in a.option_strings if o not in ("-h", "--help")
+            o
+            for p in parsers
+            for a in p._actions
+            for o in a.option_strings
+            if o.startswith("--") and o != "--help"
         }
         assert [sub for sub in own_commands(parser) if f"`{sub}" not in own] == [], name
         assert set(re.findall(r"`(--[a-z-]+)", own)) == options, name
