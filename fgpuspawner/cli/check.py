@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
 
-from fgpu_scheduler import Node, StoreUnavailable, format_milli
-from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
+from fgpuspawner.cli.command import Report, add_command, add_config, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
@@ -22,6 +23,7 @@ from fgpuspawner.settings.room import MIB, room_of
 if TYPE_CHECKING:
     from fgpuspawner.spawner.base import QueuedSpawner
 
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
 NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 """How the store ends its words on a database that no Hub has used so far."""
 
@@ -29,21 +31,44 @@ NOT_YET = ("the Hub makes it when it starts", "the Hub does it when it starts")
 def add_to(commands: Any) -> None:
     """Add the command to the parser of ``fgpu``."""
     about = "Load a Hub's configuration without starting the Hub, and say whether it can work."
-    add_config(add_command(commands, run, "check", "try a Hub's configuration", about))
+    parser = add_command(commands, run, "check", "try a Hub's configuration", about)
+    add_config(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, also of what is wrong")
 
 
 def run(given: argparse.Namespace) -> list[str]:
-    """Return what a configuration gives, as lines, the first of them "OK"."""
-    config = load_config(given.config)
+    """Return what a configuration gives, as lines or as JSON."""
+    if not given.json:
+        return examined(given.config)
+    try:
+        lines = [{"level": _level(line), "text": line.strip()} for line in examined(given.config)]
+    except FGPUError as e:
+        lines = [{"level": FAIL, "text": one_line(str(e))}]
+    worst = max((line["level"] for line in lines), key=(OK, WARN, FAIL).index)
+    found = {"version": 1, "level": worst, "lines": lines}
+    return Report([json.dumps(found, indent=2)], status=1 if worst == FAIL else 0)
+
+
+def _level(line: str) -> str:
+    return WARN if line.strip().startswith(("WARNING: ", "DANGER: ", "WARN: ")) else OK
+
+
+def examined(path: str) -> list[str]:
+    """Return what a configuration gives, as lines, the first of them "OK".
+
+    Raises:
+        FGPUError: it cannot work; one line that says why.
+    """
+    config = load_config(path)
     no_token = lacks_proxy_token(config)
     with quiet():
-        settings, app = checked_like_the_hub(config, given.config)
+        settings, app = checked_like_the_hub(config, path)
     spawner_class: type[QueuedSpawner] = app.spawner_class
     able = spawner_class.able(config)
     catalogue = load_catalogue(settings.catalogue_path())
     nodes = settings.discover_nodes()
     chosen = {c.node_id: c for c in choices_for(settings, nodes, own_root=able.own_root)}
-    lines = [f"OK: {given.config}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
+    lines = [f"OK: {path}", f"  sessions: {able.kind} ({spawner_class.__name__})"]
     if no_token:
         lines.append("  WARNING: CONFIGPROXY_AUTH_TOKEN is not set here; the Hub needs it in its environment")
     if settings.finds_nodes:

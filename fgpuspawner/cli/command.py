@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from fgpu_scheduler import Policy, Store
 from fgpuspawner.cli.hub_config import CONFIG, load_config
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
+from fgpuspawner.text.tables import printable
 
 INTERRUPTED = 130
 """The status of what Ctrl-C has ended, as shells tell it."""
@@ -75,6 +77,11 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
     with contextlib.closing(Store(url, **more)) as store:
         store.connect_readonly()
         yield store
+
+
+def one_line(message: str) -> str:
+    """Return what is wrong as one line: whatever the words are and wherever they are from, no URL has a password."""
+    return printable(re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split())))
 
 
 def who() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,15 +28,15 @@ from fgpuspawner.cli import (
     node,
     private_images,
     replay,
+    report,
     services,
     sessions,
     status,
 )
 from fgpuspawner.cli.api import CallFailed
-from fgpuspawner.cli.command import INTERRUPTED, Report
+from fgpuspawner.cli.command import INTERRUPTED, Report, one_line
 from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.cli.setup import command as setup
-from fgpuspawner.text.tables import printable
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (setup, status, check, services, firewall, node, backup, move):
+    for command in (setup, status, check, report, services, firewall, node, backup, move):
         command.add_to(commands)
     own = images.add_to(commands)
     for more in (private_images, image_build):
@@ -92,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    # Whatever the words are and wherever they are from: a URL is shown without its user's password.
-    line = printable(re.sub(r"://[^\s/]*@", "://***@", " ".join(message.split())))
-    print(f"fgpu: {line}", file=sys.stderr)
+    print(f"fgpu: {one_line(message)}", file=sys.stderr)
     return status
 
 

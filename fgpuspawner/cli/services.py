@@ -138,6 +138,12 @@ class Systemd:
             yield from mine if follow else list(mine)[-most:]
 
 
+def manager_of(data: Path) -> Manager:
+    """Return what keeps the installation with this data folder running."""
+    run = MakeRun(data)
+    return run if "run" in run.processes() else Systemd()
+
+
 def main_pid(shown: str) -> int:
     """Return the main process of a unit, as ``systemctl show`` tells it; 0 where it does not run.
 
@@ -219,8 +225,7 @@ def run(given: argparse.Namespace) -> list[str]:
         settings = FGPU.from_config(config).checked()
         app = JupyterHub(config=config)
         app.init_hub()
-    data = settings.data_path()
-    manager: Manager = MakeRun(data) if "run" in MakeRun(data).processes() else Systemd()
+    manager = manager_of(settings.data_path())
     if given.action == "logs":
         shown = (
             printable(COLOURS.sub("", line)) for line in manager.lines(names or OURS, follow=given.follow)

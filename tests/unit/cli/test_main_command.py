@@ -30,8 +30,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'services', 'firewall', 'node', "
-            "'backup', 'restore', 'move', 'images', "
+            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'report', 'services', "
+            "'firewall', 'node', 'backup', 'restore', 'move', 'images', "
             "'kube', 'replay', 'run', 'list', 'show', 'end', 'forecast'); see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),

@@ -1,0 +1,270 @@
+"""The command ``fgpu report``: what a support request needs, in one file and without secrets.
+
+Nothing is shown because it looks harmless: of the configuration only plain values of settings that are known to hold no
+secret, and of the rest that it is set. What is a secret here, and who the users are, is then taken out of every line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+from traitlets.config import Config
+
+from fgpu_scheduler import FGPUError, StoreUnavailable
+from fgpuspawner.cli import check, services
+from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpuspawner.cli.hub_config import load_config, quiet
+from fgpuspawner.settings import FGPU
+from fgpuspawner.settings.offline import without_engine
+from fgpuspawner.text.tables import printable
+
+PACKAGES = (
+    "fgpuspawner",
+    "jupyterhub",
+    "dockerspawner",
+    "jupyterhub-kubespawner",
+    "SQLAlchemy",
+    "psycopg",
+    "tornado",
+)
+SHOWN = {
+    "JupyterHub": frozenset(
+        [
+            "allow_named_servers",
+            "authenticator_class",
+            "base_url",
+            "bind_url",
+            "cleanup_servers",
+            "db_url",
+            "hub_bind_url",
+            "hub_ip",
+            "hub_port",
+            "named_server_limit_per_user",
+            "spawner_class",
+            "subdomain_host",
+        ]
+    ),
+    "ConfigurableHTTPProxy": frozenset({"api_url", "should_start"}),
+}
+"""Of each section the settings whose values are shown; of ``c.FGPU`` all plain ones are. Not a list of what is hidden: a
+secret in a setting that nobody thought of would be in the file."""
+SECRET = re.compile(
+    r"secret|token|password|passwd|passphrase|credential|private|cookie|auth|api_?key|crypt_key",
+    re.IGNORECASE,
+)
+"""Names of settings, of variables and of files whose values are secrets."""
+HIDDEN = "[hidden]"
+IN_URL = re.compile(r"://[^\s/@]*@")
+QUERY = re.compile(r"\?[^\s\"')]+")
+SAID = re.compile(
+    r"(?i)\b(authorization|bearer|token|secret|password|passwd|cookie|key|code|state)(\W{1,4}(?:token |bearer )?)\S+"
+)
+LONG = re.compile(r"(?<![\w.-])(?=[\w+-]*\d)(?=[\w+-]*[A-Za-z])[\w+-]{20,}={0,2}")
+"""What is as long as a token and has letters and digits."""
+OF_USERS = re.compile(
+    r"(/users?/|Session \d+ \(|\((?=[^\s()@]+@)|[Ll]ogin for |[Uu]ser(?:name)? |logged (?:in|out): )([^\s/()@,:;]+)"
+)
+"""Where the Hub's log has a user's name, also of one whom the databases no longer know."""
+GPU_ID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F-]+$|^GPU-simulated")
+LINES = 200
+LONGEST_SECRET_FILE = 4096
+SHORTEST_SECRET = 6
+"""What is shorter is no secret worth its name, and may be part of any word."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``fgpu``."""
+    about = "Write what a support request needs into one new file: versions, check, settings, queue, logs. No secrets."
+    parser = add_command(commands, run, "report", "what a support request needs, in one file", about)
+    parser.add_argument("file", metavar="FILE", help="the new file")
+    parser.add_argument("--users", action="store_true", help="with the names of users")
+    add_config(parser)
+
+
+def run(given: argparse.Namespace) -> list[str]:
+    """Write the file, and return what is in it."""
+    parts: dict[str, list[str]] = {"versions": _versions()}
+    config, settings, known = Config(), None, _of_environment()
+    users: set[str] = set()
+    try:
+        with without_engine(), quiet():
+            config = load_config(given.config)
+            settings = FGPU.from_config(config).checked()
+    except FGPUError as e:
+        parts["configuration cannot be used"] = [str(e)]
+    known |= set(_of_config(config))
+    # Last, as it loads the configuration as the Hub does.
+    parts["check"] = _said(lambda: check.examined(given.config))
+    parts["settings"] = list(_settings(config))
+    if settings is not None:
+        data = settings.data_path()
+        known |= set(_of_files(data))
+        database = settings.database_url()
+        parts["queue"] = _said(lambda: _queue(database))
+        manager = services.manager_of(data)
+        parts["logs"] = _said(lambda: list(manager.lines(services.OURS, follow=False, most=LINES)))
+        if not given.users:
+            try:
+                users = _users(database, str(config.JupyterHub.db_url))
+            except (FGPUError, SQLAlchemyError, ImportError):
+                parts["logs"] = [
+                    "left out: who the users are cannot be read, and so not be hidden; see --users"
+                ]
+    hide = Hiding(known, users, named=given.users)
+    lines = [line for title, own in parts.items() for line in (f"== {title}", *map(hide, own), "")]
+    # A new file, that only its owner reads until they have.
+    with os.fdopen(
+        os.open(given.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
+        file.write("\n".join(lines))
+    return [f"OK: {given.file}, {len(lines)} lines: {', '.join(parts)}", "  read it before you send it"]
+
+
+class Hiding:
+    """Takes out of a line what is known to be a secret or a user's name, and what looks like a secret."""
+
+    def __init__(self, secrets: Iterable[str], users: Iterable[str], *, named: bool = False) -> None:
+        self._named = named
+        # The longest first: one may be part of another.
+        known = sorted((s for s in secrets if len(s) >= SHORTEST_SECRET), key=lambda s: (-len(s), s))
+        self._secrets = re.compile("|".join(map(re.escape, known))) if known else None
+        names = sorted(users, key=lambda s: (-len(s), s))
+        self._numbers = {name: f"user-{n}" for n, name in enumerate(sorted(names), 1)}
+        words = "|".join(map(re.escape, names))
+        self._names = re.compile(rf"(?<![\w]){'(' + words + ')'}(?![\w])") if names else None
+
+    def __call__(self, line: str) -> str:
+        """Return the line without."""
+        line = printable(services.COLOURS.sub("", line))
+        if self._secrets is not None:
+            line = self._secrets.sub(HIDDEN, line)
+        line = QUERY.sub(f"?{HIDDEN}", IN_URL.sub(f"://{HIDDEN}@", line))
+        line = SAID.sub(rf"\1\2{HIDDEN}", line)
+        line = LONG.sub(lambda found: found[0] if GPU_ID.match(found[0]) else HIDDEN, line)
+        if not self._named:
+            line = OF_USERS.sub(lambda found: found[1] + self._numbers.get(found[2], "somebody"), line)
+        if self._names is not None:
+            line = self._names.sub(lambda found: self._numbers[found[1]], line)
+        return line
+
+
+def _said(ask: Any) -> list[str]:
+    try:
+        with quiet():
+            return list(ask())
+    except (FGPUError, SQLAlchemyError, OSError) as e:
+        return [f"{type(e).__name__}: {' '.join(str(e).split())}"]
+
+
+def _versions() -> list[str]:
+    lines = [f"Python {platform.python_version()}, {platform.platform()}"]
+    for name in PACKAGES:
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lines.append(f"{name}: not installed")
+    return lines
+
+
+def _settings(config: Config) -> Iterator[str]:
+    """Yield a line for each setting: its value where that is plain and may be shown, or that it is set."""
+    for section in sorted(config):
+        for name, value in sorted(config[section].items()):
+            may = section == "FGPU" or name in SHOWN.get(section, ())
+            plain = value is None or isinstance(value, bool | int | float | str | type)
+            words = "set"
+            if may and plain and not SECRET.search(name.replace("authenticator", "")):
+                words = value.__name__ if isinstance(value, type) else repr(value)
+            elif may and isinstance(value, list | dict | tuple | set):
+                words = f"{len(value)} entries"
+            yield f"c.{section}.{name} = {words}"
+
+
+def _queue(database: str) -> list[str]:
+    """Return how many sessions there are in each state, by group."""
+    with read_only(database) as store:
+        found = store.snapshot(int(time.time()))
+    counts = Counter((s.request.resource_group, s.state.value) for s in found.sessions)
+    nodes = Counter(n.state.value for n in found.nodes)
+    lines = [f"group {group}: {number} {state}" for (group, state), number in sorted(counts.items())]
+    return [
+        *(f"nodes: {number} {state}" for state, number in sorted(nodes.items())),
+        *(lines or ["no sessions"]),
+    ]
+
+
+# -- what is not to be told ---------------------------------------------------------------------------
+
+
+def _of_environment() -> set[str]:
+    return {value for name, value in os.environ.items() if SECRET.search(name)}
+
+
+def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:
+    """Yield the texts of a configuration at names of secrets, at whatever depth, and the passwords in its URLs."""
+    if isinstance(value, str | bytes):
+        words = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if secret:
+            yield words
+        yield from _of_url(words)
+    elif isinstance(value, dict):
+        for name, more in value.items():
+            # Whatever a session is given in its environment is its own affair.
+            yield from _of_config(
+                more, secret=secret or name == "environment" or bool(SECRET.search(str(name)))
+            )
+    elif isinstance(value, list | tuple | set | frozenset):
+        for more in value:
+            yield from _of_config(more, secret=secret)
+
+
+def _of_url(words: str) -> Iterator[str]:
+    if "://" not in words:
+        return
+    try:
+        url = make_url(words)
+    except (SQLAlchemyError, ValueError):
+        return
+    if url.password:
+        yield str(url.password)
+    for values in url.query.values():
+        yield from (values,) if isinstance(values, str) else values
+
+
+def _of_files(data: Path) -> Iterator[str]:
+    """Yield what is in the files of the data folder that are named like secrets."""
+    for path in data.iterdir() if data.is_dir() else ():
+        if SECRET.search(path.name) and path.is_file() and path.stat().st_size <= LONGEST_SECRET_FILE:
+            yield from path.read_text(errors="replace").split()
+
+
+def _users(database: str, hub: str) -> set[str]:
+    """Return the users of both databases.
+
+    Raises:
+        FGPUError, SQLAlchemyError, ImportError: they cannot be read.
+    """
+    try:
+        with read_only(database) as store:
+            found = {s.request.user for s in store.snapshot(int(time.time())).sessions}
+    except StoreUnavailable as e:
+        if not str(e).endswith(check.NOT_YET):
+            raise
+        found = set()
+    engine = create_engine(hub)
+    try:
+        with engine.connect() as connection:
+            return found | {str(name) for (name,) in connection.execute(text("SELECT name FROM users"))}
+    finally:
+        engine.dispose()
