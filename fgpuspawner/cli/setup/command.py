@@ -99,10 +99,8 @@ def run(given: argparse.Namespace) -> list[str]:
         if known is None:
             raise UsageError(f"nothing is set up: there is no {machine.at(records.PATH)}")
         answers = from_json(known.answers)
-        _refuse_while_sessions_run(machine)
-        return _carry_out(
-            given, setup, setup.back(answers), [], done=[f"Removed. The data is in {answers.data}."]
-        )
+        steps = setup.back(answers, _installation_without_sessions(machine))
+        return _carry_out(given, setup, steps, [], done=[f"Removed. The data is in {answers.data}."])
     if known is None and not given.yes and not given.dry_run and sys.stdin.isatty():
         answers = ask(answers, input)
     answers = answers.checked()
@@ -139,22 +137,18 @@ def _carry_out(
     to_do = [step for step in steps if step.do]
     if not to_do:
         return [*shown, "", "Nothing to do.", *done]
-    if not given.yes:
-        if not sys.stdin.isatty():
-            raise UsageError("nobody can be asked here: say --yes, or --dry-run to see the plan")
-        print("\n".join(shown), flush=True)
-        shown = []
-        if input("\nDo this? [y/N] ").strip().lower() not in ("y", "yes"):
-            return ["Nothing was changed."]
-    elif sys.stdout.isatty():
-        print("\n".join(shown), flush=True)
-        shown = []
+    if not given.yes and not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: say --yes, or --dry-run to see the plan")
+    # Before anything is done, as a step may take minutes, or fail.
+    print("\n".join(shown), flush=True)
+    if not given.yes and input("\nDo this? [y/N] ").strip().lower() not in ("y", "yes"):
+        return ["Nothing was changed."]
     if answers is not None:
         setup.remember(answers)
     for step in to_do:
         assert step.do is not None
         step.do()
-    return [*shown, "", *done]
+    return ["", *done]
 
 
 def _answers(given: argparse.Namespace, known: records.Record | None) -> Answers:
@@ -191,21 +185,26 @@ def _secrets(machine: Machine) -> dict[str, str]:
     return {TOKEN: token, **made}
 
 
-def _refuse_while_sessions_run(machine: Machine) -> None:
+def _installation_without_sessions(machine: Machine) -> str | None:
+    """Return the installation's id, None where no Hub has run.
+
+    Raises:
+        BadSettings: there are sessions.
+        StoreUnavailable: nobody knows whether there are.
+    """
     config = machine.at(CONFIG)
     if not machine.is_real or not config.exists():
-        return
+        return None
     try:
         with read_only(settings_of(str(config)).database_url()) as store:
-            live = store.snapshot(int(time.time())).sessions
+            live, installation = store.snapshot(int(time.time())).sessions, store.installation_id
     except StoreUnavailable as e:
         if not str(e).endswith(NOT_YET):
             raise
-        return
+        return None
     if live:
-        raise BadSettings(
-            f"{len(live)} sessions run or wait: end them first, on the page Queue of the administrators"
-        )
+        raise BadSettings(f"sessions run or wait: {len(live)}; end them first, on the administrators' pages")
+    return installation
 
 
 def _words(answers: Answers) -> list[str]:

@@ -245,8 +245,8 @@ class Setup:
 
     # -- and back --------------------------------------------------------------------------------------------------
 
-    def back(self, answers: Answers) -> list[Step]:
-        """Return the plan that takes it all back but the data."""
+    def back(self, answers: Answers, installation: str | None) -> list[Step]:
+        """Return the plan that takes it all back but the data. What no Hub ever ran has no installation."""
         steps = [
             Step(
                 "stop",
@@ -257,6 +257,11 @@ class Setup:
         ]
         if self.machine.is_real and answers.runtime == "docker":
             steps.insert(0, Step("run", "fgpu firewall --remove", "the rules", self._remove_rules))
+        if self.machine.is_real and answers.runtime == "docker" and installation:
+            what = f"containers and networks of installation {installation}"
+            steps.append(
+                Step("remove", what, "such as those kept warm", lambda: self._clear_engine(installation))
+            )
         steps += [self._take_away(path) for path in reversed(self.record.written)]
         if self.machine.is_real:
             steps.append(
@@ -289,6 +294,18 @@ class Setup:
             raise BadSettings(
                 f"the firewall's rules cannot be removed: {done.stderr.strip().removeprefix('fgpu: ')}"
             )
+
+    def _clear_engine(self, installation: str) -> None:
+        # By name and label: an image can bring forged labels, but no name.
+        ours = (
+            "--filter",
+            f"label=fgpu.installation={installation}",
+            "--filter",
+            f"name=^fgpu-{installation}-",
+        )
+        for listed, removed in ((("ps", "-aq"), ("rm", "-fv")), (("network", "ls", "-q"), ("network", "rm"))):
+            if found := self.machine.do("docker", *listed, *ours).split():
+                self.machine.do("docker", *removed, *found)
 
     def _take_away(self, path: str) -> Step:
         there = self.machine.read(path)

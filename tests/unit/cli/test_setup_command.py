@@ -198,7 +198,7 @@ def test_dockers_own_settings_are_kept_beside_live_restore(tmp_path: Path) -> No
         "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}},
         "live-restore": True,
     }
-    (back,) = (s for s in made.back(answers) if s.what == DAEMON)
+    (back,) = (s for s in made.back(answers, None) if s.what == DAEMON)
     assert back.do is not None
     back.do()
     assert "live-restore" not in daemon.read_text()
