@@ -2,6 +2,7 @@
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
 # make test-quick  only those that need no Hub, engine or browser: a minute
 # make test-kube   those that need a Kubernetes cluster; builds it the first time, in 6 to 15 minutes (root, Debian 12)
+# make docs    the documentation as a site, in build/docs
 # make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
 # make gpu-check  what only a GPU can say, in parts (PARTS="facts shares"; LIST=1 says which, and what to carry; SIMULATED=1)
 # make isolation  build libfgpu, the probes and the simulated driver anew, into fgpuspawner/native
@@ -16,7 +17,7 @@ export FGPU_PER_GPU ?= 2
 BASE ?=
 NAME ?= base
 
-.PHONY: run test test-quick test-all test-kube gpu-check lint format isolation image bench clean
+.PHONY: run test test-quick test-all test-kube gpu-check lint format docs isolation image bench clean
 
 run:
 	@scripts/setup.sh run
@@ -59,6 +60,10 @@ lint:
 format:
 	@scripts/setup.sh test
 	@.venv/bin/ruff check --fix --quiet . ; .venv/bin/ruff format --quiet .
+
+docs:
+	@scripts/setup.sh docs
+	@$(PY) scripts/site.py
 
 .PHONY: dist
 dist:

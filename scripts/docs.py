@@ -116,6 +116,8 @@ def lifecycle() -> str:
         "",
         HEADER,
         "",
+        "For everybody who reads a state, a reason or a cause, and wants to know what it means.",
+        "",
         "A session goes from state to state; each such step is one transaction of the scheduler's database, one row in",
         "its log of events, and one line in the Hub's log. [glossary.md](glossary.md) explains the words.",
         "",
@@ -179,9 +181,9 @@ def settings() -> str:
         "",
         HEADER,
         "",
-        "Set them in jupyterhub_config.py. A wrong one stops the Hub with one line that names it; `fgpu check` says so",
-        "without starting the Hub. Amounts of fGPU and CPU are exact decimals with at most three places, as numbers or",
-        'quoted (`"0.1"`).',
+        "For administrators: every setting, with its default. Set them in jupyterhub_config.py. A wrong one stops the",
+        "Hub with one line that names it; `fgpu check` says so without starting the Hub. Amounts of fGPU and CPU",
+        'are exact decimals with at most three places, as numbers or quoted (`"0.1"`).',
         "",
     ]
     for owner, about in SECTIONS:

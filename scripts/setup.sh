@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv and .node: everything that `make run` and `make test` need, and nothing outside this folder.
-# Does nothing when nothing changed since the last time.   setup.sh run|test
+# Does nothing when nothing changed since the last time.   setup.sh run|docs|test
 set -euo pipefail
 cd "$(dirname "$0")/.."
-kind=${1:?run or test}
+kind=${1:?run, docs or test}
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -110,7 +110,8 @@ fi
 # What was built from older sources would be installed again as it is.
 rm -rf labextension/jupyterlab_fgpu/labextension labextension/lib labextension/tsconfig.tsbuildinfo
 extras=local
-[ "$kind" = test ] && extras=local,test,test-clients
+[ "$kind" = docs ] && extras=local,docs
+[ "$kind" = test ] && extras=local,test,test-clients,docs
 .venv/bin/pip install --quiet --editable ".[$extras]" ./labextension
 # As in session images: else a Hub, a session's server and each test worker take seconds longer to start.
 cp images/server/fgpu_lazy_imports.* "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
