@@ -319,8 +319,9 @@ class Floor:
             return None
         ruled_out = self._misfits.rule_out(shape)
         if ruled_out or not self._ground.has_room(asked) or not self._placer.fits(asked):
-            self._misfits.add(shape, ruled_out=ruled_out)
             if not refused:
+                # Who was refused says nothing for others of this shape: the first of them blocks.
+                self._misfits.add(shape, ruled_out=ruled_out)
                 self._blocked(session)
             return None
         if self._strict:

@@ -55,6 +55,19 @@ def test_who_was_refused_keeps_no_place_and_blocks_nobody_until_it_is_tried_agai
     assert words(refused(full, "a", "n1"), policy) == ["a waits: CLUSTER", "b: GPU-n1-0"]
 
 
+def test_who_asks_for_the_same_as_one_who_was_refused_blocks_those_behind_as_ever() -> None:
+    strict = next(p for p in POLICIES if p.default.backfill is Backfill.STRICT)
+    lab = (
+        world(devices=1)
+        .running("x", "0.5", on="GPU-n1-0")
+        .pending("a", "1")
+        .pending("b", "1")
+        .pending("c", "0.5")
+    )
+    waits = ["a waits: CLUSTER", "b waits: RESOURCES", "c waits: PRIORITY"]
+    assert words(refused(lab, "a", "n1"), strict) == waits
+
+
 def test_a_place_that_is_kept_for_somebody_else_is_not_taken_by_who_was_refused_another() -> None:
     easy = next(p for p in POLICIES if p.default.backfill is Backfill.EASY)
     lab = world(devices=2).node("n2").running("x", "0.5", on="GPU-n1-0").pending("a", "2").pending("b", "1")
