@@ -6,5 +6,5 @@
 from fgpu_scheduler.testing.checks import Checks, Standing, Violation
 from fgpu_scheduler.testing.lab import Faults
 from fgpu_scheduler.testing.memory import MemoryStore
-from fgpu_scheduler.testing.simulator import Report, Simulation, simulate
+from fgpu_scheduler.testing.simulator import Report, Simulation, simulate, simulate_in_file
 from fgpu_scheduler.testing.world import NOW_S, World, decided, lasting, world

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing.checks import Violation
-from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.simulator import Simulation
 
 EVERY = 100
@@ -23,14 +23,14 @@ def main() -> int:
     which.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), help="one history of each")
     parser.add_argument("--events", type=int, default=300)
     parser.add_argument(
-        "--store", choices=("memory", "sql"), default="memory", help="sql is SQLite in memory"
+        "--file", action="store_true", help="keep the store in a file, which others write too"
     )
     parser.add_argument("--log", action="store_true", help="print the whole history of the one seed")
     parser.add_argument("--for-s", type=float, default=None, help="begin no other seed after so many seconds")
     asked = parser.parse_args()
     if asked.seeds is not None:
-        return _many(asked.seeds[0], asked.seeds[1], asked.events, asked.store, asked.for_s)
-    simulation, failed = _one(asked.seed, asked.events, asked.store)
+        return _many(asked.seeds[0], asked.seeds[1], asked.events, asked.for_s, file=asked.file)
+    simulation, failed = _one(asked.seed, asked.events, file=asked.file)
     if asked.log:
         print("\n".join(simulation.lines))
     if failed is not None:
@@ -38,31 +38,26 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _one(seed: int, events: int, store: str, *, quiet: bool = False) -> tuple[Simulation, Violation | None]:
-    durable = Store("sqlite://") if store == "sql" else None
-    if durable is not None:
-        durable.open()
-    simulation = Simulation(seed, durable or MemoryStore())
-    try:
-        report = simulation.run(events)
-        if not quiet:
-            print(report)
-        return simulation, None
-    except Violation as e:
-        return simulation, e
-    finally:
-        if durable is not None:
-            durable.close()
+def _one(seed: int, events: int, *, file: bool, quiet: bool = False) -> tuple[Simulation, Violation | None]:
+    with TemporaryDirectory() as folder:
+        simulation = Simulation(seed, Path(folder) if file else None)
+        try:
+            report = simulation.run(events)
+        except Violation as e:
+            return simulation, e
+    if not quiet:
+        print(report)
+    return simulation, None
 
 
-def _many(first: int, last: int, events: int, store: str, for_s: float | None) -> int:
+def _many(first: int, last: int, events: int, for_s: float | None, *, file: bool) -> int:
     began_s = time.monotonic()
     broken: list[int] = []
     done = 0
     for seed in range(first, last + 1):
         if for_s is not None and time.monotonic() - began_s > for_s:
             break
-        _, failed = _one(seed, events, store, quiet=True)
+        _, failed = _one(seed, events, file=file, quiet=True)
         done += 1
         if failed is not None:
             broken.append(seed)

@@ -109,6 +109,7 @@ class Checks:
             *self.warned.look(last, before, after, now_s=now.now_s, steady_s=steady_s),
             *freed_too_early(before, after, containers),
             *ended_alive(before, after, containers),
+            *wrongly_late(before, after),
             *unowned(self._containers, after, containers),
             *removed_in_use(self._containers, after, containers),
         ]
@@ -305,6 +306,16 @@ def ended_alive(
             handle = alive.get((session_id, old.attempt))
             if new.state is not S.RUNNING and handle is not None:
                 yield f"session {session_id} was ended as {new.end_cause} while {handle} is alive"
+
+
+def wrongly_late(before: dict[int, Session], after: dict[int, Session]) -> Iterator[str]:
+    """Nobody is given up for being late who has been placed, and is not left to be resumed."""
+    for session_id, old in before.items():
+        new = after.get(session_id)
+        if new is None or new.end_cause is not EndCause.QUEUE_TIMEOUT or old.end_cause is not None:
+            continue
+        if old.state is not S.PENDING and not old.held:
+            yield f"session {session_id} was given up as late when it was {old.state}"
 
 
 def unowned(

@@ -1,329 +1,293 @@
-"""The Hub of a simulation: what `service` and the spawner do, one durable step at a time.
+"""The Hub of a simulation: the real `Scheduler`, with what its spawners, engines and clock do played here.
 
-Between any two steps anything else may happen.
+It runs on a virtual event loop, one step at a time, and dies between any two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from fgpu_scheduler.core import lifecycle, planner, reclaim, reconcile
-from fgpu_scheduler.core.model import EndCause, Groups, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Plan
-from fgpu_scheduler.core.reclaim import Reclaim
-from fgpu_scheduler.core.reconcile import Ended, Finish, Healing, Observed, Remove, Stop
-from fgpu_scheduler.errors import InvalidTransition, StaleVersion
+from fgpu_scheduler.core import lifecycle
+from fgpu_scheduler.core.model import EndCause, Session, SessionState
+from fgpu_scheduler.core.reconcile import Observed
+from fgpu_scheduler.errors import FGPUError, InvalidTransition, StoreUnavailable
+from fgpu_scheduler.ports import Seen
+from fgpu_scheduler.queue import Requeued, SessionEnded
+from fgpu_scheduler.service.node_health import known_or_as_it_was
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
 from fgpu_scheduler.testing.checks import Standing, Violation
 from fgpu_scheduler.testing.lab import Lab, node_of
-from fgpu_scheduler.testing.order_checks import less_liked, refused_again
+from fgpu_scheduler.testing.virtual import VirtualLoop
 
 S = SessionState
+T = TypeVar("T")
+
+LOOK_S = 60
+"""So often the Hub looks which nodes there are."""
+AGAIN_S = 5
+"""So soon it ends again what it could not end, as the database was away."""
+
+
+class LaunchFails(FGPUError):
+    """A launch has come to nothing."""
+
+    def __init__(self, cause: EndCause) -> None:
+        super().__init__("the launch failed")
+        self.cause = cause
+
+
+class EngineFails(FGPUError):
+    """An engine answers that it cannot."""
 
 
 class Hub(Lab):
-    """Plans, launches, ends, takes back and reconciles; and dies."""
+    """Launches, ends and resumes as spawners do; and dies. `Scheduler` decides all else."""
 
-    _warnings: reclaim.Warnings | None = None
-    _memory: planner.Memory | None = None
+    _queue: Scheduler
+    _ready = False
 
-    # --- Planning ---
+    # --- Its lives ---
 
-    def _cycle(self) -> None:
-        snapshot = self._snapshot()
-        decided = self._planned(snapshot)
-        complaints = [*refused_again(snapshot, decided), *less_liked(snapshot, decided)]
-        if complaints:
-            raise Violation("; ".join(complaints))
-        if self._chance(self._faults.late_commit):
-            self._later(0, 4, lambda: self._commit(decided))
+    def _boot(self) -> None:
+        """Begin a life of the Hub on what the last one left."""
+        self._hub += 1
+        self._ready = False
+        self._changed: Callable[[], None] = lambda: None
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._launches: dict[int, asyncio.Task[None]] = {}
+        self._up: dict[int, None] = {}
+        self._leaving: dict[int, None] = {}
+        self._loop = VirtualLoop(self._at_s, self._takes_s)  # type: ignore[abstract]
+        self._queue = Scheduler(
+            self._store,
+            policy=self._policy,
+            caps=self._caps,
+            launcher=self,
+            deadlines=Deadlines(queue_timeout_s=self._queue_timeout_s, reconcile_every_s=10),
+            clock=self,
+            rules=self._rules,
+            activity=self,
+        )
+        self._queue.on_end = self._on_end
+        self._spawn(self._starts())
+
+    def _hub_restarts(self) -> None:
+        """The Hub dies, wherever it is, and another comes up on what it left."""
+        self._restarts += 1
+        self._say("the Hub restarts")
+        self._loop.kill()
+        if self._beside is self._store:
+            # What is in memory lives as long as its connection.
+            self._store.forget()
         else:
-            self._commit(decided)
+            self._store.close()
+            self._store = self._watched()
+            self._store.open()
+        self._boot()
 
-    def _planned(self, snapshot: Snapshot) -> Plan:
-        """Plan with what earlier plans have left, and check that it is the plan from nothing."""
-        if self._memory is None:
-            self._memory = planner.Memory()
-        decided = planner.plan(snapshot, self._policy, self._memory)
-        if decided != planner.plan(replace(snapshot, known=None), self._policy):
-            raise Violation("what earlier plans have left changes the plan")
-        if snapshot.groups != Groups.of(snapshot.sessions):
-            raise Violation("the groups that were carried are not those of the sessions")
-        return decided
+    def _spawn(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something of the Hub's own. What it raises is a violation, but for what a Hub tells its user."""
+        task = self._loop.create_task(what)
+        task.add_done_callback(self._ended_well)
+        return task
 
-    def _commit(self, decided: Plan) -> None:
-        version = self._store.version()
-        try:
-            placed = self._store.commit(decided, now_s=self._now_s())
-        except StaleVersion as e:
-            self._stale += 1
-            self._say("stale")  # Of which version a store counts by itself.
-            if version == decided.version:
-                raise Violation(f"a plan of this very version was refused: {e}") from e
-            self._later(0, 1, self._cycle)
-            return
-        if version != decided.version:
-            raise Violation(f"a plan of version {decided.version} was committed at version {version}")
-        for session in placed:
-            self._say(f"session {session.id} -> SCHEDULED {session.placement}")
-            self._later(0, 3, lambda i=session.id: self._launch(i))  # type: ignore[misc]
-        self._look(planned=True)
-        if placed and self._chance(self._faults.inventory):
-            self._inventory_changes()
+    def _ended_well(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, FGPUError):
+            self._broken = self._broken or Violation(f"{type(error).__name__}: {error}")
+
+    async def _starts(self) -> None:
+        stored = self._snapshot().nodes
+        while True:
+            try:
+                await self._queue.start(known_or_as_it_was(self._there(), stored), self._quotas)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(AGAIN_S)
+        self._ready = True
+        for session in self._snapshot().sessions:
+            if session.state is S.RUNNING:
+                self._up[session.id] = None
+        with self._store.faultless():
+            held = self._store.held_sessions()
+        for session in held:
+            await asyncio.sleep(self._rng.randrange(6))
+            if not self._chance(self._faults.never_resumed):
+                self._serve(session.id)
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await self._queue.change_nodes(self._there())
+            await asyncio.sleep(LOOK_S)
 
     # --- Launching ---
 
-    def _launch(self, session_id: int) -> None:
-        session = self._move(session_id, S.PREPARING, (S.SCHEDULED,))
-        if session is not None:
-            self._fetch(session)
+    def _serve(self, session_id: int) -> None:
+        """Wait for a session, and launch it."""
+        if session_id not in self._serving:
+            task = self._serving[session_id] = self._spawn(self._serves(session_id))
+            task.add_done_callback(lambda _: self._serving.pop(session_id))
 
-    def _fetch(self, session: Session) -> None:
-        """Pull the image where it is missing, then create the container."""
-        if (node_of(session), session.request.image) in self._images:
-            self._later(0, 2, lambda: self._create(session))
-        else:
-            self._later(0, 2, lambda: self._pull(session))
-
-    def _pull(self, session: Session) -> None:
-        if self._move(session.id, S.PULLING, (S.PREPARING,), attempt=session.attempt) is None:
-            return
-        if self._chance(self._faults.failed_pull):
-            self._later(1, 60, lambda: self._fails(session, EndCause.PULL_FAILED))
-        elif self._chance(self._faults.late_pull):
-            self._later(600, 4000, lambda: self._pulled(session))
-        else:
-            self._later(3, 120, lambda: self._pulled(session))
-
-    def _pulled(self, session: Session) -> None:
-        self._images[node_of(session), session.request.image] = None
-        self._create(session)
-
-    def _create(self, session: Session) -> None:
-        """Ask the engine. Once asked, it happens, even if the Hub dies or the user leaves meanwhile."""
-        current = self._get(session.id)
-        if current.state not in lifecycle.LAUNCHING or current.attempt != session.attempt:
-            return
-        if self._chance(self._faults.not_bound) or not self._has_devices(session):
-            self._later(1, 40, lambda: self._not_bound(session))
-            return
-        hub = self._hub
-        self._creating[session.id] = session.attempt
-        slowest_s = 120 if self._chance(self._faults.late_create) else 15
-        self._elsewhere(1, slowest_s, lambda: self._created(session, hub))
-
-    def _has_devices(self, session: Session) -> bool:
-        """Return whether the devices of a session's shares are there still."""
-        node = self._offered.get(node_of(session))
-        there = {device.uuid for device in node.devices} if node is not None else set()
-        assert session.placement is not None
-        return there.issuperset(share.device_uuid for share in session.placement.shares)
-
-    def _not_bound(self, session: Session) -> None:
-        """The engine has not given the place, and removed again what it had made."""
+    async def _serves(self, session_id: int) -> None:
         try:
-            waits = self._store.give_back(session.id, "no room", attempt=session.attempt, now_s=self._now_s())
-        except InvalidTransition:
+            while True:
+                placed = await self._queue.placed(session_id)
+                if placed.state is S.RUNNING:
+                    return
+                if self._chance(self._faults.inventory):
+                    self._inventory_changes()
+                launch = self._launches[session_id] = self._loop.create_task(self._launch(placed))
+                launch.add_done_callback(lambda its: its.cancelled() or its.exception())
+                try:
+                    # As a spawn that is cancelled leaves it to `_stop`.
+                    await asyncio.shield(launch)
+                    return
+                except Requeued:
+                    self._say(f"session {session_id} waits again")
+        except SessionEnded:
             return
-        self._say(f"session {session.id} waits again, refused {waits.refused}")
-        self._look()
+        except FGPUError as e:
+            self._say(f"session {session_id} fails: {e}")
+            cause = e.cause if isinstance(e, LaunchFails) else EndCause.LAUNCH_FAILED
+            await self._stop(session_id, cause)
 
-    def _created(self, session: Session, hub: int) -> None:
-        made = node_of(session) not in self._unreachable and not self._chance(self._faults.failed_create)
-        if made:
+    async def _launch(self, placed: Session) -> None:
+        queue, faults = self._queue, self._faults
+        with queue.launching(placed.id):
+            session = await queue.prepare(placed.id)
+            if session.attempt > 1 and not await self._engine_stops(session):
+                raise LaunchFails(EndCause.NODE_LOST)
+            if self._chance(faults.not_bound) or not self._has_devices(session):
+                await asyncio.sleep(self._rng.randint(1, 40))
+                await queue.give_back(session.id, session.attempt, "no room")
+                raise Requeued(f"session {session.id} is back in the queue")
+            await self._fetch(session)
+            hub, slowest_s = self._hub, 120 if self._chance(faults.late_create) else 15
+            if not await self._engine_does(1, slowest_s, lambda: self._created(session, hub)):
+                raise LaunchFails(EndCause.LAUNCH_FAILED)
+            await asyncio.sleep(self._rng.randint(1, 40))
             handle = f"c{session.id}-{session.attempt}"
-            orphan = hub != self._hub
-            self._orphans += orphan
-            self._containers[handle] = Standing(
-                handle, node_of(session), session.id, session.attempt, True, orphan
-            )
-            self._say(f"{handle} is up{' as an orphan' if orphan else ''}")
-            self._look()
-        if hub == self._hub:
-            self._later(0, 2, lambda: self._answered(session, made))
-
-    def _answered(self, session: Session, made: bool) -> None:
-        self._creating.pop(session.id, None)
-        if not made:
-            self._fails(session, EndCause.LAUNCH_FAILED)
-            return
-        if self._chance(50):
+            container = self._containers.get(handle)
+            if container is None or not container.alive:
+                raise LaunchFails(EndCause.LAUNCH_FAILED)
+            if self._chance(faults.failed_start):
+                raise LaunchFails(EndCause.ISOLATION_FAILED)
             try:
-                self._store.note_launched(session.id, f"c{session.id}", attempt=session.attempt)
-            except InvalidTransition:
-                return
-            self._look()
-        self._later(1, 40, lambda: self._ready(session))
-
-    def _ready(self, session: Session) -> None:
-        handle = f"c{session.id}-{session.attempt}"
-        container = self._containers.get(handle)
-        if container is None or not container.alive:
-            self._fails(session, EndCause.LAUNCH_FAILED)
-        elif self._chance(self._faults.failed_start):
-            self._fails(session, EndCause.ISOLATION_FAILED)
-        elif self._move(session.id, S.RUNNING, lifecycle.LAUNCHING, attempt=session.attempt, launched=handle):
+                await queue.running(session.id, session.attempt, handle)
+            except InvalidTransition as e:
+                if self._get(session.id).state is S.RUNNING:
+                    self._broken = Violation(f"session {session.id} runs, and its launch is told: {e}")
+                raise
             self._ran += 1
+            self._up[session.id] = None
 
-    def _fails(self, session: Session, cause: EndCause) -> None:
-        moved = self._move(
-            session.id, S.TERMINATING, lifecycle.LAUNCHING, attempt=session.attempt, cause=cause
+    async def _fetch(self, session: Session) -> None:
+        image = node_of(session), session.request.image
+        if image in self._images:
+            return
+        await self._queue.pulling(session.id, session.attempt)
+        late = self._chance(self._faults.late_pull)
+        await asyncio.sleep(self._rng.randint(600, 4000) if late else self._rng.randint(3, 120))
+        if self._chance(self._faults.failed_pull):
+            raise LaunchFails(EndCause.PULL_FAILED)
+        self._images[image] = None
+
+    def _created(self, session: Session, hub: int) -> bool:
+        if node_of(session) in self._unreachable or self._chance(self._faults.failed_create):
+            return False
+        handle = f"c{session.id}-{session.attempt}"
+        orphan = hub != self._hub
+        self._orphans += orphan
+        self._containers[handle] = Standing(
+            handle, node_of(session), session.id, session.attempt, True, orphan
         )
-        if moved is not None:
-            self._later(0, 2, lambda: self._clear(session.id))
+        self._say(f"{handle} is up{' as an orphan' if orphan else ''}")
+        self._look()
+        return True
 
     # --- Ending ---
 
-    def _end(self, session_id: int, cause: EndCause) -> None:
-        session = self._get(session_id)
-        if session.state in lifecycle.ENDED or session.state is S.TERMINATING:
-            return
-        early = session.state in (S.PENDING, S.SCHEDULED)
-        to = S.CANCELLED if early else S.TERMINATING
-        moved = self._move(session_id, to, (session.state,), cause=cause)
-        if moved is not None and not early:
-            self._later(0, 3, lambda: self._clear(session_id))
+    def _on_end(self, session: Session) -> None:
+        # The Hub looks at a server that is up at once, mostly; else the scheduler stops it.
+        self._say(f"session {session.id} ends: {session.end_cause}")
+        if session.id in self._up and session.id not in self._leaving and self._chance(80):
+            self._spawn(self._stop(session.id, session.end_cause or EndCause.USER))
 
-    def _clear(self, session_id: int) -> None:
-        """Stop what was launched, and free the share once the engine says that it is gone."""
-        session = self._get(session_id)
-        if session.state is not S.TERMINATING:
-            return
-        if session_id in self._creating:
-            self._later(1, 3, lambda: self._clear(session_id))
-            return
+    async def _stop(self, session_id: int, cause: EndCause) -> None:
+        """End a session, its launch first, and say when nothing of it is left."""
+        self._leaving[session_id] = None
+        queue = self._queue
+        while True:
+            try:
+                with queue.ending(session_id):
+                    session = await queue.end(session_id, cause)
+                    launch = self._launches.get(session_id)
+                    if launch is not None and not launch.done():
+                        launch.cancel()
+                        await asyncio.wait([launch])
+                    if session.state is S.TERMINATING and await self._engine_stops(session):
+                        await queue.gone(session_id)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _engine_stops(self, session: Session) -> bool:
+        """Have the engine remove all that stands of a session; return whether it is known to be gone."""
         if node_of(session) in self._unreachable or self._chance(self._faults.failed_stop):
-            self._say(f"session {session_id} cannot be stopped; reconcile will")
-            return
-        hub = self._hub
-        self._elsewhere(1, 8, lambda: self._cleared(session, hub))
+            await asyncio.sleep(self._rng.randrange(10))
+            return False
+        return await self._engine_does(1, 8, lambda: self._removed(session))
 
-    def _cleared(self, session: Session, hub: int) -> None:
-        if node_of(session) in self._unreachable:
-            return
-        for handle in [c.handle for c in self._standing() if c.session_id == session.id]:
-            self._drop(handle)
-        if hub == self._hub:
-            self._later(0, 2, lambda: self._gone(session.id))
+    def _removed(self, session: Session) -> bool:
+        for container in self._standing():
+            if container.session_id == session.id:
+                self._drop(container.handle)
+        return node_of(session) not in self._unreachable
 
-    def _gone(self, session_id: int) -> None:
-        cause = self._get(session_id).end_cause
-        self._move(session_id, lifecycle.final_state(cause), (S.TERMINATING,))
-
-    def _drop(self, handle: str) -> None:
-        """Remove a container if its node answers."""
+    def _drop(self, handle: str) -> bool:
+        """Remove a container if its node answers; return whether it is gone."""
         container = self._containers.get(handle)
         if container is not None and container.node_id not in self._unreachable:
             del self._containers[handle]
             self._say(f"{handle} is removed")
             self._look()
+        return handle not in self._containers
 
-    # --- Taking back ---
+    async def _engine_does(self, least_s: float, most_s: float, act: Callable[[], T]) -> T:
+        """Have an engine do something. Once asked it does, even if the Hub dies; who is cancelled waits for it."""
+        hub, done = self._hub, self._loop.create_future()
 
-    def _watch(self) -> None:
-        """Warn, spare and end, as the rules have it."""
-        snapshot = self._snapshot()
-        if self._warnings is None:
-            self._warnings = reclaim.Warnings()
-        stood_s = self._warnings.stood_s(snapshot.sessions, self._time_s)
-        decided = self._planned(snapshot)
-        found = reclaim.reclaims(snapshot, decided, self._rules, stood_s=stood_s)
-        if found and self._chance(self._faults.late_commit):
-            self._later(0, 4, lambda: self._reclaim(found, snapshot))
-        elif found:
-            self._reclaim(found, snapshot)
+        def does() -> None:
+            found = act()
+            if hub == self._hub:
+                done.set_result(found)
 
-    def _reclaim(self, found: Sequence[Reclaim], snapshot: Snapshot) -> None:
-        version = self._store.version()
+        self._elsewhere(least_s, most_s, does)
         try:
-            changed = self._store.reclaim(found, snapshot.version, now_s=self._now_s())
-        except StaleVersion as e:
-            self._stale += 1
-            self._say("stale")
-            # Only a clock that was set back in between is a reason to refuse what is of this very version.
-            if version == snapshot.version and self._now_s() >= snapshot.now_s:
-                raise Violation(f"what was decided on this very version was refused: {e}") from e
-            return
-        if version != snapshot.version:
-            raise Violation(f"a decision of version {snapshot.version} was committed at version {version}")
-        for session in changed:
-            self._say(
-                f"session {session.id} is {session.state}, ends {session.ends_cause} at {session.ends_at_s}"
-            )
-            if session.state is S.TERMINATING:
-                self._later(0, 3, lambda i=session.id: self._clear(i))  # type: ignore[misc]
-            elif session.replaces is not None:
-                self._later(0, 10, lambda i=session.id: self._resume(i))  # type: ignore[misc]
-        self._look()
-        ends_s = [one.ends_at_s - self._now_s() for one in found if isinstance(one, reclaim.Warn)]
-        if ends_s:
-            # Once to see that the warning stands, once when its grace is over.
-            soonest_s = max(min(ends_s), 1)
-            self._later(1, 10, self._watch)
-            self._later(soonest_s, soonest_s + 20, self._watch)
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            # A launch may be cancelled twice.
+            while not done.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([done])
+            raise
+        return done.result()  # type: ignore[no-any-return]
 
-    # --- Restarting ---
+    # --- What the scheduler asks: the launcher, and who works ---
 
-    def _hub_restarts(self) -> None:
-        """The Hub dies: what it was about to do is void. Waiting requests are resumed one by one, or never."""
-        self._hub += 1
-        self._restarts += 1
-        self._creating.clear()
-        self._warnings = self._memory = None
-        self._store.hold_waiting(now_s=self._now_s())
-        self._say("the Hub restarts")
-        self._look()
-        after_s = 0
-        for session in self._store.held_sessions():
-            after_s += self._rng.randrange(6)
-            if self._chance(self._faults.never_resumed):
-                self._later(900, 900, lambda i=session.id: self._abandon(i))  # type: ignore[misc]
-            else:
-                self._later(after_s, after_s, lambda i=session.id: self._resume(i))  # type: ignore[misc]
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called when something has ended."""
+        self._changed = changed
 
-    def _abandon(self, session_id: int) -> None:
-        if self._get(session_id).held:
-            self._end(session_id, EndCause.QUEUE_TIMEOUT)
-
-    def _resume(self, session_id: int) -> None:
-        session = self._get(session_id)
-        if session.state not in (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING) or not session.held:
-            return
-        self._store.set_held(session_id, False, now_s=self._now_s())
-        self._say(f"session {session_id} is resumed")
-        self._look()
-        if session.state is S.SCHEDULED:
-            self._launch(session_id)
-        elif session.state in lifecycle.LAUNCHING:
-            anew = self._store.new_attempt(session_id, now_s=self._now_s())
-            self._say(f"session {session_id} is at attempt {anew.attempt}")
-            self._look()
-            hub = self._hub
-            self._elsewhere(1, 4, lambda: self._made_room(anew, hub))
-
-    def _made_room(self, session: Session, hub: int) -> None:
-        """What the last life of the Hub had launched goes before the next attempt comes."""
-        answers = node_of(session) not in self._unreachable
-        for container in self._standing():
-            if answers and container.session_id == session.id and container.attempt < session.attempt:
-                self._drop(container.handle)
-        if hub != self._hub:
-            return
-        if answers:
-            self._later(0, 1, lambda: self._fetch(session))
-        else:
-            self._later(0, 1, lambda: self._fails(session, EndCause.NODE_LOST))
-
-    # --- Reconciling ---
-
-    def _observe(self) -> None:
-        before = self._snapshot()
-        launching = list(self._creating) if self._faults.tells_launches else []
-        self._later(0, 3, lambda: self._engines_answer(before, launching))
-
-    def _engines_answer(self, before: Snapshot, launching: Sequence[int]) -> None:
-        reachable = [n.id for n in before.nodes if n.id not in self._unreachable]
-        observed = [
+    async def observe(self) -> Seen:
+        """Look at all engines that answer."""
+        await asyncio.sleep(self._rng.uniform(0, 3))
+        nodes = [node_id for node_id in self._offered if node_id not in self._unreachable]
+        found = [
             Observed(
                 c.node_id,
                 c.session_id,
@@ -333,32 +297,70 @@ class Hub(Lab):
                 self._causes.get(c.handle, EndCause.EXITED),
             )
             for c in self._standing()
-            if c.node_id in reachable
+            if c.node_id in nodes
         ]
-        self._rng.shuffle(observed)
-        self._later(0, 3, lambda: self._heal(before, observed, reachable, launching))
+        self._rng.shuffle(found)
+        await asyncio.sleep(self._rng.uniform(0, 3))
+        return Seen(found, nodes)
 
-    def _heal(
-        self,
-        before: Snapshot,
-        observed: Sequence[Observed],
-        reachable: Sequence[str],
-        launching: Sequence[int],
-    ) -> None:
-        after = self._snapshot()
-        healings = reconcile.reconcile(before, after, observed, reachable=reachable, launching=launching)
-        for healing in healings:
-            self._later(0, 2, lambda h=healing: self._apply(h))  # type: ignore[misc]
+    async def remove(self, observed: Observed) -> bool:
+        """Remove a container."""
+        if self._chance(self._faults.failed_stop):
+            await asyncio.sleep(self._rng.randrange(10))
+            raise EngineFails("the engine does not answer")
+        return await self._engine_does(0, 4, lambda: self._drop(observed.handle))
 
-    def _apply(self, healing: Healing) -> None:
-        self._say(f"heal {healing}")
-        match healing:
-            case Remove(thing, _) | Stop(_, thing):
-                if not self._chance(self._faults.failed_stop):
-                    self._elsewhere(0, 4, lambda: self._drop(thing.handle))
-            case Ended(session_id, attempt, cause, message):
-                self._move(
-                    session_id, S.TERMINATING, (S.RUNNING,), attempt=attempt, cause=cause, message=message
-                )
-            case Finish(session_id):
-                self._gone(session_id)
+    async def idle_since(self, sessions: Sequence[Session]) -> Mapping[int, int | None]:
+        """Tell since when sessions are idle."""
+        await asyncio.sleep(self._rng.uniform(0, 1))
+        return {session.id: self._idle.get(session.id) for session in sessions}
+
+    # --- The nodes ---
+
+    def _inventory_changes(self) -> None:
+        """A node goes, is closed or opened by its cluster, or has less or more than before."""
+        rng, node_id = self._rng, self._rng.choice(sorted(self._whole))
+        whole = self._whole[node_id]
+        self._offered.pop(node_id, None)
+        match rng.randrange(6):
+            case 0:
+                pass
+            case 1:
+                self._offered[node_id] = replace(whole, closed=True)
+            case 2:
+                some = rng.sample(whole.devices, rng.randrange(len(whole.devices) + 1))
+                self._offered[node_id] = replace(whole, devices=tuple(d for d in whole.devices if d in some))
+            case 3:
+                less = tuple(replace(d, memory_mib=d.memory_mib // 2) for d in whole.devices)
+                self._offered[node_id] = replace(whole, devices=less)
+            case 4:
+                self._offered[node_id] = replace(whole, cpu_milli=2000, memory_mib=4096)
+            case _:
+                self._offered[node_id] = whole
+        self._offer()
+
+    def _offer(self) -> None:
+        """Let the Hub see which nodes there are."""
+        self._say(f"the nodes are {list(self._offered.values())}")
+        if self._ready:
+            self._spawn(self._queue.change_nodes(self._there()))
+
+    # --- What is left ---
+
+    def _unserved(self) -> list[Session]:
+        """Return the sessions that nobody waits for."""
+        early = (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
+        return [s for s in self._snapshot().sessions if s.state in early and s.id not in self._serving]
+
+    def _resume(self) -> None:
+        """Somebody comes back to what waits for them."""
+        found = self._unserved()
+        if found and self._ready:
+            self._serve(self._rng.choice(found).id)
+
+    def _logged(self, record: logging.LogRecord) -> bool:
+        """Take an error that the scheduler logs, and nobody planned for, for a violation. Nothing is shown of the log."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, StoreUnavailable | EngineFails):
+            self._broken = self._broken or Violation(f"{record.getMessage()}: {error!r}")
+        return False

@@ -6,16 +6,27 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from fgpu_scheduler.core import admission
-from fgpu_scheduler.core.model import Device, EndCause, Node, NodeState, Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Policy
+from fgpu_scheduler.core import admission, planner
+from fgpu_scheduler.core.model import (
+    EndCause,
+    Groups,
+    Node,
+    NodeState,
+    Quota,
+    Request,
+    Session,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Plan, Policy
 from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.errors import InvalidTransition
-from fgpu_scheduler.store.sessions import SessionStore
+from fgpu_scheduler.errors import StaleVersion
 from fgpu_scheduler.testing import drawn
 from fgpu_scheduler.testing.checks import Checks, Standing, Violation
-from fgpu_scheduler.testing.memory import MemoryStore
+from fgpu_scheduler.testing.order_checks import less_liked, refused_again
+from fgpu_scheduler.testing.virtual import VirtualLoop
+from fgpu_scheduler.testing.watched import Watched
 
 EPOCH_S = 1_800_000_000
 
@@ -33,32 +44,34 @@ class Faults:
     not_bound: int = 8
     inventory: int = 8
     """Whether the nodes are others between placing and launching."""
-    late_commit: int = 40
+    slow_thread: int = 3
+    """Whether a call of the database takes seconds."""
+    lost_answer: int = 3
+    """Whether a write is committed, and whoever wrote is told that the database does not answer."""
     never_resumed: int = 15
     outages: bool = True
     """Whether anything dies, is lost or jumps, and whether administrators change anything."""
-    tells_launches: bool = True
-    """Whether the Hub tells `reconcile` of the launches that are under way. False is a bug to be found."""
 
 
-CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
+CALM = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, outages=False)
 
 
 @dataclass(order=True, slots=True)
 class _Due:
-    at_s: int
+    at_s: float
     number: int
-    hub: int | None = field(compare=False)
-    act: Callable[[], None] = field(compare=False)
+    act: Callable[[], object] = field(compare=False)
 
 
 class Lab:
-    """What every part of a simulation stands on. ``hub`` counts the Hub's lives: what a dead one had planned is void."""
+    """What every part of a simulation stands on. ``hub`` counts the Hub's lives."""
+
+    _loop: VirtualLoop
 
     def __init__(
         self,
         seed: int,
-        store: SessionStore | None,
+        folder: Path | None,
         *,
         policy: Policy | None,
         rules: AllRules | None,
@@ -69,17 +82,21 @@ class Lab:
         self.lines: list[str] = []
         self._rng = random.Random(seed)
         self._faults = faults or Faults()
-        self._time_s = EPOCH_S
+        self._at_s = float(EPOCH_S)
         self._skew_s = 0
-        self._hub = 1
+        self._set_back = False
+        """Whether the clock was ever set back."""
+        self._away_until_s = 0.0
+        self._hub = 0
         self._due: list[_Due] = []
         self._numbers = 0
-        self._store: SessionStore = store if store is not None else MemoryStore()
+        self._broken: Exception | None = None
         self._containers: dict[str, Standing] = {}
         self._causes: dict[str, EndCause] = {}
         self._images: dict[tuple[str, str], None] = {}
+        self._idle: dict[int, int] = {}
         self._unreachable: dict[str, None] = {}
-        self._creating: dict[int, int] = {}
+        self._accepted: list[Request] = []
         self._submitted = self._ran = self._stale = self._restarts = self._orphans = 0
         self._caps = admission.Caps(fgpu_step_milli=100, max_count=5, max_pending_per_user=6)
         found = drawn.nodes(self._rng)
@@ -89,39 +106,87 @@ class Lab:
         drawn_policy, drawn_rules = drawn.policy(self._rng), drawn.rules(self._rng)
         self._policy = policy or drawn_policy
         self._rules = rules or drawn_rules
+        self._queue_timeout_s = self._rng.choice((300, 3600, 24 * 3600))
+        self._quotas: tuple[Quota, ...] = ()
         self._whole = {node.id: node for node in found}
         """The nodes as they are when nothing of them is missing."""
         self._offered = dict(self._whole)
         """The nodes as they are now."""
-        self._cordons: dict[str, str | None] = {}
-        self._store.set_nodes(found, now_s=self._now_s())
+        self._is_file = folder is not None
+        self._url = "sqlite://" if folder is None else f"sqlite:///{folder / 'fgpu.sqlite'}"
+        self._store = self._watched()
+        self._store.open()
         self._checks = Checks(self._snapshot(), self._policy, self._rules, steady_s=self._time_s)
+        self._beside = self._store
+        """As the service and administrators write, in another process where the store is a file."""
+        if folder is not None:
+            self._beside = self._watched()
+            self._beside.connect()
+
+    def _watched(self) -> Watched:
+        return Watched(
+            self._url,
+            self,
+            half_life_s=lambda group: self._policy.of(group).half_life_s,
+            away=lambda: self._at_s < self._away_until_s,
+            loses=lambda: self._chance(self._faults.lost_answer),
+        )
+
+    def close(self) -> None:
+        """Close the store."""
+        self._beside.close()
+        self._store.close()
 
     # --- Time ---
 
-    def _now_s(self) -> int:
+    @property
+    def _time_s(self) -> int:
+        return int(self._at_s)
+
+    def now_s(self) -> int:
+        """Return what the clock shows, to the Hub too."""
         return self._time_s + self._skew_s
 
-    def _pass_time(self, seconds: int) -> None:
-        self._time_s += seconds
+    def _takes_s(self) -> float:
+        """Draw how long something takes in a thread of the Hub."""
+        slow = self._chance(self._faults.slow_thread)
+        return self._rng.uniform(0.5, 6) if slow else self._rng.uniform(0.001, 0.02)
 
-    def _later(self, least_s: int, most_s: int, act: Callable[[], None]) -> None:
-        """Let the Hub do something later, if it lives until then."""
-        self._put(self._rng.randint(least_s, most_s), self._hub, act)
-
-    def _elsewhere(self, least_s: int, most_s: int, act: Callable[[], None]) -> None:
+    def _elsewhere(self, least_s: float, most_s: float, act: Callable[[], object]) -> None:
         """Let something happen later whatever becomes of the Hub."""
-        self._put(self._rng.randint(least_s, most_s), None, act)
-
-    def _put(self, delay_s: int, hub: int | None, act: Callable[[], None]) -> None:
         self._numbers += 1
-        heapq.heappush(self._due, _Due(self._time_s + delay_s, self._numbers, hub, act))
+        at_s = self._at_s + self._rng.uniform(least_s, most_s)
+        heapq.heappush(self._due, _Due(at_s, self._numbers, act))
 
-    def _next(self) -> None:
-        due = heapq.heappop(self._due)
-        self._time_s = max(self._time_s, due.at_s)
-        if due.hub is None or due.hub == self._hub:
-            due.act()
+    def _next(self, until_s: float) -> bool:
+        """Take the next step of the Hub, or let the next thing happen elsewhere; return whether any was due by then."""
+        if self._loop.step():
+            self._judge()
+            return True
+        hub_at_s = self._loop.next_at_s()
+        at_s = min(
+            until_s if hub_at_s is None else hub_at_s, self._due[0].at_s if self._due else until_s, until_s
+        )
+        self._at_s = max(self._at_s, at_s)
+        self._loop.pass_to(self._at_s)
+        if self._due and self._due[0].at_s <= self._at_s:
+            heapq.heappop(self._due).act()
+            self._judge()
+            return True
+        found = self._loop.step()
+        self._judge()
+        return found
+
+    def _pass_time(self, seconds: float) -> None:
+        until_s = self._at_s + seconds
+        while self._next(until_s):
+            pass
+
+    def _judge(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._loop.failures:
+            raise Violation(f"nobody took what went wrong: {self._loop.failures}")
 
     def _chance(self, percent: int) -> bool:
         return self._rng.randrange(100) < percent
@@ -132,107 +197,82 @@ class Lab:
     # --- The store, watched ---
 
     def _snapshot(self) -> Snapshot:
-        return self._store.snapshot(self._now_s())
+        with self._store.faultless():
+            return self._store.snapshot(self.now_s())
 
     def _look(self, *, planned: bool = False) -> None:
-        self._checks.look(
-            self._snapshot(),
-            self._standing(),
-            self._store.session,
-            steady_s=self._time_s,
-            planned=planned,
-        )
+        with self._store.faultless():
+            self._checks.look(
+                self._store.snapshot(self.now_s()),
+                self._standing(),
+                self._store.session,
+                steady_s=self._time_s,
+                planned=planned,
+            )
+
+    def wrote(self, store: Watched, submitted: Sequence[Session], *, planned: bool) -> None:
+        """Look at the store, to which something was written."""
+        try:
+            self._checks.submitted(submitted)
+            self._accepted += [session.request for session in submitted]
+            self._look(planned=planned)
+        except Exception as e:
+            # Of the Hub's threads: it would only log it.
+            self._broken = self._broken or e
+            raise
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Check that a plan is the one from nothing, puts nobody where they were refused, and takes the most liked model."""
+        complaints = [*refused_again(snapshot, plan), *less_liked(snapshot, plan)]
+        if plan != planner.plan(replace(snapshot, known=None), self._policy):
+            complaints.append("what earlier plans have left changes the plan")
+        if snapshot.groups != Groups.of(snapshot.sessions):
+            complaints.append("the groups that were carried are not those of the sessions")
+        self._complain(complaints)
+
+    def committed(self, decided_on: int, found: int) -> None:
+        """Check that what was decided is committed on what it was decided on."""
+        if decided_on != found:
+            self._complain([f"a decision of version {decided_on} was committed at version {found}"])
+
+    def refused(self, why: StaleVersion, decided_on: int, found: int) -> None:
+        """Check that what was decided was refused for another's write, or for a clock that was set back."""
+        self._stale += 1
+        self._say("stale")
+        # Only a clock that was set back meanwhile is a reason to refuse what is of this very version.
+        if decided_on == found and not self._set_back:
+            self._complain([f"a decision of this very version was refused: {why}"])
+
+    def _complain(self, complaints: Sequence[str]) -> None:
+        if complaints:
+            self._broken = self._broken or Violation("; ".join(complaints))
+            raise self._broken
 
     def _standing(self) -> tuple[Standing, ...]:
         return tuple(self._containers.values())
 
-    def _move(
-        self,
-        session_id: int,
-        to: SessionState,
-        expect: Sequence[SessionState],
-        *,
-        attempt: int | None = None,
-        cause: EndCause | None = None,
-        message: str | None = None,
-        launched: str | None = None,
-    ) -> Session | None:
-        """Return the session in its new state, or None where something else was faster."""
-        try:
-            moved = self._store.move(
-                session_id,
-                to,
-                now_s=self._now_s(),
-                cause=cause,
-                message=message,
-                launched=launched,
-                expect=expect,
-                attempt=attempt,
-            )
-        except InvalidTransition:
-            self._say(f"session {session_id} is not {to}: it has moved on")
-            return None
-        self._say(f"session {session_id} -> {to} {cause or ''}")
-        self._look()
-        return moved
-
     def _get(self, session_id: int) -> Session:
-        found = self._store.session(session_id)
+        with self._store.faultless():
+            found = self._store.session(session_id)
         if found is None:
             raise Violation(f"session {session_id} is unknown")
         return found
 
-    def _set_node(self, node_id: str, state: NodeState) -> None:
-        self._store.set_node_state(node_id, state, now_s=self._now_s())
-        self._say(f"node {node_id} is {state}")
-        self._look()
+    # --- The nodes ---
 
-    def _inventory_changes(self) -> None:
-        """A node comes, goes, is closed or opened by its cluster, or has less or more than before."""
-        rng, node_id = self._rng, self._rng.choice(sorted(self._whole))
-        whole = self._whole[node_id]
-        match rng.randrange(6):
-            case 0:
-                self._offered.pop(node_id, None)
-            case 1:
-                self._offered[node_id] = replace(whole, closed=True)
-            case 2:
-                some = rng.sample(whole.devices, rng.randrange(len(whole.devices) + 1))
-                self._offered[node_id] = replace(whole, devices=tuple(d for d in whole.devices if d in some))
-            case 3:
-                less = tuple(replace(d, memory_mib=d.memory_mib // 2) for d in whole.devices)
-                self._offered[node_id] = replace(whole, devices=less)
-            case 4:
-                self._offered[node_id] = replace(whole, cpu_milli=2000, memory_mib=4096)
-            case _:
-                self._offered[node_id] = whole
-        self._offer()
-
-    def _offer(self) -> None:
-        """Let the nodes be those that there are now; one that is there again answers, if it is not lost otherwise."""
-        self._say(f"the nodes are {list(self._offered.values())}")
-        there = [
-            replace(n, state=NodeState.LOST, devices=self._with_cordons(n)) for n in self._offered.values()
+    def _there(self) -> list[Node]:
+        """Return the nodes as a look at the machines finds them."""
+        return [
+            replace(node, state=NodeState.LOST if node.id in self._unreachable else NodeState.READY)
+            for node in self._offered.values()
         ]
-        self._store.set_nodes(there, now_s=self._now_s(), keep_states=True)
-        self._look()
-        for node in self._snapshot().nodes:
-            if node.id not in self._offered:
-                # Of what is not there any more the Hub starts nothing.
-                for session in self._snapshot().sessions:
-                    if session.state is SessionState.SCHEDULED and node_of(session) == node.id:
-                        self._move(session.id, SessionState.PENDING, (SessionState.SCHEDULED,))
-            elif node.state is NodeState.LOST and node.id not in self._unreachable:
-                self._set_node(node.id, NodeState.READY)
 
-    def _with_cordons(self, node: Node) -> tuple[Device, ...]:
-        return tuple(replace(d, cordon_reason=self._cordons.get(d.uuid)) for d in node.devices)
-
-    def _set_cordon(self, device_uuid: str, reason: str | None) -> None:
-        self._cordons[device_uuid] = reason
-        self._store.set_cordon(device_uuid, reason, now_s=self._now_s())
-        self._say(f"device {device_uuid} takes {'' if reason is None else 'no more '}sessions")
-        self._look()
+    def _has_devices(self, session: Session) -> bool:
+        """Return whether the devices of a session's shares are there still."""
+        node = self._offered.get(node_of(session))
+        there = {device.uuid for device in node.devices} if node is not None else set()
+        assert session.placement is not None
+        return there.issuperset(share.device_uuid for share in session.placement.shares)
 
 
 def node_of(session: Session) -> str:

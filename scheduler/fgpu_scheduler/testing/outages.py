@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.model import EndCause, NodeState, SessionState
 from fgpu_scheduler.testing import drawn
 from fgpu_scheduler.testing.checks import Standing
@@ -26,28 +25,15 @@ class Outages(Users):
         self._causes[container.handle] = cause
         self._say(f"{container.handle} dies: {cause}")
         self._look()
+        if self._chance(50):
+            self._changed()
 
     def _node_lost(self) -> None:
         nodes = [n.id for n in self._snapshot().nodes if n.id not in self._unreachable]
-        if not nodes:
-            return
-        node_id = self._rng.choice(nodes)
-        self._unreachable[node_id] = None
-        self._say(f"node {node_id} does not answer")
-        self._elsewhere(1, 30, lambda: self._node_missed(node_id))
-
-    def _node_missed(self, node_id: str) -> None:
-        """The Hub notices that a node is gone: what it has not launched there goes back to the queue."""
-        if node_id not in self._unreachable or node_id not in {n.id for n in self._snapshot().nodes}:
-            return
-        self._set_node(node_id, NodeState.LOST)
-        for session in self._snapshot().sessions:
-            if session.placement is None or session.placement.node_id != node_id:
-                continue
-            if session.state is S.SCHEDULED:
-                self._move(session.id, S.PENDING, (S.SCHEDULED,))
-            elif session.state in lifecycle.LAUNCHING:
-                self._later(5, 60, lambda s=session: self._fails(s, EndCause.NODE_LOST))  # type: ignore[misc]
+        if nodes:
+            node_id = self._rng.choice(nodes)
+            self._unreachable[node_id] = None
+            self._say(f"node {node_id} does not answer")
 
     def _node_returns(self) -> None:
         if self._unreachable:
@@ -59,8 +45,11 @@ class Outages(Users):
             if rebooted and container.node_id == node_id and container.alive:
                 self._dies(container, EndCause.EXITED)
         del self._unreachable[node_id]
-        if node_id in self._offered:
-            self._set_node(node_id, NodeState.READY)
+        self._say(f"node {node_id} answers again")
+
+    def _set_node(self, node_id: str, state: NodeState) -> None:
+        self._beside.set_node_state(node_id, state, now_s=self.now_s())
+        self._say(f"node {node_id} is {state}")
 
     def _cordon(self) -> None:
         ready = [n.id for n in self._snapshot().nodes if n.state is NodeState.READY]
@@ -71,6 +60,10 @@ class Outages(Users):
         cordoned = [n.id for n in self._snapshot().nodes if n.state is NodeState.CORDONED]
         if cordoned:
             self._set_node(self._rng.choice(cordoned), NodeState.READY)
+
+    def _set_cordon(self, device_uuid: str, reason: str | None) -> None:
+        self._beside.set_cordon(device_uuid, reason, now_s=self.now_s())
+        self._say(f"device {device_uuid} takes {'' if reason is None else 'no more '}sessions")
 
     def _cordon_gpu(self) -> None:
         open_ = [d.uuid for n in self._snapshot().nodes for d in n.devices if not d.cordoned]
@@ -83,8 +76,13 @@ class Outages(Users):
             self._set_cordon(self._rng.choice(cordoned), None)
 
     def _clock_jumps(self) -> None:
-        self._skew_s = self._rng.randint(-7200, 7200)
+        before_s, self._skew_s = self._skew_s, self._rng.randint(-7200, 7200)
+        self._set_back = self._set_back or self._skew_s < before_s
         self._say(f"the clock is {self._skew_s} s off")
+
+    def _database_away(self) -> None:
+        self._away_until_s = self._at_s + self._rng.choice((0.1, 3, 20, 60))
+        self._say("the database does not answer")
 
     def _unit_changes(self) -> None:
         """An administrator gives the devices of one node another unit."""
@@ -99,7 +97,6 @@ class Outages(Users):
 
     def _quotas_change(self) -> None:
         """An administrator sets other quotas, or none."""
-        quotas = drawn.quotas(self._rng)
-        self._store.set_quotas(quotas, now_s=self._now_s())
-        self._say(f"the quotas are {quotas}")
-        self._look()
+        self._quotas = drawn.quotas(self._rng)
+        self._beside.set_quotas(self._quotas, now_s=self.now_s())
+        self._say(f"the quotas are {self._quotas}")

@@ -1,4 +1,4 @@
-"""The real core in a simulated lab: users, a Hub that dies, slow engines, lost nodes, a clock that jumps.
+"""The real `Scheduler` and `Store` in a simulated lab: a Hub that dies, slow engines, lost nodes, a clock that jumps.
 
 One seed is one history: `random.Random(seed)` decides everything, and time is virtual. `Checks` look after
 every write.
@@ -7,27 +7,29 @@ every write.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState
 from fgpu_scheduler.core.planner import Policy
 from fgpu_scheduler.core.reclaim import AllRules
-from fgpu_scheduler.store.sessions import SessionStore
 from fgpu_scheduler.testing.checks import Violation
 from fgpu_scheduler.testing.lab import CALM, Faults
-from fgpu_scheduler.testing.memory import MemoryStore
 from fgpu_scheduler.testing.outages import Outages
+
+log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
 MOST_ROUNDS = 400
 """Rounds after which a lab without faults must have come to rest."""
 
 OUTSIDE: tuple[tuple[int, str], ...] = (
-    (30, "submit"),
-    (24, "cycle"),
-    (14, "observe"),
+    (40, "submit"),
     (9, "user_ends"),
+    (6, "resume"),
     (5, "process_dies"),
     (2, "node_lost"),
     (3, "node_returns"),
@@ -35,19 +37,19 @@ OUTSIDE: tuple[tuple[int, str], ...] = (
     (3, "uncordon"),
     (2, "cordon_gpu"),
     (3, "uncordon_gpu"),
-    (2, "hub_restarts"),
+    (3, "hub_restarts"),
     (2, "clock_jumps"),
+    (2, "database_away"),
     (1, "unit_changes"),
     (2, "inventory_changes"),
     (2, "foretell"),
-    (18, "watch"),
-    (8, "idles"),
-    (1, "keeps"),
+    (12, "idles"),
+    (2, "keeps"),
     (1, "quotas_change"),
 )
 """What happens from outside, and how often."""
 
-USERS_AND_HUB = ("submit", "cycle", "observe", "user_ends", "foretell", "watch", "idles", "keeps")
+USERS = ("submit", "user_ends", "resume", "foretell", "idles", "keeps")
 """What happens without `Faults.outages` too."""
 
 
@@ -75,13 +77,13 @@ class Simulation(Outages):
     def __init__(
         self,
         seed: int,
-        store: SessionStore | None = None,
+        folder: Path | None = None,
         *,
         policy: Policy | None = None,
         rules: AllRules | None = None,
         faults: Faults | None = None,
     ) -> None:
-        super().__init__(seed, store, policy=policy, rules=rules, faults=faults)
+        super().__init__(seed, folder, policy=policy, rules=rules, faults=faults)
 
     def run(self, events: int) -> Report:
         """Let that many events happen, then let the faults stop and everything come to its end.
@@ -89,24 +91,32 @@ class Simulation(Outages):
         Raises:
             Violation: a check fired; the message says how to see it again.
         """
-        outside = [(w, name) for w, name in OUTSIDE if self._faults.outages or name in USERS_AND_HUB]
+        outside = [(w, name) for w, name in OUTSIDE if self._faults.outages or name in USERS]
         weights = [weight for weight, _ in outside]
         acts = [getattr(self, f"_{name}") for _, name in outside]
+        log.addFilter(self._logged)
         try:
+            self._boot()
             for self.step in range(1, events + 1):
-                if self._due and self._rng.randrange(100) < 65:
-                    self._next()
-                else:
-                    self._pass_time(self._rng.randrange(20))
+                # To some await of the Hub, whatever it is about to do there.
+                self._pass_time(self._rng.choice((0, 0, 0.01, 1, 10, 30)))
+                for _ in range(self._rng.randrange(12)):
+                    self._next(self._at_s + 10)
+                with self._beside.faultless():
                     self._rng.choices(acts, weights)[0]()
+                self._judge()
             self._come_to_rest()
         except Exception as e:
             last = "\n  ".join(self.lines[-12:])
+            again = f"--seed {self.seed} --events {events}" + (" --file" if self._is_file else "")
             raise Violation(
                 f"seed {self.seed}, step {self.step} of {events}: {type(e).__name__}: {e}\n  {last}\n"
-                f"see it again: python -m fgpu_scheduler.testing --seed {self.seed} --events {events}"
-                + ("" if isinstance(self._store, MemoryStore) else " --store sql")
+                f"see it again: python -m fgpu_scheduler.testing {again}"
             ) from e
+        finally:
+            log.removeFilter(self._logged)
+            self._loop.kill()
+            self.close()
         text = "\n".join(self.lines)
         return Report(
             self.seed,
@@ -124,28 +134,24 @@ class Simulation(Outages):
         )
 
     def _come_to_rest(self) -> None:
-        self._faults = replace(CALM, tells_launches=self._faults.tells_launches)
+        self._faults = CALM
+        self._away_until_s = 0
         self._say("the faults stop")
         for node_id in list(self._unreachable):
             self._back(node_id)
         self._offered = dict(self._whole)
         self._offer()
-        for node in self._snapshot().nodes:
-            if node.state is not NodeState.READY:
-                self._set_node(node.id, NodeState.READY)
-            for device in node.devices:
-                if device.cordoned:
-                    self._set_cordon(device.uuid, None)
-        self._store.set_quotas((), now_s=self._now_s())
-        self._look()
+        self._quotas = ()
+        self._beside.set_quotas((), now_s=self.now_s())
         for _ in range(MOST_ROUNDS):
             self.step += 1
-            for session in self._store.held_sessions():
-                self._resume(session.id)
-            self._cycle()
-            self._observe()
-            while self._due:
-                self._next()
+            for node in self._snapshot().nodes:
+                if node.state is NodeState.CORDONED:
+                    self._uncordon()
+                if any(device.cordoned for device in node.devices):
+                    self._uncordon_gpu()
+            for session in self._unserved():
+                self._serve(session.id)
             # Nodes that were refused are offered again only then.
             self._pass_time(30)
             sessions = self._snapshot().sessions
@@ -154,7 +160,7 @@ class Simulation(Outages):
             for session in sessions:
                 # Whoever can run gets to run before anybody is turned away.
                 if session.state is S.RUNNING or not self._could_run(session):
-                    self._end(session.id, EndCause.USER)
+                    self._end(session, EndCause.USER)
         self._look()
         self._checks.ended(self._standing())
         snapshot = self._snapshot()
@@ -170,14 +176,19 @@ def simulate(
     seed: int,
     events: int,
     *,
-    store: SessionStore | None = None,
     policy: Policy | None = None,
     rules: AllRules | None = None,
     faults: Faults | None = None,
 ) -> Report:
-    """Run one simulation from its beginning to its rest.
+    """Run one simulation from its beginning to its rest, its store in memory.
 
     Raises:
         Violation: a check fired.
     """
-    return Simulation(seed, store, policy=policy, rules=rules, faults=faults).run(events)
+    return Simulation(seed, policy=policy, rules=rules, faults=faults).run(events)
+
+
+def simulate_in_file(seed: int, events: int) -> Report:
+    """Run one simulation as `simulate` does, its store in a file that others write too."""
+    with TemporaryDirectory() as folder:
+        return Simulation(seed, Path(folder)).run(events)

@@ -1,0 +1,156 @@
+"""A store that is looked at after every write, and whose database answers late, not at all, or into the void."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from fgpu_scheduler.core.model import Request, Session, Snapshot
+from fgpu_scheduler.core.planner import Plan
+from fgpu_scheduler.core.reclaim import Reclaim
+from fgpu_scheduler.core.usage import HalfLife
+from fgpu_scheduler.errors import StaleVersion, StoreUnavailable
+from fgpu_scheduler.store.database import Database
+from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.store.transaction import Kept, SqlWrite
+
+
+class Onlooker(Protocol):
+    """Who judges what is written."""
+
+    def wrote(self, store: Watched, submitted: Sequence[Session], *, planned: bool) -> None:
+        """Look at the store, to which something was written, or may have been."""
+        ...
+
+    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Judge a plan for this snapshot, which is about to be committed."""
+        ...
+
+    def committed(self, decided_on: int, found: int) -> None:
+        """Judge that what was decided on one version was committed at another."""
+        ...
+
+    def refused(self, why: StaleVersion, decided_on: int, found: int) -> None:
+        """Judge that what was decided on one version was refused at another."""
+        ...
+
+
+Fault = Callable[[], bool]
+
+
+class Watched(Store):
+    """A store on SQLite. ``away`` says whether the database answers nothing now, ``loses`` whether it loses an answer."""
+
+    def __init__(
+        self, url: str, onlooker: Onlooker, *, half_life_s: HalfLife, away: Fault, loses: Fault
+    ) -> None:
+        super().__init__(url, half_life_s=half_life_s)
+        self._line = self._database = _Line(url, away, loses)
+        self._onlooker = onlooker
+        self._submits = self._plans = False
+
+    def forget(self) -> None:
+        """Know of the database what a process knows that has just connected."""
+        self._kept = Kept()
+
+    @contextmanager
+    def faultless(self) -> Iterator[None]:
+        """Let the database answer, whatever the faults are: for who looks at it from outside."""
+        was, self._line.faulty = self._line.faulty, False
+        try:
+            yield
+        finally:
+            self._line.faulty = was
+
+    @contextmanager
+    def writing(self, *, now_s: int) -> Iterator[SqlWrite]:
+        writes: list[SqlWrite] = []
+        try:
+            with super().writing(now_s=now_s) as write:
+                yield write
+                writes.append(write)
+        finally:
+            # Also where only the answer was lost.
+            if writes and (writes[0].log or writes[0].changed):
+                changed = writes[0].changed.values() if self._submits else ()
+                new = [s for s in changed if s.id not in writes[0].world.sessions]
+                with self.faultless():
+                    self._onlooker.wrote(self, new, planned=self._plans)
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        *,
+        now_s: int,
+        max_pending_per_user: int | None = None,
+        held: bool = False,
+        replacing: int | None = None,
+    ) -> tuple[Session, ...]:
+        self._submits = True
+        try:
+            return super().submit(
+                requests,
+                now_s=now_s,
+                max_pending_per_user=max_pending_per_user,
+                held=held,
+                replacing=replacing,
+            )
+        finally:
+            self._submits = False
+
+    def commit(self, plan: Plan, *, now_s: int) -> tuple[Session, ...]:
+        with self.faultless():
+            found = self.version()
+            if found == plan.version:
+                self._onlooker.decided(self.snapshot(now_s), plan)
+        self._plans = True
+        try:
+            placed = super().commit(plan, now_s=now_s)
+        except StaleVersion as e:
+            self._onlooker.refused(e, plan.version, found)
+            raise
+        finally:
+            self._plans = False
+        self._onlooker.committed(plan.version, found)
+        return placed
+
+    def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
+        with self.faultless():
+            found = self.version()
+        try:
+            changed = super().reclaim(decisions, version, now_s=now_s)
+        except StaleVersion as e:
+            self._onlooker.refused(e, version, found)
+            raise
+        self._onlooker.committed(version, found)
+        return changed
+
+
+class _Line(Database):
+    """What leads to a database, and breaks."""
+
+    def __init__(self, url: str, away: Fault, loses: Fault) -> None:
+        super().__init__(url)
+        self._away = away
+        self._loses = loses
+        self.faulty = True
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        self._break(self._away)
+        with super().reading() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        self._break(self._away)
+        with super().writing() as connection:
+            yield connection
+        self._break(self._loses)
+
+    def _break(self, fault: Fault) -> None:
+        if self.faulty and fault():
+            raise StoreUnavailable("the database does not answer")
