@@ -812,7 +812,13 @@ class Scheduler(Queue):
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
         slow = loop.call_later(SLOW_AFTER_S, self._doubt, future)
-        future.add_done_callback(lambda _: slow.cancel())
+
+        def answered(done: asyncio.Future[T]) -> None:
+            slow.cancel()
+            # Whoever asked may have left: an outage then is nothing that Python need complain of.
+            _ = done.cancelled() or done.exception()
+
+        future.add_done_callback(answered)
         return await asyncio.shield(future)
 
     def _doubt(self, call: asyncio.Future[T]) -> None:

@@ -1,0 +1,139 @@
+"""Races of the loop, each in its smallest world: on a virtual event loop they happen every time."""
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+
+from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.lifecycle import ENDED
+from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.core.planner import plan
+from fgpu_scheduler.core.policies import Policy
+from fgpu_scheduler.ports import Seen
+from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
+from fgpu_scheduler.store.store import Store
+from fgpu_scheduler.testing import NOW_S, world
+from fgpu_scheduler.testing.virtual import VirtualLoop
+from fgpu_scheduler.testing.world import request
+
+S = SessionState
+NODES = world().nodes
+
+
+class Loop(VirtualLoop):
+    """One whose threads take 10 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, lambda: 0.01)
+
+    def run_for(self, seconds: float) -> None:
+        until_s = self.time() + seconds
+        while (at_s := self.next_at_s()) is not None and at_s <= until_s:
+            self.pass_to(at_s)
+            self.step()
+        self.pass_to(until_s)
+
+    def run(self, what: Coroutine) -> asyncio.Task:
+        task = self.create_task(what)
+        self.run_for(10)
+        return task
+
+
+class Engine:
+    """It sees nothing, in two seconds, and its clock stands."""
+
+    def now_s(self) -> int:
+        return NOW_S
+
+    def watch(self, changed) -> None:
+        pass
+
+    async def observe(self) -> Seen:
+        await asyncio.sleep(2)
+        return Seen((), ("n1",))
+
+
+def opened(store: Store) -> Store:
+    store.open()
+    store.set_nodes(NODES, now_s=NOW_S)
+    return store
+
+
+def scheduler(store: Store, **deadlines) -> Scheduler:
+    return Scheduler(
+        store,
+        policy=Policy(),
+        caps=Caps(fgpu_step_milli=100, max_count=5, max_pending_per_user=6),
+        launcher=Engine(),
+        clock=Engine(),
+        deadlines=Deadlines(**deadlines),
+    )
+
+
+def test_who_leaves_while_the_database_is_away_leaves_no_error_behind():
+    loop, queue = Loop(), scheduler(Store("sqlite://"))
+    leaves = loop.create_task(queue.snapshot())
+    loop.step()
+    leaves.cancel()
+    loop.run_for(10)
+    assert leaves.cancelled()
+    # Python complains when the answer is forgotten, and the loop forgets who is done when somebody comes.
+    del leaves
+    loop.run(asyncio.sleep(0))
+    gc.collect()
+    assert loop.failures == []
+
+
+def test_a_launch_that_was_under_way_when_the_look_began_may_have_made_what_the_look_has_not_seen():
+    loop, store = Loop(), opened(Store("sqlite://"))
+    queue = scheduler(store)
+    (session,) = store.submit([request()], now_s=NOW_S)
+    store.commit(plan(store.snapshot(NOW_S), Policy()), now_s=NOW_S)
+    store.move(session.id, S.PREPARING, now_s=NOW_S)
+    store.move(session.id, S.TERMINATING, now_s=NOW_S, cause=EndCause.USER)
+
+    async def launch() -> None:
+        with queue.launching(session.id):
+            await asyncio.sleep(1)
+
+    loop.create_task(launch())
+    loop.run(queue.reconcile())
+    assert store.session(session.id).state is S.TERMINATING
+    loop.run(queue.reconcile())
+    assert store.session(session.id).state in ENDED
+    store.close()
+
+
+class PlacesMeanwhile(Store):
+    """Another places those who wait just when somebody has looked."""
+
+    places = False
+
+    def snapshot(self, now_s: int):
+        found = super().snapshot(now_s)
+        if self.places:
+            self.places = False
+            self.commit(plan(found, Policy()), now_s=now_s)
+        return found
+
+
+def test_who_is_placed_the_moment_before_they_would_be_late_is_not_late():
+    loop, store = Loop(), opened(PlacesMeanwhile("sqlite://"))
+    queue = scheduler(store, queue_timeout_s=0)
+    (session,) = store.submit([request()], now_s=NOW_S)
+    store.places = True
+    loop.run(queue._deadlines_passed())
+    assert store.session(session.id).state is S.SCHEDULED
+    store.close()
+
+
+def test_those_of_the_last_run_are_placed_in_their_order_whoever_comes_back_first():
+    loop, store = Loop(), opened(Store("sqlite://"))
+    first, second = (store.submit([request(user)], now_s=NOW_S)[0].id for user in ("a", "b"))
+    queue = scheduler(store)
+    loop.run(queue.start(NODES))
+    loop.run(queue.placed(second))
+    loop.run(queue.placed(first))
+    assert [store.session(i).state for i in (first, second)] == [S.SCHEDULED, S.PENDING]
+    loop.kill()
+    store.close()
