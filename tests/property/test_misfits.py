@@ -87,6 +87,7 @@ def test_less_of_everything_in_vain_rules_out_more_and_not_the_other_way_round()
     for other in (
         (400, 1000, 1024, None, None, ()),
         (1000, 900, 2048, None, None, ()),
+        (1000, 2000, 512, None, None, ()),
         (0, 1000, 1024, 8192, None, ()),
     ):
         assert not misfits.rule_out(other)

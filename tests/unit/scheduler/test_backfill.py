@@ -8,10 +8,11 @@ import pytest
 
 from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
+from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.planner import Reserve, plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
-from fgpu_scheduler.testing import World, decided, world
+from fgpu_scheduler.testing import World, decided, lasting, world
 from fgpu_scheduler.testing.world import request
 
 HOUR_S = 3600
@@ -88,6 +89,12 @@ def test_what_the_kept_place_leaves_of_its_own_node_is_free_to_others() -> None:
     lab = runs(lab, "y", "0.5", on="GPU-n1-1")
     lab = waits(waits(waits(lab, "a", "1"), "b", "0.5"), "c", "0.5")
     assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-1", "c waits: RESOURCES"]
+
+
+def test_all_who_start_beside_a_kept_fraction_leave_it_what_it_needs() -> None:
+    lab = runs(world(), "x", "0.8", limit_s=HOUR_S)
+    lab = waits(waits(waits(lab, "a", "0.9"), "b", "0.1"), "c", "0.1")
+    assert words(lab, EASY) == ["a waits: RESERVED", "b: GPU-n1-0", "c waits: PRIORITY"]
 
 
 def test_an_end_that_its_owner_can_avert_promises_nothing() -> None:
@@ -185,6 +192,12 @@ def test_what_the_owner_of_a_kept_place_starts_leaves_it_the_quota() -> None:
     assert words(one, EASY) == ["a waits: RESERVED", "a waits: QUOTA"]
     two = replace(lab, quotas=(Quota(QuotaScope.USER, "a", max_sessions=2),))
     assert words(two, EASY) == ["a waits: RESERVED", "a: GPU-n1-1"]
+
+
+def test_the_quota_of_a_kept_place_is_there_for_its_owner_when_it_becomes_free() -> None:
+    lab = replace(half_full(), quotas=(Quota(QuotaScope.USER, "a", max_sessions=1),))
+    (told,) = forecast(lab, EASY, lasting(HOUR_S))
+    assert told.expected_start_at_s is not None
 
 
 def test_a_place_is_kept_of_explicit_memory_too() -> None:
