@@ -83,6 +83,8 @@ class User:
     name: str
     kind: str
     weight: float
+    pace: float = 1.0
+    """How many times as long as others' their sessions run."""
 
 
 def nodes(seed: int) -> tuple[Node, ...]:
@@ -100,11 +102,20 @@ def nodes(seed: int) -> tuple[Node, ...]:
     )
 
 
-def jobs(seed: int) -> tuple[Job, ...]:
-    """Return two weeks of requests, in order, each with a time limit that it keeps."""
-    rng = random.Random(seed)
+def jobs(seed: int, *, spread: float = 0.0) -> tuple[Job, ...]:
+    """Return two weeks of requests, in order, each with a time limit that it keeps.
+
+    With a ``spread`` users differ: each one's sessions run longer or shorter by a factor of their own, log-normal with
+    this deviation.
+    """
+    rng, own = random.Random(seed), random.Random(seed)
     users = [
-        User(f"u{n:02}", rng.choices(("light", "heavy", "huge"), (60, 30, 10))[0], 1 / (1 + n) ** 0.7)
+        User(
+            f"u{n:02}",
+            rng.choices(("light", "heavy", "huge"), (60, 30, 10))[0],
+            1 / (1 + n) ** 0.7,
+            own.lognormvariate(0, spread),
+        )
         for n in range(USERS)
     ]
     days = [_busy(rng, day) for day in range(DAYS)]
@@ -134,7 +145,7 @@ def _submission(rng: random.Random, user: User, at_s: int) -> Iterator[Job]:
     training = fgpu >= WHOLE or count > 1
     for n in range(count):
         hours = rng.lognormvariate(0.9, 1.0) if training else rng.lognormvariate(0.3, 0.9)
-        length_s = int(HOUR_S * min(max(hours, 0.1), 36 if training else 12))
+        length_s = int(HOUR_S * min(max(hours * user.pace, 0.1), 36 if training else 12))
         yield Job(
             Request(
                 user=user.name,

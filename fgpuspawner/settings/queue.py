@@ -34,7 +34,14 @@ KEEP_S = 1800
 
 Known = Mapping[str, int | type]
 """The keys of a dict, each with its type, or with the least number of seconds that it can be."""
-POLICY: Known = {"order": str, "placement": str, "backfill": str, "longest_wait_s": 1, "half_life_s": 1}
+POLICY: Known = {
+    "order": str,
+    "placement": str,
+    "backfill": str,
+    "promises": str,
+    "longest_wait_s": 1,
+    "half_life_s": 1,
+}
 RECLAIM_TIMES = {"max_lifetime_s": 10, "idle_after_s": 10, "min_runtime_s": 1, "grace_s": 1, "keep_s": 10}
 RECLAIM: Known = {**RECLAIM_TIMES, "preempt": bool, "requeue": bool}
 REMEDIES = {str: "use one of the words for it", bool: "use True or False"}
@@ -53,6 +60,7 @@ class QueueSettings(Settings):
     - ``order``: "fifo", "fifo-skip", "lifo", "fair-share", "drf" or "default"
     - ``placement``: "first-fit", "best-fit", "spread", "fgd" or "default"
     - ``backfill``: "strict", "skip", "easy" or "bounded"; default: what suits the order
+    - ``promises``: "latest" (default), "first" or "none"; what a start that was promised is worth
     - ``longest_wait_s``: after this wait a request goes to the front of its priority, and nobody overtakes it
     - ``half_life_s``: time in which past use loses half its weight, for orders that count it
     """

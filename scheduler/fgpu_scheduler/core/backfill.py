@@ -69,6 +69,12 @@ class Kept:
         """Return whether what is free again at that instant is in time for the start."""
         return self.starts_at_s is not None and free_at_s is not None and free_at_s <= self.starts_at_s
 
+    def until(self, promised_at_s: int | None) -> Kept:
+        """Return it with the instant that was promised, if that is later: until then others may go ahead."""
+        if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
+            return self
+        return replace(self, starts_at_s=promised_at_s)
+
 
 def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | None:
     """Return the instant by which what a session holds, or would hold from now on, is free again.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -32,12 +32,14 @@ class Source(StrEnum):
 
 
 class PastRun(NamedTuple):
-    """A session that has run and ended; ``length_s`` in seconds."""
+    """A session that has run and ended; ``length_s`` in seconds. Later ends, and of one instant higher ids, are newer."""
 
     resource_group: str
     user: str
     image: str
     length_s: int
+    ended_at_s: int = 0
+    session_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Rest:
             # A tail as that of Pareto's law with exponent 2: what lengths of sessions mostly have far out.
             return round(self.ran_s * (1 / math.sqrt(1 - part) - 1))
         return self.lengths_s[int(part * len(self.lengths_s))] - self.ran_s
+
+    def mean_s(self) -> float | None:
+        """Return in how many seconds it ends in the mean; None where its age alone tells."""
+        return sum(self.lengths_s) / len(self.lengths_s) - self.ran_s if self.lengths_s else None
 
 
 class Lengths:
@@ -103,3 +109,30 @@ class Lengths:
         longest_s = self._found[Source.ALL, "", ""][-1]
         # A clock that was set, and no session, is that far beyond all that ever was.
         return Rest(Source.AGE, ran_s if ran_s <= BELIEVED * longest_s else longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRuns:
+    """The newest runs of each resource group, newest first: at most `NEWEST_RUNS` of each."""
+
+    of_group: Mapping[str, tuple[PastRun, ...]] = field(default_factory=dict)
+    _lengths: dict[str, Lengths] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Once somebody asked for them."""
+
+    def then(self, runs: Iterable[PastRun]) -> PastRuns:
+        """Return these and others."""
+        found = dict(self.of_group)
+        for run in runs:
+            own = [run, *found.get(run.resource_group, ())]
+            own.sort(key=lambda one: (one.ended_at_s, one.session_id), reverse=True)
+            found[run.resource_group] = tuple(own[:NEWEST_RUNS])
+        return PastRuns(found)
+
+    def lengths(self, resource_group: str) -> Lengths:
+        """Return the lengths of what ran in a resource group; of all groups, where that has too few."""
+        known = self._lengths.get(resource_group)
+        if known is None:
+            own = self.of_group.get(resource_group, ())
+            runs = own if len(own) >= LEAST else [run for runs in self.of_group.values() for run in runs]
+            known = self._lengths[resource_group] = Lengths(resource_group, runs)
+        return known

@@ -7,8 +7,10 @@ removed again, goes back to PENDING.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from fgpu_scheduler.core.lengths import PastRun
 from fgpu_scheduler.core.model import EndCause, RefusedNode, Session, SessionState, WaitReason
 from fgpu_scheduler.errors import InvalidTransition
 
@@ -152,3 +154,19 @@ def _scheduled_at_s(session: Session, to: SessionState, now_s: int) -> int | Non
 def final_state(cause: EndCause | None) -> SessionState:
     """Return the state in which a TERMINATING session with this cause ends."""
     return S.ERROR if cause in FAILURES else S.TERMINATED
+
+
+def past_runs(sessions: Iterable[Session]) -> list[PastRun]:
+    """Return the runs of those of them that have run and ended."""
+    return [
+        PastRun(
+            s.request.resource_group,
+            s.request.user,
+            s.request.image,
+            s.ended_at_s - s.started_at_s,
+            s.ended_at_s,
+            s.id,
+        )
+        for s in sessions
+        if s.started_at_s is not None and s.ended_at_s is not None
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from fgpu_scheduler.core.lengths import PastRuns
 from fgpu_scheduler.core.parts import Parts, by_id, by_name
 from fgpu_scheduler.core.units import share_compute_percent, share_memory_mib
 
@@ -404,6 +405,8 @@ class Snapshot:
     quotas: tuple[Quota, ...] = ()
     asked: tuple[Asked, ...] = ()
     """What people have asked for lately; `core.asked` says which requests are counted."""
+    runs: PastRuns = field(default_factory=PastRuns)
+    """How long the newest sessions ran that have ended: what lengths are guessed from."""
     known: tuple[tuple[Session, ...], Groups] | None = field(default=None, compare=False, repr=False)
     """The groups of the very sessions that are beside them, once somebody knows them: no part of the value."""
 

@@ -24,7 +24,7 @@ from fgpu_scheduler.core.order import First, Line, in_order, priority
 from fgpu_scheduler.core.parts import Parts, by_name
 from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
 from fgpu_scheduler.core.placer import Placer
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Promises
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
 from fgpu_scheduler.core.scores.cluster import Cluster
@@ -64,22 +64,28 @@ class Queue:
     Two are in one lane if the same decides about both: with quotas, that is also who they are.
     """
 
-    __slots__ = ("lane_of", "lanes", "sessions")
+    __slots__ = ("lane_of", "lanes", "promised", "sessions")
 
     def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
         self.sessions = sessions
         key_of = _ASKED_BY if by_user else _ASKED_FOR
         found: dict[object, Lane] = {}
+        self.promised: list[tuple[Session, Lane]] = []
+        """To whom a start was promised, in their order, each with the lane that it has for itself."""
         self.lane_of = lane_of = list[Lane | None]()
         for number, session in enumerate(sessions):
             if session.held and not held:
                 lane_of.append(None)
                 continue
-            # Who was refused a node is tried by itself: the others of its kind may still go there.
-            key = session.id if session.refused else key_of(session.request)
+            # Who was refused a node is tried by itself: the others of its kind may still go there. So is who was promised
+            # a start: what is kept for it is not for the others.
+            alone = session.refused or session.promised_at_s is not None
+            key = session.id if alone else key_of(session.request)
             lane = found.get(key)
             if lane is None:
                 lane = found[key] = Lane(_ASKED(session.request))
+            if session.promised_at_s is not None:
+                self.promised.append((session, lane))
             lane.numbers.append(number)
             lane_of.append(lane)
         self.lanes = list(found.values())
@@ -235,7 +241,7 @@ class Floor:
     def _in_order(self, line: Line, aged_number: int) -> list[Session]:
         self._aged_number = aged_number
         first = First(
-            promises=self._reserves,
+            promises=self._reserves and self._policy.promises is Promises.FIRST,
             longest_wait_s=self._policy.longest_wait_s if self._reserves else None,
             most_priority=self._policy.most_priority,
         )
@@ -250,9 +256,7 @@ class Floor:
 
     def fill(self, queue: Queue) -> list[tuple[Session, Placement]]:
         """Start whom the policy starts now, in the order of the queue, and note why the others wait."""
-        if self._waits_for is not None:
-            self._ledger.give_back(self._waits_for)
-        self.kept = self._others = self._waits_for = None
+        self._release()
         self._looked = self._strict = False
         self._misfits.forget()
         placed: list[tuple[Session, Placement]] = []
@@ -261,11 +265,21 @@ class Floor:
         heads.sort()
         # Those that join behind while it is gone through are few: most wait.
         misfits, skips = self._misfits.found, not self._reasons
+        promised = self._next_promised(queue)
         for number, n in heads:
             lane = lanes[n]
+            session = queue.sessions[number]
+            if promised is not None and self._priority(session) <= self._priority(promised):
+                self._keep_promised(promised)
+                promised = None
             if skips and lane.shape in misfits:
                 continue
-            session = queue.sessions[number]
+            is_own = session is self._waits_for
+            if is_own:
+                if not self._placer.fits(session.request):
+                    lane.reason = WaitReason.RESOURCES
+                    continue
+                self._release()
             refused = [node.node_id for node in session.left_out(self.now_s)] if session.refused else ()
             where = self._start(session, lane, refused)
             if where is None and refused and lane.reason is not WaitReason.QUOTA:
@@ -273,23 +287,29 @@ class Floor:
             if where is not None:
                 placed.append((session, where))
                 lane.at += 1
+                if is_own:
+                    # What was kept for it until now is there for those who are ahead of it, too.
+                    return placed + self.fill(queue)
                 if lane.left:
                     insort(heads, (lane.numbers[lane.at], n))
         return placed
 
-    def outranked(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
+    def promises(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
+        """Return whether the start of the session for whom a place is kept is promised, where its instant is known."""
+        return self._policy.promises is not Promises.NONE and not self._outranked(session_id, queue, placed)
+
+    def _outranked(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
         """Return whether somebody of higher priority than this one is left waiting, and may take its place.
 
         No place is kept for those who have not waited for long, or who wait for an end that is not known.
         """
-        most = self._policy.most_priority
         ranks: dict[int, None] = {}
         for session, lane in zip(queue.sessions, queue.lane_of, strict=True):
             if session.id == session_id:
-                own = priority(session, most)
+                own = self._priority(session)
                 return any(rank > own for rank in ranks)
             if lane is not None and session.id not in placed:
-                ranks[priority(session, most)] = None
+                ranks[self._priority(session)] = None
         return False
 
     def end(self, session: Session, where: Placement) -> None:
@@ -418,19 +438,57 @@ class Floor:
                 aged = self._aged(session)
                 looks = not self._looked and self._policy.backfill is Backfill.EASY
                 self._looked = True
-                if self.kept is None and (aged or looks or session.promised_at_s is not None):
+                if self.kept is None and (aged or looks or self._is_promised(session)):
                     self._keep(session, aged=aged)
             case _:
                 assert_never(self._policy.backfill)
 
     def _keep(self, session: Session, *, aged: bool) -> None:
-        self.kept = keep(session, self.left, self._who_holds(), now_s=self.now_s, score=self._score) or (
+        kept = keep(session, self.left, self._who_holds(), now_s=self.now_s, score=self._score) or (
             gather(session, self.left) if aged else None
         )
-        if self.kept is not None:
-            # What its owner starts meanwhile must not use up the quota that it needs.
-            self._waits_for = session
-            self._ledger.take(session)
+        if kept is not None:
+            self._keep_at(session, kept)
+
+    def _keep_at(self, session: Session, kept: Kept) -> None:
+        if self._policy.promises is Promises.LATEST:
+            kept = kept.until(session.promised_at_s)
+        self.kept = kept
+        # What its owner starts meanwhile must not use up the quota that it needs.
+        self._waits_for = session
+        self._ledger.take(session)
+
+    def _release(self) -> None:
+        """Keep no place any more."""
+        if self._waits_for is not None:
+            self._ledger.give_back(self._waits_for)
+        self.kept = self._others = self._waits_for = None
+
+    def _is_promised(self, session: Session) -> bool:
+        return session.promised_at_s is not None and self._policy.promises is not Promises.NONE
+
+    def _next_promised(self, queue: Queue) -> Session | None:
+        """Return the first to whom a start was promised that others may go ahead of; None: there is none."""
+        if not self._reserves or self._policy.promises is not Promises.LATEST:
+            return None
+        waiting = [s for s, lane in queue.promised if lane.left and not s.left_out(self.now_s)]
+        return min(waiting, key=lambda s: (-self._priority(s), s.promised_at_s, s.id), default=None)
+
+    def _keep_promised(self, session: Session) -> None:
+        """Keep a place for it before others of its priority are tried, also where it could start now."""
+        asked = session.request
+        if self._quotas and not self._ledger.allows(session):
+            return
+        where = self._placer.place(asked) if self._ground.has_room(asked) else None
+        if where is None:
+            self._keep(session, aged=self._aged(session))
+            return
+        before = self.left[where.node_id]
+        self._placer.update(before)  # It is not there yet.
+        self._keep_at(session, Kept(session.id, where, self.now_s, claimed(before, asked, where)))
+
+    def _priority(self, session: Session) -> int:
+        return priority(session, self._policy.most_priority)
 
     def _aged(self, session: Session) -> bool:
         longest_s, line = self._policy.longest_wait_s, self._line

@@ -90,7 +90,7 @@ def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]
     kept = floor.kept
     if kept is not None:
         uuids = tuple(share.device_uuid for share in kept.placement.shares)
-        starts_at_s = None if floor.outranked(kept.session_id, queue, special) else kept.starts_at_s
+        starts_at_s = kept.starts_at_s if floor.promises(kept.session_id, queue, special) else None
         special[kept.session_id] = Reserve(kept.session_id, starts_at_s, kept.placement.node_id, uuids)
     # Of a long queue almost everybody waits: this is most of the work of a pass.
     return [

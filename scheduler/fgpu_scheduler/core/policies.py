@@ -30,6 +30,19 @@ class Backfill(StrEnum):
     BOUNDED = "bounded"
 
 
+class Promises(StrEnum):
+    """What a start that was promised is worth. Promises are made where time limits tell when a place is free.
+
+    LATEST: it starts at that instant or sooner; until then others may go ahead in their order, if that does not make it
+    later. FIRST: nobody of its priority goes ahead of it at all: it starts as soon as it can. NONE: none is made; a place
+    is kept for who is first now, and somebody else may be first soon.
+    """
+
+    LATEST = "latest"
+    FIRST = "first"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
     """How the queue of one resource group is ordered and where its sessions go.
@@ -45,6 +58,7 @@ class GroupPolicy:
     longest_wait_s: int | None = None
     half_life_s: int = 7 * DAY_S
     most_priority: Mapping[str, int] = field(default_factory=dict)
+    promises: Promises = Promises.LATEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ def group_policy(
     longest_wait_s: int | None = None,
     half_life_s: int = 7 * DAY_S,
     most_priority: Mapping[str, int] | None = None,
+    promises: str = Promises.LATEST,
 ) -> GroupPolicy:
     """Return the policy that these words of a configuration stand for. Times are in seconds.
 
@@ -99,7 +114,8 @@ def group_policy(
             raise BadSettings(f"{name}: {value} is not a number of seconds of at least 1")
     if longest_wait_s is None:
         longest_wait_s = LONGEST_WAIT_S.get(mode)
-    return GroupPolicy(chosen, placing, mode, longest_wait_s, half_life_s, dict(most_priority or {}))
+    kind = _named({one.value: one for one in Promises}, promises, "promises")
+    return GroupPolicy(chosen, placing, mode, longest_wait_s, half_life_s, dict(most_priority or {}), kind)
 
 
 def _named(known: Mapping[str, T], name: str, what: str) -> T:

@@ -16,6 +16,8 @@ from statistics import median
 from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.admission import Caps, quota_refusals
 from fgpu_scheduler.core.asked import asked_of, counted_ids
+from fgpu_scheduler.core.lengths import PastRuns
+from fgpu_scheduler.core.lifecycle import past_runs
 from fgpu_scheduler.core.model import (
     Asked,
     Node,
@@ -115,6 +117,7 @@ class _Run:
         self._lifetimes = Ledger(Snapshot(0, 0, self._nodes, quotas=self._quotas))
         self._version = 0
         self._asked: tuple[Asked, ...] = ()
+        self._runs = PastRuns()
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """Let everything happen, and return what became of each job."""
@@ -181,6 +184,7 @@ class _Run:
         if waits:
             self._outcomes[session_id] = Outcome(self._job(session_id), None, now_s)
         else:
+            self._runs = self._runs.then(past_runs([replace(session, ended_at_s=now_s)]))
             own = session.request.user, session.request.resource_group
             self._used[own] = self._left_of(own, now_s) + fgpu_seconds(session, now_s), now_s
 
@@ -202,6 +206,7 @@ class _Run:
             self._usage(now_s),
             self._quotas,
             self._asked,
+            self._runs,
         )
         if self._seen is not None:
             self._seen(snapshot)

@@ -9,10 +9,11 @@ from sqlalchemy import Connection, Select, bindparam, insert, or_, select
 
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.hindsight import NEWEST_TOLD, Experience, Range, Told, stretch_of
-from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRun
+from fgpu_scheduler.core.lengths import LEAST, Lengths
 from fgpu_scheduler.store.durable import Durable
 from fgpu_scheduler.store.schema import foretold as table
-from fgpu_scheduler.store.schema import has_run, sessions
+from fgpu_scheduler.store.schema import sessions
+from fgpu_scheduler.store.statements import read_all_runs, read_runs
 
 _told = (
     select(table, sessions.c.scheduled_at_s, sessions.c.ended_at_s)
@@ -22,19 +23,6 @@ _told = (
     .limit(bindparam("limit"))
 )
 _TOLD_OF = _told.where(sessions.c.resource_group == bindparam("resource_group"))
-_runs = (
-    select(
-        sessions.c.resource_group,
-        sessions.c.user_name,
-        sessions.c.image,
-        sessions.c.ended_at_s - sessions.c.started_at_s,
-    )
-    .where(sessions.c.ended_at_s.is_not(None))
-    .where(has_run)
-    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
-    .limit(bindparam("limit"))
-)
-_RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
 class Foretold:
@@ -71,11 +59,8 @@ class Foretold:
 
 def read_experience(connection: Connection, resource_group: str) -> Experience:
     """Return how long sessions ran and where in their ranges they started; of all groups, where this one has too few."""
-    values = {"resource_group": resource_group, "limit": NEWEST_RUNS}
-    runs = connection.execute(_RUNS_OF, values).all()
-    if len(runs) < LEAST:
-        runs = connection.execute(_runs, {"limit": NEWEST_RUNS}).all()
-    lengths = Lengths(resource_group, (PastRun(*row) for row in runs))
+    runs = read_runs(connection, [resource_group])[resource_group]
+    lengths = Lengths(resource_group, runs if len(runs) >= LEAST else read_all_runs(connection))
     told = _all_told(connection, _TOLD_OF, resource_group=resource_group, limit=NEWEST_TOLD)
     return Experience(lengths, stretch_of(told))
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection
 
 from fgpu_scheduler.core.asked import counted_ids
-from fgpu_scheduler.core.lifecycle import ENDED
+from fgpu_scheduler.core.lengths import PastRuns
+from fgpu_scheduler.core.lifecycle import ENDED, past_runs
 from fgpu_scheduler.core.model import Asked, Groups, Node, Quota, Session, Snapshot, Usage
 from fgpu_scheduler.core.parts import Parts, by_id
 from fgpu_scheduler.core.usage import HalfLife, decayed
@@ -23,6 +24,7 @@ from fgpu_scheduler.store.statements import (
     read_asked,
     read_nodes,
     read_quotas,
+    read_runs,
     read_used,
 )
 
@@ -44,21 +46,24 @@ class Seen:
     groups: Groups
     in_order: tuple[Session, ...] | None = field(default=None, compare=False, repr=False)
     """The sessions, once they were asked for: a plan and its commit look at one version."""
+    runs: PastRuns = field(default_factory=PastRuns)
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Seen:
         """Read it all, in a transaction that sees one instant, and that version."""
         sessions = Parts[int, Session](by_id).then({s.id: s for s in LIVE_SESSIONS.read(connection)})
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
+        nodes = read_nodes(connection)
         return cls(
             version,
-            read_nodes(connection),
+            nodes,
             sessions,
             read_used(connection),
             read_quotas(connection),
             read_asked(connection, newest_id),
             newest_id,
             Groups.of(sessions.values()),
+            PastRuns(read_runs(connection, sorted({node.resource_group for node in nodes}))),
         )
 
     def snapshot(self, now_s: int, usage: tuple[Usage, ...] = ()) -> Snapshot:
@@ -67,7 +72,9 @@ class Seen:
             object.__setattr__(self, "in_order", tuple(self.sessions.values()))
         sessions = self.in_order or ()
         known = sessions, self.groups
-        return Snapshot(now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked, known)
+        return Snapshot(
+            now_s, self.version, self.nodes, sessions, usage, self.quotas, self.asked, self.runs, known
+        )
 
     def usage(self, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
         """Return what is left by now of what was used, by user and resource group."""
@@ -84,6 +91,7 @@ class Seen:
         """
         live = {number: None if s.state in ENDED else s for number, s in changed.items()}
         changes = [(self.sessions.get(number), session) for number, session in live.items()]
+        runs = past_runs(changed.values())
         newest_id = max(self.newest_id, *changed) if changed else self.newest_id
         again = counted_ids(newest_id) != counted_ids(self.newest_id)
         # What stays the same is the same object: it need not be counted again.
@@ -96,4 +104,5 @@ class Seen:
             newest_id=newest_id,
             groups=self.groups.then(changes),
             in_order=None,
+            runs=self.runs.then(runs) if runs else self.runs,
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import AMOUNTS, counted_ids, in_order
+from fgpu_scheduler.core.lengths import NEWEST_RUNS, PastRun
 from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
 from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
     devices,
     events,
+    has_run,
     in_states,
     is_live,
     is_serving,
@@ -105,6 +108,35 @@ RELEASE = delete(shares).where(shares.c.session_id == bindparam("session_id"))
 
 
 SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
+
+_runs = (
+    select(
+        sessions.c.resource_group,
+        sessions.c.user_name,
+        sessions.c.image,
+        sessions.c.ended_at_s - sessions.c.started_at_s,
+        sessions.c.ended_at_s,
+        sessions.c.id,
+    )
+    .where(sessions.c.ended_at_s.is_not(None))
+    .where(has_run)
+    .order_by(sessions.c.ended_at_s.desc(), sessions.c.id.desc())
+    .limit(NEWEST_RUNS)
+)
+_RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
+
+
+def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
+    """Return the newest runs of each of these resource groups, newest first."""
+    return {
+        group: tuple(PastRun(*row) for row in connection.execute(_RUNS_OF, {"resource_group": group}))
+        for group in resource_groups
+    }
+
+
+def read_all_runs(connection: Connection) -> tuple[PastRun, ...]:
+    """Return the newest runs of all resource groups together, newest first."""
+    return tuple(PastRun(*row) for row in connection.execute(_runs))
 
 
 def read_nodes(connection: Connection) -> tuple[Node, ...]:

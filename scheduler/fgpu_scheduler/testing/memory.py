@@ -9,7 +9,8 @@ from dataclasses import replace
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import asked_of, counted_ids
 from fgpu_scheduler.core.hindsight import Experience
-from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRun
+from fgpu_scheduler.core.lengths import LEAST, NEWEST_RUNS, Lengths, PastRuns
+from fgpu_scheduler.core.lifecycle import past_runs
 from fgpu_scheduler.core.model import Asked, Groups, Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.parts import Parts, by_id
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
@@ -108,14 +109,11 @@ class MemoryStore(SessionStore):
         return tuple(sorted(held, key=lambda s: (s.state is S.PENDING, s.submitted_at_s, s.id)))
 
     def experience(self, resource_group: str) -> Experience:
-        ran = [
-            (s.ended_at_s, s.id, _past_run(s, s.ended_at_s - s.started_at_s))
-            for s in self._ended.values()
-            if s.started_at_s is not None and s.ended_at_s is not None
-        ]
-        own = [one for one in ran if one[2].resource_group == resource_group]
-        newest = sorted(ran if len(own) < LEAST else own, reverse=True)[:NEWEST_RUNS]
-        return Experience(Lengths(resource_group, (run for _, _, run in newest)))
+        ran = past_runs(self._ended.values())
+        own = PastRuns().then(one for one in ran if one.resource_group == resource_group)
+        newest = sorted(ran, key=lambda one: (one.ended_at_s, one.session_id), reverse=True)[:NEWEST_RUNS]
+        runs = own.of_group.get(resource_group, ())
+        return Experience(Lengths(resource_group, runs if len(runs) >= LEAST else newest))
 
 
 def _as_it_is(node: Node, state: NodeState) -> Node:
@@ -177,8 +175,3 @@ class MemoryWrite:
         reason: str | None = None,
     ) -> None:
         """Nothing is logged here."""
-
-
-def _past_run(session: Session, length_s: int) -> PastRun:
-    asked = session.request
-    return PastRun(asked.resource_group, asked.user, asked.image, length_s)

@@ -11,7 +11,7 @@ from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.planner import Reserve, plan
-from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
+from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy, Promises
 from fgpu_scheduler.testing import World, decided, lasting, world
 from fgpu_scheduler.testing.world import request
 
@@ -172,11 +172,81 @@ def test_a_gathered_place_only_grows_until_the_first_starts() -> None:
 
 
 def test_a_promise_stays_first_when_the_order_would_put_somebody_before_it() -> None:
-    policy = Policy(GroupPolicy(order=orders.lifo, backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S))
+    policy = lifo(Promises.FIRST)
     lab = half_full()
     promised = changed(lab, "a", promised_at_s=lab.now_s + HOUR_S + ENDING_S)
     assert words(waits(promised, "b", "2"), policy) == ["a waits: RESERVED", "b waits: RESOURCES"]
     assert words(waits(lab, "b", "2"), policy) == ["b waits: RESERVED", "a waits: RESOURCES"]
+
+
+def lifo(promises: Promises) -> Policy:
+    """Return a policy by which who comes later goes first."""
+    return Policy(
+        GroupPolicy(
+            order=orders.lifo,
+            backfill=Backfill.EASY,
+            longest_wait_s=LONGEST_WAIT_S,
+            promises=promises,
+        )
+    )
+
+
+def promised_in(lab: World, user: str, in_s: int) -> World:
+    return changed(lab, user, promised_at_s=lab.now_s + in_s)
+
+
+def test_others_go_ahead_of_a_promised_start_only_if_they_end_before_it() -> None:
+    """Both GPUs are free already, and a could start at once."""
+    lab = promised_in(waits(world(devices=2), "a", "2"), "a", HOUR_S)
+    in_time_s = HOUR_S - LAUNCH_S - ENDING_S
+    ahead = waits(lab, "b", "2", limit_s=in_time_s)
+    assert words(ahead, lifo(Promises.LATEST)) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
+    late = waits(lab, "b", "2", limit_s=in_time_s + 1)
+    for other in (late, waits(lab, "b", "2")):
+        assert words(other, lifo(Promises.LATEST)) == ["b waits: RESOURCES", "a: GPU-n1-0 + GPU-n1-1"]
+    assert words(ahead, lifo(Promises.FIRST)) == ["a: GPU-n1-0 + GPU-n1-1", "b waits: RESOURCES"]
+    assert words(late, lifo(Promises.NONE)) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
+
+
+def test_a_promised_start_is_told_as_it_was_while_others_make_it_no_later() -> None:
+    lab = promised_in(waits(half_full(), "b", "0.1"), "a", 2 * HOUR_S)
+    assert reserved(lab, lifo(Promises.LATEST)) == Reserve(
+        2, lab.now_s + 2 * HOUR_S, "n1", ("GPU-n1-0", "GPU-n1-1")
+    )
+
+
+def test_who_asks_for_the_same_and_is_ahead_does_not_take_the_promised_place() -> None:
+    lab = waits(promised_in(waits(world(devices=1), "a", "1"), "a", HOUR_S), "b", "1")
+    assert words(lab, lifo(Promises.LATEST)) == ["b waits: RESOURCES", "a: GPU-n1-0"]
+
+
+def test_what_a_promised_start_leaves_goes_to_those_ahead_of_it_first() -> None:
+    lab = waits(waits(promised_in(waits(world(devices=3), "a", "2"), "a", HOUR_S), "c", "1"), "b", "1")
+    assert words(lab, lifo(Promises.LATEST)) == [
+        "b: GPU-n1-2",
+        "c waits: RESOURCES",
+        "a: GPU-n1-0 + GPU-n1-1",
+    ]
+
+
+def test_higher_priority_goes_ahead_of_a_promised_start() -> None:
+    lab = waits(promised_in(waits(world(devices=1), "a", "1"), "a", HOUR_S), "b", "1")
+    first = lab.of("b")
+    urgent = replace(first, request=replace(first.request, priority=1))
+    lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
+    assert words(lab, lifo(Promises.LATEST))[0] == "b: GPU-n1-0"
+
+
+def test_without_promises_a_place_is_kept_and_no_instant_is_told() -> None:
+    lab = waits(half_full(), "b", "1")
+    assert words(lab, easy(Promises.NONE)) == ["a waits: RESERVED", "b waits: PRIORITY"]
+    kept = reserved(lab, easy(Promises.NONE))
+    assert kept is not None
+    assert kept.starts_at_s is None
+
+
+def easy(promises: Promises) -> Policy:
+    return Policy(GroupPolicy(backfill=Backfill.EASY, longest_wait_s=LONGEST_WAIT_S, promises=promises))
 
 
 def test_who_waits_for_a_quota_gets_no_place_kept_and_the_next_does() -> None:

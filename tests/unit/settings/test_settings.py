@@ -188,8 +188,8 @@ def node(**keys: Any) -> dict[str, Any]:
         ({"policies": {"*": ["fifo"]}}, "c.FGPU.policies['*'] must be a dict, got ['fifo']"),
         (
             {"policies": {"*": {"ordre": "fifo"}}},
-            "c.FGPU.policies['*'] has an unknown key 'ordre'; known are order, placement, backfill, longest_wait_s, "
-            "half_life_s",
+            "c.FGPU.policies['*'] has an unknown key 'ordre'; known are order, placement, backfill, promises, "
+            "longest_wait_s, half_life_s",
         ),
         (
             {"policies": {"*": {"order": 7}}},
@@ -198,6 +198,10 @@ def node(**keys: Any) -> dict[str, Any]:
         (
             {"policies": {"*": {"backfill": "none"}}},
             "c.FGPU.policies['*']: backfill: 'none' is not one of bounded, easy, skip, strict",
+        ),
+        (
+            {"policies": {"*": {"promises": "never"}}},
+            "c.FGPU.policies['*']: promises: 'never' is not one of first, latest, none",
         ),
         (
             {"policies": {"*": {"longest_wait_s": 0}}},

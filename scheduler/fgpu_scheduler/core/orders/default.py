@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from fgpu_scheduler.core.order import Line
-from fgpu_scheduler.core.orders.sizes import UNLIMITED_S, asked_milli
+from fgpu_scheduler.core.orders.sizes import UNLIMITED_S, asked_milli, lengths_s
 from fgpu_scheduler.core.usage import held_by_user, used_by_user
 
 # Set on seeds 1 to 12 of bench/scheduler/lab.py; docs/decisions/0027 has what else was tried.
@@ -22,25 +22,28 @@ def usage_size_age(line: Line) -> Sequence[float]:
     """Rank by size, more with the user's usage, and less with the time waited.
 
     The size is the square of the time limit, times the root of the fGPU: limits tell more of the wait that a session
-    causes than amounts do. Usage is that of `fair_share`, with the user's own requests ahead. Where no limit tells when a
+    causes than amounts do. Without a limit the length is guessed from sessions that have ended, and counts once: it says
+    less. Usage is that of `fair_share`, with the user's own requests ahead. Where no limit tells when a
     session ends, what its user holds now counts as well, and holds up those who ask for much at a time.
     """
-    used = used_by_user(line.snapshot, line.resource_group)
+    used: dict[str, float] = {**used_by_user(line.snapshot, line.resource_group)}
     held = held_by_user(line.snapshot, line.resource_group)
     usage = USAGE / max(1.0, sum(used.values()) / max(1, len(used)))
     holding = HELD / max(1.0, sum(held.values()) / max(1, len(held)))
     ranks = []
-    sizes: dict[tuple[int, int | None], tuple[float, int]] = {}
-    for session, waited_s, milli in zip(line.waiting, line.waited_s, asked_milli(line), strict=True):
+    sizes: dict[tuple[int, float, int | None], float] = {}
+    lengths = lengths_s(line)
+    for session, waited_s, milli, length_s in zip(
+        line.waiting, line.waited_s, asked_milli(line), lengths, strict=True
+    ):
         asked = session.request
         user, limit_s = asked.user, asked.time_limit_s
-        found = sizes.get((milli, limit_s))
-        if found is None:
-            length_s = limit_s or UNLIMITED_S
-            found = sizes[milli, limit_s] = sqrt(milli) * length_s * length_s, milli * length_s
-        size, area = found
+        size = sizes.get((milli, length_s, limit_s))
+        if size is None:
+            size = sqrt(milli) * length_s * (limit_s or UNLIMITED_S)
+            sizes[milli, length_s, limit_s] = size
         before = used.get(user, 0)
-        used[user] = before + area
+        used[user] = before + milli * length_s
         rank = size * (1 + usage * before) / (PATIENCE_S + waited_s)
         if limit_s is None:
             beside = held.get(user, 0)

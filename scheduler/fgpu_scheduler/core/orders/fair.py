@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fgpu_scheduler.core.order import Line
-from fgpu_scheduler.core.orders.sizes import UNLIMITED_S, asked_milli
+from fgpu_scheduler.core.orders.sizes import asked_milli, lengths_s
 from fgpu_scheduler.core.usage import used_by_user
 
 
@@ -14,12 +14,11 @@ def fair_share(line: Line) -> Sequence[float]:
 
     So a user's second request stands behind the first of all who have used as little.
     """
-    used = used_by_user(line.snapshot, line.resource_group)
+    used: dict[str, float] = {**used_by_user(line.snapshot, line.resource_group)}
     ranks = []
-    for session, milli in zip(line.waiting, asked_milli(line), strict=True):
-        asked = session.request
-        user = asked.user
+    for session, milli, length_s in zip(line.waiting, asked_milli(line), lengths_s(line), strict=True):
+        user = session.request.user
         before = used.get(user, 0)
         ranks.append(before)
-        used[user] = before + milli * (asked.time_limit_s or UNLIMITED_S)
+        used[user] = before + milli * length_s
     return ranks

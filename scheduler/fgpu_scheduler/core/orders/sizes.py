@@ -6,7 +6,32 @@ from fgpu_scheduler.core.order import Line
 from fgpu_scheduler.core.quota import least_milli
 
 UNLIMITED_S = 4 * 3600
-"""What a session without a time limit is taken to run."""
+"""What a session without a time limit is taken to run where too few have ended to guess by."""
+LEAST_GUESS_S = 900
+"""Nobody is guessed to run for less: so little can be gained by many short sessions before a long one."""
+
+
+def lengths_s(line: Line) -> list[float]:
+    """Return how long each in the line is taken to run: its time limit, or a guess.
+
+    The guess is the mean of those sessions that a forecast would go by: of the same user and image, if enough ended. It
+    orders, and is no limit: nobody ends by it, and nothing is promised by it.
+    """
+    past = line.snapshot.runs.lengths(line.resource_group)
+    guesses: dict[tuple[str, str], float] = {}
+    found: list[float] = []
+    for session in line.waiting:
+        asked = session.request
+        if asked.time_limit_s is not None:
+            found.append(asked.time_limit_s)
+            continue
+        who = asked.user, asked.image
+        if who not in guesses:
+            rest = past.rest(*who, 0)
+            mean_s = None if rest is None else rest.mean_s()
+            guesses[who] = UNLIMITED_S if mean_s is None else max(LEAST_GUESS_S, mean_s)
+        found.append(guesses[who])
+    return found
 
 
 def asked_milli(line: Line) -> list[int]:
