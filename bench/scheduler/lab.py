@@ -72,7 +72,23 @@ POLICIES: dict[str, GroupPolicy] = {
     "fair-share": group_policy(order="fair-share"),
     "drf": group_policy(order="drf"),
     "default": group_policy(),
+    "default, first": group_policy(promises="first"),
+    "default, none": group_policy(promises="none"),
     "default, bounded": group_policy(backfill="bounded"),
+}
+
+WORLDS: dict[str, tuple[bool, float]] = {
+    "time limits": (True, 0.0),
+    "no time limits": (False, 0.0),
+    "no time limits, users differ": (False, 1.0),
+}
+"""Whether requests have time limits, and by how much users differ in how long their sessions run."""
+
+BY_SIZE: dict[str, tuple[int, int]] = {
+    "fraction": (1, WHOLE - 1),
+    "1_gpu": (WHOLE, WHOLE),
+    "2_gpus": (2 * WHOLE, 2 * WHOLE),
+    "4_gpus": (BIG_MILLI, BIG_MILLI),
 }
 
 
@@ -178,6 +194,11 @@ def without_limits(asked: Sequence[Job]) -> tuple[Job, ...]:
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return the figures of one run. Waits are in hours."""
     found = summary(outcomes, capacity_milli=GPUS * WHOLE, from_s=0, until_s=DAYS * DAY_S)
+    by_size = {
+        f"{name}_mean_wait_h": (mean(waits) if waits else 0) / HOUR_S
+        for name, (least, most) in BY_SIZE.items()
+        for waits in [[o.waited_s for o in outcomes if least <= o.job.request.fgpu_milli <= most]]
+    }
     big = [o.waited_s for o in outcomes if o.job.request.fgpu_milli >= BIG_MILLI]
     return {
         "mean_wait_h": found.mean_wait_s / HOUR_S,
@@ -185,7 +206,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "p95_wait_h": found.p95_wait_s / HOUR_S,
         "longest_wait_h": found.longest_wait_s / HOUR_S,
         "big_longest_wait_h": max(big, default=0) / HOUR_S,
-        "big_mean_wait_h": (mean(big) if big else 0) / HOUR_S,
+        **by_size,
         "utilisation": found.utilisation,
         "fairness": found.fairness,
         "sessions": found.sessions,
@@ -193,11 +214,13 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def run(name: str, seeds: Sequence[int], *, limits: bool) -> dict[str, float]:
+def run(name: str, seeds: Sequence[int], *, limits: bool, spread: float) -> dict[str, float]:
     """Return the means over the seeds of a policy's figures."""
     found = []
     for seed in seeds:
-        asked = jobs(seed) if limits else without_limits(jobs(seed))
+        asked = jobs(seed, spread=spread)
+        if not limits:
+            asked = without_limits(asked)
         found.append(figures(replay(asked, nodes(seed), Policy(POLICIES[name]))))
     return {key: round(mean(f[key] for f in found), 4) for key in found[0]}
 
@@ -221,15 +244,15 @@ def main() -> int:
         return 0
     seeds = (SET_SEEDS if options.setting else SEEDS)[: options.seeds]
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for words, limits in (("time limits", True), ("no time limits", False)):
+    for words, (limits, spread) in WORLDS.items():
         own = found[words] = {}
         for name in options.policy or POLICIES:
             began = time.perf_counter()
-            own[name] = row = run(name, seeds, limits=limits)
+            own[name] = row = run(name, seeds, limits=limits, spread=spread)
             took_s = time.perf_counter() - began
             base = own.get("fifo-skip", row)
             print(
-                f"{words:14} {name:18} mean {row['mean_wait_h']:6.2f} h ({_ratio(row, base, 'mean_wait_h')})"
+                f"{words:28} {name:18} mean {row['mean_wait_h']:6.2f} h ({_ratio(row, base, 'mean_wait_h')})"
                 f"  longest of a big job {row['big_longest_wait_h']:6.1f} h "
                 f"({_ratio(row, base, 'big_longest_wait_h')})  longest {row['longest_wait_h']:6.1f} h"
                 f"  fairness {row['fairness']:.3f}  utilisation {row['utilisation']:.3f}  [{took_s:.0f} s]",

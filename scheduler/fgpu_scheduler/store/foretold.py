@@ -59,7 +59,7 @@ class Foretold:
 
 def read_experience(connection: Connection, resource_group: str) -> Experience:
     """Return how long sessions ran and where in their ranges they started; of all groups, where this one has too few."""
-    runs = read_runs(connection, [resource_group])[resource_group]
+    runs = read_runs(connection, [resource_group]).get(resource_group, ())
     lengths = Lengths(resource_group, runs if len(runs) >= LEAST else read_all_runs(connection))
     told = _all_told(connection, _TOLD_OF, resource_group=resource_group, limit=NEWEST_TOLD)
     return Experience(lengths, stretch_of(told))

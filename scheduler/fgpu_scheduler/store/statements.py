@@ -127,11 +127,12 @@ _RUNS_OF = _runs.where(sessions.c.resource_group == bindparam("resource_group"))
 
 
 def read_runs(connection: Connection, resource_groups: Iterable[str]) -> dict[str, tuple[PastRun, ...]]:
-    """Return the newest runs of each of these resource groups, newest first."""
-    return {
+    """Return the newest runs of each of these resource groups, newest first; those without any are left out."""
+    found = {
         group: tuple(PastRun(*row) for row in connection.execute(_RUNS_OF, {"resource_group": group}))
         for group in resource_groups
     }
+    return {group: runs for group, runs in found.items() if runs}
 
 
 def read_all_runs(connection: Connection) -> tuple[PastRun, ...]:

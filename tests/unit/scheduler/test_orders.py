@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from fgpu_scheduler.core import orders, usage
+from fgpu_scheduler.core.lengths import PastRun, PastRuns
 from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.order import Order, in_order, lines
 from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Backfill, Policy, group_policy
@@ -133,6 +135,49 @@ def test_the_default_looks_at_what_users_hold_only_where_no_limit_tells_when_it_
     for user in "ab":
         lab = changed(lab, user, time_limit_s=HOUR_S)
     assert ordered(lab, orders.usage_size_age) == ["a", "b"]
+
+
+def ran(lab: World, **hours: Sequence[float]) -> World:
+    """Let sessions of users have run for so many hours each."""
+    runs = [
+        PastRun("default", user, "image", round(own * HOUR_S), n, n)
+        for user, all_of in hours.items()
+        for n, own in enumerate(all_of)
+    ]
+    return replace(lab, runs=PastRuns().then(runs))
+
+
+def test_without_a_limit_who_mostly_runs_for_long_comes_after_who_does_not() -> None:
+    lab = world().pending("a", "1").pending("b", "1")
+    assert ordered(lab, orders.usage_size_age) == ["a", "b"]
+    lab = ran(lab, a=[8] * 5, b=[1] * 5)
+    assert ordered(lab, orders.usage_size_age) == ["b", "a"]
+    assert ordered(ran(lab, a=[8] * 4, b=[1] * 4), orders.usage_size_age) == ["a", "b"]
+
+
+def test_a_guess_moves_the_next_request_of_the_same_user_back() -> None:
+    lab = used(world().pending("a", "1").pending("a", "1").pending("b", "1"), b=2)
+    assert ordered(lab, orders.fair_share) == ["a", "b", "a"]
+    assert ordered(ran(lab, a=[1] * 5), orders.fair_share) == ["a", "a", "b"]
+
+
+def test_a_time_limit_is_no_guess() -> None:
+    lab = ran(world().pending("a", "1").pending("b", "1"), a=[8] * 5, b=[1] * 5)
+    for user in "ab":
+        lab = changed(lab, user, time_limit_s=HOUR_S)
+    assert ordered(lab, orders.usage_size_age) == ["a", "b"]
+
+
+def test_many_short_sessions_gain_no_more_than_a_guess_of_a_quarter_of_an_hour() -> None:
+    lab = ran(world().pending("b", "1").pending("a", "1"), a=[0.001] * 400, b=[0.25] * 5)
+    assert ordered(lab, orders.usage_size_age) == ["b", "a"]
+
+
+def test_who_waits_passes_whoever_is_guessed_to_be_shortest_within_a_day() -> None:
+    """A guess is at least 15 minutes, which an 8 times longer one makes up for in 7 hours of waiting."""
+    lab = ran(world().pending("b", "1").pending("a", "1"), a=[0.001] * 99, b=[2] * 5)
+    assert ordered(changed(lab, "b", waited_s=6 * HOUR_S), orders.usage_size_age) == ["a", "b"]
+    assert ordered(changed(lab, "b", waited_s=8 * HOUR_S), orders.usage_size_age) == ["b", "a"]
 
 
 # all of them

@@ -1,0 +1,35 @@
+"""How long the newest sessions ran, as every snapshot has it."""
+
+from __future__ import annotations
+
+from store_worlds import ask, end, node, opened, run
+
+from fgpu_scheduler.core.lengths import PastRun, PastRuns
+from fgpu_scheduler.core.model import EndCause, SessionState
+from fgpu_scheduler.store.sessions import SessionStore
+
+
+def lasts(store: SessionStore, user: str, *, from_s: int, to_s: int) -> PastRun:
+    session = run(store, ask(user), now_s=from_s)
+    end(store, session.id, now_s=to_s)
+    return PastRun("lab", user, session.request.image, to_s - from_s, to_s, session.id)
+
+
+def test_each_end_of_a_session_that_has_run_is_known_at_once(any_store: SessionStore) -> None:
+    any_store.set_nodes([node()], now_s=0)
+    assert any_store.snapshot(0).runs == PastRuns()
+    long = lasts(any_store, "a", from_s=1, to_s=900)
+    short = lasts(any_store, "b", from_s=1000, to_s=1060)
+    (waiting,) = any_store.submit([ask("c")], now_s=2000)
+    any_store.move(waiting.id, SessionState.CANCELLED, now_s=2001, cause=EndCause.USER)
+    assert any_store.snapshot(2002).runs.of_group == {"lab": (short, long)}
+
+
+def test_another_process_reads_the_same_runs_in_the_same_order(url: str) -> None:
+    """Also where the clock was set back between two ends."""
+    with opened(url) as store, opened(url) as other:
+        store.set_nodes([node()], now_s=0)
+        for user, to_s in (("a", 900), ("b", 500), ("c", 900)):
+            lasts(store, user, from_s=100, to_s=to_s)
+            assert other.snapshot(1000).runs == store.snapshot(1000).runs
+        assert [one.user for one in store.snapshot(1000).runs.of_group["lab"]] == ["c", "a", "b"]
