@@ -10,7 +10,7 @@ import pytest
 
 from fgpu_scheduler.core import reclaim
 from fgpu_scheduler.core.model import EndCause, QuotaScope, ShareMode, WaitReason
-from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill
+from fgpu_scheduler.core.policies import ORDERS, PLACEMENTS, Backfill, Promises
 from fgpu_scheduler.testing import Faults, Report, Violation, checks, simulate, simulate_in_file
 from fgpu_scheduler.testing.virtual import VirtualLoop
 
@@ -34,6 +34,7 @@ CHOSEN = [
     *(f"order {order.__name__}" for order, _ in ORDERS.values()),
     *(f"placement {name}" for name in PLACEMENTS),
     *(f"backfill {mode}" for mode in Backfill),
+    *(f"promises {kind}" for kind in Promises),
 ]
 ASKED = [
     f"asks {what}"

@@ -134,6 +134,12 @@ def test_a_backfill_that_takes_the_reserved_place_is_noticed(monkeypatch):
     assert fires("was promised a start at", policy=policy("fifo", backfill="easy"), **calm)
 
 
+def test_a_promise_for_which_no_place_is_kept_from_those_ahead_is_noticed(monkeypatch):
+    monkeypatch.setattr(passes.Floor, "_keep_promised", lambda self, session: None)
+    calm = {"rules": AllRules(Rules(grace_s=30)), "faults": CALM}
+    assert fires("was promised a start at", policy=policy("lifo", backfill="easy"), **calm)
+
+
 # --- Quotas ---
 
 

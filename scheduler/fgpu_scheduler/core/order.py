@@ -33,7 +33,7 @@ Order = Callable[[Line], Sequence[float]]
 @dataclass(frozen=True, slots=True)
 class First:
     """Who comes before the others, whatever the order: higher priority first; of one priority who has a promise
-    (where ``promises`` are kept), then who has waited for ``longest_wait_s``, each by their places.
+    (with ``promises``), then who has waited for ``longest_wait_s``, each by their places.
 
     ``most_priority`` is the highest priority that counts, by user, and of everybody else under "*".
     """

@@ -57,6 +57,7 @@ def _of_policy(own: GroupPolicy) -> list[str]:
         *(f"order {name}" for name in orders),
         *(f"placement {name}" for name in placements),
         f"backfill {own.backfill}",
+        f"promises {own.promises}",
     ]
 
 

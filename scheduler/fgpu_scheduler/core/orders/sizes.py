@@ -17,7 +17,6 @@ def lengths_s(line: Line) -> list[float]:
     The guess is the mean of those sessions that a forecast would go by: of the same user and image, if enough ended. It
     orders, and is no limit: nobody ends by it, and nothing is promised by it.
     """
-    past = line.snapshot.runs.lengths(line.resource_group)
     guesses: dict[tuple[str, str], float] = {}
     found: list[float] = []
     for session in line.waiting:
@@ -27,7 +26,7 @@ def lengths_s(line: Line) -> list[float]:
             continue
         who = asked.user, asked.image
         if who not in guesses:
-            rest = past.rest(*who, 0)
+            rest = line.snapshot.runs.lengths(line.resource_group).rest(*who, 0)
             mean_s = None if rest is None else rest.mean_s()
             guesses[who] = UNLIMITED_S if mean_s is None else max(LEAST_GUESS_S, mean_s)
         found.append(guesses[who])
