@@ -5,6 +5,7 @@ Read it in this order; each file says more at its top.
 
 The words
     units          an amount is thousandths of an fGPU; read, written and rounded here only
+    parts          a mapping that is carried on: a change makes anew only what it touches
     model          the values of it all, frozen: `Snapshot` is everything that a decision may depend on
     lifecycle      every legal change of a session's state; all others raise
     records        what is kept of sessions beside the live ones

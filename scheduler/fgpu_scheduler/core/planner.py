@@ -26,7 +26,8 @@ class Reserve:
     """Leave the session PENDING, and keep a place for it: nobody who comes after it takes what it needs.
 
     ``starts_at_s`` is the latest start that can be promised, or None: where no end is known of those who hold
-    what it needs, somebody of higher priority waits too, or the policy promises nothing. The devices are those that it would get.
+    what it needs, somebody of higher priority waits too, or the policy promises nothing. The devices are those
+    that it would get.
     """
 
     session_id: int

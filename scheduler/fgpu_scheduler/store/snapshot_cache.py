@@ -44,9 +44,9 @@ class Seen:
     newest_id: int
     """That of the newest session when what was asked for was counted, or a later one that changes no count."""
     groups: Groups
+    runs: PastRuns = field(default_factory=PastRuns)
     in_order: tuple[Session, ...] | None = field(default=None, compare=False, repr=False)
     """The sessions, once they were asked for: a plan and its commit look at one version."""
-    runs: PastRuns = field(default_factory=PastRuns)
 
     @classmethod
     def read(cls, connection: Connection, version: int) -> Seen:

@@ -222,7 +222,7 @@ class Lab:
             raise
 
     def decided(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Check that a plan is the one from nothing, puts nobody where they were refused, and takes the most liked model."""
+        """Check that a plan is as from nothing, puts nobody where they were refused, and takes the model liked most."""
         complaints = [*refused_again(snapshot, plan), *less_liked(snapshot, plan)]
         if plan != planner.plan(replace(snapshot, known=None), self._policy):
             complaints.append("what earlier plans have left changes the plan")
