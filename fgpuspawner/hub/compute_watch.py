@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler import FGPUError, Session
+from fgpu_scheduler import FGPUError, Session, ShareMode
 from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.drivers import Place
@@ -96,7 +96,8 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
     found = []
     for share in session.placement.shares:
         use = look.devices.get(share.device_uuid)
-        if not 0 < share.compute_percent < 100 or use is None:
+        timed = share.mode is ShareMode.MEMORY_COMPUTE and 0 < share.compute_percent < 100
+        if not timed or use is None:
             continue
         if not isinstance(use, DeviceUse):
             return None

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share, ShareMode
 from fgpuspawner.hub.compute_watch import STRIKE_AFTER_S, ComputeWatch
 from fgpuspawner.isolation.drivers import Place
 from fgpuspawner.isolation.looks import Look
@@ -20,9 +20,11 @@ GPU = "GPU-1f"
 PLACE = Place("libnvidia-ml.so.1")
 
 
-def session(percent: int = 25, isolation: str = "interposer") -> Session:
+def session(
+    percent: int = 25, isolation: str = "interposer", mode: ShareMode = ShareMode.MEMORY_COMPUTE
+) -> Session:
     request = Request("alice", "", "python", "default", 500, 1000, 2048)
-    placement = Placement("lab", (Share(GPU, 500, 2048, percent),))
+    placement = Placement("lab", (Share(GPU, 500, 2048, percent, mode),))
     note = json.dumps({"ip": "127.0.0.1", "port": 1, "isolation": isolation})
     return Session(1, request, SessionState.RUNNING, 0, placement=placement, launched=note)
 
@@ -183,7 +185,7 @@ async def test_a_warning_is_taken_back_from_who_heeds_it() -> None:
         session(isolation="none"),
         session(isolation="mig"),
         session(100),
-        session(0),
+        session(mode=ShareMode.MEMORY),
         replace(session(), state=SessionState.TERMINATING),
     ],
     ids=["nothing holds it", "hardware does", "a whole GPU", "memory only", "it ends"],
