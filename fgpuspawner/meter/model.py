@@ -47,7 +47,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why."""
+    """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why.
+
+    ``compute_borrowed_percent`` is what of the compute received was lent to it, ``compute_lent_percent`` what others had
+    of its share, over the last minute; None where compute is not lent.
+    """
 
     at_s: int
     memory_used_mib: int | None
@@ -56,6 +60,8 @@ class Meter:
     compute_entitled_percent: int
     compute_received_percent: float | None
     trouble: str | None
+    compute_borrowed_percent: float | None = None
+    compute_lent_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,13 @@ class Told:
         at = datetime.fromtimestamp(live.now.at_s, UTC)
         trouble = f"nothing has been measured since {at:%Y-%m-%d %H:%M:%S} UTC"
         unknown = replace(
-            live.now, memory_used_mib=None, sm_percent=None, compute_received_percent=None, trouble=trouble
+            live.now,
+            memory_used_mib=None,
+            sm_percent=None,
+            compute_received_percent=None,
+            trouble=trouble,
+            compute_borrowed_percent=None,
+            compute_lent_percent=None,
         )
         return Live(unknown, live.points)
 

@@ -5,7 +5,7 @@ What is not known is None with a reason, and never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fgpu_scheduler import Device, Session
@@ -98,3 +98,26 @@ def _energy(session_id: int, seen: Seen, fgpu_milli: int, device: Device | None)
         own = sum(p.sm_percent or 0.0 for p in seen.use.processes if seen.owners.get(p.pid) == session_id)
         return round(seen.energy_mj * own / total), True
     return seen.energy_mj * fgpu_milli // device.capacity_milli, True
+
+
+def shares_of(sessions: Iterable[Session], uuid: str) -> dict[int, int]:
+    """Return how much of a device's compute each session may have that holds a share of it."""
+    return {
+        s.id: share.compute_percent
+        for s in sessions
+        if s.placement is not None
+        for share in s.placement.shares
+        if share.device_uuid == uuid
+    }
+
+
+def computed_by_session(seen: Seen) -> dict[int, float] | None:
+    """Return how much of a device each session computed; None where that is not known of all."""
+    found: dict[int, float] = {}
+    for process in seen.use.processes:
+        session_id = seen.owners.get(process.pid)
+        if process.sm_percent is None:
+            return None
+        if session_id is not None:
+            found[session_id] = min(100.0, found.get(session_id, 0.0) + process.sm_percent)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Protocol
 
 from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState
 from fgpuspawner.concurrency.background import Background
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.limits import BadLimits
 from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
+from fgpuspawner.meter.lent import Lent, lent_on
 from fgpuspawner.meter.model import (
     BETWEEN_POINTS_S,
     KEPT_S,
@@ -24,7 +28,7 @@ from fgpuspawner.meter.model import (
     read_meters,
     write_meters,
 )
-from fgpuspawner.meter.reading import Reading, Seen, read
+from fgpuspawner.meter.reading import Reading, Seen, computed_by_session, read, shares_of
 from fgpuspawner.meter.tally import Sample, Tally, going_on
 
 log = logging.getLogger("fgpu.meter")
@@ -66,7 +70,9 @@ class Sampler:
         self._tallies: dict[int, Tally] = {}
         self._unsaved: dict[int, Measured] = {}
         self._live: dict[int, Live] = {}
-        self._recent: dict[int, tuple[tuple[int, float | None], ...]] = {}
+        self._recent: dict[int, tuple[tuple[int, float | None, Lent | None], ...]] = {}
+        self._lend_on: dict[int, frozenset[str]] = {}
+        """On which devices a session lends what is idle."""
         self._saved_at_s = 0
 
     def begin(self, background: Background) -> None:
@@ -82,7 +88,8 @@ class Sampler:
         seen = {uuid: self._one(uuid, use, look.owners) for uuid, use in look.devices.items()}
         devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
         now_s = self._clock.now_s()
-        self._live |= {s.id: self._told(s, read(s, seen, devices), now_s) for s in running}
+        lent = self._lent(live, seen)
+        self._live |= {s.id: self._told(s, read(s, seen, devices), now_s, lent.get(s.id)) for s in running}
 
     async def tell(self) -> None:
         """Tell the service, and keep what was counted when it is time to."""
@@ -92,6 +99,7 @@ class Sampler:
         self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}
         self._live = {i: live for i, live in self._live.items() if i in running}
         self._recent = {i: points for i, points in self._recent.items() if i in running}
+        self._lend_on = {i: uuids for i, uuids in self._lend_on.items() if i in running}
         await asyncio.to_thread(write_meters, self._data, Told(self._every_s, self._live))
         if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
             await self.save(now_s)
@@ -125,11 +133,39 @@ class Sampler:
     async def _take_up(self, running: Sequence[Session]) -> None:
         """Go on with what was counted before a restart, and begin with who is new."""
         new = [s for s in running if s.id not in self._tallies]
+        if new:
+            self._lend_on |= await asyncio.to_thread(self._who_lends, [s.id for s in new])
         known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
         for session in new:
             self._tallies[session.id] = (
                 going_on(known[session.id]) if session.id in known else self._begun(session)
             )
+
+    def _who_lends(self, session_ids: Sequence[int]) -> dict[int, frozenset[str]]:
+        """Return on which devices these sessions lend, as it was settled when they were launched."""
+        found = {}
+        for session_id in session_ids:
+            with contextlib.suppress(BadLimits):
+                own = limits.read(self._isolation.folder(session_id)).devices
+                found[session_id] = frozenset(d.uuid for d in own if d.lending)
+        return found
+
+    def _lent(self, live: Sequence[Session], seen: Mapping[str, Seen | str]) -> dict[int, Lent]:
+        """Return what those had and gave who lend, summed over their devices; without whom a part is unknown of."""
+        found: dict[int, Lent] = {}
+        unknown: set[int] = set()
+        for uuid, one in seen.items():
+            shares = shares_of(live, uuid)
+            lend = {i: share for i, share in shares.items() if uuid in self._lend_on.get(i, ())}
+            if not lend:
+                continue
+            computed = None if isinstance(one, str) else computed_by_session(one)
+            if computed is None:
+                unknown |= set(lend)
+                continue
+            for session_id, lent in lent_on(shares, lend, computed).items():
+                found[session_id] = found[session_id] + lent if session_id in found else lent
+        return {i: lent for i, lent in found.items() if i not in unknown}
 
     def _begun(self, session: Session) -> Tally:
         assert session.placement is not None
@@ -142,7 +178,7 @@ class Sampler:
         )
         return Tally(session.id, gpu_millionths, sum(s.memory_mib for s in shares))
 
-    def _told(self, session: Session, reading: Reading, now_s: int) -> Live:
+    def _told(self, session: Session, reading: Reading, now_s: int, lent: Lent | None) -> Live:
         """Count one look at a session, and return what is told of it."""
         assert session.placement is not None
         tally = self._tallies[session.id]
@@ -156,11 +192,13 @@ class Sampler:
                 # The first look at a session does not know since when it was there.
                 reading.energy_mj if tally.at_s else None,
                 reading.energy_estimated,
+                lent,
             )
         )
-        recent = (*self._recent.get(session.id, ()), (now_s, reading.sm_percent))
+        recent = (*self._recent.get(session.id, ()), (now_s, reading.sm_percent, lent))
         self._recent[session.id] = tuple(p for p in recent if 0 <= now_s - p[0] < RECEIVED_OVER_S)
-        known = [sm for _, sm in self._recent[session.id] if sm is not None]
+        known = [sm for _, sm, _ in self._recent[session.id] if sm is not None]
+        loans = [one for *_, one in self._recent[session.id] if one is not None]
         before = self._live.get(session.id)
         shares = session.placement.shares
         return Live(
@@ -172,6 +210,8 @@ class Sampler:
                 sum(share.compute_percent for share in shares),
                 round(sum(known) / len(known), 1) if known else None,
                 reading.trouble,
+                round(sum(one.borrowed for one in loans) / len(loans), 1) if loans else None,
+                round(sum(one.lent for one in loans) / len(loans), 1) if loans else None,
             ),
             points_with(
                 before.points if before else (), Point(now_s, reading.memory_mib, reading.sm_percent)

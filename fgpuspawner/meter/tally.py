@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter
 
 from fgpu_scheduler import Measured
+from fgpuspawner.meter.lent import Lent
 
 HIGHEST_MEMORY = 200
 """Percent of the limit: this and all above is counted as one, as a session may be above its limit for a while."""
+
+LENDING = ("received", "borrowed", "lent")
+"""What of `Lent` is counted."""
 
 _COUNTS = TypeAdapter(Mapping[str, Mapping[int, int]])
 
@@ -25,6 +29,7 @@ class Sample:
     sm_percent: float | None
     energy_mj: int | None = None
     energy_estimated: bool = False
+    lent: Lent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class Tally:
     """All looks at a session so far.
 
     ``memory`` counts the samples by percent of the limit, rounded up, ``sm`` by percent of a GPU: percentiles are exact
-    to one of those, and never below what they stand for.
+    to one of those, and never below what they stand for. ``lending`` counts what `Lent` says, by percent of a GPU to the
+    nearest; nothing where compute is not lent.
     """
 
     session_id: int
@@ -43,6 +49,7 @@ class Tally:
     peak_mib: int | None = None
     memory: Mapping[int, int] = field(default_factory=dict)
     sm: Mapping[int, int] = field(default_factory=dict)
+    lending: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     energy_mj: int | None = None
     energy_estimated: bool = False
 
@@ -59,6 +66,11 @@ class Tally:
             )
         if sample.sm_percent is not None:
             new = replace(new, sm=_with(self.sm, -int(-sample.sm_percent // 1)))
+        if sample.lent is not None:
+            amounts = {name: round(getattr(sample.lent, name)) for name in LENDING}
+            new = replace(
+                new, lending={n: _with(self.lending.get(n, {}), amount) for n, amount in amounts.items()}
+            )
         if sample.energy_mj is not None:
             new = replace(
                 new,
@@ -93,7 +105,7 @@ class Tally:
             sm_p95_percent=percentile(self.sm, 95),
             energy_mj=self.energy_mj,
             energy_estimated=self.energy_estimated,
-            counts=_COUNTS.dump_json({"memory": self.memory, "sm": self.sm}).decode(),
+            counts=_COUNTS.dump_json({"memory": self.memory, "sm": self.sm, **self.lending}).decode(),
         )
 
 
@@ -103,7 +115,7 @@ def going_on(measured: Measured) -> Tally:
         counts = _COUNTS.validate_json(measured.counts)
         memory, sm = counts["memory"], counts["sm"]
     except (ValueError, KeyError):
-        memory, sm = {}, {}
+        counts, memory, sm = {}, {}, {}
     return Tally(
         measured.session_id,
         measured.gpu_millionths,
@@ -113,9 +125,23 @@ def going_on(measured: Measured) -> Tally:
         peak_mib=measured.peak_mib,
         memory=memory,
         sm=sm,
+        lending={name: counts[name] for name in LENDING if name in counts},
         energy_mj=measured.energy_mj,
         energy_estimated=measured.energy_estimated,
     )
+
+
+def lent_on_the_mean(measured: Measured) -> Lent | None:
+    """Return what a session was lent and lent on the mean of all looks; None where compute was not lent, or none knew."""
+    if '"lent"' not in measured.counts:
+        return None
+    lending = going_on(measured).lending
+    if not all(lending.get(name) for name in LENDING):
+        return None
+    means = (
+        sum(value * times for value, times in lending[n].items()) / sum(lending[n].values()) for n in LENDING
+    )
+    return Lent(*(round(mean, 1) for mean in means))
 
 
 def percentile(counts: Mapping[int, int], percent: int) -> int | None:

@@ -48,6 +48,8 @@ class Meter(TypedDict):
     sm_percent: float | None
     compute_entitled_percent: int | None
     compute_received_percent: float | None
+    compute_borrowed_percent: float | None
+    compute_lent_percent: float | None
     trouble: str | None
 
 
@@ -207,6 +209,8 @@ def _parse_meter(raw: dict[str, Any] | None) -> Meter | None:
         sm_percent=_number(raw, "sm_percent"),
         compute_entitled_percent=optional(raw, "compute_entitled_percent", int),
         compute_received_percent=_number(raw, "compute_received_percent"),
+        compute_borrowed_percent=_number(raw, "compute_borrowed_percent"),
+        compute_lent_percent=_number(raw, "compute_lent_percent"),
         trouble=optional(raw, "trouble", str),
     )
 

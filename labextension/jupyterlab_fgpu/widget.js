@@ -90,7 +90,10 @@ function draw(node, status) {
   row(
     table,
     "Compute",
-    `${received == null ? "use not known" : `${Math.round(received)} % in use`}, your share is ${entitled ?? "?"} %`
+    `${received == null ? "use not known" : `${Math.round(received)} % in use`}, your share is ${entitled ?? "?"} %` +
+      (meter.compute_borrowed_percent == null || meter.compute_lent_percent == null
+        ? ""
+        : ` (${Math.round(meter.compute_borrowed_percent)} % borrowed, ${Math.round(meter.compute_lent_percent)} % lent)`)
   );
   const waiting = status.others.filter((other) => other.state === "PENDING");
   const queue = status.queue.length === null ? "not known" : `${status.queue.length} waiting`;

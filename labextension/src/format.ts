@@ -3,7 +3,7 @@
  */
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IProcess, IReading, ISession, IThisSession } from './tokens';
+import type { IMeter, IProcess, IReading, ISession, IThisSession } from './tokens';
 
 /** Return "512 / 2048 MiB", or the limit alone where the use is not known. */
 export function memoryText(
@@ -33,6 +33,23 @@ export function amountText(
     return session.amount;
   }
   return session.fgpu === null ? null : trans.__('%1 fGPU', session.fgpu);
+}
+
+/** Return what a session was lent of a GPU's compute and what it lent, or null where that is not known, or nothing is lent. */
+export function lentText(
+  meter: IMeter,
+  trans: TranslationBundle
+): string | null {
+  const { compute_borrowed_percent: borrowed, compute_lent_percent: lent } =
+    meter;
+  if (borrowed === null || lent === null) {
+    return null;
+  }
+  return trans.__(
+    'Of it %1 % borrowed from others; %2 % of your share lent to others',
+    Math.round(borrowed),
+    Math.round(lent)
+  );
 }
 
 /** Return "Idle: ..., ends at 14:20", or when it ends anyway, or null where no end is settled. */

@@ -8,6 +8,7 @@ import {
   asSentence,
   instantText,
   leftText,
+  lentText,
   memoryText,
   usedMib
 } from './format';
@@ -168,6 +169,7 @@ function Compute(props: {
     Math.round(received),
     entitled
   );
+  const lent = meter && lentText(meter, trans);
   return (
     <>
       <div>{text}</div>
@@ -176,6 +178,7 @@ function Compute(props: {
         text={text}
         percent={entitled > 0 ? Math.min(100, (100 * received) / entitled) : 0}
       />
+      {lent && <div className="jp-fgpu-Minor">{lent}</div>}
     </>
   );
 }

@@ -25,6 +25,10 @@ export interface IMeter {
   compute_entitled_percent: number | null;
   /** Of the whole GPU, over the last minute. */
   compute_received_percent: number | null;
+  /** Of that, what was lent by others; null where compute is not lent. */
+  compute_borrowed_percent: number | null;
+  /** What others had of this session's share. */
+  compute_lent_percent: number | null;
   trouble: string | null;
 }
 

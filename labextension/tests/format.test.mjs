@@ -8,6 +8,7 @@ import {
   asSentence,
   endText,
   leftText,
+  lentText,
   memoryText,
   problem,
   problemText,
@@ -202,4 +203,15 @@ test('links stay on the host of the Hub and honour its prefix', () => {
     assert.equal(hubHref(hub, path), null);
   }
   assert.equal(hubHref({ host: '', prefix: '' }, '/user/a/'), null);
+});
+
+test('what is lent is said where it is known', () => {
+  const meter = { compute_borrowed_percent: 9.6, compute_lent_percent: 0 };
+  assert.equal(
+    lentText(meter, trans),
+    'Of it 10 % borrowed from others; 0 % of your share lent to others'
+  );
+  for (const name of Object.keys(meter)) {
+    assert.equal(lentText({ ...meter, [name]: null }, trans), null);
+  }
 });

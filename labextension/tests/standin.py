@@ -157,6 +157,8 @@ def meter(**changes: Any) -> dict[str, Any]:
         "sm_percent": 20.5,
         "compute_entitled_percent": 25,
         "compute_received_percent": 21.0,
+        "compute_borrowed_percent": None,
+        "compute_lent_percent": None,
         "trouble": None,
         **changes,
     }

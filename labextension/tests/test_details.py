@@ -125,11 +125,20 @@ async def test_an_older_service_has_no_history_and_no_advice(
     assert status["details"] == {"history": None, "processes": [], "advice": None}
 
 
+async def lent(caller: Caller) -> tuple[float | None, float | None]:
+    meter = (await caller.status())["session"]["meter"]
+    return meter["compute_borrowed_percent"], meter["compute_lent_percent"]
+
+
 async def test_a_meter_is_passed_on_and_one_of_the_wrong_type_is_not(
     caller: Caller, standin: StandIn, extension: Any
 ) -> None:
     status = await caller.status()
     assert status["session"]["meter"]["compute_received_percent"] == 21.0
+    assert (await lent(caller)) == (None, None)
+    standin.sessions[0]["meter"] |= {"compute_borrowed_percent": 9.5, "compute_lent_percent": 0.0}
+    extension.shared.forget()
+    assert (await lent(caller)) == (9.5, 0.0)
     assert status["others"][0]["meter"] is None
     standin.sessions[0]["meter"]["sm_percent"] = "20"
     extension.shared.forget()

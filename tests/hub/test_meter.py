@@ -151,3 +151,55 @@ def test_a_session_that_has_ended_leaves_a_receipt_and_several_an_advice(hub: Hu
     assert "0.2 fGPU would have been enough" in advice["text"]
     assert ask(hub, bob, "advice")["advice"] == ask(hub, bob, "history")["receipts"] == []
     assert ask(hub, bob, "meters")["meters"] == {}
+
+
+COMPUTE = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+text = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin_1ms()\\n{\\nret;\\n}\\n"
+for status in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+               cuda.cuCtxSetCurrent(context), cuda.cuModuleLoadData(ctypes.byref(module), text),
+               cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_1ms")):
+    assert status == 0, status
+while True:
+    assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+    assert cuda.cuCtxSynchronize() == 0
+"""
+
+
+def test_what_sessions_lend_each_other_is_shown_to_each_of_itself_only(make_hub: Make) -> None:
+    hub = make_hub(meter_every_s=1, simulated_gpus="1", compute="elastic").start()
+    tokens = {user: hub.add_user(user) for user in ("alice", "bob")}
+    sessions = {user: start(hub, user) for user in tokens}
+
+    def meter(user: str) -> Any:
+        return ask(hub, tokens[user], f"sessions/{sessions[user].id}")["session"]["meter"] or {}
+
+    alice = sessions["alice"]
+    note = hub.data / "run" / f"{alice.id}-{alice.attempt}@local"
+    env = psutil.Process(int(note.read_text())).environ()
+    with subprocess.Popen([sys.executable, "-c", COMPUTE], env=env, cwd=hub.folder) as child:
+        try:
+            until(
+                lambda: (meter("alice").get("compute_borrowed_percent") or 0) > 20, what="alice is lent more"
+            )
+            until(lambda: (meter("bob").get("compute_lent_percent") or 0) > 5, what="bob lends")
+            assert (meter("alice")["compute_lent_percent"], meter("bob")["compute_borrowed_percent"]) == (
+                0,
+                0,
+            )
+            assert set(ask(hub, tokens["bob"], "meters")["meters"]) == {str(sessions["bob"].id)}
+        finally:
+            child.kill()
+    receipt = ask(hub, tokens["bob"], f"sessions/{sessions['bob'].id}/receipt")["receipt"]
+    assert (receipt["compute_entitled_percent"], receipt["compute_borrowed_percent"]) in ((25, None), (25, 0))
+
+
+def test_where_compute_is_strict_nothing_is_said_of_lending(hub: HubProcess) -> None:
+    token = hub.add_user("alice")
+    session = start(hub, "alice")
+    found = until(
+        lambda: ask(hub, token, f"sessions/{session.id}")["session"]["meter"], what="it is measured"
+    )
+    assert (found["compute_borrowed_percent"], found["compute_lent_percent"]) == (None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fgpu_scheduler import Past
+from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json, Site, Viewer, World
@@ -33,6 +34,10 @@ COLUMNS = [
     "energy_estimated",
     "samples",
     "simulated",
+    "compute_entitled_percent",
+    "compute_received_percent",
+    "compute_borrowed_percent",
+    "compute_lent_percent",
 ]
 """Of the CSV file, in this order."""
 INSTANTS = ("submitted", "started", "ended")
@@ -44,6 +49,8 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
     session, measured = past.session, past.measured
     until_s = world.snapshot.now_s if session.ended_at_s is None else session.ended_at_s
     known = measured if measured is not None and measured.samples else None
+    lent = lent_on_the_mean(measured) if measured is not None else None
+    placed = session.placement.shares if session.placement is not None else ()
     return {
         "session_id": session.id,
         **asked_object(session, world, viewer, site),
@@ -56,6 +63,10 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
         "energy_wh": _wh(measured.energy_mj if measured else None),
         "energy_estimated": bool(measured and measured.energy_mj is not None and measured.energy_estimated),
         "samples": measured.samples if measured else 0,
+        "compute_entitled_percent": sum(share.compute_percent for share in placed) if placed else None,
+        "compute_received_percent": lent.received if lent else None,
+        "compute_borrowed_percent": lent.borrowed if lent else None,
+        "compute_lent_percent": lent.lent if lent else None,
     }
 
 

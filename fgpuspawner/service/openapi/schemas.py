@@ -33,6 +33,7 @@ SCHEMAS: dict[str, Schema] = {
         """
         at_s:at_s memory_used_mib:count? memory_limit_mib:count sm_percent:number?
         compute_entitled_percent:count compute_received_percent:number? trouble:text?
+        compute_borrowed_percent:number? compute_lent_percent:number?
         """
     ),
     "session": thing(
@@ -74,6 +75,8 @@ SCHEMAS: dict[str, Schema] = {
         f"""
         {ASKED} session_id:count wait_s:count run_s:count gpu_hours:number memory_peak_mib:count?
         memory_p95_mib:count? sm_p95_percent:number? energy_wh:number? energy_estimated:yes_no samples:count
+        compute_entitled_percent:count? compute_received_percent:number? compute_borrowed_percent:number?
+        compute_lent_percent:number?
         """,
         end_cause=END_CAUSE,
     ),

@@ -47,6 +47,7 @@ class Use:
     memory: Bar | None
     compute: Bar | None
     trouble: str
+    lent: str = ""
 
 
 def memory_bar(label: str, used_mib: int | None, limit_mib: int | None) -> Bar | None:
@@ -68,7 +69,19 @@ def use(meter: Json | None) -> Use | None:
         length = percent(round(sm * 1000), entitled * 1000)
         compute = Bar("Compute", f"{computed} % of its {entitled} %", length)
     memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
-    return Use(memory, compute, meter["trouble"] or "")
+    return Use(
+        memory,
+        compute,
+        meter["trouble"] or "",
+        lent_words(meter["compute_borrowed_percent"], meter["compute_lent_percent"]),
+    )
+
+
+def lent_words(borrowed: float | None, lent: float | None) -> str:
+    """Return what a session was lent and lent of a GPU; empty where compute is not lent, or that is not known."""
+    if borrowed is None or lent is None:
+        return ""
+    return f"{math.floor(borrowed + 0.5)} % borrowed, {math.floor(lent + 0.5)} % lent"
 
 
 HELD = ("mine", "others", "used")

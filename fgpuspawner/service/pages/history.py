@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from fgpu_scheduler import memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
 from fgpuspawner.service.model import Json
-from fgpuspawner.service.pages.bars import Bar, memory_bar
+from fgpuspawner.service.pages.bars import Bar, lent_words, memory_bar
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.pages.session_rows import end_words
 from fgpuspawner.service.problems import bad_argument
@@ -31,6 +31,7 @@ class Line:
     gpu_hours: str
     memory: Bar | None
     usual: str
+    lent: str
     energy: str
 
 
@@ -59,6 +60,7 @@ def line(receipt: Json) -> Line:
         gpu_hours=hours(receipt["gpu_hours"]),
         memory=memory_bar("Peak", receipt["memory_peak_mib"], limit_mib),
         usual=_usual(receipt["memory_p95_mib"], receipt["sm_p95_percent"]),
+        lent=_lent(receipt),
         energy=_energy(receipt["energy_wh"], estimated=receipt["energy_estimated"]),
     )
 
@@ -70,6 +72,15 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
         return f"p95 {told}" if told else ""
     computed = f"{compute_percent:.0f} % of the GPU"
     return f"p95 {told}, {computed}" if told else f"p95 {computed}"
+
+
+def _lent(receipt: Json) -> str:
+    """Return what it had of the compute, and of that from others; empty where compute was not lent."""
+    words = lent_words(receipt["compute_borrowed_percent"], receipt["compute_lent_percent"])
+    if not words:
+        return ""
+    received, entitled = receipt["compute_received_percent"], receipt["compute_entitled_percent"]
+    return f"mean {received:.0f} % of its {entitled} %: {words}"
 
 
 def totals(receipts: Sequence[Json], *, more: bool) -> Totals:

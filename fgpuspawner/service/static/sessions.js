@@ -120,6 +120,11 @@
     const share = meter.compute_entitled_percent;
     fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB");
     fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " % of its " + share + " %");
+    const borrowed = meter.compute_borrowed_percent;
+    const lent = meter.compute_lent_percent;
+    if (borrowed !== null && lent !== null) {
+      fresh.querySelector(".lent").textContent = Math.round(borrowed) + " % borrowed, " + Math.round(lent) + " % lent";
+    }
     fresh.querySelector(".trouble").textContent = meter.trouble || "";
     cell.replaceChildren(fresh);
   }

@@ -20,16 +20,20 @@ from fgpu_scheduler import (
     Session,
     SessionState,
     Share,
+    ShareMode,
     Store,
     StoreUnavailable,
 )
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.drivers import Place
+from fgpuspawner.isolation.limits import DeviceLimit, Limits, write
 from fgpuspawner.isolation.looks import Look
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
+from fgpuspawner.meter.lent import Lent
 from fgpuspawner.meter.model import KEPT_S, Meter, Point, read_meters
 from fgpuspawner.meter.sampler import Sampler, points_with
+from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.settings import FGPU
 
 MIB = 2**20
@@ -183,6 +187,59 @@ async def test_a_look_at_one_machine_says_nothing_of_another(world: World) -> No
     world.scheduler.sessions = (session(1), there)
     await world.look()
     assert read_meters(world.data).of(2, world.clock.now) is None
+
+
+def lending(world: World, *lenders: int) -> None:
+    """Have these sessions lend what is idle, as their limits files say."""
+    for session_id in lenders:
+        folder = world.isolation.folder(session_id)
+        folder.mkdir(parents=True)
+        own = DeviceLimit(
+            GPU,
+            2048,
+            8192,
+            0,
+            25,
+            ShareMode.MEMORY_COMPUTE,
+            ((25 * session_id - 25, 25 * session_id),),
+            session_id,
+        )
+        write(folder, Limits(session_id, "charge", (own,)))
+
+
+async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) -> None:
+    lending(world, 1, 2)
+    world.scheduler.sessions = (session(1), session(2), session(3))
+    # Session 1 computes, 2 rests, 3 is strict and rests as well.
+    busy: Use = {GPU: DeviceUse((process(10, 700, 75.0), process(20, 10, 0.0)))}
+    resting: Use = {GPU: DeviceUse((process(10, 700, 25.0), process(20, 10, 0.0)))}
+    meter = await world.look(busy)
+    assert meter is not None
+    assert (meter.compute_borrowed_percent, meter.compute_lent_percent) == (50.0, 0.0)
+    meter = await world.look(resting)
+    assert meter is not None
+    assert (meter.compute_borrowed_percent, meter.compute_received_percent) == (25.0, 50.0)
+    told = {i: read_meters(world.data).of(i, world.clock.now) for i in (2, 3)}
+    # What was borrowed came from session 2 and from what nobody has, which is as much.
+    assert told[2] is not None
+    assert told[2].now.compute_lent_percent == 12.5
+    assert told[3] is not None
+    assert (told[3].now.compute_borrowed_percent, told[3].now.compute_lent_percent) == (None, None)
+    world.sampler = world.another()
+    await world.sampler.save(world.clock.now)
+    world.scheduler.sessions = ()
+    await world.look()
+    kept = world.meters.of([1, 2, 3])
+    assert lent_on_the_mean(kept[1]) == Lent(75.0, 50.0, 0.0), "the second look was lost with the Hub"
+    assert lent_on_the_mean(kept[3]) is None
+
+
+async def test_what_the_driver_does_not_tell_of_a_neighbour_is_lent_to_nobody(world: World) -> None:
+    lending(world, 1)
+    world.scheduler.sessions = (session(1), session(2))
+    meter = await world.look({GPU: DeviceUse((process(10, 700, 75.0), process(20, 10, None)))})
+    assert meter is not None
+    assert (meter.compute_borrowed_percent, meter.compute_lent_percent) == (None, None)
 
 
 # --- What is kept ---

@@ -29,6 +29,10 @@ RECEIPT: Json = {
     "energy_wh": 31.26,
     "energy_estimated": False,
     "samples": 9,
+    "compute_entitled_percent": 25,
+    "compute_received_percent": None,
+    "compute_borrowed_percent": None,
+    "compute_lent_percent": None,
     "mine": True,
     "simulated": True,
 }
@@ -55,6 +59,12 @@ def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
     assert line(RECEIPT | {"memory_p95_mib": None}).usual == "p95 12 % of the GPU"
     assert line(RECEIPT | {"sm_p95_percent": None}).usual == "p95 400 MiB"
     assert line(RECEIPT | {"sm_p95_percent": 0}).usual == "p95 400 MiB, 0 % of the GPU"
+
+
+def test_what_was_lent_is_said_where_compute_was_lent() -> None:
+    assert line(RECEIPT).lent == ""
+    lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
+    assert line(RECEIPT | lent).lent == "mean 41 % of its 25 %: 18 % borrowed, 0 % lent"
 
 
 def test_an_energy_that_is_estimated_says_so() -> None:

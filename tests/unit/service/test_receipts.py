@@ -80,6 +80,10 @@ def test_a_receipt_has_exactly_the_documented_fields() -> None:
         "energy_wh": 18.2,
         "energy_estimated": True,
         "samples": 360,
+        "compute_entitled_percent": 25,
+        "compute_received_percent": None,
+        "compute_borrowed_percent": None,
+        "compute_lent_percent": None,
         "mine": True,
         "simulated": False,
     }
@@ -107,6 +111,13 @@ def test_what_was_not_measured_is_null_and_not_nothing() -> None:
         for name in ("memory_peak_mib", "memory_p95_mib", "sm_p95_percent", "energy_wh"):
             assert found[name] is None
         assert (found["samples"], found["energy_estimated"]) == (0, False)
+
+
+def test_a_receipt_says_what_was_lent_on_the_mean() -> None:
+    counts = '{"memory": {}, "sm": {}, "received": {"20": 1, "60": 3}, "borrowed": {"0": 1, "35": 3}, "lent": {"5": 4}}'
+    found = receipt(Past(ENDED, replace(MEASURED, counts=counts)), world(GPU), ALICE, SITE)
+    names = ("entitled", "received", "borrowed", "lent")
+    assert [found[f"compute_{name}_percent"] for name in names] == [25, 50.0, 26.2, 5.0]
 
 
 def test_what_never_started_has_waited_and_cost_nothing() -> None:
@@ -167,6 +178,8 @@ def test_only_a_session_that_runs_has_a_meter() -> None:
         "compute_entitled_percent": 25,
         "compute_received_percent": 14.1,
         "trouble": None,
+        "compute_borrowed_percent": None,
+        "compute_lent_percent": None,
     }
     for state in (SessionState.TERMINATING, SessionState.TERMINATED, SessionState.PREPARING):
         assert session_object(replace(runs, state=state), found, ALICE, SITE)["meter"] is None

@@ -41,6 +41,8 @@ METER: Json = {
     "compute_entitled_percent": 50,
     "compute_received_percent": 12.0,
     "trouble": None,
+    "compute_borrowed_percent": None,
+    "compute_lent_percent": None,
 }
 
 
