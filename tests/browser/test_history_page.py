@@ -41,6 +41,7 @@ def ran(service: Standing, user: str, server: str, *, ago_s: int, message: str |
         p95_mib=200,
         sm_p95_percent=3,
         energy_mj=36_000_000,
+        counts='{"memory": {}, "sm": {}, "received": {"62": 30}, "borrowed": {"15": 30}, "lent": {"3": 30}}',
     )
     Meters(service.store).save([measured])
     service.move(session.id, S.TERMINATING, now_s=began_s + 3600, cause=EndCause.IDLE, message=message)
@@ -73,7 +74,15 @@ def test_a_users_receipts_come_in_pages_with_totals_and_advice(
     rows = page.locator(".history tbody tr")
     expect(rows).to_have_count(50)
     expect(rows.first).to_contain_text("run-59")
-    for words in ("0.3 of 4 GiB", "p95 200 MiB, 3 % of the GPU", "1 h", "0.50", "10.0 Wh", "idle"):
+    for words in (
+        "0.3 of 4 GiB",
+        "p95 200 MiB, 3 % of the GPU",
+        "mean 62 % of its 50 %: 15 % borrowed, 3 % lent",
+        "1 h",
+        "0.50",
+        "10.0 Wh",
+        "idle",
+    ):
         expect(rows.first).to_contain_text(words)
     page.get_by_role("link", name="Older").click()
     expect(rows).to_have_count(10)

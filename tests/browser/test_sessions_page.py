@@ -304,6 +304,12 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     expect(cell.locator(".memory .fill")).to_have_attribute("width", "75.0")
     expect(line(page, ids[1]).locator(".use")).to_have_text("the GPU does not answer")
     assert page.evaluate("document.querySelector('#rows tr').same") is True
+    expect(cell.locator(".lent")).to_have_text("")
+    service.measure({ids[0]: 1536}, lent=(7.5, 2.4))
+    expect(cell.locator(".lent")).to_have_text("8 % borrowed, 2 % lent", timeout=60_000)
+    page.reload()
+    expect(cell.locator(".lent")).to_have_text("8 % borrowed, 2 % lent")
+    service.measure({ids[0]: 1536, ids[1]: None}, trouble="the GPU does not answer")
     page.locator("#sort-use").click()
     expect(page.locator("#rows th").first).to_have_text("gamma")
 

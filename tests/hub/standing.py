@@ -147,7 +147,13 @@ class Standing:
         at_s = int(time.time()) if now_s is None else now_s
         return self.store.move(session_id, to, now_s=at_s, **kwargs)
 
-    def measure(self, used_mib: dict[int, int | None], *, trouble: str | None = None) -> None:
+    def measure(
+        self,
+        used_mib: dict[int, int | None],
+        *,
+        trouble: str | None = None,
+        lent: tuple[float, float] | None = None,
+    ) -> None:
         """Tell of running sessions, as the Hub would, how much GPU memory they hold; they compute with 12.5 %."""
         at_s = int(time.time())
         found = {}
@@ -157,7 +163,7 @@ class Standing:
             assert session.placement is not None
             share = session.placement.shares[0]
             sm = None if used is None else 12.5
-            meter = Meter(at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble)
+            meter = Meter(at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble, *(lent or ()))
             found[session_id] = Live(meter, (), ())
         write_meters(self.data, Told(10, found))
 
