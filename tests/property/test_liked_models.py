@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import requests, worlds
 
+from fgpu_scheduler.core.backfill import gather
 from fgpu_scheduler.core.model import Placement, Quota, QuotaScope, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, free, place, placements
 from fgpu_scheduler.core.placer import Placer
@@ -15,6 +16,7 @@ from fgpu_scheduler.core.planner import Reserve, plan
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.shares import shares_of
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.testing import World
 from fgpu_scheduler.testing.order_checks import less_liked
@@ -105,6 +107,8 @@ def test_the_gpus_of_one_session_are_of_one_model() -> None:
     left = free(replace(mixed, nodes=(node,)))
     assert place(liking("2"), left, score=best_fit) is not None
     assert place(liking("2", *A_B), left, score=best_fit) is None
+    # The check that a commit makes knows it by itself.
+    assert shares_of(liking("2", *A_B), node.devices) is None
 
 
 def test_why_it_waits_names_all_that_it_likes() -> None:
@@ -115,7 +119,7 @@ def test_why_it_waits_names_all_that_it_likes() -> None:
         == "no machine with a GPU of model 'D' or 'E' takes sessions now"
     )
     # One GPU that is free of each model is not two.
-    halves = free(on(on(LAB, "x", "1", "A"), "y", "1", "B"))
+    halves = free(on(on(LAB, "x", "2", "A"), "y", "1", "B"))
     assert shortage(liking("2", *A_B), halves) == (
         "2 fGPU needs 2 free GPUs on one machine: at most 1 is free on one"
     )
@@ -129,6 +133,15 @@ def test_a_place_is_kept_on_whichever_model_is_free_soonest() -> None:
             d for d in plan(asking(lab, "head", "2", *A_B), policy).decisions if isinstance(d, Reserve)
         )
         assert kept.node_id == kept_on
+
+
+def test_between_places_that_lack_the_same_the_model_that_is_liked_most_is_kept() -> None:
+    lab = on(on(LAB, "x", "2", "A"), "y", "2", "B")
+    left = {node.node.id: node for node in free(lab)}
+    for models, kept_on in ((A_B, "a"), (B_A, "b")):
+        kept = gather(asking(lab, "head", "2", *models).sessions[-1], left)
+        assert kept is not None
+        assert kept.placement.node_id == kept_on
 
 
 def test_beside_a_kept_place_the_model_that_is_liked_most_is_taken_too() -> None:
