@@ -386,14 +386,16 @@ class Floor:
         return None
 
     def _who_holds(self) -> Iterable[Holder]:
-        """Return who holds something here now: found out when it is first asked for, as most plans never do."""
+        """Return who holds something here and is known to end: found out when first asked for, as most plans never do."""
         if self._holders is None:
             on_node, now_s = self._snapshot.groups.on_node, self._snapshot.now_s
             self._holders = {
-                s.id: Holder(s, s.placement, self._free_at_s(s, now_s))
+                s.id: Holder(s, s.placement, free_again_s)
                 for node_id in self.left
                 for s in on_node.get(node_id, NOBODY).values()
-                if s.state in HOLDING and s.placement is not None
+                if s.state in HOLDING
+                and s.placement is not None
+                and (free_again_s := self._free_at_s(s, now_s)) is not None
             }
             self._holders |= self._started
             for session_id in self._ended:
