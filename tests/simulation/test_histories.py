@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 EVENTS = 120
 SEEDS = range(6)
 FILE_SEEDS = range(100, 102)
-SLOW_SEEDS = range(1000, 1300)
-SLOW_FILE_SEEDS = range(2000, 2040)
+SLOW_SEEDS = range(1000, 1100)
+SLOW_FILE_SEEDS = range(2000, 2020)
 
 
 def shown(seeds: range, reports: list[Report]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import text
 
 from fgpu_scheduler.core import (
@@ -26,6 +27,8 @@ from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.store import Store
 from fgpu_scheduler.testing import Faults, Violation, checks, simulate, simulate_in_file
 from fgpu_scheduler.testing.lab import CALM
+
+pytestmark = pytest.mark.slow
 
 SEEDS = range(60)
 EVENTS = 200

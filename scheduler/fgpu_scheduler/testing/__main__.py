@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from fgpu_scheduler.testing.checks import Violation
 from fgpu_scheduler.testing.simulator import Simulation
 
-EVERY = 100
+EVERY = 10
 """Seeds between two lines on how far it is."""
 
 

@@ -116,7 +116,8 @@ class Lab:
         self._url = "sqlite://" if folder is None else f"sqlite:///{folder / 'fgpu.sqlite'}"
         self._store = self._watched()
         self._store.open()
-        self._checks = Checks(self._snapshot(), self._policy, self._rules, steady_s=self._time_s)
+        first = replace(self._snapshot(), nodes=found)
+        self._checks = Checks(first, self._policy, self._rules, steady_s=self._time_s)
         self._beside = self._store
         """As the service and administrators write, in another process where the store is a file."""
         if folder is not None:
