@@ -78,6 +78,7 @@ OF_USERS = re.compile(
 """Where the Hub's log has a user's name, also of one whom the databases no longer know."""
 GPU_ID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F-]+$|^GPU-simulated")
 LINES = 200
+LOGS = "logs"
 LONGEST_SECRET_FILE = 4096
 SHORTEST_SECRET = 6
 """What is shorter is no secret worth its name, and may be part of any word."""
@@ -113,16 +114,20 @@ def run(given: argparse.Namespace) -> list[str]:
         database = settings.database_url()
         parts["queue"] = _said(lambda: _queue(database))
         manager = services.manager_of(data)
-        parts["logs"] = _said(lambda: list(manager.lines(services.OURS, follow=False, most=LINES)))
+        parts[LOGS] = _said(lambda: list(manager.lines(services.OURS, follow=False, most=LINES)))
         if not given.users:
             try:
                 users = _users(database, str(config.JupyterHub.db_url))
             except (FGPUError, SQLAlchemyError, ImportError):
-                parts["logs"] = [
+                parts[LOGS] = [
                     "left out: who the users are cannot be read, and so not be hidden; see --users"
                 ]
     hide = Hiding(known, users, named=given.users)
-    lines = [line for title, own in parts.items() for line in (f"== {title}", *map(hide, own), "")]
+    lines = [
+        line
+        for title, own in parts.items()
+        for line in (f"== {title}", *(hide(line, is_log=title == LOGS) for line in own), "")
+    ]
     # A new file, that only its owner reads until they have.
     with os.fdopen(
         os.open(given.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
@@ -144,7 +149,7 @@ class Hiding:
         words = "|".join(map(re.escape, names))
         self._names = re.compile(rf"(?<![\w]){'(' + words + ')'}(?![\w])") if names else None
 
-    def __call__(self, line: str) -> str:
+    def __call__(self, line: str, *, is_log: bool = False) -> str:
         """Return the line without."""
         line = printable(services.COLOURS.sub("", line))
         if self._secrets is not None:
@@ -152,7 +157,7 @@ class Hiding:
         line = QUERY.sub(f"?{HIDDEN}", IN_URL.sub(f"://{HIDDEN}@", line))
         line = SAID.sub(rf"\1\2{HIDDEN}", line)
         line = LONG.sub(lambda found: found[0] if GPU_ID.match(found[0]) else HIDDEN, line)
-        if not self._named:
+        if is_log and not self._named:
             line = OF_USERS.sub(lambda found: found[1] + self._numbers.get(found[2], "somebody"), line)
         if self._names is not None:
             line = self._names.sub(lambda found: self._numbers[found[1]], line)

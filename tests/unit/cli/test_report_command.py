@@ -88,6 +88,7 @@ def test_nothing_of_what_is_planted_is_in_the_report(
     ):
         assert part in text
     assert "c.JupyterHub.services = set" in text
+    assert "c.JupyterHub.named_server_limit_per_user = 100" in text
     assert "Session 12 (" in text
     assert "GPU-1f0c2f3a-0b1c-4d5e" in text
     assert text.count("JupyterHub app:1]") == 2
