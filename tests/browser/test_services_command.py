@@ -17,6 +17,7 @@ from hubprocess import ROOT, until
 from makerun import MakeRun
 
 BIN = Path(sys.executable).parent
+READER = "fgpuspawner.service.reader]"
 CONFIG = ("--config", str(ROOT / "jupyterhub_config.py"))
 
 
@@ -79,8 +80,8 @@ def test_services_are_told_and_restarted_and_sessions_go_on(made: MakeRun) -> No
 
     # Of one log, each has its own lines.
     said = {name: services(made, "logs", name) for name in ("hub", "service")}
-    assert ("JupyterHub" in said["hub"], "fgpuspawner.service" in said["hub"]) == (True, False)
-    assert ("JupyterHub" in said["service"], "fgpuspawner.service" in said["service"]) == (False, True)
+    assert ("JupyterHub" in said["hub"], READER in said["hub"]) == (True, False)
+    assert ("JupyterHub" in said["service"], READER in said["service"]) == (False, True)
 
 
 def running_again(made: MakeRun, own: dict[str, str], session_id: int) -> bool:
