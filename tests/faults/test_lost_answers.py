@@ -84,6 +84,25 @@ async def test_a_submission_of_several_is_queued_once(lab: Lab, store: Forgetful
     assert [s.id for s in await lab.scheduler.live()] == [s.id for s in sessions]
 
 
+async def test_one_of_several_may_end_before_the_lost_answer_is_asked_for_again(
+    lab: Lab, store: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = store.latest
+
+    def ended_by_then(*, user: str, limit: int) -> tuple[Session, ...]:
+        waiting = next(s for s in store.snapshot(0).sessions if s.request.server_name == "gpu-2")
+        if waiting.state is not SessionState.CANCELLED:
+            Store.move(store, waiting.id, SessionState.CANCELLED, now_s=waiting.submitted_at_s, cause=EndCause.USER)
+        return latest(user=user, limit=limit)
+
+    monkeypatch.setattr(store, "latest", ended_by_then)
+    store.lost_after["submit"] = 1
+    asked = [Request("alice", name, "python", "default", 500, 100, 256) for name in ("", "gpu-2")]
+    sessions = await asyncio.wait_for(lab.scheduler.submit(asked), 60)
+    assert [s.request for s in sessions] == asked
+    assert [s.state for s in sessions].count(SessionState.CANCELLED) == 1
+
+
 @pytest.mark.parametrize("when", ["after", "before"])
 async def test_every_step_of_a_launch_happens_once(lab: Lab, store: Forgetful, when: str) -> None:
     lost = store.lost_after if when == "after" else store.lost_before

@@ -222,13 +222,14 @@ class Scheduler(Queue):
         self, requests: Sequence[Request], *, replacing: int | None = None
     ) -> tuple[Session, ...]:
         old = None if replacing is None else await self.patiently(lambda: self._get(replacing))
-        tried = False
+        tried_at_s = None
 
         async def step() -> tuple[Session, ...]:
-            nonlocal tried
-            if tried and (found := await self._submitted(requests)) is not None:
+            nonlocal tried_at_s
+            if tried_at_s is None:
+                tried_at_s = self._clock.now_s()
+            elif (found := await self._submitted(requests, tried_at_s)) is not None:
                 return found
-            tried = True
             return await self._call(
                 self.store.submit,
                 requests,
@@ -801,11 +802,15 @@ class Scheduler(Queue):
 
     # -- parts ----------------------------------------------------------------------------------------
 
-    async def _submitted(self, requests: Sequence[Request]) -> tuple[Session, ...] | None:
-        """Return the sessions of these requests, if they were committed and only the answer was lost."""
-        found = [await self.serving(request.user, request.server_name) for request in requests]
-        sessions = tuple(session for session in found if session is not None)
-        return sessions if [s.request for s in sessions] == list(requests) else None
+    async def _submitted(self, requests: Sequence[Request], since_s: int) -> tuple[Session, ...] | None:
+        """Return the sessions of these requests, if they were committed and only the answer was lost.
+
+        Some may have ended since then, or been queued again.
+        """
+        latest = await self._call(self.store.latest, user=requests[0].user, limit=2 * len(requests) + 20)
+        found = {s.request: s for s in reversed(latest) if s.submitted_at_s >= since_s}
+        sessions = tuple(found[asked] for asked in requests if asked in found)
+        return sessions if len(sessions) == len(requests) else None
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of the store in its thread. Once begun it is finished, cancelled or not."""
