@@ -34,6 +34,9 @@ ACCEPTED = "accept_image"
 AS_OPTION = {"count": "sessions"}
 """Fields that are called otherwise on the command line."""
 
+ASKED = [name for name in FIELDS if name != "gpu_model"]
+"""Fields that have an option: ``gpu_models`` says all that one model could."""
+
 
 def add_to(commands: Any) -> None:
     """Add the commands to the parser of ``fgpu``."""
@@ -80,7 +83,8 @@ def _add(
 
 
 def _add_fields(parser: argparse.ArgumentParser) -> None:
-    for name, its in FIELDS.items():
+    for name in ASKED:
+        its = FIELDS[name]
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
         parser.add_argument(
             option, dest=name, metavar="VALUE", help=f"the form's field {its.label!r}".replace("%", "%%")
@@ -96,7 +100,7 @@ def _number(text: str) -> int:
 
 
 def _asked(given: argparse.Namespace) -> Json:
-    return {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
+    return {name: value for name in ASKED if (value := getattr(given, name)) is not None}
 
 
 # -- reading ------------------------------------------------------------------------------------------
