@@ -86,8 +86,8 @@ class Given:
         if one is not None and found is not None:
             self.refuse("gpu_models", "given_twice", "given, and one as gpu_model; give one of them")
             return ()
-        found = [one] if one is not None else found.split(",") if isinstance(found, str) else found or []
-        if found == [""] and one is None:
+        found = [one] if one is not None else found.split(",") if isinstance(found, str) else found
+        if found is None or (found == [""] and one is None):
             return ()
         if not isinstance(found, list | tuple) or not all(isinstance(model, str) for model in found):
             problem = f"{short(self.raw[name])} is no name of a GPU model, nor a list of them"

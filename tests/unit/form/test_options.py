@@ -158,6 +158,8 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
      "gpu_models: 'Simulated GPU 8192 MiB' is named twice; name each model once: Simulated GPU 8192 MiB"),
     (JSON, {"gpu_models": {"T4": 1}}, "gpu_models", "not_a_text",
      "gpu_models: {'T4': 1} is no name of a GPU model, nor a list of them"),
+    (JSON, {"gpu_models": {}}, "gpu_models", "not_a_text",
+     "gpu_models: {} is no name of a GPU model, nor a list of them"),
     (JSON, {"gpu_models": [["T4"]]}, "gpu_models", "not_a_text",
      "gpu_models: [['T4']] is no name of a GPU model, nor a list of them"),
     (TEXTS, {"gpu_models": "T4", "gpu_model": "T4"}, "gpu_models", "given_twice",
