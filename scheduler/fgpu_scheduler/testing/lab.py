@@ -116,13 +116,13 @@ class Lab:
         self._url = "sqlite://" if folder is None else f"sqlite:///{folder / 'fgpu.sqlite'}"
         self._store = self._watched()
         self._store.open()
-        first = replace(self._snapshot(), nodes=found)
-        self._checks = Checks(first, self._policy, self._rules, steady_s=self._time_s)
         self._beside = self._store
         """As the service and administrators write, in another process where the store is a file."""
         if folder is not None:
             self._beside = self._watched()
             self._beside.connect()
+        first = replace(self._snapshot(), nodes=found)
+        self._checks = Checks(first, self._policy, self._rules, steady_s=self._time_s)
 
     def _watched(self) -> Watched:
         return Watched(
@@ -198,15 +198,17 @@ class Lab:
     # --- The store, watched ---
 
     def _snapshot(self) -> Snapshot:
-        with self._store.faultless():
-            return self._store.snapshot(self.now_s())
+        """Read it beside the Hub, which knows no more of it for that."""
+        with self._beside.faultless():
+            return self._beside.snapshot(self.now_s())
 
-    def _look(self, *, planned: bool = False) -> None:
-        with self._store.faultless():
+    def _look(self, store: Watched | None = None, *, planned: bool = False) -> None:
+        store = store or self._beside
+        with store.faultless():
             self._checks.look(
-                self._store.snapshot(self.now_s()),
+                store.snapshot(self.now_s()),
                 self._standing(),
-                self._store.session,
+                store.session,
                 steady_s=self._time_s,
                 planned=planned,
             )
@@ -216,7 +218,7 @@ class Lab:
         try:
             self._checks.submitted(submitted)
             self._accepted += [session.request for session in submitted]
-            self._look(planned=planned)
+            self._look(store, planned=planned)
         except Exception as e:
             # Of the Hub's threads: it would only log it.
             self._broken = self._broken or e
@@ -253,8 +255,8 @@ class Lab:
         return tuple(self._containers.values())
 
     def _get(self, session_id: int) -> Session:
-        with self._store.faultless():
-            found = self._store.session(session_id)
+        with self._beside.faultless():
+            found = self._beside.session(session_id)
         if found is None:
             raise Violation(f"session {session_id} is unknown")
         return found

@@ -104,6 +104,9 @@ class Simulation(Outages):
                     self._next(self._at_s + 10)
                 with self._beside.faultless():
                     self._rng.choices(acts, weights)[0]()
+                if self._is_file and self._chance(30):
+                    # A plan may begin just when another process has written.
+                    self._queue.wake()
                 self._judge()
             self._come_to_rest()
         except Exception as e:
