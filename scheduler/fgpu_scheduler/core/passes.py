@@ -254,8 +254,11 @@ class Floor:
             return 0
         return len(self._waited_s) - bisect_left(self._waited_s, longest_s - passed_s)
 
-    def fill(self, queue: Queue) -> list[tuple[Session, Placement]]:
-        """Start whom the policy starts now, in the order of the queue, and note why the others wait."""
+    def fill(self, queue: Queue, done: Collection[int] = ()) -> list[tuple[Session, Placement]]:
+        """Start whom the policy starts now, in the order of the queue, and note why the others wait.
+
+        For those who are ``done``, by id, no place is kept from those ahead of them.
+        """
         self._release()
         self._looked = self._strict = False
         self._misfits.forget()
@@ -265,7 +268,7 @@ class Floor:
         heads.sort()
         # Those that join behind while it is gone through are few: most wait.
         misfits, skips = self._misfits.found, not self._reasons
-        promised = self._next_promised(queue)
+        promised = self._next_promised(queue, done)
         for number, n in heads:
             lane = lanes[n]
             session = queue.sessions[number]
@@ -287,11 +290,11 @@ class Floor:
             if where is not None:
                 placed.append((session, where))
                 lane.at += 1
-                if is_own:
-                    # What was kept for it until now is there for those who are ahead of it, too.
-                    return placed + self.fill(queue)
-                if lane.left:
-                    insort(heads, (lane.numbers[lane.at], n))
+            if is_own:
+                # It has started, or waits for a quota: what was kept for it is there for those ahead of it, too.
+                return placed + self.fill(queue, (*done, session.id))
+            if where is not None and lane.left:
+                insort(heads, (lane.numbers[lane.at], n))
         return placed
 
     def promises(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
@@ -469,18 +472,20 @@ class Floor:
     def _is_promised(self, session: Session) -> bool:
         return session.promised_at_s is not None and self._policy.promises is not Promises.NONE
 
-    def _next_promised(self, queue: Queue) -> Session | None:
+    def _next_promised(self, queue: Queue, done: Collection[int]) -> Session | None:
         """Return the first to whom a start was promised that others may go ahead of; None: there is none."""
         if not self._reserves or self._policy.promises is not Promises.LATEST:
             return None
-        waiting = [s for s, lane in queue.promised if lane.left and not s.left_out(self.now_s)]
+        waiting = [
+            s for s, lane in queue.promised if lane.left and s.id not in done and not s.left_out(self.now_s)
+        ]
         return min(waiting, key=lambda s: (-self._priority(s), s.promised_at_s, s.id), default=None)
 
     def _keep_promised(self, session: Session) -> None:
         """Keep a place for it before others of its priority are tried, also where it could start now."""
         asked = session.request
-        if self._quotas and not self._ledger.allows(session):
-            return
+        if self.kept is not None or (self._quotas and not self._ledger.allows(session)):
+            return  # Somebody of higher priority has the place that is kept.
         where = self._placer.place(asked) if self._ground.has_room(asked) else None
         if where is None:
             self._keep(session, aged=self._aged(session))

@@ -237,6 +237,18 @@ def test_higher_priority_goes_ahead_of_a_promised_start() -> None:
     assert words(lab, lifo(Promises.LATEST))[0] == "b: GPU-n1-0"
 
 
+def test_the_place_of_higher_priority_is_kept_before_a_promised_one_and_counts_once() -> None:
+    """Three sessions at a time: x, the place of b, and c. A place kept for a as well would be a fourth."""
+    lab = runs(world(devices=3), "x", "1", limit_s=HOUR_S, on="GPU-n1-0")
+    lab = waits(promised_in(waits(lab, "a", "3"), "a", HOUR_S), "b", "3")
+    first = lab.of("b")
+    urgent = replace(first, request=replace(first.request, priority=1))
+    lab = replace(lab, sessions=tuple(urgent if s.id == first.id else s for s in lab.sessions))
+    lab = waits(lab, "c", "1", limit_s=60)
+    lab = replace(lab, quotas=(Quota(QuotaScope.ALL, "*", max_sessions=3),))
+    assert words(lab, lifo(Promises.LATEST)) == ["b waits: RESERVED", "c: GPU-n1-1", "a waits: QUOTA"]
+
+
 def test_without_promises_a_place_is_kept_and_no_instant_is_told() -> None:
     lab = waits(half_full(), "b", "1")
     assert words(lab, easy(Promises.NONE)) == ["a waits: RESERVED", "b waits: PRIORITY"]
