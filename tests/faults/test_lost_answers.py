@@ -92,7 +92,9 @@ async def test_one_of_several_may_end_before_the_lost_answer_is_asked_for_again(
     def ended_by_then(*, user: str, limit: int) -> tuple[Session, ...]:
         waiting = next(s for s in store.snapshot(0).sessions if s.request.server_name == "gpu-2")
         if waiting.state is not SessionState.CANCELLED:
-            Store.move(store, waiting.id, SessionState.CANCELLED, now_s=waiting.submitted_at_s, cause=EndCause.USER)
+            Store.move(
+                store, waiting.id, SessionState.CANCELLED, now_s=waiting.submitted_at_s, cause=EndCause.USER
+            )
         return latest(user=user, limit=limit)
 
     monkeypatch.setattr(store, "latest", ended_by_then)

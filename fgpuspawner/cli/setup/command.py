@@ -24,7 +24,7 @@ from fgpuspawner.cli.setup.steps import Setup, Step
 
 TOKEN_NAME = "CONFIGPROXY_AUTH_TOKEN"
 ROOT_BY_THE_ENGINE = (
-    "The Hub's unit may use the Docker engine, as it has to start containers. Whoever takes over the Hub's process can "
+    "The Hub's unit may use the Docker engine, as it has to start containers. A program that takes over the Hub can "
     "become root on this machine by it. No session has this access, and no other user."
 )
 NOT_ROOT = (

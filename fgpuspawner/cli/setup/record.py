@@ -44,7 +44,7 @@ def read(path: Path) -> Record | None:
         return None
     except ValueError:
         raise BadSettings(
-            f"{path} is damaged; restore it from a backup, or remove it to set up anew"
+            f"{path} is damaged; restore it from a backup, or remove it to set up again"
         ) from None
     if not isinstance(found, dict) or found.pop("version", None) != VERSION:
         raise BadSettings(f"{path} is of another version of fgpuspawner; use that one's fgpu setup")
