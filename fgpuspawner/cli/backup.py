@@ -81,7 +81,7 @@ def run_backup(given: argparse.Namespace) -> list[str]:
             return [f"OK: {to} can be restored", *_contents(manifest)]
     if given.keep is not None and (given.keep < 1 or not to.is_dir()):
         raise UsageError("--keep: a number of at least 1, with a folder")
-    here = _here(given.config)
+    here = here_of(given.config)
     now = datetime.now(UTC)
     file = to / now.strftime(NAMED) if to.is_dir() else to
     if file.exists():
@@ -123,7 +123,7 @@ def run_restore(given: argparse.Namespace) -> list[str]:
     with unpacked(Path(given.file)) as (folder, manifest):
         if given.files is not None:
             return _files(folder, Path(given.files))
-        here = _here(given.config)
+        here = here_of(given.config)
         lacking = here.databases.keys() - manifest.databases.keys()
         if lacking:
             raise BackupFailed(f"{given.file} has no database {', '.join(sorted(lacking))}")
@@ -154,7 +154,8 @@ def run_restore(given: argparse.Namespace) -> list[str]:
         return [*lines, *_follows(here)]
 
 
-def _here(config: str) -> Here:
+def here_of(config: str) -> Here:
+    """Return what a Hub's configuration says of its databases; no engine is asked."""
     with without_engine():
         found = load_config(config)
     settings = FGPU.from_config(found).checked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,13 @@ def add_to(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> list[str]:
     """Return what a configuration gives, as lines or as JSON."""
-    if not given.json:
-        return examined(given.config)
+    return as_json(examined, given.config) if given.json else examined(given.config)
+
+
+def as_json(examine: Callable[[str], list[str]], path: str) -> Report:
+    """Return what an examination gives as JSON, also where it fails."""
     try:
-        lines = [{"level": _level(line), "text": line.strip()} for line in examined(given.config)]
+        lines = [{"level": _level(line), "text": line.strip()} for line in examine(path)]
     except FGPUError as e:
         lines = [{"level": FAIL, "text": one_line(str(e))}]
     worst = max((line["level"] for line in lines), key=(OK, WARN, FAIL).index)

@@ -32,6 +32,7 @@ from fgpuspawner.cli import (
     services,
     sessions,
     status,
+    upgrade,
 )
 from fgpuspawner.cli.api import CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, Report, one_line
@@ -51,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (setup, status, check, report, services, firewall, node, backup, move):
+    for command in (setup, status, check, report, services, firewall, node, backup, move, upgrade):
         command.add_to(commands)
     own = images.add_to(commands)
     for more in (private_images, image_build):

@@ -55,6 +55,14 @@ MIGRATION_LOCK = 0x66677075
 """PostgreSQL's advisory lock while migrating: "fgpu" in ASCII."""
 
 
+def missing_migrations(url: str) -> list[str]:
+    """Return what the Hub of this version will do to a scheduler's database when it starts, a line each.
+
+    Nothing is written. Raises `StoreUnavailable` where it cannot be read, is not there yet, or is of a newer version.
+    """
+    return Database(url).missing()
+
+
 class Database:
     """The database behind a URL. Safe to use from several threads."""
 
@@ -107,6 +115,16 @@ class Database:
         except BaseException:
             self.close()
             raise
+
+    def missing(self) -> list[str]:
+        """Return what `open` would do to the tables; see `missing_migrations`."""
+        try:
+            with self._one_line(DBAPIError):
+                self._found()
+                with self.reading() as connection:
+                    return self._missing(connection)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close every connection. Idempotent; the database can be opened again."""
@@ -161,21 +179,26 @@ class Database:
         return str(found)
 
     def _checked(self, *, write: bool) -> str:
-        # To connect would create it, empty.
-        if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
-            raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
-        engine = self._connected()
+        engine = self._found()
         with self.reading() as connection:
-            try:
-                at_head = migrations.is_at_head(connection)
-            except migrations.SchemaIsNewer as e:
-                raise self._newer(e) from None
-            if not at_head:
+            if self._missing(connection):
                 raise StoreUnavailable(f"{self._shown()} is not migrated yet; the Hub does it when it starts")
             found = str(connection.execute(select(meta.c.installation_id)).scalar_one())
         if write:
             self._writer = self._for(engine, write=True)
         return found
+
+    def _found(self) -> Engine:
+        # To connect would create it, empty.
+        if self._is_sqlite and not self._in_memory and not os.path.exists(self._url.database or ""):
+            raise StoreUnavailable(f"{self._shown()} does not exist yet; the Hub makes it when it starts")
+        return self._connected()
+
+    def _missing(self, connection: Connection) -> list[str]:
+        try:
+            return migrations.missing(connection)
+        except migrations.SchemaIsNewer as e:
+            raise self._newer(e) from None
 
     def _connected(self) -> Engine:
         """Make the engine (which connects when first used) and the reading side of it."""

@@ -33,8 +33,8 @@ def _config() -> Config:
     return config
 
 
-def is_at_head(connection: Connection) -> bool:
-    """Return whether the database has this code's schema; false where it has an older one or none.
+def missing(connection: Connection) -> list[str]:
+    """Return what each revision does that the database lacks, in their order; none where it has this code's schema.
 
     Raises:
         SchemaIsNewer: it has one that this code does not know.
@@ -47,7 +47,8 @@ def is_at_head(connection: Connection) -> bool:
             script.get_revision(current)
         except CommandError:
             raise SchemaIsNewer(current) from None
-    return current == script.get_current_head()
+    found = list(script.iterate_revisions("head", current or "base"))
+    return [one.doc for one in reversed(found)]
 
 
 def upgrade(connection: Connection) -> None:
@@ -56,7 +57,7 @@ def upgrade(connection: Connection) -> None:
     Raises:
         SchemaIsNewer: the database has one that this code does not know.
     """
-    if is_at_head(connection):
+    if not missing(connection):
         return
     config = _config()
     config.attributes["connection"] = connection
