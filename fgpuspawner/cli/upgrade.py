@@ -48,7 +48,9 @@ def needed(config: str) -> list[str]:
         changes.append(f"WARNING: {hub}; stop the Hub, and run: jupyterhub upgrade-db -f {config}")
     if not changes:
         return [f"OK: {config}", "  both databases are of this version"]
-    backup = "WARNING: make a backup first: fgpu backup FILE. To go back is to restore it with the old version"
+    backup = (
+        "WARNING: make a backup first: fgpu backup FILE. To go back is to restore it with the old version"
+    )
     kept = "sessions that run go on meanwhile, and those that wait keep their places"
     return [f"OK: {config}", *(f"  {line}" for line in (backup, *changes, kept))]
 
