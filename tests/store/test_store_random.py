@@ -27,7 +27,7 @@ from fgpu_scheduler.core.planner import Place, Plan, Policy, plan
 from fgpu_scheduler.core.reclaim import End, Reclaim, Spare, Warn
 from fgpu_scheduler.core.usage import HALF_LIFE_S
 from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, UnknownSession
-from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.store.store import Store
 
 STEPS = st.lists(
@@ -161,7 +161,7 @@ class World:
         assert_nothing_is_oversold(self.store)
         with self.store._database.reading() as connection:
             # What is kept in memory is what another process would read.
-            read = Seen.read(connection, snapshot.version)
+            read = Contents.read(connection, snapshot.version)
         assert read.snapshot(self.now_s, read.usage(self.now_s, half_life_s)) == snapshot
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fgpu_scheduler.core.units import share_memory_mib
 
-Asked = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
+Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
 """fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
 
 
@@ -24,16 +24,16 @@ class Misfits:
         """Take the fGPU x 1000 and the memory in MiB of every kind of device there is."""
         self._devices = frozenset(devices)
         self._rules_out: dict[int, bool] = {}
-        self.found: dict[Asked, None] = {}
+        self.found: dict[Amounts, None] = {}
         """Those that did not fit."""
-        self._least: list[Asked] = []
+        self._least: list[Amounts] = []
 
     def forget(self) -> None:
         """Begin anew."""
         self.found.clear()
         self._least = []
 
-    def rule_out(self, asked: Asked) -> bool:
+    def rule_out(self, asked: Amounts) -> bool:
         """Return whether it cannot fit, because something that asks for no more did not."""
         fgpu, cpu, memory, gpu_memory, compute, models = asked
         if gpu_memory is not None or compute is not None:
@@ -44,7 +44,7 @@ class Misfits:
                 return True
         return False
 
-    def add(self, asked: Asked, *, ruled_out: bool = False) -> None:
+    def add(self, asked: Amounts, *, ruled_out: bool = False) -> None:
         """Note one that did not fit; it adds nothing to what is known of others where it was ruled out."""
         self.found[asked] = None
         if not ruled_out and asked[3] is None and asked[4] is None and self._any_could_hold(asked[0]):

@@ -17,9 +17,17 @@ from fgpu_scheduler.core import placement
 from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.misfits import Asked, Misfits
-from fgpu_scheduler.core.model import Asked as AskedFor
-from fgpu_scheduler.core.model import Node, Placement, Request, Session, SessionState, Snapshot, WaitReason
+from fgpu_scheduler.core.misfits import Amounts, Misfits
+from fgpu_scheduler.core.model import (
+    Asked,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Snapshot,
+    WaitReason,
+)
 from fgpu_scheduler.core.order import First, Line, in_order, priority
 from fgpu_scheduler.core.parts import Parts, by_name
 from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
@@ -44,7 +52,7 @@ class Lane:
 
     __slots__ = ("at", "numbers", "reason", "shape")
 
-    def __init__(self, shape: Asked) -> None:
+    def __init__(self, shape: Amounts) -> None:
         self.shape = shape
         self.numbers: list[int] = []
         """Where each stands in the queue."""
@@ -104,7 +112,7 @@ class Ground:
         """Those on each node when what is free of it was counted."""
         self._changed: dict[str, None] = {}
         """The nodes of which something else is free since."""
-        self._scored: tuple[Placing, tuple[AskedFor, ...]] | None = None
+        self._scored: tuple[Placing, tuple[Asked, ...]] | None = None
         self._cluster: Cluster | None = None
         self.left: dict[str, NodeFree] = {}
         self._rooms: dict[str, tuple[int, int, int]] = {}

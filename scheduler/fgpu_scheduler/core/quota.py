@@ -30,7 +30,7 @@ class Ledger:
         self._counting = _Counting(snapshot.quotas)
         self._nodes = snapshot.nodes
         self._tallies: dict[tuple[int, str], _Tally] = {}
-        self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Line, ...]] = {}
+        self._lines: dict[tuple[str, str, tuple[str, ...]], tuple[_Count, ...]] = {}
         self._least: dict[Shape, int] = {}
         self._shared_counted = False
 
@@ -106,14 +106,14 @@ class Ledger:
             for line in lines:
                 line.tally.add(sign * milli, sign)
 
-    def _of(self, request: Request) -> tuple[_Line, ...]:
+    def _of(self, request: Request) -> tuple[_Count, ...]:
         if not self._quotas:
             return ()
         who = request.resource_group, request.user, request.groups
         found = self._lines.get(who)
         if found is None:
             found = self._lines[who] = tuple(
-                _Line(quota, self._tally(at, quota, counted))
+                _Count(quota, self._tally(at, quota, counted))
                 for at, quota, counted in self._counting.of(request)
             )
         return found
@@ -185,7 +185,7 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Count:
     quota: Quota
     tally: _Tally
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, update
 
 from fgpu_scheduler.store.database import Database
 from fgpu_scheduler.store.schema import meta
-from fgpu_scheduler.store.transaction import Kept, SqlWrite, writing
+from fgpu_scheduler.store.transaction import Newest, SqlWrite, writing
 
 
 class Durable:
@@ -21,7 +21,7 @@ class Durable:
             BadSettings: the URL cannot be read, or names another kind of database. No I/O happens here.
         """
         self._database = Database(url)
-        self._kept = Kept()
+        self._newest = Newest()
         self._installation_id = ""
 
     def open(self) -> None:
@@ -61,7 +61,7 @@ class Durable:
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._database.close()
-        self._kept = Kept()
+        self._newest = Newest()
 
     @property
     def installation_id(self) -> str:
@@ -74,7 +74,7 @@ class Durable:
 
     def writing(self, *, now_s: int) -> AbstractContextManager[SqlWrite]:
         """Begin a write transaction: another version, with an event for each change. One without any is undone."""
-        return writing(self._database, self._kept, now_s=now_s)
+        return writing(self._database, self._newest, now_s=now_s)
 
     def writing_beside(self) -> AbstractContextManager[Connection]:
         """Begin a write transaction on what no plan is made of: the store's version stays, and nothing is logged."""

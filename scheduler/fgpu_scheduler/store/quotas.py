@@ -14,7 +14,7 @@ from fgpu_scheduler.core.units import LARGEST_MILLI, MILLI, duration, format_mil
 from fgpu_scheduler.errors import BadSettings, OverQuota
 from fgpu_scheduler.store.rows import quota_key
 from fgpu_scheduler.store.schema import quotas
-from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.store.transaction import SqlWrite
 
 LARGEST = {
@@ -95,7 +95,7 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def refuse_over_quota(asked: Sequence[Request], world: Seen, groups: Groups) -> None:
+def refuse_over_quota(asked: Sequence[Request], world: Contents, groups: Groups) -> None:
     """Refuse a submission that would go over a pending quota beside what waits, or could never be inside a quota.
 
     ``groups`` are those of the sessions that count.

@@ -28,7 +28,7 @@ from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import InvalidTransition, NoRoom, SessionExists, StaleVersion, TooManyPending
 from fgpu_scheduler.store import quotas as accounts
-from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.snapshot_cache import Contents
 
 S = SessionState
 EARLY = (S.PENDING, S.SCHEDULED)
@@ -40,7 +40,7 @@ class Write(Protocol):
     """One write: what the store held before, and what is changed of it."""
 
     now_s: int
-    world: Seen
+    world: Contents
     """What was there before, with its version."""
 
     def one(self, session_id: int) -> Session:

@@ -32,7 +32,7 @@ CountAsked = Callable[[int], tuple[Asked, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Contents:
     """All that a snapshot is made of. The sessions are the live ones, in order of their ids."""
 
     version: int
@@ -49,7 +49,7 @@ class Seen:
     """The sessions, once they were asked for: a plan and its commit look at one version."""
 
     @classmethod
-    def read(cls, connection: Connection, version: int) -> Seen:
+    def read(cls, connection: Connection, version: int) -> Contents:
         """Read it all, in a transaction that sees one instant, and that version."""
         sessions = Parts[int, Session](by_id).then({s.id: s for s in LIVE_SESSIONS.read(connection)})
         newest_id = connection.execute(NEWEST_ID).scalar_one() or 0
@@ -84,7 +84,7 @@ class Seen:
         )
         return tuple(one for one in found if one.fgpu_milli_s)
 
-    def then(self, changed: Mapping[int, Session], used: Used, count_asked: CountAsked) -> Seen:
+    def then(self, changed: Mapping[int, Session], used: Used, count_asked: CountAsked) -> Contents:
         """Return what is there one version later, when these sessions and this usage were written.
 
         ``count_asked`` counts anew what was asked for, when the newest session has that id.

@@ -82,18 +82,18 @@ class Store(Durable, SessionStore):
 
     def snapshot(self, now_s: int) -> Snapshot:
         with self._database.reading() as connection:
-            seen = self._kept.at(connection, connection.execute(VERSION).scalar_one())
-            return seen.snapshot(now_s, self._kept.usage(seen, now_s, self._half_life_s))
+            contents = self._newest.at(connection, connection.execute(VERSION).scalar_one())
+            return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
     def newest(self, now_s: int) -> Snapshot:
         """Return the newest snapshot that this process knows of, without asking the database if there is any.
 
         For plans: a commit on one that is not the newest any more is refused.
         """
-        seen = self._kept.seen
-        if seen is None:
+        contents = self._newest.contents
+        if contents is None:
             return self.snapshot(now_s)
-        return seen.snapshot(now_s, self._kept.usage(seen, now_s, self._half_life_s))
+        return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         with self.writing(now_s=now_s) as write:

@@ -16,7 +16,7 @@ from fgpu_scheduler.errors import UnknownSession
 from fgpu_scheduler.store.database import Database
 from fgpu_scheduler.store.rows import Used, life_values, request_values, share_values
 from fgpu_scheduler.store.schema import end_messages, usage
-from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.store.statements import (
     HOLD,
     LOG,
@@ -33,40 +33,40 @@ HEEDED_S = 180
 """So long the Hub may take to end a server. Words that were left behind say nothing of a later end."""
 
 
-class Kept:
+class Newest:
     """The newest version that this process has seen."""
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.contents: Contents | None = None
         self._usage: tuple[Used, int, tuple[Usage, ...]] = ({}, 0, ())
 
-    def put(self, seen: Seen) -> None:
-        """Keep this unless a newer one is kept; of two threads either may come last."""
-        if self.seen is None or self.seen.version < seen.version:
-            self.seen = seen
+    def put(self, contents: Contents) -> None:
+        """Keep this unless a newer one is there; of two threads either may come last."""
+        if self.contents is None or self.contents.version < contents.version:
+            self.contents = contents
 
-    def at(self, connection: Connection, version: int) -> Seen:
+    def at(self, connection: Connection, version: int) -> Contents:
         """Return what is there at a version, which the transaction sees."""
-        seen = self.seen
-        if seen is None or seen.version != version:
-            seen = Seen.read(connection, version)
-            self.put(seen)
-        return seen
+        contents = self.contents
+        if contents is None or contents.version != version:
+            contents = Contents.read(connection, version)
+            self.put(contents)
+        return contents
 
-    def usage(self, seen: Seen, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
+    def usage(self, contents: Contents, now_s: int, half_life_s: HalfLife) -> tuple[Usage, ...]:
         """Return what was used as it has decayed by now; within one second it is counted once."""
         used, at_s, usage = self._usage
-        if used is not seen.used or at_s != now_s:
-            usage = seen.usage(now_s, half_life_s)
-            self._usage = seen.used, now_s, usage
+        if used is not contents.used or at_s != now_s:
+            usage = contents.usage(now_s, half_life_s)
+            self._usage = contents.used, now_s, usage
         return usage
 
 
 @contextmanager
-def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[SqlWrite]:
+def writing(database: Database, newest: Newest, *, now_s: int) -> Iterator[SqlWrite]:
     """Run a write transaction; one that changed nothing is rolled back, its version too."""
     with database.writing() as connection:
-        write = SqlWrite(connection, kept, now_s)
+        write = SqlWrite(connection, newest, now_s)
         yield write
         if write.log:
             connection.execute(LOG, write.log)
@@ -75,24 +75,24 @@ def writing(database: Database, kept: Kept, *, now_s: int) -> Iterator[SqlWrite]
             return
         then = write.then()
     if then is not None:
-        kept.put(then)
+        newest.put(then)
 
 
 class SqlWrite:
     """A write transaction. What `fgpu_scheduler.store.sessions.Write` promises, and its ``connection`` for more."""
 
-    def __init__(self, connection: Connection, kept: Kept, now_s: int) -> None:
+    def __init__(self, connection: Connection, newest: Newest, now_s: int) -> None:
         self.connection = connection
         self.now_s = now_s
         before = connection.execute(NEXT_VERSION).scalar_one() - 1
         # Before anything else is written.
-        self.world = kept.at(connection, before)
+        self.world = newest.at(connection, before)
         self.log: list[dict[str, Any]] = []
         self.changed: dict[int, Session] = {}
         self.used: dict[tuple[str, str], tuple[float, int]] = {}
         self._only_sessions = True
 
-    def then(self) -> Seen | None:
+    def then(self) -> Contents | None:
         """Return what the store holds once this is committed, or None where it has to be read."""
         if not self._only_sessions:
             return None

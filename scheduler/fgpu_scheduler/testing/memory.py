@@ -17,7 +17,7 @@ from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife
 from fgpu_scheduler.errors import BadSettings, UnknownSession
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.sessions import SessionStore, server_of
-from fgpu_scheduler.store.snapshot_cache import Seen
+from fgpu_scheduler.store.snapshot_cache import Contents
 
 S = SessionState
 
@@ -27,7 +27,7 @@ class MemoryStore(SessionStore):
 
     def __init__(self, nodes: Iterable[Node] = (), *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         super().__init__(half_life_s=half_life_s)
-        self._world = Seen(
+        self._world = Contents(
             1, tuple(sorted(nodes, key=lambda n: n.id)), Parts(by_id), {}, (), (), 0, Groups.of(())
         )
         self._states = {node.id: node.state for node in self._world.nodes}
@@ -124,7 +124,7 @@ def _as_it_is(node: Node, state: NodeState) -> Node:
 class MemoryWrite:
     """One write of a `MemoryStore`. It keeps no log."""
 
-    def __init__(self, world: Seen, ended: dict[int, Session], now_s: int) -> None:
+    def __init__(self, world: Contents, ended: dict[int, Session], now_s: int) -> None:
         self.world = world
         self.now_s = now_s
         self.changed: dict[int, Session] = {}

@@ -15,7 +15,7 @@ from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.errors import StaleVersion, StoreUnavailable
 from fgpu_scheduler.store.database import Database
 from fgpu_scheduler.store.store import Store
-from fgpu_scheduler.store.transaction import Kept, SqlWrite
+from fgpu_scheduler.store.transaction import Newest, SqlWrite
 
 
 class Onlooker(Protocol):
@@ -48,22 +48,22 @@ class Watched(Store):
         self, url: str, onlooker: Onlooker, *, half_life_s: HalfLife, away: Fault, loses: Fault
     ) -> None:
         super().__init__(url, half_life_s=half_life_s)
-        self._line = self._database = _Line(url, away, loses)
+        self._faulty = self._database = _Faulty(url, away, loses)
         self._onlooker = onlooker
         self._submits = self._plans = False
 
     def forget(self) -> None:
         """Know of the database what a process knows that has just connected."""
-        self._kept = Kept()
+        self._newest = Newest()
 
     @contextmanager
     def faultless(self) -> Iterator[None]:
         """Let the database answer, whatever the faults are: for who looks at it from outside."""
-        was, self._line.faulty = self._line.faulty, False
+        was, self._faulty.faulty = self._faulty.faulty, False
         try:
             yield
         finally:
-            self._line.faulty = was
+            self._faulty.faulty = was
 
     @contextmanager
     def writing(self, *, now_s: int) -> Iterator[SqlWrite]:
@@ -129,7 +129,7 @@ class Watched(Store):
         return changed
 
 
-class _Line(Database):
+class _Faulty(Database):
     """What leads to a database, and breaks."""
 
     def __init__(self, url: str, away: Fault, loses: Fault) -> None:

@@ -13,7 +13,16 @@ from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.scores import Cluster, Shape, Workload, best_fit, fgd, first_fit, spread, worth
+from fgpu_scheduler.core.scores import (
+    Cluster,
+    TypicalRequest,
+    Workload,
+    best_fit,
+    fgd,
+    first_fit,
+    spread,
+    worth,
+)
 from fgpu_scheduler.core.scores.chosen import PLACEMENTS, score_for, workload_of
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
@@ -29,7 +38,7 @@ def goes_to(lab: World, fgpu: str, score: Score, **asked: int | str) -> list[str
 
 def asks(**counts: int) -> Workload:
     """Return a workload: ``asks(f470=3, f1000=1)``, each with one core and 1 GiB."""
-    return Workload.counted((Shape(int(name[1:]), 1000, 1024), n) for name, n in counts.items())
+    return Workload.counted((TypicalRequest(int(name[1:]), 1000, 1024), n) for name, n in counts.items())
 
 
 def test_first_fit_takes_the_lowest_ids() -> None:
@@ -46,7 +55,11 @@ def test_spread_takes_the_emptiest_device_then_the_emptiest_node() -> None:
 
 def test_fragmentation_is_what_the_typical_shapes_cannot_use() -> None:
     """Worked by hand from the paper: half of the requests are of 0.5, a quarter of 1, a quarter of none."""
-    counts = [(Shape(500, 1000, 0), 2), (Shape(1000, 4000, 0), 1), (Shape(0, 1000, 0), 1)]
+    counts = [
+        (TypicalRequest(500, 1000, 0), 2),
+        (TypicalRequest(1000, 4000, 0), 1),
+        (TypicalRequest(0, 1000, 0), 1),
+    ]
     potential = Fragmentation(Workload.counted(counts), percent=100)
     assert potential.scale == 4
     # 1.3 free: 0.5 can use the whole device and none of 0.3; 1 the whole one; without GPU, all is lost.
@@ -70,7 +83,7 @@ def test_fgd_keeps_whole_the_device_that_most_requests_need_whole() -> None:
 
 def test_fgd_takes_the_node_whose_cpu_serves_no_typical_request() -> None:
     lab = world(devices=0).node("n1", cpu=16).node("n2", cpu=2)
-    typical = Workload.counted([(Shape(500, 8000, 1024), 1)])
+    typical = Workload.counted([(TypicalRequest(500, 8000, 1024), 1)])
     assert goes_to(lab, "0.5", fgd(typical)) == ["GPU-n2-0"]
     assert goes_to(lab, "0.5", best_fit) == ["GPU-n1-0"]
 
@@ -111,7 +124,8 @@ def test_worth_leaves_the_gap_that_a_popular_fraction_fills() -> None:
 def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
     lab = world(devices=0).node("n1", devices=2, cpu=9).node("n2", devices=2, cpu=64)
     score = worth(
-        Workload.counted([(Shape(1000, 4000, 1024), 9), (Shape(500, 4000, 1024), 1)]), Cluster.of(lab.nodes)
+        Workload.counted([(TypicalRequest(1000, 4000, 1024), 9), (TypicalRequest(500, 4000, 1024), 1)]),
+        Cluster.of(lab.nodes),
     )
     assert goes_to(lab, "0.5", best_fit, cpu=8) == ["GPU-n1-0"]
     assert goes_to(lab, "0.5", score, cpu=8) == ["GPU-n2-0"]
@@ -119,7 +133,7 @@ def test_worth_puts_a_request_of_much_cpu_where_cpu_is_left_over() -> None:
 
 def test_worth_counts_memory_of_the_host_as_it_counts_cpu() -> None:
     lab = world(devices=0).node("n1", devices=2, node_memory_mib=9000).node("n2", devices=2)
-    score = worth(Workload.counted([(Shape(1000, 1000, 4096), 9)]), Cluster.of(lab.nodes))
+    score = worth(Workload.counted([(TypicalRequest(1000, 1000, 4096), 9)]), Cluster.of(lab.nodes))
     assert goes_to(lab, "0.5", score, memory_mib=8192) == ["GPU-n2-0"]
 
 
@@ -139,7 +153,9 @@ def two_models() -> World:
 
 
 def named(model: str, count: int) -> Workload:
-    return Workload.counted([(Shape(1000, 1000, 1024), 9), (Shape(1000, 1000, 1024, model), count)])
+    return Workload.counted(
+        [(TypicalRequest(1000, 1000, 1024), 9), (TypicalRequest(1000, 1000, 1024, model), count)]
+    )
 
 
 def test_a_model_costs_what_those_will_ask_of_it_who_can_use_no_other() -> None:
@@ -209,7 +225,7 @@ def test_explicit_amounts_count_as_what_they_are_worth() -> None:
     cluster = Cluster.of(two_models().nodes)
     half = replace(request("u", "0"), gpu_memory_mib=4096, compute_percent=25)
     (found,) = workload_of(asked_of([half] * 50), cluster).counts
-    assert found == (Shape(500, 1000, 1024), 50)
+    assert found == (TypicalRequest(500, 1000, 1024), 50)
 
 
 def test_a_plan_goes_by_what_was_asked_for() -> None:

@@ -5,5 +5,5 @@ from fgpu_scheduler.core.scores.chosen import PLACEMENTS, Always, Placing, score
 from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
-from fgpu_scheduler.core.scores.workload import Shape, Workload
+from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload
 from fgpu_scheduler.core.scores.worth import worth

@@ -11,7 +11,7 @@ from fgpu_scheduler.core.placement import Score, best_fit
 from fgpu_scheduler.core.scores.cluster import Cluster, Kind
 from fgpu_scheduler.core.scores.fgd import fgd
 from fgpu_scheduler.core.scores.simple import first_fit, spread
-from fgpu_scheduler.core.scores.workload import Shape, Workload, only_model
+from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload, only_model
 from fgpu_scheduler.core.scores.worth import worth
 from fgpu_scheduler.core.shares import explicit, shares_of
 
@@ -73,18 +73,18 @@ def _made(placing: Placing, asked: tuple[Asked, ...], cluster: Cluster) -> Score
 
 def workload_of(asked: Iterable[Asked], cluster: Cluster) -> Workload:
     """Return what is popular, by what was asked for on these nodes; nothing where that is too little to say."""
-    known = Workload.counted((_shape(one, cluster), one.count) for one in asked)
+    known = Workload.counted((_typical(one, cluster), one.count) for one in asked)
     on_devices = sum(count for shape, count in known.counts if shape.fgpu_milli > 0)
     return known if on_devices >= LEAST_ASKED else Workload()
 
 
-def _shape(one: Asked, cluster: Cluster) -> Shape:
+def _typical(one: Asked, cluster: Cluster) -> TypicalRequest:
     fgpu_milli = one.fgpu_milli
     if explicit(request := _request(one)):
         # Explicit amounts count as what they are worth where they are worth least.
         shares = [shares_of(request, (_device(kind),)) for kind, _ in cluster.kinds]
         fgpu_milli = min((share[0].fgpu_milli for share in shares if share), default=0)
-    return Shape(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))
+    return TypicalRequest(fgpu_milli, one.cpu_milli, one.memory_mib, only_model(one.gpu_models))
 
 
 def _request(one: Asked) -> Request:

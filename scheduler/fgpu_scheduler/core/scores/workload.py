@@ -10,7 +10,7 @@ from fgpu_scheduler.core.model import Request
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class TypicalRequest:
     """The amounts of a request, and the GPU model without which it cannot run; "": any will do."""
 
     fgpu_milli: int
@@ -31,28 +31,31 @@ class Workload:
     Hand in the recent requests of one resource group, or a list that an administrator wrote.
     """
 
-    counts: tuple[tuple[Shape, int], ...] = ()
+    counts: tuple[tuple[TypicalRequest, int], ...] = ()
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Workload:
         """Return how often each shape occurs in ``requests``, in whatever order they come."""
-        shapes = (Shape(r.fgpu_milli, r.cpu_milli, r.memory_mib, only_model(r.gpu_models)) for r in requests)
+        shapes = (
+            TypicalRequest(r.fgpu_milli, r.cpu_milli, r.memory_mib, only_model(r.gpu_models))
+            for r in requests
+        )
         return cls.counted(Counter(shapes).items())
 
     @classmethod
-    def counted(cls, counts: Iterable[tuple[Shape, int]]) -> Workload:
+    def counted(cls, counts: Iterable[tuple[TypicalRequest, int]]) -> Workload:
         """Return a workload of these counts; those of 0 and below are left out."""
         kept = ((shape, count) for shape, count in counts if count > 0)
         return cls(tuple(sorted(kept, key=lambda item: (-item[1], item[0]))))
 
-    def popular(self, percent: int) -> tuple[tuple[Shape, int], ...]:
+    def popular(self, percent: int) -> tuple[tuple[TypicalRequest, int], ...]:
         """Return the most frequent pairs of fGPU and CPU that together make ``percent`` of all requests.
 
         Memory and model are left out: they vary more than they matter, and fewer shapes are weighed faster.
         """
-        merged: Counter[Shape] = Counter()
+        merged: Counter[TypicalRequest] = Counter()
         for shape, count in self.counts:
-            merged[Shape(shape.fgpu_milli, shape.cpu_milli, 0)] += count
+            merged[TypicalRequest(shape.fgpu_milli, shape.cpu_milli, 0)] += count
         kept, covered = [], 0
         for shape, count in Workload.counted(merged.items()).counts:
             if 100 * covered >= percent * merged.total():
