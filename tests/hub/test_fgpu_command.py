@@ -48,6 +48,8 @@ class Person:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # What a shell starts in its background ignores it, and so would this.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def fgpu(self, *words: str, status: int = 0, **more: str) -> tuple[str, str]:
