@@ -77,7 +77,9 @@ def test_every_table_that_was_there_is_still_there_with_its_columns(tmp_path: Pa
             for table in WAS["tables"]
         }
     database.close()
-    now["fgpu_sessions"] |= {"gpu_model"}  # It is called gpu_models now, and holds what it held: test_store_migration.
+    now["fgpu_sessions"] |= {
+        "gpu_model"
+    }  # It is called gpu_models now, and holds what it held: test_store_migration.
     missing = {table: sorted(set(was) - now[table]) for table, was in WAS["tables"].items()}
     assert not any(missing.values()), missing
 
