@@ -134,7 +134,7 @@ def test_a_snapshot_takes_no_query_per_session_and_one_of_what_is_known(url: str
         hub.set_nodes([node(devices=8)], now_s=0)
         hub.submit([ask(f"user{number}") for number in range(30)], now_s=0)
         assert len(schedule(hub)) == 16
-        # The second look at the sessions counts what was asked for lately, the last one at how long sessions of a group ran.
+        # The second look at the sessions counts what was asked for lately, the last one how long they ran.
         tables = ["meta", "sessions", "shares", "sessions", "nodes", "devices", "usage", "quotas", "sessions"]
         assert read_by(service) == tables
         assert read_by(service) == read_by(hub) == ["meta"]
