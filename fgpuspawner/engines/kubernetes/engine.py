@@ -50,8 +50,12 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 UNBOUND_FOR_S = 30.0
 """So long the cluster may take to give a pod the place that its session has."""
 UNREADY_FOR_S = 10.0
-GONE_WITHIN_S = 45.0
-"""Beyond a pod's own time to end: how long its node may take to say that it has."""
+GONE_WITHIN_S = 90.0
+"""Beyond a pod's own time to end: how long its node may take to say that it has.
+
+A kubelet (1.20 was seen to) that removes the containers before it has told of their end tells at the next clean-up, and
+there is one a minute.
+"""
 BOUND = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="),)
 LOOK_EVERY_S = 0.5
 BEGUN_EVERY_S, BEGUN_WITHIN_S = 0.1, 2.0
