@@ -480,11 +480,11 @@ def test_what_is_left_of_the_quota_stands_above_the_forecast(
     ida = log_in(hub.url, "ida", "test-password")
     page = ida.page
     left = page.locator("#fgpu-quota")
-    expect(left).to_have_text("0.4 fGPU and 3 sessions left of the quota of user 'ida'.")
+    expect(left).to_have_text("0.4 fGPU and 3 sessions left of your quota.")
     start_by(page, ida.link(fgpu="0.3", **LITTLE))
     page.wait_for_url("**/user/ida/**", timeout=START_MS)
     page.goto(ida.link("second"))
-    expect(left).to_have_text("0.1 fGPU and 2 sessions left of the quota of user 'ida'.")
+    expect(left).to_have_text("0.1 fGPU and 2 sessions left of your quota.")
 
 
 def test_without_scripts_a_preset_is_a_link_that_fills_the_form_in(

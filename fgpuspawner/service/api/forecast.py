@@ -9,6 +9,8 @@ from fgpu_scheduler import (
     Caps,
     Ledger,
     Left,
+    Quota,
+    QuotaScope,
     Refusal,
     Request,
     RequestForecast,
@@ -115,15 +117,23 @@ def quota_object(snapshot: Snapshot, request: Request) -> Json:
 def _words(left: Left) -> str | None:
     parts: list[tuple[str, str]] = []
     if left.fgpu_milli is not None and left.fgpu_of is not None:
-        parts.append((f"{format_milli(left.fgpu_milli)} fGPU", quota_words(left.fgpu_of)))
+        parts.append((f"{format_milli(left.fgpu_milli)} fGPU", _whose(left.fgpu_of)))
     if left.sessions is not None and left.sessions_of is not None:
         number = "1 session" if left.sessions == 1 else f"{left.sessions} sessions"
-        parts.append((number, quota_words(left.sessions_of)))
+        parts.append((number, _whose(left.sessions_of)))
     if not parts:
         return None
     if len({whose for _, whose in parts}) == 1:
-        return f"{' and '.join(amount for amount, _ in parts)} left of the quota of {parts[0][1]}"
-    return "; ".join(f"{amount} left of the quota of {whose}" for amount, whose in parts)
+        return f"{' and '.join(amount for amount, _ in parts)} left of {parts[0][1]}"
+    return "; ".join(f"{amount} left of {whose}" for amount, whose in parts)
+
+
+def _whose(quota: Quota) -> str:
+    if quota.scope is not QuotaScope.USER:
+        return f"the quota of {quota_words(quota)}"
+    return "your quota" + (
+        "" if quota.resource_group is None else f" in resource group {quota.resource_group!r}"
+    )
 
 
 def without_session(world: World, user: str, session_id: str) -> World:

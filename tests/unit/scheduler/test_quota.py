@@ -301,10 +301,10 @@ def test_what_is_left_is_said_in_words() -> None:
     assert quota_object(lab(each, runs=runs), asked("a")) == {
         "fgpu_left": "1.5",
         "sessions_left": 1,
-        "text": "1.5 fGPU and 1 session left of the quota of each user",
+        "text": "1.5 fGPU and 1 session left of your quota",
     }
     assert quota_object(lab(each, together, runs=runs), asked("a"))["text"] == (
-        "0.5 fGPU left of the quota of everybody together; 1 session left of the quota of each user"
+        "0.5 fGPU left of the quota of everybody together; 1 session left of your quota"
     )
     assert quota_object(lab(runs=runs), asked("a")) == {
         "fgpu_left": None,
