@@ -9,7 +9,7 @@ from sqlalchemy import text
 from fgpu_scheduler.core import (
     backfill,
     lifecycle,
-    order,
+    orders,
     passes,
     placement,
     planner,
@@ -121,7 +121,7 @@ def test_a_queue_in_the_wrong_order_is_noticed(monkeypatch):
 def test_an_order_that_trusts_the_clock_is_noticed(monkeypatch):
     """It was so once: a clock set back let newcomers overtake everybody."""
     monkeypatch.setattr(
-        order, "by_place", lambda waiting: sorted(waiting, key=lambda s: (s.submitted_at_s, s.id))
+        orders, "by_place", lambda waiting: sorted(waiting, key=lambda s: (s.submitted_at_s, s.id))
     )
     assert fires("which asked for the same earlier", policy=policy("fifo-skip"))
 

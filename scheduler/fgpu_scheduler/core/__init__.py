@@ -1,6 +1,6 @@
 """The pure part: no clock, no randomness, no I/O, no ids of its own. The same values in, the same decision out.
 
-Imports point down: planner, forecast -> passes -> placer, order, admission -> placement -> lifecycle -> model -> units.
+Imports point down: planner, forecast -> passes -> placer, orders, admission -> placement -> lifecycle -> model -> units.
 Read it in this order; each file says more at its top.
 
 The words
@@ -27,8 +27,7 @@ May it queue at all
 Who is next
     policies       what an administrator decides of a resource group
     usage          what was used, and how it is forgotten
-    order          the order of a queue, for every policy: first priority, then promises, then the policy
-    orders         the policies themselves, one a file: by arrival, by use, by dominant shares
+    orders         the order of a queue: first priority, then promises, then by arrival, by use or by dominant shares
     backfill       the place that is kept for the first of a queue, and who may start beside it
     misfits        what did not fit in a pass, and what therefore cannot fit either
     passes         one pass over one queue: the heart. Plans and forecasts are made of nothing else

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import assert_never
 
-from fgpu_scheduler.core import order, placement
+from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB, Caps, amounts_that_fit
 from fgpu_scheduler.core.backfill import SURE_ENDS
 from fgpu_scheduler.core.hindsight import Experience, Range
@@ -294,7 +294,7 @@ def _starts(
         if n.state is NodeState.READY and not (n.devices and all(d.cordoned for d in n.devices))
     )
     starts = _Starts({}, bool(experience.lengths), takers, {})
-    for group, line in order.lines(world).items():
+    for group, line in orders.lines(world).items():
         own = _Starts({}, starts.typical, takers, starts.far)
         run = _Run(world, group, policy, experience.lengths, None)
         run.forward(line, own, only, MOST_PASSES)
@@ -305,7 +305,7 @@ def _starts(
 
 
 def _range(
-    found: dict[int, _Start], world: Snapshot, line: order.Line, policy: Policy, lengths: Lengths
+    found: dict[int, _Start], world: Snapshot, line: orders.Line, policy: Policy, lengths: Lengths
 ) -> None:
     """Put in place of each expected start that in the middle of all worlds, with the earliest and the latest."""
     by_start = sorted(found, key=lambda i: found[i].at_s)[:WORLD_STARTS]
@@ -361,7 +361,7 @@ class _Run:
         heapify(self._ends)
 
     def forward(
-        self, line: order.Line, starts: _Starts, only: Collection[int] | None, most_passes: int
+        self, line: orders.Line, starts: _Starts, only: Collection[int] | None, most_passes: int
     ) -> None:
         """Make passes, and end sessions in between, until all have started or nothing changes any more."""
         floor = self._floor

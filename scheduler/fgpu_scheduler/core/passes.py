@@ -28,7 +28,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.order import First, Line, in_order, priority
+from fgpu_scheduler.core.orders import First, Line, in_order, priority
 from fgpu_scheduler.core.parts import Parts, by_name
 from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
 from fgpu_scheduler.core.placer import Placer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fgpu_scheduler.core import order
+from fgpu_scheduler.core import orders
 from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.passes import Floor, Queue
 from fgpu_scheduler.core.passes import Memory as Memory
@@ -74,7 +74,7 @@ def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Pl
     """
     decisions: list[Decision] = []
     memory, ledger = memory or Memory(), Ledger(snapshot)
-    for group, line in order.lines(snapshot).items():
+    for group, line in orders.lines(snapshot).items():
         own = policy.of(group)
         with memory.ground(snapshot, group, own.placing) as ground:
             floor = Floor(snapshot, ground, own, ledger)
@@ -82,7 +82,7 @@ def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Pl
     return Plan(snapshot.version, tuple(decisions))
 
 
-def _decided(line: order.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
+def _decided(line: orders.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
     queue = Queue(floor.in_order(line), by_user=by_user)
     special: dict[int, Decision] = {

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fgpu_scheduler.core import orders
-from fgpu_scheduler.core.order import Order
+from fgpu_scheduler.core.orders import Order
 from fgpu_scheduler.core.scores.chosen import PLACEMENTS, Placing
 from fgpu_scheduler.errors import BadSettings
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fgpu_scheduler.core.order import First, Order, by_place, in_order, lines, waited_s
-from fgpu_scheduler.core.orders import fifo, lifo
+from fgpu_scheduler.core.orders import First, Order, by_place, fifo, in_order, lifo, lines, waited_s
 from fgpu_scheduler.testing import World, world
 
 

@@ -10,7 +10,7 @@ import pytest
 from fgpu_scheduler.core import orders, usage
 from fgpu_scheduler.core.lengths import PastRun, PastRuns
 from fgpu_scheduler.core.model import Session, SessionState, Usage
-from fgpu_scheduler.core.order import Order, in_order, lines
+from fgpu_scheduler.core.orders import Order, in_order, lines
 from fgpu_scheduler.core.policies import LONGEST_WAIT_S, ORDERS, Backfill, Policy, group_policy
 from fgpu_scheduler.errors import BadSettings
 from fgpu_scheduler.testing import World, world
