@@ -7,13 +7,13 @@ from fgpu_scheduler.core import scores
 from fgpu_scheduler.core.admission import (
     MIN_CPU_MILLI,
     MIN_MEMORY_MIB,
+    MIN_TIME_LIMIT_S,
     Caps,
     Refusal,
     admit,
     amounts_that_fit,
     pending_refusals,
 )
-from fgpu_scheduler.core.caps import MIN_TIME_LIMIT_S
 from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
 from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forecast, forecast_request
 from fgpu_scheduler.core.groups import of_group

@@ -19,10 +19,8 @@ A request becomes shares
     shortage       why nothing fits, in words
 
 May it queue at all
-    caps           the administrator's limits on one request, and what a refusal is
-    explicit       refusals of GPU memory, compute and models that were named
     quota          what users, groups and all together may hold, have waiting, and for how long
-    admission      every reason to refuse a request, at once; what could never start is never queued
+    admission      the limits on one request, and all reasons to refuse it; what could never start is never queued
 
 Who is next
     policies       what an administrator decides of a resource group

@@ -1,21 +1,55 @@
-"""Acceptance into the queue: what is valid, inside the caps, and could ever run.
+"""Acceptance into the queue: what is valid, inside the administrator's limits, and could ever run.
 
 What is refused here never enters the queue; each refusal names the field, the limit and what would work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.caps import Caps as Caps
-from fgpu_scheduler.core.caps import Refusal as Refusal
-from fgpu_scheduler.core.explicit import explicit_refusals, models_refusal, most_memory_mib
-from fgpu_scheduler.core.model import Node, Quota, Request
+from fgpu_scheduler.core.model import Device, Node, Quota, Request
 from fgpu_scheduler.core.quota import counted_as, least_milli, over_pending, quota_words
 from fgpu_scheduler.core.shares import explicit
-from fgpu_scheduler.core.units import format_milli, share_memory_mib
+from fgpu_scheduler.core.units import COMPUTE_GRAIN_PERCENT, MEMORY_GRAIN_MIB, format_milli, share_memory_mib
+
+MIN_TIME_LIMIT_S = 60
+"""Below this a session would be warned of its end while it starts."""
+MIN_CPU_MILLI = 10
+"""Less a container's engine cannot give."""
+MIN_MEMORY_MIB = 128
+"""Below this a Jupyter server does not even start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The administrator's limits on one request. None is no limit but the largest node's.
+
+    ``max_priority`` is the highest that this user may ask for; ``min_priority`` the lowest that anybody may.
+    """
+
+    fgpu_step_milli: int
+    max_fgpu_milli: int | None = None
+    max_cpu_milli: int | None = None
+    max_memory_mib: int | None = None
+    max_count: int = 8
+    max_pending_per_user: int = 16
+    min_time_limit_s: int = MIN_TIME_LIMIT_S
+    max_time_limit_s: int | None = None
+    min_priority: int | None = None
+    max_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not accepted. ``limit`` and ``nearest`` are in the field's own notation."""
+
+    field: str
+    code: str
+    message: str
+    limit: str | None = None
+    nearest: str | None = None
 
 
 def admit(
@@ -24,26 +58,32 @@ def admit(
     """Return every reason to refuse ``count`` sessions of ``request``; none means it may queue."""
     own = tuple(n for n in nodes if n.resource_group == request.resource_group)
     if not any(node.devices for node in own):
-        return (
-            Refusal(
-                "group",
-                "no_devices",
-                f"group: resource group {request.resource_group!r} has no GPU; choose another",
-            ),
-        )
-    unknown = models_refusal(request, own)
+        message = f"group: resource group {request.resource_group!r} has no GPU; choose another"
+        return (Refusal("group", "no_devices", message),)
+    unknown = _models(request, own)
     if unknown is None:
         own = _of_models(request.gpu_models, own)
     asks = explicit(request)
-    found = [
-        *(explicit_refusals(request, own, caps) if asks else _one(_fgpu(request.fgpu_milli, own, caps))),
-        *_one(unknown),
-        *_one(_cpu(request.cpu_milli, own, caps)),
-        *_one(_memory(request.memory_mib, own, caps)),
-        *_one(_count(count, caps)),
-        *_one(_time_limit(request.time_limit_s, caps)),
-        *_one(_priority(request.priority, caps)),
-    ]
+    cpu, memory = max(n.cpu_milli for n in own), max(n.memory_mib for n in own)
+    checks = (
+        *(_explicit(request, own, caps) if asks else (_fgpu(request.fgpu_milli, own, caps),)),
+        unknown,
+        _of_machine(
+            "cpu", request.cpu_milli, MIN_CPU_MILLI, caps.max_cpu_milli, most=cpu, words=format_milli
+        ),
+        _of_machine("memory_mib", request.memory_mib, MIN_MEMORY_MIB, caps.max_memory_mib, most=memory),
+        _count(count, caps),
+        _outside(
+            "time_limit_s",
+            request.time_limit_s,
+            caps.min_time_limit_s,
+            caps.max_time_limit_s,
+            "short",
+            "long",
+        ),
+        _outside("priority", request.priority, caps.min_priority, caps.max_priority, "low", "high"),
+    )
+    found = [refusal for refusal in checks if refusal is not None]
     if not found:
         found += quota_refusals(request, count, own, caps, quotas)
     if not found and not placement.could_ever_fit(request, own):
@@ -75,10 +115,6 @@ def pending_refusals(
         left = str(over.limit - over.waiting) if over.limit > over.waiting else None
         found.append(Refusal("count", "over_quota", f"count: {over.message}", str(over.limit), left))
     return tuple(found)
-
-
-def _one(refusal: Refusal | None) -> tuple[Refusal, ...]:
-    return () if refusal is None else (refusal,)
 
 
 def _of_models(models: tuple[str, ...], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -123,7 +159,7 @@ def _over_fgpu(
         return None
     most, whose = strictest
     if explicit(request):
-        field, nearest = "gpu_memory_mib", most_memory_mib(request, nodes, milli=most)
+        field, nearest = "gpu_memory_mib", _most_gpu_memory_mib(request, nodes, milli=most)
     else:
         field = "fgpu"
         inside = [a for a in amounts_that_fit(nodes, caps) if a <= most]
@@ -203,44 +239,91 @@ def _nearest(asked: int, fitting: tuple[int, ...]) -> str:
     return f"choose {' or '.join(found)}"
 
 
-MIN_CPU_MILLI = 10
-"""Less a container's engine cannot give."""
-
-
-def _cpu(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
-    most = max(n.cpu_milli for n in nodes)
-    if asked < MIN_CPU_MILLI:
-        least = format_milli(MIN_CPU_MILLI)
-        message = f"cpu: {format_milli(asked)} is too small; choose at least {least}"
-        return Refusal("cpu", "too_small", message, least, least)
-    if caps.max_cpu_milli is not None and asked > caps.max_cpu_milli:
-        limit = format_milli(caps.max_cpu_milli)
-        message = f"cpu: {format_milli(asked)} is above the limit of {limit} per session"
-        return Refusal("cpu", "above_cap", message, limit, format_milli(min(most, caps.max_cpu_milli)))
-    if asked > most:
-        limit = format_milli(most)
-        message = f"cpu: {format_milli(asked)} is more than any machine has; choose at most {limit}"
-        return Refusal("cpu", "never_fits", message, limit, limit)
+def _models(request: Request, nodes: Sequence[Node]) -> Refusal | None:
+    """Refuse a GPU model that the nodes do not have, and one that is named twice."""
+    asked, models = request.gpu_models, sorted({device.model for node in nodes for device in node.devices})
+    unknown = next((model for model in asked if model not in models), None)
+    if unknown is not None:
+        message = f"gpu_models: there is no {unknown!r} here; the models are {', '.join(models)}"
+        return Refusal("gpu_models", "unknown_model", message, None, models[0])
+    twice = next((model for at, model in enumerate(asked) if model in asked[:at]), None)
+    if twice is not None:
+        message = f"gpu_models: {twice!r} is named twice; name each model once"
+        return Refusal("gpu_models", "named_twice", message, None, ",".join(dict.fromkeys(asked)))
     return None
 
 
-MIN_MEMORY_MIB = 128
-"""Below this a Jupyter server does not even start."""
+def _explicit(request: Request, nodes: Sequence[Node], caps: Caps) -> list[Refusal]:
+    """Return every reason to refuse explicit amounts on these nodes, whose devices are all of models asked for."""
+    if request.gpu_memory_mib is None:
+        message = "compute_percent: give gpu_memory_mib, too"
+        return [Refusal("compute_percent", "compute_alone", message)]
+    if request.fgpu_milli:
+        message = "gpu_memory_mib: give this or fgpu, not both"
+        return [Refusal("gpu_memory_mib", "two_ways", message)]
+    found = (_gpu_memory(request.gpu_memory_mib, nodes), _compute(request.compute_percent))
+    refusals = [refusal for refusal in found if refusal is not None]
+    if not refusals and caps.max_fgpu_milli is not None:
+        asked_milli = least_milli(request, nodes)
+        if asked_milli > caps.max_fgpu_milli:
+            limit = format_milli(caps.max_fgpu_milli)
+            worth = format_milli(asked_milli)
+            message = f"gpu_memory_mib: this is worth {worth} fGPU, above the limit of {limit} per session"
+            most = _most_gpu_memory_mib(request, nodes, milli=caps.max_fgpu_milli)
+            refusals.append(Refusal("gpu_memory_mib", "above_cap", message, limit, most))
+    return refusals
 
 
-def _memory(asked: int, nodes: tuple[Node, ...], caps: Caps) -> Refusal | None:
-    most = max(n.memory_mib for n in nodes)
-    if asked < MIN_MEMORY_MIB:
-        message = f"memory_mib: {asked} is too small; choose at least {MIN_MEMORY_MIB}"
-        return Refusal("memory_mib", "too_small", message, str(MIN_MEMORY_MIB), str(MIN_MEMORY_MIB))
-    if caps.max_memory_mib is not None and asked > caps.max_memory_mib:
-        message = f"memory_mib: {asked} is above the limit of {caps.max_memory_mib} MiB per session"
-        nearest = str(min(most, caps.max_memory_mib))
-        return Refusal("memory_mib", "above_cap", message, str(caps.max_memory_mib), nearest)
-    if asked > most:
-        message = f"memory_mib: {asked} is more than any machine has; choose at most {most}"
-        return Refusal("memory_mib", "never_fits", message, str(most), str(most))
+def _most_gpu_memory_mib(request: Request, nodes: Sequence[Node], *, milli: int) -> str | None:
+    """Return the most memory, in the field's notation, that beside the same compute is worth at most ``milli``.
+
+    None where no amount is: the compute alone is worth more.
+    """
+    # Of alike devices, which are most of a cluster, one is enough.
+    alike = {(d.model, d.memory_mib, d.capacity_milli): d for d in _devices(nodes)}
+    few = (replace(nodes[0], devices=tuple(alike.values())),)
+    largest = max(device.memory_mib for device in alike.values())
+    for memory_mib in range(largest - largest % MEMORY_GRAIN_MIB, 0, -MEMORY_GRAIN_MIB):
+        worth_milli = least_milli(replace(request, gpu_memory_mib=memory_mib), few)
+        if 0 < worth_milli <= milli:
+            return str(memory_mib)
     return None
+
+
+def _gpu_memory(asked: int, nodes: Sequence[Node]) -> Refusal | None:
+    name, totals = "gpu_memory_mib", sorted({device.memory_mib for device in _devices(nodes)})
+    largest = totals[-1]
+    if asked > largest:
+        message = f"{name}: {asked} is more than one GPU has; choose at most {largest}"
+        return Refusal(name, "never_fits", message, str(largest), str(largest))
+    if asked < MEMORY_GRAIN_MIB:
+        return _outside(name, asked, MEMORY_GRAIN_MIB, None)
+    if asked % MEMORY_GRAIN_MIB and asked not in totals:
+        below = asked - asked % MEMORY_GRAIN_MIB
+        near = sorted({below, min(below + MEMORY_GRAIN_MIB, largest), *totals})
+        nearest = str(min(near, key=lambda a: (abs(a - asked), a)))
+        message = f"{name}: {asked} isn't possible; choose {nearest} (a multiple of {MEMORY_GRAIN_MIB}, or all of a GPU)"
+        return Refusal(name, "not_a_step", message, str(MEMORY_GRAIN_MIB), nearest)
+    return None
+
+
+def _compute(asked: int | None) -> Refusal | None:
+    name, grain = "compute_percent", COMPUTE_GRAIN_PERCENT
+    if asked is None:
+        return None
+    nearest = str(max(grain, min(100, (asked + grain // 2) // grain * grain)))
+    if not grain <= asked <= 100:
+        limit = "100" if asked > 100 else str(grain)
+        message = f"{name}: {asked} isn't possible; choose {grain} to 100"
+        return Refusal(name, "out_of_range", message, limit, nearest)
+    if asked % grain:
+        message = f"{name}: {asked} isn't possible; choose {nearest} (a multiple of {grain})"
+        return Refusal(name, "not_a_step", message, str(grain), nearest)
+    return None
+
+
+def _devices(nodes: Sequence[Node]) -> list[Device]:
+    return [device for node in nodes for device in node.devices]
 
 
 def _count(asked: int, caps: Caps) -> Refusal | None:
@@ -251,27 +334,39 @@ def _count(asked: int, caps: Caps) -> Refusal | None:
     return Refusal("count", "out_of_range", message, str(caps.max_count), nearest)
 
 
-def _time_limit(asked: int | None, caps: Caps) -> Refusal | None:
-    if asked is None:
-        return None
-    if asked < caps.min_time_limit_s:
-        least = str(caps.min_time_limit_s)
-        message = f"time_limit_s: {asked} is too short; choose at least {least}"
-        return Refusal("time_limit_s", "too_small", message, least, least)
-    if caps.max_time_limit_s is not None and asked > caps.max_time_limit_s:
-        most = str(caps.max_time_limit_s)
-        message = f"time_limit_s: {asked} is too long; choose at most {most}"
-        return Refusal("time_limit_s", "above_cap", message, most, most)
+def _of_machine(
+    field: str, asked: int, least: int, cap: int | None, *, most: int, words: Callable[[int], str] = str
+) -> Refusal | None:
+    """Refuse what is less than the least, above the cap, or more than any machine has."""
+    small = _outside(field, asked, least, None, words=words)
+    if small is not None:
+        return small
+    if cap is not None and asked > cap:
+        limit = words(cap) + (" MiB" if field == "memory_mib" else "")
+        message = f"{field}: {words(asked)} is above the limit of {limit} per session"
+        return Refusal(field, "above_cap", message, words(cap), words(min(most, cap)))
+    if asked > most:
+        message = f"{field}: {words(asked)} is more than any machine has; choose at most {words(most)}"
+        return Refusal(field, "never_fits", message, words(most), words(most))
     return None
 
 
-def _priority(asked: int, caps: Caps) -> Refusal | None:
-    if caps.max_priority is not None and asked > caps.max_priority:
-        most = str(caps.max_priority)
-        message = f"priority: {asked} is too high; choose at most {most}"
-        return Refusal("priority", "above_cap", message, most, most)
-    if caps.min_priority is not None and asked < caps.min_priority:
-        least = str(caps.min_priority)
-        message = f"priority: {asked} is too low; choose at least {least}"
-        return Refusal("priority", "too_small", message, least, least)
+def _outside(
+    field: str,
+    asked: int | None,
+    least: int | None,
+    most: int | None,
+    low: str = "small",
+    high: str = "large",
+    *,
+    words: Callable[[int], str] = str,
+) -> Refusal | None:
+    if asked is None:
+        return None
+    if most is not None and asked > most:
+        message = f"{field}: {words(asked)} is too {high}; choose at most {words(most)}"
+        return Refusal(field, "above_cap", message, words(most), words(most))
+    if least is not None and asked < least:
+        message = f"{field}: {words(asked)} is too {low}; choose at least {words(least)}"
+        return Refusal(field, "too_small", message, words(least), words(least))
     return None
