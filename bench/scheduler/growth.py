@@ -44,7 +44,7 @@ from fgpu_scheduler import (  # noqa: E402
     Store,
     group_policy,
 )
-from fgpu_scheduler.core.outlook import outlook  # noqa: E402
+from fgpu_scheduler.core.forecast import outlook  # noqa: E402
 from fgpu_scheduler.core.planner import Place, Plan  # noqa: E402
 
 S = SessionState

@@ -18,7 +18,6 @@ from fgpu_scheduler import (
     format_milli,
     free,
     outlook,
-    resource_groups,
 )
 from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
 from fgpuspawner.isolation.choice import read_choices
@@ -55,7 +54,7 @@ def read_status(url: str, policy: Policy, *, now_s: int) -> Json:
     """
     with read_only(url, half_life_s=lambda group: policy.of(group).half_life_s) as store:
         snapshot = store.snapshot(now_s)
-        groups = resource_groups(snapshot)
+        groups = snapshot.resource_groups
         found = outlook(snapshot, policy, store.experience).forecasts
     left = free(snapshot)
     simulated = {d.uuid for node in snapshot.nodes for d in node.devices if d.simulated}

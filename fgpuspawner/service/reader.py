@@ -35,7 +35,6 @@ from fgpu_scheduler import (
     Unblocking,
     UnknownSession,
     not_extended,
-    resource_groups,
 )
 from fgpuspawner.concurrency.background import Failures, until_it_works
 from fgpuspawner.engines.base import Capabilities
@@ -438,7 +437,7 @@ class Reader:
 
     def _read_world(self, ahead: Outlook) -> World:
         largest = {
-            group: self._largest_now(ahead.snapshot, group) for group in resource_groups(ahead.snapshot)
+            group: self._largest_now(ahead.snapshot, group) for group in ahead.snapshot.resource_groups
         }
         isolation = read_choices(self.settings.data_path())
         return World(

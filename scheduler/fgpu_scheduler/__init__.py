@@ -15,8 +15,7 @@ from fgpu_scheduler.core.admission import (
     pending_refusals,
 )
 from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
-from fgpu_scheduler.core.forecast import Ahead, Forecast, RequestForecast, forecast, forecast_request
-from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.forecast import Forecast, Outlook, forecast, outlook
 from fgpu_scheduler.core.hindsight import (
     NEWEST_TOLD,
     Experience,
@@ -48,7 +47,6 @@ from fgpu_scheduler.core.model import (
     Usage,
     WaitReason,
 )
-from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.placement import (
     DeviceFree,
     Free,
@@ -69,7 +67,9 @@ from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.core.records import Measured, Past, Spent
 from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
+from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
 from fgpu_scheduler.core.shares import takes_model as takes_model
+from fgpu_scheduler.core.starts import Ahead
 from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.core.units import (
     LARGEST_MILLI,

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from fgpu_scheduler.core.forecast import Beside, Forecast, RequestForecast
+from fgpu_scheduler.core.forecast import Forecast, Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
-from fgpu_scheduler.core.outlook import Outlook
 from fgpu_scheduler.core.records import Event, Past, Spent
+from fgpu_scheduler.core.request_forecast import Beside, RequestForecast
 from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.errors import FGPUError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fgpu_scheduler import Experience, Foretold, Policy, Snapshot, Store
-from fgpu_scheduler.core.outlook import Outlook, outlook
+from fgpu_scheduler.core.forecast import Outlook, outlook
 from fgpu_scheduler.service import scheduler
 from lab import BEGAN_S, HOUR_S, NODE, Lab
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from property_worlds import STATES
 
 from fgpu_scheduler.core.backfill import SURE_ENDS
-from fgpu_scheduler.core.forecast import SOON_S, forecast
+from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import EndCause, Placement, Session, SessionState, Snapshot, Usage
 from fgpu_scheduler.core.orders import Line, lines
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import plan
 from fgpu_scheduler.core.policies import ORDERS, Backfill, Policy, group_policy
+from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.testing import lasting, world
 from fgpu_scheduler.testing.world import request
 

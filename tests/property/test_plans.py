@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property_worlds import GROUPS, nodes, requests, worlds
 
-from fgpu_scheduler.core import forecast as forecasts
 from fgpu_scheduler.core.admission import MIN_MEMORY_MIB, Caps, admit, amounts_that_fit
-from fgpu_scheduler.core.forecast import forecast, forecast_request
+from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, returned, untouched
 from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.request_forecast import forecast_request, largest_now_milli
 from fgpu_scheduler.core.shares import shape
+from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.testing import World, lasting
 from fgpu_scheduler.testing.checks import badly_placed, mixed_modes, over_capacity, wrongly_held
 
@@ -128,7 +129,7 @@ def expected_end(session: Session, now_s: int, typical_length_s: int) -> int:
     if session.state is SessionState.TERMINATING:
         return now_s + 1
     end = (now_s if session.started_at_s is None else session.started_at_s) + typical_length_s
-    return end if end > now_s else now_s + forecasts.SOON_S
+    return end if end > now_s else now_s + SOON_S
 
 
 @exact
@@ -176,7 +177,7 @@ def test_a_request_is_told_what_then_happens(
 @given(worlds(most=8), requests())
 def test_the_largest_amount_now_would_start_and_no_larger_one(lab: World, asked: Request) -> None:
     caps = Caps(fgpu_step_milli=100)
-    largest = forecasts.largest_now_milli(asked, lab, POLICY, caps)
+    largest = largest_now_milli(asked, lab, POLICY, caps)
     left = free(lab.placed(plan(lab, POLICY)))
     own = [n for n in lab.nodes if n.resource_group == asked.resource_group]
     plain = replace(asked, gpu_memory_mib=None, compute_percent=None)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from property_worlds import worlds
 from test_forecasts import queues
 
-from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import SessionState, Snapshot
 from fgpu_scheduler.core.planner import applied, plan
@@ -28,7 +27,7 @@ def test_exactly_the_sessions_that_are_named_start_the_head_when_they_end(
     lab: Snapshot, policy: Policy
 ) -> None:
     for group in sorted({n.resource_group for n in lab.nodes}):
-        own = of_group(lab, group)
+        own = lab.of_group(group)
         own = applied(own, plan(own, policy))
         found = unblocking(own, policy, tries=100)
         if found is None or found.by_itself:

@@ -35,9 +35,9 @@ Who is next
 What is told
     lengths        how much longer a session runs, from those that ran at least as long
     hindsight      told against true: how good forecasts were, and how much wider they have to be
-    forecast       position, range of the start and reason: the planner's passes, run forward
-    groups         what a forecast of one resource group depends on
-    outlook        the forecasts of all queues
+    starts         when each is expected to start: the planner's passes, run forward in several worlds
+    forecast       position, range of the start and reason, of every queue
+    request_forecast  the same of a request that is not submitted yet, and what would start now or sooner
     unblocking     whose end alone would start the first of a queue
     asked          what was asked for lately, of which placement thinks ahead
 

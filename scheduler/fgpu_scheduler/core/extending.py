@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fgpu_scheduler.core.groups import of_group
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Reserve, plan
 from fgpu_scheduler.core.policies import Policy
@@ -56,7 +55,7 @@ def delays_a_promise(snapshot: Snapshot, session: Session, by_s: int, policy: Po
 
     A promise is what the planner makes of a known end; who only hopes for one is promised nothing.
     """
-    own = of_group(snapshot, session.request.resource_group)
+    own = snapshot.of_group(session.request.resource_group)
     before = _promised(own, policy)
     if not before:
         return False

@@ -418,6 +418,29 @@ class Snapshot:
         assert self.known is not None
         return self.known[1]
 
+    @property
+    def resource_groups(self) -> list[str]:
+        """The resource groups that have nodes, by name."""
+        return sorted({node.resource_group for node in self.nodes})
+
+    def of_group(self, resource_group: str) -> Snapshot:
+        """Return what a forecast of this resource group depends on: its nodes, and its sessions.
+
+        Groups share nothing but their users' quotas: where there are any, the sessions that hold something elsewhere
+        count, and who waits elsewhere is left out.
+        """
+        usage = tuple(u for u in self.usage if u.resource_group == resource_group)
+        shared = bool(self.quotas)
+        sessions = tuple(
+            s
+            for s in self.sessions
+            if s.request.resource_group == resource_group or (shared and s.state is not SessionState.PENDING)
+        )
+        if shared:
+            return replace(self, sessions=sessions, usage=usage)
+        nodes = tuple(n for n in self.nodes if n.resource_group == resource_group)
+        return replace(self, nodes=nodes, sessions=sessions, usage=usage)
+
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, or None."""
         return next((s for s in self.sessions if s.id == session_id), None)

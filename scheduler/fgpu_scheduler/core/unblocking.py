@@ -40,7 +40,7 @@ class Unblocking:
 def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unblocking | None:
     """Return what would start the head of the queue of one resource group, or None where nobody is blocked.
 
-    The snapshot is of that group alone (`of_group`); at most ``tries`` sessions are tried.
+    The snapshot is of that group alone (`Snapshot.of_group`); at most ``tries`` sessions are tried.
     """
     # Who starts in this very pass is nobody who could be waited for.
     snapshot = applied(snapshot, plan(snapshot, policy))

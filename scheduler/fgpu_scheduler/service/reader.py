@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.extending import delays_a_promise
-from fgpu_scheduler.core.forecast import Beside, RequestForecast, forecast_request, largest_now_milli
-from fgpu_scheduler.core.groups import of_group
+from fgpu_scheduler.core.forecast import Outlook, outlook
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Request, Session, Snapshot
-from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.records import Event, Past, Spent
+from fgpu_scheduler.core.request_forecast import Beside, RequestForecast, forecast_request, largest_now_milli
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 from fgpu_scheduler.queue import QueueReader
 from fgpu_scheduler.store.history import History
@@ -50,7 +49,7 @@ class StoreReader(QueueReader):
         return forecast_request(
             request,
             count,
-            of_group(snapshot, group),
+            snapshot.of_group(group),
             self._policy,
             self._caps,
             self._experience_of(snapshot, group),
@@ -60,17 +59,17 @@ class StoreReader(QueueReader):
         """Read it once a version: a form asks for a forecast at every move of a slider."""
         version, found = self._experience
         if version != snapshot.version:
-            found = {one: self._store.experience(one) for one in resource_groups(snapshot)}
+            found = {one: self._store.experience(one) for one in snapshot.resource_groups}
             self._experience = snapshot.version, found
         return found.get(group, Experience())
 
     def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
         return largest_now_milli(
-            request, of_group(snapshot, request.resource_group), self._policy, self._caps, beside=beside
+            request, snapshot.of_group(request.resource_group), self._policy, self._caps, beside=beside
         )
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
-        found = {g: unblocking(of_group(snapshot, g), self._policy) for g in resource_groups(snapshot)}
+        found = {g: unblocking(snapshot.of_group(g), self._policy) for g in snapshot.resource_groups}
         return {group: one for group, one in found.items() if one is not None}
 
     def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, assert_never
 
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.forecast import Forecast
+from fgpu_scheduler.core.forecast import Forecast, Outlook, outlook
 from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
 from fgpu_scheduler.core.model import (
     EndCause,
@@ -33,7 +33,6 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Snapshot,
 )
-from fgpu_scheduler.core.outlook import Outlook, outlook, resource_groups
 from fgpu_scheduler.core.planner import Memory, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
 from fgpu_scheduler.core.reconcile import (
@@ -448,7 +447,7 @@ class Scheduler(Queue):
 
     async def _look_ahead(self) -> Outlook:
         snapshot = await self.snapshot()
-        known = {group: await self._call(self.store.experience, group) for group in resource_groups(snapshot)}
+        known = {group: await self._call(self.store.experience, group) for group in snapshot.resource_groups}
         loop = asyncio.get_running_loop()
         began = loop.time()
         found = await loop.run_in_executor(

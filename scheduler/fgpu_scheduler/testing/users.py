@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fgpu_scheduler.core import admission, forecast, lifecycle, placement, planner
+from fgpu_scheduler.core import admission, forecast, lifecycle, placement, planner, request_forecast
 from fgpu_scheduler.core.extending import Extension, delays_a_promise, not_extended
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.shares import explicit
@@ -76,7 +76,7 @@ class Users(Hub):
         asked = requests[0]
         with self._store.faultless():
             experience = self._store.experience(asked.resource_group)
-        told = forecast.forecast_request(
+        told = request_forecast.forecast_request(
             asked, len(requests), snapshot, self._policy, self._caps, experience
         ).startable_now
         newest = max((s.id for s in snapshot.sessions), default=0)

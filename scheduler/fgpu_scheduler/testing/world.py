@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.forecast import SOON_S
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.lengths import Lengths, Rest, Source
 from fgpu_scheduler.core.lifecycle import HOLDING
@@ -22,6 +21,7 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Place, Plan
 from fgpu_scheduler.core.shares import shares_of
+from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.core.units import parse_milli
 
 NOW_S = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fgpu_scheduler.core.backfill import gather
-from fgpu_scheduler.core.forecast import BASIS_NO_NODE, Ahead, forecast
+from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import Snapshot
 from fgpu_scheduler.core.placement import best_fit, could_ever_fit, free, place
 from fgpu_scheduler.core.planner import plan
@@ -13,6 +13,7 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.preempt import victims
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.shortage import shortage
+from fgpu_scheduler.core.starts import BASIS_NO_NODE, Ahead
 from fgpu_scheduler.core.unblocking import unblocking
 from fgpu_scheduler.testing import World, lasting, world
 from fgpu_scheduler.testing.world import request

@@ -8,25 +8,15 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler.core.admission import Caps
-from fgpu_scheduler.core.forecast import (
-    BASIS_NO_NODE,
-    BASIS_NOW,
-    BASIS_TYPICAL,
-    BASIS_UNKNOWN,
-    SOON_S,
-    Ahead,
-    Forecast,
-    RequestForecast,
-    forecast,
-    forecast_request,
-    largest_now_milli,
-    shortage,
-)
+from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
 from fgpu_scheduler.core.lengths import Lengths, PastRun
 from fgpu_scheduler.core.model import SessionState, WaitReason
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy, plan
+from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request, largest_now_milli
+from fgpu_scheduler.core.shortage import shortage
+from fgpu_scheduler.core.starts import BASIS_NO_NODE, BASIS_NOW, BASIS_TYPICAL, BASIS_UNKNOWN, SOON_S, Ahead
 from fgpu_scheduler.testing import NOW_S, World, lasting, world
 from fgpu_scheduler.testing.world import request
 
