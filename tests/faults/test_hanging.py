@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fgpu_scheduler import Experience, Observed, Session, Store, StoreUnavailable
-from fgpu_scheduler.service import scheduler
+from fgpu_scheduler.service import store_thread
 from lab import NODE, Lab, Standing
 
 
@@ -110,7 +110,7 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
 async def test_a_step_that_takes_long_is_no_outage_while_the_database_answers(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "SLOW_AFTER_S", 0.01)
+    monkeypatch.setattr(store_thread, "SLOW_AFTER_S", 0.01)
     store = lab.store
     assert isinstance(store, Slow)
     store.is_slow = True

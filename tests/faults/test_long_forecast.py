@@ -9,7 +9,7 @@ from typing import Any
 
 from fgpu_scheduler import Experience, Foretold, Policy, Snapshot, Store
 from fgpu_scheduler.core.forecast import Outlook, outlook
-from fgpu_scheduler.service import scheduler
+from fgpu_scheduler.service import forecasts, store_thread
 from lab import BEGAN_S, HOUR_S, NODE, Lab
 
 
@@ -31,8 +31,8 @@ class Long:
 
 async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any) -> None:
     long = Long()
-    monkeypatch.setattr(scheduler, "outlook", long)
-    monkeypatch.setattr(scheduler, "SLOW_AFTER_S", 0.05)
+    monkeypatch.setattr(forecasts, "outlook", long)
+    monkeypatch.setattr(store_thread, "SLOW_AFTER_S", 0.05)
     store = Store("sqlite://")
     store.open()
     lab = Lab(store)
@@ -60,9 +60,9 @@ async def test_while_it_takes_long_others_submit_start_and_end(monkeypatch: Any)
 async def test_one_that_took_long_is_shown_for_a_while_whatever_changes(monkeypatch: Any) -> None:
     long = Long()
     long.go_on.set()
-    monkeypatch.setattr(scheduler, "outlook", long)
-    monkeypatch.setattr(scheduler, "QUICK_FORECAST_S", 0.0)
-    monkeypatch.setattr(scheduler, "FORECAST_REST", 10**6)
+    monkeypatch.setattr(forecasts, "outlook", long)
+    monkeypatch.setattr(forecasts, "QUICK_FORECAST_S", 0.0)
+    monkeypatch.setattr(forecasts, "FORECAST_REST", 10**6)
     store = Store("sqlite://")
     store.open()
     lab = Lab(store)

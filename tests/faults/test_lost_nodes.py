@@ -140,5 +140,5 @@ async def test_a_cordon_between_a_look_and_what_follows_from_it_stays(tmp_path: 
     async with begun(tmp_path) as (lab, _):
         looked_at = lab.store.snapshot(0)
         lab.store.set_node_state("a", NodeState.CORDONED, now_s=0)
-        await lab.scheduler._note_nodes(looked_at, Seen((), ()))
+        await lab.scheduler.healer.note_nodes(looked_at, Seen((), ()))
         assert node_state(lab) is NodeState.CORDONED

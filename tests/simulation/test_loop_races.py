@@ -98,9 +98,9 @@ def test_a_launch_that_was_under_way_when_the_look_began_may_have_made_what_the_
             await asyncio.sleep(1)
 
     loop.create_task(launch())
-    loop.run(queue.reconcile())
+    loop.run(queue.healer.round())
     assert store.session(session.id).state is S.TERMINATING
-    loop.run(queue.reconcile())
+    loop.run(queue.healer.round())
     assert store.session(session.id).state in ENDED
     store.close()
 

@@ -21,7 +21,7 @@ from fgpu_scheduler.core.model import Device, Session, SessionState
 from fgpu_scheduler.core.policies import Policy, group_policy
 from fgpu_scheduler.core.reclaim import AllRules, Rules
 from fgpu_scheduler.core.shares import liked
-from fgpu_scheduler.service import reclaiming, scheduler
+from fgpu_scheduler.service import healing, reclaiming, scheduler
 from fgpu_scheduler.service.scheduler import Scheduler
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.store import Store
@@ -231,7 +231,7 @@ def test_one_that_is_queued_again_at_the_end_is_noticed(monkeypatch):
 def test_judging_what_is_missing_by_the_later_snapshot_is_noticed(monkeypatch):
     real = reconcile.reconcile
     monkeypatch.setattr(
-        scheduler,
+        healing,
         "reconcile",
         lambda before, after, observed, *, reachable, **rest: real(
             after, after, observed, reachable=reachable, **rest
@@ -256,14 +256,14 @@ def test_judging_ghosts_by_the_earlier_snapshot_is_noticed(monkeypatch):
         ]
         return (*rest, *ghosts)
 
-    monkeypatch.setattr(scheduler, "reconcile", wrong)
+    monkeypatch.setattr(healing, "reconcile", wrong)
     assert fires("was removed while its session")
 
 
 def test_concluding_from_nodes_that_did_not_answer_is_noticed(monkeypatch):
     real = reconcile.reconcile
     monkeypatch.setattr(
-        scheduler,
+        healing,
         "reconcile",
         lambda before, after, observed, *, reachable, **rest: real(
             before, after, observed, reachable=[n.id for n in after.nodes], **rest
@@ -281,7 +281,7 @@ def test_freeing_before_the_container_is_gone_is_noticed(monkeypatch):
             for h in real(before, after, observed, reachable=reachable, **rest)
         )
 
-    monkeypatch.setattr(scheduler, "reconcile", hasty)
+    monkeypatch.setattr(healing, "reconcile", hasty)
     assert fires("was freed while")
 
 
@@ -295,7 +295,7 @@ def test_freeing_while_a_launch_is_under_way_is_noticed(monkeypatch):
 def test_a_reconcile_that_never_frees_is_noticed(monkeypatch):
     real = reconcile.reconcile
     monkeypatch.setattr(
-        scheduler,
+        healing,
         "reconcile",
         lambda before, after, observed, *, reachable, **rest: tuple(
             h

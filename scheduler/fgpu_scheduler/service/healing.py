@@ -1,0 +1,170 @@
+"""Healing: what is recorded against what the launcher sees, nodes that answer and do not, and what belongs to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import assert_never
+
+from fgpu_scheduler.core.model import EndCause, NodeState, SessionState, Snapshot
+from fgpu_scheduler.core.reconcile import (
+    Ended,
+    Finish,
+    Healing,
+    Observed,
+    Remove,
+    Stop,
+    ghostly,
+    reconcile,
+)
+from fgpu_scheduler.errors import BadSettings, InvalidTransition, StoreUnavailable
+from fgpu_scheduler.ports import Launcher, Seen
+from fgpu_scheduler.service.node_health import node_changes
+from fgpu_scheduler.service.steps import Steps
+
+log = logging.getLogger("fgpu.scheduler")
+
+S = SessionState
+
+SWEEPERS = 4
+"""Ghosts that are removed at a time: few, so that a thousand of them delay no launch."""
+
+
+class Healer:
+    """Makes the sessions' records and the world agree again, by the steps that all others take, too."""
+
+    def __init__(self, steps: Steps, launcher: Launcher) -> None:
+        self._steps = steps
+        self._launcher = launcher
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self._ghosts: dict[str, Observed] = {}
+        self._sweeping: set[str] = set()
+        self._sweepers: set[asyncio.Task[None]] = set()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What goes on beside the rounds."""
+        return [*self._sweepers, *self._stopping.values()]
+
+    async def round(self) -> None:
+        """Compare the store with what the launcher sees, and heal what differs."""
+        launching, ending = tuple(self._steps.being_launched), tuple(self._steps.being_ended)
+        before = await self._steps.snapshot()
+        seen = await self._launcher.observe()
+        after = await self._steps.snapshot()
+        await self.note_nodes(after, seen)
+        healings = reconcile(
+            before, after, seen.things, reachable=seen.nodes, launching=(*launching, *ending)
+        )
+        # Side by side: one that hangs delays the next round, but not the others of this one.
+        results = await asyncio.gather(
+            *(self._heal(healing, ending) for healing in healings), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, InvalidTransition):
+                raise result
+
+    async def _heal(self, healing: Healing, ending: Sequence[int]) -> None:
+        match healing:
+            case Remove(thing, _):
+                self._sweep_away(thing)
+            case Ended(session_id, attempt, cause, message):
+                session = await self._steps.session(session_id)
+                if session.attempt == attempt:
+                    await self._steps.move(
+                        session, S.TERMINATING, expect=(S.RUNNING,), cause=cause, message=message
+                    )
+                    log.warning("Session %d has no server any more: %s", session_id, message)
+                    self._steps.look()
+            case Stop(session_id, thing):
+                if session_id not in ending and thing.handle not in self._stopping:
+                    log.info("Stopping %s of session %d", thing.handle, session_id)
+                    self._stopping[thing.handle] = asyncio.create_task(self._stop(thing))
+            case Finish(session_id):
+                await self._steps.gone(session_id)
+            case _:
+                assert_never(healing)
+
+    async def _stop(self, thing: Observed) -> None:
+        """Stop something, beside all else: it may take its time, and nobody else's end waits for that."""
+        try:
+            if await self._launcher.remove(thing):
+                self._steps.look()
+        except Exception as e:
+            # The next round finds it again.
+            self._steps.thread.failed("Stopping a session", e)
+        finally:
+            del self._stopping[thing.handle]
+
+    async def note_nodes(self, snapshot: Snapshot, seen: Seen) -> None:
+        """Take nodes that do not answer out of use, and those that answer again back into it."""
+        live = {s.id: s for s in snapshot.sessions}
+        ghosts = [o for o in seen.things if o.alive and ghostly(o, live.get(o.session_id)) is not None]
+        haunted = {ghost.node_id for ghost in ghosts}
+        changes = node_changes(snapshot, seen.nodes, tuple(self._steps.being_launched), haunted, seen.late)
+        for node_id in changes.lost:
+            if await self._set_node_state(node_id, NodeState.LOST, only=NodeState.READY):
+                words = "Node %s does not answer; what it runs keeps its shares, and it takes nothing more"
+                log.error(words, node_id)
+        for node_id in changes.back:
+            log.warning("Node %s answers again", node_id)
+            await self._set_node_state(node_id, NodeState.READY, only=NodeState.LOST)
+        for session_id in changes.requeued:
+            with contextlib.suppress(InvalidTransition):
+                await self._steps.move(
+                    await self._steps.session(session_id), S.PENDING, expect=(S.SCHEDULED,)
+                )
+        for session_id in changes.ended:
+            message = "the machine that this session ran on was lost, and it with it"
+            await self._steps.end(session_id, EndCause.NODE_LOST, message)
+            await self._steps.gone(session_id)
+        for node_id in changes.gone:
+            # As last step: should this process end before, all of it is done again.
+            log.warning("Node %s is gone, an administrator says; its sessions are ended", node_id)
+            await self._set_node_state(node_id, NodeState.LOST, only=NodeState.GONE)
+        if changes.lost or changes.back or changes.requeued or changes.gone:
+            self._steps.nudge()
+            self._steps.wake()
+
+    async def _set_node_state(self, node_id: str, state: NodeState, *, only: NodeState) -> bool:
+        """Set it, unless an administrator has changed it: what was seen then says nothing of that. Whether it is set."""
+        now_s = self._steps.clock.now_s()
+        try:
+            was = await self._steps.call(
+                self._steps.store.set_node_state, node_id, state, now_s=now_s, only=only
+            )
+        except BadSettings:
+            return False  # It is gone since it was looked at.
+        return was is only
+
+    def _sweep_away(self, ghost: Observed) -> None:
+        """Have a ghost removed, a few at a time: neither a round nor a launch waits for a thousand of them."""
+        if ghost.handle in self._sweeping:
+            return
+        self._ghosts.setdefault(ghost.handle, ghost)
+        # One that is being removed may hang: whoever does that is no help to those that wait.
+        if len(self._sweepers) < min(SWEEPERS, len(self._ghosts) + len(self._sweeping)):
+            task = asyncio.create_task(self._sweep())
+            self._sweepers.add(task)
+            task.add_done_callback(self._sweepers.discard)
+
+    async def _sweep(self) -> None:
+        while self._ghosts:
+            ghost = self._ghosts.pop(next(iter(self._ghosts)))
+            self._sweeping.add(ghost.handle)
+            try:
+                # It was seen a while ago.
+                why = ghostly(ghost, await self._steps.call(self._steps.store.session, ghost.session_id))
+                if why is not None:
+                    log.warning(
+                        "Removing the ghost %s of session %d: %s", ghost.handle, ghost.session_id, why
+                    )
+                    await self._launcher.remove(ghost)
+            except Exception as e:
+                # The next round finds it again.
+                if not isinstance(e, StoreUnavailable):
+                    log.warning("The ghost %s could not be removed: %s", ghost.handle, e)
+            finally:
+                self._sweeping.discard(ghost.handle)

@@ -1,0 +1,357 @@
+"""What happens to a session, one durable step each, and who is to be told of it.
+
+While the database does not answer, a step that is marked `patient` is tried again until it is committed. An end is not
+waited for here (`StoreUnavailable`): whoever asks for it tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.lifecycle import ENDED, LAUNCHING, final_state
+from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.errors import InvalidTransition, UnknownSession
+from fgpu_scheduler.ports import Clock
+from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
+from fgpu_scheduler.service.store_thread import StoreThread
+from fgpu_scheduler.store.store import Store
+
+log = logging.getLogger("fgpu.scheduler")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = SessionState
+
+LEAVING = (*ENDED, S.TERMINATING)
+"""The states from which nothing of a session starts any more."""
+
+
+@contextlib.contextmanager
+def _marked(marks: Counter[int], session_id: int) -> Iterator[None]:
+    marks[session_id] += 1
+    try:
+        yield
+    finally:
+        marks[session_id] -= 1
+        if not marks[session_id]:
+            del marks[session_id]
+
+
+def patient(
+    step: Callable[Concatenate[Steps, P], Awaitable[T]],
+) -> Callable[Concatenate[Steps, P], Coroutine[Any, Any, T]]:
+    """Have a step wait for a database that is away, and go on where it was."""
+
+    async def patiently(self: Steps, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.thread.patiently(lambda: step(self, *args, **kwargs))
+
+    return patiently
+
+
+class Steps(Queue):
+    """The steps of all sessions. What is committed is logged, and told to those who wait."""
+
+    def __init__(self, store: Store, caps: Caps, clock: Clock) -> None:
+        self.store = store
+        self.caps = caps
+        self.clock = clock
+        self.thread = StoreThread(store, self.nudge)
+        self.call = self.thread.call
+        self.on_end: Callable[[Session], None] = lambda session: None
+        self.being_launched: Counter[int] = Counter()
+        """Their containers may come though none was seen: for them absence is no sign that shares are free."""
+        self.being_ended: Counter[int] = Counter()
+        self._waiting: dict[int, asyncio.Future[Session]] = {}
+        self._wake = asyncio.Event()
+        self._look = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._since: dict[int, float] = {}
+        self._not_resumed: set[int] = set()
+        self._resumed_at = 0.0
+
+    @property
+    def database_is_away(self) -> bool:
+        return bool(self.thread.away)
+
+    async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        return await self.thread.patiently(step)
+
+    async def submit(
+        self, requests: Sequence[Request], *, replacing: int | None = None
+    ) -> tuple[Session, ...]:
+        old = None if replacing is None else await self.patiently(lambda: self.session(replacing))
+        tried_at_s = None
+
+        async def step() -> tuple[Session, ...]:
+            nonlocal tried_at_s
+            if tried_at_s is None:
+                tried_at_s = self.clock.now_s()
+            elif (found := await self._submitted(requests, tried_at_s)) is not None:
+                return found
+            return await self.call(
+                self.store.submit,
+                requests,
+                now_s=self.clock.now_s(),
+                max_pending_per_user=self.caps.max_pending_per_user,
+                replacing=replacing,
+            )
+
+        sessions = await self.patiently(step)
+        if old is not None:
+            ended = await self.patiently(lambda: self.session(old.id))
+            if ended.state is not old.state:
+                self._done(old, ended)
+        for session in sessions:
+            self._since[session.id] = asyncio.get_running_loop().time()
+            self._say(session, None, "submitted")
+        self.nudge()
+        self.wake()
+        return sessions
+
+    async def hold(self, session_id: int) -> None:
+        await self.call(self.store.set_held, session_id, True, now_s=self.clock.now_s())
+
+    async def placed(self, session_id: int) -> Session:
+        future = self._waiting.get(session_id)
+        if future is None or future.done():
+            future = self._waiting[session_id] = asyncio.get_running_loop().create_future()
+        if session_id in self._not_resumed:
+            self._not_resumed.discard(session_id)
+            self._resumed_at = asyncio.get_running_loop().time()
+        session = await self.patiently(
+            lambda: self.call(self.store.set_held, session_id, False, now_s=self.clock.now_s())
+        )
+        if session.state in LEAVING:
+            self._waiting.pop(session_id, None)
+            raise SessionEnded(session)
+        if session.state is not S.PENDING:
+            self._waiting.pop(session_id, None)
+            return session
+        self.wake()
+        # Shielded: a cancelled spawn must not cancel the future that a next one may wait for.
+        return await asyncio.shield(future)
+
+    @patient
+    async def prepare(self, session_id: int) -> Session:
+        session = await self.session(session_id)
+        if session.state in LAUNCHING:
+            return self._done(
+                session, await self.call(self.store.new_attempt, session_id, now_s=self.clock.now_s())
+            )
+        try:
+            return await self.move(session, S.PREPARING, expect=(S.SCHEDULED,))
+        except InvalidTransition as e:
+            session = await self.session(session_id)
+            if session.state is S.PENDING:
+                raise Requeued(f"session {session_id} is back in the queue: its machine was lost") from e
+            if session.state in LEAVING:
+                raise SessionEnded(session) from e
+            raise
+
+    def launching(self, session_id: int) -> contextlib.AbstractContextManager[None]:
+        return _marked(self.being_launched, session_id)
+
+    def ending(self, session_id: int) -> contextlib.AbstractContextManager[None]:
+        return _marked(self.being_ended, session_id)
+
+    @patient
+    async def pulling(self, session_id: int, attempt: int) -> Session:
+        session = await self.session(session_id)
+        if session.state is S.PULLING and session.attempt == attempt:
+            return session  # Committed, and the answer was lost.
+        return await self.move(session, S.PULLING, expect=(S.PREPARING,), attempt=attempt)
+
+    @patient
+    async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
+        session = await self.session(session_id)
+        if session.attempt == attempt and session.state in (S.PENDING, S.SCHEDULED):
+            return session  # Committed, and the answer was lost.
+        if session.state in LEAVING:
+            raise SessionEnded(session)
+        now_s = self.clock.now_s()
+        async with self._unless_it_ended(session_id):
+            waits = await self.call(self.store.give_back, session_id, why, attempt=attempt, now_s=now_s)
+        self._say(waits, session.state, f"the cluster did not give the place: {why}")
+        self.nudge()
+        self.wake()
+        return waits
+
+    @patient
+    async def settle(
+        self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
+    ) -> Session:
+        now_s = self.clock.now_s()
+        async with self._unless_it_ended(session_id):
+            settled = await self.call(
+                self.store.settle, session_id, device_uuids, attempt=attempt, known=known, now_s=now_s
+            )
+        self.nudge()
+        return settled
+
+    @contextlib.asynccontextmanager
+    async def _unless_it_ended(self, session_id: int) -> AsyncIterator[None]:
+        """Raise SessionEnded in place of InvalidTransition where that is why."""
+        try:
+            yield
+        except InvalidTransition:
+            session = await self.session(session_id)
+            if session.state in LEAVING:
+                raise SessionEnded(session) from None
+            raise
+
+    @patient
+    async def running(self, session_id: int, attempt: int, launched: str) -> Session:
+        session = await self.session(session_id)
+        if (session.attempt, session.launched) == (attempt, launched):
+            # Committed, and the answer was lost. It may even have ended since.
+            if session.state is not S.RUNNING:
+                raise SessionEnded(session)
+            return session
+        return await self.move(session, S.RUNNING, expect=LAUNCHING, attempt=attempt, launched=launched)
+
+    async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
+        while True:
+            session = await self.session(session_id)
+            if session.state in LEAVING:
+                return session
+            to = S.CANCELLED if session.state in (S.PENDING, S.SCHEDULED) else S.TERMINATING
+            try:
+                return await self.move(session, to, expect=(session.state,), cause=cause, message=message)
+            except InvalidTransition:
+                # It moved on meanwhile, to a state with another way out.
+                continue
+
+    async def warn(
+        self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED
+    ) -> Session:
+        try:
+            session = await self.call(self.store.warn, session_id, message, cause, now_s=self.clock.now_s())
+        except InvalidTransition:
+            return await self.session(session_id)
+        self.nudge()
+        return session
+
+    async def gone(self, session_id: int) -> Session:
+        session = await self.session(session_id)
+        if session.state in ENDED:
+            return session
+        try:
+            return await self.move(session, final_state(session.end_cause), expect=(S.TERMINATING,))
+        except InvalidTransition:
+            # Somebody else was first to see that it is gone.
+            session = await self.session(session_id)
+            if session.state in ENDED:
+                return session
+            raise
+
+    async def session(self, session_id: int) -> Session:
+        session = await self.call(self.store.session, session_id)
+        if session is None:
+            raise UnknownSession(f"there is no session {session_id}")
+        return session
+
+    @patient
+    async def live(self) -> tuple[Session, ...]:
+        return (await self.snapshot()).sessions
+
+    async def snapshot(self) -> Snapshot:
+        return await self.call(self.store.snapshot, self.clock.now_s())
+
+    async def serving(self, user: str, server_name: str) -> Session | None:
+        return await self.call(self.store.serving, user, server_name)
+
+    async def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
+        while True:
+            changed = self._changed
+            yield
+            every_s = at_least_every_s() if callable(at_least_every_s) else at_least_every_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await changed.wait()
+
+    def wake(self) -> None:
+        """Plan again soon."""
+        self._wake.set()
+
+    def look(self) -> None:
+        """Look at once what the launcher sees: something has changed there."""
+        self._look.set()
+
+    async def _submitted(self, requests: Sequence[Request], since_s: int) -> tuple[Session, ...] | None:
+        """Return the sessions of these requests, if they were committed and only the answer was lost.
+
+        Some may have ended since then, or been queued again.
+        """
+        latest = await self.call(self.store.latest, user=requests[0].user, limit=2 * len(requests) + 20)
+        found = {s.request: s for s in reversed(latest) if s.submitted_at_s >= since_s}
+        sessions = tuple(found[asked] for asked in requests if asked in found)
+        return sessions if len(sessions) == len(requests) else None
+
+    async def move(
+        self,
+        session: Session,
+        to: SessionState,
+        *,
+        expect: Sequence[SessionState],
+        attempt: int | None = None,
+        cause: EndCause | None = None,
+        message: str | None = None,
+        launched: str | None = None,
+    ) -> Session:
+        moved = await self.call(
+            self.store.move,
+            session.id,
+            to,
+            now_s=self.clock.now_s(),
+            cause=cause,
+            message=message,
+            launched=launched,
+            expect=expect,
+            attempt=attempt,
+        )
+        return self._done(session, moved)
+
+    def _done(self, before: Session, session: Session) -> Session:
+        """Say what has been committed, and let those who wait for it know."""
+        self._say(session, before.state, None)
+        if session.state in ENDED:
+            self._resolve(session)
+            self.wake()
+        if session.state is S.TERMINATING:
+            self.on_end(session)
+        self.nudge()
+        return session
+
+    def _resolve(self, session: Session) -> None:
+        future = self._waiting.pop(session.id, None)
+        if future is None or future.done():
+            return
+        if session.state in LEAVING:
+            future.set_exception(SessionEnded(session))
+            # Its spawn may have been cancelled; then nobody asks for the exception.
+            future.exception()
+        else:
+            future.set_result(session)
+
+    def nudge(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _say(self, session: Session, before: SessionState | None, reason: str | None) -> None:
+        why = reason or session.end_cause or session.wait_reason or ""
+        asked = session.request
+        log.info(
+            "Session %d (%s/%s): %s -> %s%s",
+            session.id,
+            asked.user,
+            asked.server_name,
+            before or "new",
+            session.state,
+            f" ({why})" if why else "",
+        )
