@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.misfits import Misfits
+from fgpu_scheduler.core.lanes import Misfits
 from fgpu_scheduler.core.model import Device, Node, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit
 

@@ -27,7 +27,8 @@ Who is next
     usage          what was used, and how it is forgotten
     orders         the order of a queue: first priority, then promises, then by arrival, by use or by dominant shares
     backfill       the place that is kept for the first of a queue, and who may start beside it
-    misfits        what did not fit in a pass, and what therefore cannot fit either
+    lanes          whom a pass need not try: who asks for the same as somebody ahead, or for no less than did not fit
+    ground         nodes and what is free of them, carried from plan to plan
     passes         one pass over one queue: the heart. Plans and forecasts are made of nothing else
     planner        one decision for every waiting session
     commit         the sessions as a plan leaves them, once it is checked again that it holds

@@ -7,181 +7,22 @@ between, and so decides what the planner would.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
 
-from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.asked import AMOUNTS
 from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
+from fgpu_scheduler.core.ground import NOBODY, Ground
+from fgpu_scheduler.core.lanes import Lane, Lanes, Misfits
 from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.misfits import Amounts, Misfits
-from fgpu_scheduler.core.model import (
-    Asked,
-    Node,
-    Placement,
-    Request,
-    Session,
-    SessionState,
-    Snapshot,
-    WaitReason,
-)
+from fgpu_scheduler.core.model import Placement, Request, Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.orders import First, Line, in_order, priority
-from fgpu_scheduler.core.parts import Parts, by_name
-from fgpu_scheduler.core.placement import NodeFree, Score, best_fit, claimed, place, returned
+from fgpu_scheduler.core.placement import claimed, place, returned
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.policies import Backfill, GroupPolicy, Promises
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
-from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.shares import liked
-
-_, *_MEASURES = AMOUNTS  # All are of one resource group.
-NOBODY: Mapping[int, Session] = {}
-"""Who is on a node on which nobody is: the same object each time."""
-
-_ASKED = attrgetter(*_MEASURES)
-_ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
-_ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
-
-
-class Lane:
-    """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
-
-    __slots__ = ("at", "numbers", "reason", "shape")
-
-    def __init__(self, shape: Amounts) -> None:
-        self.shape = shape
-        self.numbers: list[int] = []
-        """Where each stands in the queue."""
-        self.at = 0
-        self.reason = WaitReason.RESOURCES
-        """Why those wait who are left."""
-
-    @property
-    def left(self) -> bool:
-        """Whether anybody is left."""
-        return self.at < len(self.numbers)
-
-
-class Queue:
-    """The queue of a resource group in its order, in lanes. Held sessions are in no lane: they are not placed.
-
-    Two are in one lane if the same decides about both: with quotas, that is also who they are.
-    """
-
-    __slots__ = ("lane_of", "lanes", "promised", "sessions")
-
-    def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
-        self.sessions = sessions
-        key_of = _ASKED_BY if by_user else _ASKED_FOR
-        found: dict[object, Lane] = {}
-        self.promised: list[tuple[Session, Lane]] = []
-        """To whom a start was promised, in their order, each with the lane that it has for itself."""
-        self.lane_of = lane_of = list[Lane | None]()
-        for number, session in enumerate(sessions):
-            if session.held and not held:
-                lane_of.append(None)
-                continue
-            # Who was refused a node is tried by itself: the others of its kind may still go there. So is who was promised
-            # a start: what is kept for it is not for the others.
-            alone = session.refused or session.promised_at_s is not None
-            key = session.id if alone else key_of(session.request)
-            lane = found.get(key)
-            if lane is None:
-                lane = found[key] = Lane(_ASKED(session.request))
-            if session.promised_at_s is not None:
-                self.promised.append((session, lane))
-            lane.numbers.append(number)
-            lane_of.append(lane)
-        self.lanes = list(found.values())
-
-
-class Ground:
-    """The nodes of a resource group, what is free of them, and where a request goes: carried from plan to plan.
-
-    `lay` brings it to a snapshot. It takes over only what was made of the very objects that the snapshot has (its nodes,
-    who is on a node, what people ask for); all else is made anew, from nothing. So it needs no word of what happened.
-    """
-
-    def __init__(self) -> None:
-        self._nodes: tuple[Node, ...] | None = None
-        self._on_node = Parts[str, Mapping[int, Session]](by_name)
-        """Those on each node when what is free of it was counted."""
-        self._changed: dict[str, None] = {}
-        """The nodes of which something else is free since."""
-        self._scored: tuple[Placing, tuple[Asked, ...]] | None = None
-        self._cluster: Cluster | None = None
-        self.left: dict[str, NodeFree] = {}
-        self._rooms: dict[str, tuple[int, int, int]] = {}
-        self.score: Score = best_fit
-        self.placer = Placer((), score=best_fit)
-
-    def lay(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> None:
-        """Make it that of a snapshot, of one resource group: always the same one."""
-        alike = self._nodes is snapshot.nodes
-        if (
-            not alike
-            or self._scored is None
-            or self._scored[0] != placing
-            or self._scored[1] is not snapshot.asked
-        ):
-            if not isinstance(placing, Always) and (self._cluster is None or not alike):
-                self._cluster = Cluster.of(n for n in snapshot.nodes if n.resource_group == resource_group)
-            self.score = score_for(placing, snapshot, resource_group, self._cluster)
-            self._scored = placing, snapshot.asked
-        on_node = snapshot.groups.on_node
-        if alike:
-            self.placer.score_by(self.score)
-            changed = self._changed | dict.fromkeys(on_node.unlike(self._on_node))
-            for node_id in changed:
-                if node_id in self.left:
-                    there = on_node.get(node_id, NOBODY)
-                    self.put(placement.left_beside(self.left[node_id].node, there))
-                    self.placer.update(self.left[node_id])
-            self._on_node, self._changed = on_node, {}
-            return
-        self._nodes, self._on_node, self._changed = snapshot.nodes, on_node, {}
-        own = [node for node in snapshot.nodes if node.resource_group == resource_group]
-        self.left = {node.id: placement.left_beside(node, on_node.get(node.id, NOBODY)) for node in own}
-        self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
-        self.placer = Placer(tuple(self.left.values()), score=self.score)
-        self.least_capacity = min((d.capacity_milli for node in own for d in node.devices), default=0)
-        self.devices = frozenset((d.capacity_milli, d.memory_mib) for node in own for d in node.devices)
-
-    def put(self, left: NodeFree) -> None:
-        """Note what is left of a node now; the placer is told by whoever does this, if it does not know."""
-        node_id = left.node.id
-        self.left[node_id] = left
-        self._rooms[node_id] = _room(left)
-        self._changed[node_id] = None
-
-    def has_room(self, asked: Request) -> bool:
-        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
-        cpu, memory = asked.cpu_milli, asked.memory_mib
-        fgpu = min(asked.fgpu_milli, self.least_capacity)
-        # Not any(), as in `Misfits`.
-        for room in self._rooms.values():  # noqa: SIM110
-            if room[0] >= cpu and room[1] >= memory and room[2] >= fgpu:
-                return True
-        return False
-
-
-class Memory:
-    """What plans leave to those after them: the ground of each resource group. Without it a plan is the same."""
-
-    def __init__(self) -> None:
-        self._grounds: dict[str, Ground] = {}
-
-    @contextmanager
-    def ground(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> Iterator[Ground]:
-        """Give the ground of a snapshot. One that is not given back as it should be is forgotten."""
-        ground = self._grounds.pop(resource_group, None) or Ground()
-        ground.lay(snapshot, resource_group, placing)
-        yield ground
-        self._grounds[resource_group] = ground
 
 
 class Floor:
@@ -262,7 +103,7 @@ class Floor:
             return 0
         return len(self._waited_s) - bisect_left(self._waited_s, longest_s - passed_s)
 
-    def fill(self, queue: Queue, done: Collection[int] = ()) -> list[tuple[Session, Placement]]:
+    def fill(self, queue: Lanes, done: Collection[int] = ()) -> list[tuple[Session, Placement]]:
         """Start whom the policy starts now, in the order of the queue, and note why the others wait.
 
         For those who are ``done``, by id, no place is kept from those ahead of them.
@@ -305,11 +146,11 @@ class Floor:
                 insort(heads, (lane.numbers[lane.at], n))
         return placed
 
-    def promises(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
+    def promises(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
         """Return whether the start of the session for whom a place is kept is promised, where its instant is known."""
         return self._policy.promises is not Promises.NONE and not self._outranked(session_id, queue, placed)
 
-    def _outranked(self, session_id: int, queue: Queue, placed: Collection[int]) -> bool:
+    def _outranked(self, session_id: int, queue: Lanes, placed: Collection[int]) -> bool:
         """Return whether somebody of higher priority than this one is left waiting, and may take its place.
 
         No place is kept for those who have not waited for long, or who wait for an end that is not known.
@@ -480,7 +321,7 @@ class Floor:
     def _is_promised(self, session: Session) -> bool:
         return session.promised_at_s is not None and self._policy.promises is not Promises.NONE
 
-    def _next_promised(self, queue: Queue, done: Collection[int]) -> Session | None:
+    def _next_promised(self, queue: Lanes, done: Collection[int]) -> Session | None:
         """Return the first to whom a start was promised that others may go ahead of; None: there is none."""
         if not self._reserves or self._policy.promises is not Promises.LATEST:
             return None
@@ -519,8 +360,3 @@ class Floor:
         limits = session.time_limit_s, self._ledger.limit_s(session.request) if self._quotas else None
         found = [limit for limit in limits if limit is not None]
         return free_at_s(session, now_s, limit_s=min(found, default=None))
-
-
-def _room(left: NodeFree) -> tuple[int, int, int]:
-    """Return the CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
-    return left.cpu_milli, left.memory_mib, max((d.fgpu_milli for d in left.devices), default=0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core import orders
+from fgpu_scheduler.core.ground import Memory as Memory
+from fgpu_scheduler.core.lanes import Lanes
 from fgpu_scheduler.core.model import Placement, SessionState, Snapshot, WaitReason
-from fgpu_scheduler.core.passes import Floor, Queue
-from fgpu_scheduler.core.passes import Memory as Memory
+from fgpu_scheduler.core.passes import Floor
 from fgpu_scheduler.core.policies import GroupPolicy as GroupPolicy
 from fgpu_scheduler.core.policies import Policy as Policy
 from fgpu_scheduler.core.quota import Ledger
@@ -84,7 +85,7 @@ def plan(snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> Pl
 
 def _decided(line: orders.Line, floor: Floor, *, by_user: bool) -> list[Decision]:
     """Return the decisions for one resource group, in the order of its queue."""
-    queue = Queue(floor.in_order(line), by_user=by_user)
+    queue = Lanes(floor.in_order(line), by_user=by_user)
     special: dict[int, Decision] = {
         session.id: Place(session.id, where) for session, where in floor.fill(queue)
     }

@@ -15,7 +15,9 @@ from heapq import heapify, heappop, heappush
 
 from fgpu_scheduler.core import orders, placement
 from fgpu_scheduler.core.backfill import SURE_ENDS
+from fgpu_scheduler.core.ground import Ground
 from fgpu_scheduler.core.hindsight import Experience, Range
+from fgpu_scheduler.core.lanes import Lanes
 from fgpu_scheduler.core.lengths import Lengths
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import (
@@ -27,7 +29,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
-from fgpu_scheduler.core.passes import Floor, Ground, Queue
+from fgpu_scheduler.core.passes import Floor
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
 from fgpu_scheduler.core.usage import held_milli
@@ -190,7 +192,7 @@ class _Run:
     ) -> None:
         """Make passes, and end sessions in between, until all have started or nothing changes any more."""
         floor = self._floor
-        queue = Queue(floor.in_order(line), by_user=self._by_user, held=True)
+        queue = Lanes(floor.in_order(line), by_user=self._by_user, held=True)
         for session in queue.sessions:
             # From then on a node that it was refused is tried again: an instant at which nobody ends.
             tried_s = (node.until_s(floor.now_s) for node in session.refused)
@@ -230,7 +232,7 @@ class _Run:
             again = floor.in_order_now()
             if again is not None:
                 left = [s for s in again if s.id not in starts.found]
-                queue = Queue(left, by_user=self._by_user, held=True)
+                queue = Lanes(left, by_user=self._by_user, held=True)
         starts.far[line.resource_group] = None
 
     def _hold(self, session: Session, where: Placement, now_s: int) -> None:

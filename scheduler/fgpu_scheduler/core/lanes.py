@@ -1,13 +1,74 @@
-"""What did not fit in one pass, and what therefore cannot fit either: nothing is given back before the pass ends."""
+"""Whom a pass need not try: those who ask for the same as somebody ahead, and what cannot fit as less did not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
+from fgpu_scheduler.core.asked import AMOUNTS
+from fgpu_scheduler.core.model import Session, WaitReason
 from fgpu_scheduler.core.units import share_memory_mib
 
 Amounts = tuple[int, int, int, int | None, int | None, tuple[str, ...]]
 """fGPU x 1000, CPU x 1000, memory in MiB, explicit GPU memory in MiB and compute in percent, GPU models."""
+
+_, *_MEASURES = AMOUNTS  # All are of one resource group.
+
+_ASKED = attrgetter(*_MEASURES)
+_ASKED_FOR = attrgetter(*_MEASURES, "time_limit_s")
+_ASKED_BY = attrgetter(*_MEASURES, "time_limit_s", "user", "groups")
+
+
+class Lane:
+    """Those of a queue who ask for exactly the same, next one first: only the first of them is ever tried."""
+
+    __slots__ = ("at", "numbers", "reason", "shape")
+
+    def __init__(self, shape: Amounts) -> None:
+        self.shape = shape
+        self.numbers: list[int] = []
+        """Where each stands in the queue."""
+        self.at = 0
+        self.reason = WaitReason.RESOURCES
+        """Why those wait who are left."""
+
+    @property
+    def left(self) -> bool:
+        """Whether anybody is left."""
+        return self.at < len(self.numbers)
+
+
+class Lanes:
+    """The queue of a resource group in its order, in lanes. Held sessions are in no lane: they are not placed.
+
+    Two are in one lane if the same decides about both: with quotas, that is also who they are.
+    """
+
+    __slots__ = ("lane_of", "lanes", "promised", "sessions")
+
+    def __init__(self, sessions: Sequence[Session], *, by_user: bool, held: bool = False) -> None:
+        self.sessions = sessions
+        key_of = _ASKED_BY if by_user else _ASKED_FOR
+        found: dict[object, Lane] = {}
+        self.promised: list[tuple[Session, Lane]] = []
+        """To whom a start was promised, in their order, each with the lane that it has for itself."""
+        self.lane_of = lane_of = list[Lane | None]()
+        for number, session in enumerate(sessions):
+            if session.held and not held:
+                lane_of.append(None)
+                continue
+            # Who was refused a node is tried by itself: the others of its kind may still go there. So is who was promised
+            # a start: what is kept for it is not for the others.
+            alone = session.refused or session.promised_at_s is not None
+            key = session.id if alone else key_of(session.request)
+            lane = found.get(key)
+            if lane is None:
+                lane = found[key] = Lane(_ASKED(session.request))
+            if session.promised_at_s is not None:
+                self.promised.append((session, lane))
+            lane.numbers.append(number)
+            lane_of.append(lane)
+        self.lanes = list(found.values())
 
 
 class Misfits:

@@ -1,0 +1,107 @@
+"""What passes are made on: nodes, what is free of them, and where a request goes. Carried from plan to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.model import Asked, Node, Request, Session, Snapshot
+from fgpu_scheduler.core.parts import Parts, by_name
+from fgpu_scheduler.core.placement import NodeFree, Score, best_fit
+from fgpu_scheduler.core.placer import Placer
+from fgpu_scheduler.core.scores.chosen import Always, Placing, score_for
+from fgpu_scheduler.core.scores.cluster import Cluster
+
+NOBODY: Mapping[int, Session] = {}
+"""Who is on a node on which nobody is: the same object each time."""
+
+
+class Ground:
+    """The nodes of a resource group, what is free of them, and where a request goes: carried from plan to plan.
+
+    `lay` brings it to a snapshot. It takes over only what was made of the very objects that the snapshot has (its nodes,
+    who is on a node, what people ask for); all else is made anew, from nothing. So it needs no word of what happened.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: tuple[Node, ...] | None = None
+        self._on_node = Parts[str, Mapping[int, Session]](by_name)
+        """Those on each node when what is free of it was counted."""
+        self._changed: dict[str, None] = {}
+        """The nodes of which something else is free since."""
+        self._scored: tuple[Placing, tuple[Asked, ...]] | None = None
+        self._cluster: Cluster | None = None
+        self.left: dict[str, NodeFree] = {}
+        self._rooms: dict[str, tuple[int, int, int]] = {}
+        self.score: Score = best_fit
+        self.placer = Placer((), score=best_fit)
+
+    def lay(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> None:
+        """Make it that of a snapshot, of one resource group: always the same one."""
+        alike = self._nodes is snapshot.nodes
+        if (
+            not alike
+            or self._scored is None
+            or self._scored[0] != placing
+            or self._scored[1] is not snapshot.asked
+        ):
+            if not isinstance(placing, Always) and (self._cluster is None or not alike):
+                self._cluster = Cluster.of(n for n in snapshot.nodes if n.resource_group == resource_group)
+            self.score = score_for(placing, snapshot, resource_group, self._cluster)
+            self._scored = placing, snapshot.asked
+        on_node = snapshot.groups.on_node
+        if alike:
+            self.placer.score_by(self.score)
+            changed = self._changed | dict.fromkeys(on_node.unlike(self._on_node))
+            for node_id in changed:
+                if node_id in self.left:
+                    there = on_node.get(node_id, NOBODY)
+                    self.put(placement.left_beside(self.left[node_id].node, there))
+                    self.placer.update(self.left[node_id])
+            self._on_node, self._changed = on_node, {}
+            return
+        self._nodes, self._on_node, self._changed = snapshot.nodes, on_node, {}
+        own = [node for node in snapshot.nodes if node.resource_group == resource_group]
+        self.left = {node.id: placement.left_beside(node, on_node.get(node.id, NOBODY)) for node in own}
+        self._rooms = {node_id: _room(node) for node_id, node in self.left.items()}
+        self.placer = Placer(tuple(self.left.values()), score=self.score)
+        self.least_capacity = min((d.capacity_milli for node in own for d in node.devices), default=0)
+        self.devices = frozenset((d.capacity_milli, d.memory_mib) for node in own for d in node.devices)
+
+    def put(self, left: NodeFree) -> None:
+        """Note what is left of a node now; the placer is told by whoever does this, if it does not know."""
+        node_id = left.node.id
+        self.left[node_id] = left
+        self._rooms[node_id] = _room(left)
+        self._changed[node_id] = None
+
+    def has_room(self, asked: Request) -> bool:
+        """Return whether any node has so much left; whether it is in one piece is for the placer to say."""
+        cpu, memory = asked.cpu_milli, asked.memory_mib
+        fgpu = min(asked.fgpu_milli, self.least_capacity)
+        # Not any(), as in `Misfits`.
+        for room in self._rooms.values():  # noqa: SIM110
+            if room[0] >= cpu and room[1] >= memory and room[2] >= fgpu:
+                return True
+        return False
+
+
+class Memory:
+    """What plans leave to those after them: the ground of each resource group. Without it a plan is the same."""
+
+    def __init__(self) -> None:
+        self._grounds: dict[str, Ground] = {}
+
+    @contextmanager
+    def ground(self, snapshot: Snapshot, resource_group: str, placing: Placing) -> Iterator[Ground]:
+        """Give the ground of a snapshot. One that is not given back as it should be is forgotten."""
+        ground = self._grounds.pop(resource_group, None) or Ground()
+        ground.lay(snapshot, resource_group, placing)
+        yield ground
+        self._grounds[resource_group] = ground
+
+
+def _room(left: NodeFree) -> tuple[int, int, int]:
+    """Return the CPU x 1000 and memory in MiB that a node has left, and the most fGPU x 1000 of one device."""
+    return left.cpu_milli, left.memory_mib, max((d.fgpu_milli for d in left.devices), default=0)
