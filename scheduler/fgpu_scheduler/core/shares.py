@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from fgpu_scheduler.core.model import Device, Request, Share, ShareMode
@@ -22,17 +23,12 @@ class Shape(NamedTuple):
     gpu_models: tuple[str, ...]
 
 
+_fields_of = attrgetter(*Shape._fields)
+
+
 def shape(asked: Request) -> Shape:
     """Return the shape of a request."""
-    return Shape(
-        asked.resource_group,
-        asked.fgpu_milli,
-        asked.cpu_milli,
-        asked.memory_mib,
-        asked.gpu_memory_mib,
-        asked.compute_percent,
-        asked.gpu_models,
-    )
+    return Shape(*_fields_of(asked))
 
 
 AnyRequest = TypeVar("AnyRequest", Request, Shape)

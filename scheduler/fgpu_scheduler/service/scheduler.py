@@ -213,11 +213,6 @@ class Scheduler(Steps):
             "its warning is taken back" if cause is None else f"warned, it ends for {cause}",
         )
 
-    def _waited_s(self, session: Session) -> float:
-        """Return how long a session has been waited for. A clock that is set meanwhile makes it no longer."""
-        now = asyncio.get_running_loop().time()
-        return now - self._since.setdefault(session.id, now)
-
     async def _deadlines_passed(self) -> None:
         snapshot = await self.call(self.store.snapshot, self.clock.now_s())
         await self._tell_those_who_wait(snapshot)
@@ -228,7 +223,8 @@ class Scheduler(Steps):
         # Ten thousand take an hour to come back: nobody is given up while others still do.
         long_held = asyncio.get_running_loop().time() - self._resumed_at >= limits.abandoned_after_s
         for session in snapshot.sessions:
-            waited_s = self._waited_s(session)
+            now = asyncio.get_running_loop().time()  # A clock that is set meanwhile makes no wait longer.
+            waited_s = now - self._since.setdefault(session.id, now)
             if session.state is S.PENDING and waited_s >= limits.queue_timeout_s:
                 message = (
                     f"nothing became free within the queue's limit of {duration(limits.queue_timeout_s)}"
