@@ -102,9 +102,9 @@ def _nodes(given: argparse.Namespace, history: History, installation: History | 
 
 def _worth(outcome: Outcome, nodes: Sequence[Node]) -> Outcome:
     """Return the outcome with what explicit GPU memory and compute are worth in fGPU, where nothing tells it."""
-    if outcome.held_milli or outcome.placed_at_s is None:
+    if outcome.taken_milli or outcome.placed_at_s is None:
         return outcome
-    return replace(outcome, held_milli=least_milli(outcome.job.request, nodes))
+    return replace(outcome, taken_milli=least_milli(outcome.job.request, nodes))
 
 
 def _report(

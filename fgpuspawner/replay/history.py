@@ -104,5 +104,5 @@ def _happened(life: _Life, session: Session, typical: Mapping[str, int], now_s: 
     placed_at_s = max(submitted_at_s, life.placed_at_s)
     job = Job(asked, submitted_at_s, _held_s(life, now_s))
     shares = session.placement.shares if session.placement else ()
-    held_milli = sum(share.fgpu_milli for share in shares) or asked.fgpu_milli
-    return Outcome(job, placed_at_s, placed_at_s + job.length_s, held_milli)
+    taken_milli = sum(share.fgpu_milli for share in shares) or asked.fgpu_milli
+    return Outcome(job, placed_at_s, placed_at_s + job.length_s, taken_milli)

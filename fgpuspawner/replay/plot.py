@@ -68,14 +68,14 @@ def held_curve(outcomes: Iterable[Outcome], *, from_s: int, until_s: int) -> tup
         if outcome.placed_at_s is None or outcome.left_at_s <= from_s or outcome.placed_at_s > until_s:
             continue
         begins = max(outcome.placed_at_s, from_s)
-        changes[begins] = changes.get(begins, 0) + outcome.held_milli
-        changes[outcome.left_at_s] = changes.get(outcome.left_at_s, 0) - outcome.held_milli
+        changes[begins] = changes.get(begins, 0) + outcome.taken_milli
+        changes[outcome.left_at_s] = changes.get(outcome.left_at_s, 0) - outcome.taken_milli
     days, fgpu = [0.0], [0.0]
-    held_milli = 0
+    taken_milli = 0
     for at_s in sorted(changes):
         if at_s > until_s:
             break
-        held_milli += changes[at_s]
+        taken_milli += changes[at_s]
         days.append((at_s - from_s) / 86400)
-        fgpu.append(held_milli / 1000)
+        fgpu.append(taken_milli / 1000)
     return days, fgpu

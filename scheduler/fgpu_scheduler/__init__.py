@@ -62,7 +62,15 @@ from fgpu_scheduler.core.placement import (
 from fgpu_scheduler.core.placer import Placer
 from fgpu_scheduler.core.planner import Plan, plan
 from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
-from fgpu_scheduler.core.quota import Held, Ledger, Left, counted_as, held_of_each, least_milli, quota_words
+from fgpu_scheduler.core.quota import (
+    Counted,
+    Ledger,
+    Left,
+    counted_as,
+    counted_of_each,
+    least_milli,
+    quota_words,
+)
 from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
 from fgpu_scheduler.core.reconcile import Observed
 from fgpu_scheduler.core.records import Measured, Past, Spent

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fgpu_scheduler import (
-    Held,
+    Counted,
     ListedQuota,
     Quota,
     QuotaEdit,
     QuotaScope,
     QuotaSource,
+    counted_of_each,
     format_milli,
-    held_of_each,
     limits_words,
     listed_quotas,
     quota_words,
@@ -34,9 +34,9 @@ SOURCE_WORDS = {
 def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: World) -> Json:
     """Return every quota, in force or taken out of force. For administrators only."""
     found = listed_quotas(file, edits)
-    held = held_of_each([one.quota for one in found], world.snapshot)
+    counts = counted_of_each([one.quota for one in found], world.snapshot)
     return {
-        "quotas": [_quota(one, own) for one, own in zip(found, held, strict=True)],
+        "quotas": [_quota(one, own) for one, own in zip(found, counts, strict=True)],
         "groups": list(world.groups),
         "simulated": world.simulated(),
     }
@@ -62,7 +62,7 @@ def key_of(quota: Quota) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _quota(one: ListedQuota, counted: Sequence[Held]) -> Json:
+def _quota(one: ListedQuota, counted: Sequence[Counted]) -> Json:
     quota, edit = one.quota, one.edit
     in_force = one.source is not QuotaSource.REMOVED
     held = counted if in_force else ()

@@ -1,7 +1,8 @@
 """The pure part: no clock, no randomness, no I/O, no ids of its own. The same values in, the same decision out.
 
-Imports point down: planner, forecast -> passes -> placer, orders, admission -> placement -> lifecycle -> model -> units.
-Read it in this order; each file says more at its top.
+Imports point down: forecast -> starts, planner -> passes -> ground, orders -> placer -> placement -> model -> units.
+Read it in this order; each file says more at its top. A session holds its shares; what these come to is taken; a quota
+counts it. A place is kept for who is first. Held is a request that nobody waits for, and nothing else.
 
 The words
     units          an amount is thousandths of an fGPU; read, written and rounded here only
@@ -16,10 +17,11 @@ A request becomes shares
     columns        the same for many nodes at once, as columns of numbers
     placer         the same for many requests, one after the other; never another answer than `placement`
     scores         how good a fit is, one idea a file: what is left over, what is fragmented, what is asked for next
+    asked          what was asked for lately, of which placement thinks ahead
     shortage       why nothing fits, in words
 
 May it queue at all
-    quota          what users, groups and all together may hold, have waiting, and for how long
+    quota          what users, groups and all together may take, have waiting, and for how long
     admission      the limits on one request, and all reasons to refuse it; what could never start is never queued
 
 Who is next
@@ -40,7 +42,6 @@ What is told
     forecast       position, range of the start and reason, of every queue
     request_forecast  the same of a request that is not submitted yet, and what would start now or sooner
     unblocking     whose end alone would start the first of a queue
-    asked          what was asked for lately, of which placement thinks ahead
 
 What is taken back
     preempt        whose place sessions of higher priority take

@@ -17,7 +17,7 @@ from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.starts import BASIS_NOW, Ahead, Start, expected_starts
 
 STARTS_NOW = "starts now"
-HELD = "the Hub has restarted, and resumes this request soon"
+NOT_RESUMED = "the Hub has restarted, and resumes this request soon"
 KEPT = "a place is kept for it"
 BEHIND = "enough is free, but it is kept for somebody ahead in the queue"
 
@@ -131,7 +131,7 @@ class _Words:
         """Say why this one waits."""
         match reason:
             case WaitReason.HELD:
-                return HELD
+                return NOT_RESUMED
             case WaitReason.RESERVED:
                 return KEPT
             case WaitReason.PRIORITY:

@@ -316,7 +316,7 @@ class QuotaScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """An administrator's limit on what is held, waits and lasts. None is no limit; the strictest of several holds.
+    """An administrator's limit on what is taken, waits and lasts. None is no limit; the strictest of several counts.
 
     It counts the sessions of one resource group, or, where that is None, of all together.
     """

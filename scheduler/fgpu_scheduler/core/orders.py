@@ -10,7 +10,7 @@ from operator import attrgetter
 from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, Snapshot
 from fgpu_scheduler.core.quota import least_milli
-from fgpu_scheduler.core.usage import held_by_user, held_milli, used_by_user
+from fgpu_scheduler.core.usage import taken_by_user, taken_milli, used_by_user
 
 ANYBODY = "*"
 """The name under which a limit by user has that of everybody else."""
@@ -193,7 +193,7 @@ def fair_share(line: Line) -> Sequence[float]:
 # Set on seeds 1 to 12 of bench/scheduler/lab.py; docs/decisions/0027 has what else was tried.
 USAGE = 0.3
 """How much it counts to have used as much as users have on average."""
-HELD = 3.0
+TAKEN = 3.0
 """How much it counts, without a time limit, to hold as much as users who hold something do on average."""
 PATIENCE_S = 3600
 """Who has waited for that long counts as half the size."""
@@ -208,9 +208,9 @@ def usage_size_age(line: Line) -> Sequence[float]:
     session ends, what its user holds now counts as well, and holds up those who ask for much at a time.
     """
     used: dict[str, float] = {**used_by_user(line.snapshot, line.resource_group)}
-    held = held_by_user(line.snapshot, line.resource_group)
+    taken = taken_by_user(line.snapshot, line.resource_group)
     usage = USAGE / max(1.0, sum(used.values()) / max(1, len(used)))
-    holding = HELD / max(1.0, sum(held.values()) / max(1, len(held)))
+    taking = TAKEN / max(1.0, sum(taken.values()) / max(1, len(taken)))
     ranks = []
     sizes: dict[tuple[int, float, int | None], float] = {}
     lengths = lengths_s(line)
@@ -227,9 +227,9 @@ def usage_size_age(line: Line) -> Sequence[float]:
         used[user] = before + milli * length_s
         rank = size * (1 + usage * before) / (PATIENCE_S + waited_s)
         if limit_s is None:
-            beside = held.get(user, 0)
-            held[user] = beside + milli
-            rank *= 1 + holding * beside
+            beside = taken.get(user, 0)
+            taken[user] = beside + milli
+            rank *= 1 + taking * beside
         ranks.append(rank)
     return ranks
 
@@ -247,19 +247,19 @@ def drf(line: Line) -> Sequence[float]:
     fgpu = MILLION / max(1, sum(d.capacity_milli for n in nodes for d in n.devices))
     cpu = MILLION / max(1, sum(n.cpu_milli for n in nodes))
     memory = MILLION / max(1, sum(n.memory_mib for n in nodes))
-    held: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = {}
     """Of each user the share of fGPU, CPU and memory."""
     for session in snapshot.sessions:
         asked = session.request
         if session.state in HOLDING and asked.resource_group == group:
-            own = held.setdefault(asked.user, [0, 0, 0])
-            own[0] += held_milli(session) * fgpu
+            own = taken.setdefault(asked.user, [0, 0, 0])
+            own[0] += taken_milli(session) * fgpu
             own[1] += asked.cpu_milli * cpu
             own[2] += asked.memory_mib * memory
     ranks = []
     for session, milli in zip(line.waiting, asked_milli(line), strict=True):
         asked = session.request
-        own = held.get(asked.user) or held.setdefault(asked.user, [0, 0, 0])
+        own = taken.get(asked.user) or taken.setdefault(asked.user, [0, 0, 0])
         # Rounded: sums that differ only by the order in which they were made are equal.
         ranks.append(int(max(own) + 0.5))
         own[0] += milli * fgpu

@@ -1,4 +1,4 @@
-"""Quotas: what a user, a Hub group or everybody together may hold, have waiting, and for how long.
+"""Quotas: what a user, a Hub group or everybody together may take, have waiting, and for how long.
 
 Of several quotas that count a session the strictest holds. What would be over the concurrent quota waits; what
 would be over the pending quota, or could never fit in a quota, is refused.
@@ -18,7 +18,7 @@ ANY = "*"
 
 
 class Ledger:
-    """What is held against every quota: by the sessions of a snapshot, and by what was taken since.
+    """What counts against every quota: by the sessions of a snapshot, and by what was taken since.
 
     What the snapshot's sessions hold is counted when it is first asked for: of a quota of one user the user's own
     sessions only. Without quotas it counts nothing and allows everything.
@@ -231,8 +231,8 @@ class _Counting:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one user, group or everybody has of a quota: holds in fGPU x 1000 and in sessions, and has waiting."""
+class Counted:
+    """What one user, group or everybody has of a quota: what it takes in fGPU x 1000 and in sessions, and has waiting."""
 
     name: str
     fgpu_milli: int
@@ -240,10 +240,10 @@ class Held:
     waiting: int
 
 
-def held_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Held, ...], ...]:
+def counted_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Counted, ...], ...]:
     """Return for each quota what everybody whom it counts has of it, with one look at each session.
 
-    Who holds most comes first; those without anything are left out.
+    Who takes most comes first; those without anything are left out.
     """
     found: list[dict[str, list[int]]] = [{} for _ in quotas]
     counting = _Counting(quotas)
@@ -256,10 +256,10 @@ def held_of_each(quotas: Sequence[Quota], snapshot: Snapshot) -> tuple[tuple[Hel
             tally = found[at].setdefault(name, [0, 0, 0])
             tally[0] += sum(share.fgpu_milli for share in shares)
             tally[1 if holds else 2] += 1
-    held = ([Held(name, *tally) for name, tally in one.items()] for one in found)
+    counts = ([Counted(name, *tally) for name, tally in one.items()] for one in found)
     return tuple(
         tuple(sorted(one, key=lambda who: (-who.fgpu_milli, -who.sessions, -who.waiting, who.name)))
-        for one in held
+        for one in counts
     )
 
 

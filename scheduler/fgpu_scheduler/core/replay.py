@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job. ``held_milli`` is what it held of the devices, in fGPU x 1000.
+    """What became of a job. ``taken_milli`` is what it took of the devices, in fGPU x 1000.
 
     ``placed_at_s`` is None for one that never started, and ``left_at_s`` when it had ended or was given up.
     ``refused`` says that it never entered the queue.
@@ -60,7 +60,7 @@ class Outcome:
     job: Job
     placed_at_s: int | None
     left_at_s: int
-    held_milli: int = 0
+    taken_milli: int = 0
     refused: bool = False
 
     @property
@@ -238,8 +238,8 @@ class _Run:
         limit_s = self._lifetimes.limit_s(job.request)
         ends_at_s = now_s + (job.length_s if limit_s is None else min(job.length_s, limit_s))
         heappush(self._due, (ends_at_s, _END, session.id))
-        held_milli = sum(share.fgpu_milli for share in where.shares)
-        self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, held_milli)
+        taken_milli = sum(share.fgpu_milli for share in where.shares)
+        self._outcomes[session.id] = Outcome(job, now_s, ends_at_s, taken_milli)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Summary:
     """What a policy did to the queue.
 
     Waits are in seconds, of all that entered the queue; who gave up has waited until then. ``utilisation`` is the part
-    of the devices' fGPU-time that was held, and ``fairness`` Jain's index over the users of the part of their
+    of the devices' fGPU-time that was taken, and ``fairness`` Jain's index over the users of the part of their
     sessions' fGPU-time, waiting and holding, that was holding: 1 where all are served alike.
     """
 
@@ -272,7 +272,7 @@ def summary(outcomes: Iterable[Outcome], *, capacity_milli: int, from_s: int, un
     found = [o for o in everything if o.job.submitted_at_s >= from_s]
     queued = [o for o in found if not o.refused]
     waits = sorted(o.waited_s for o in queued)
-    held = sum(_held_milli_s(o, from_s, until_s) for o in everything)
+    taken = sum(_taken_milli_s(o, from_s, until_s) for o in everything)
     there = capacity_milli * max(0, until_s - from_s)
     started = sum(1 for o in queued if o.placed_at_s is not None)
     return Summary(
@@ -284,30 +284,30 @@ def summary(outcomes: Iterable[Outcome], *, capacity_milli: int, from_s: int, un
         median_wait_s=float(median(waits)) if waits else 0.0,
         p95_wait_s=float(waits[ceil(0.95 * len(waits)) - 1]) if waits else 0.0,
         longest_wait_s=float(waits[-1]) if waits else 0.0,
-        utilisation=held / there if there else 0.0,
+        utilisation=taken / there if there else 0.0,
         fairness=jain(_served(queued)),
     )
 
 
-def _held_milli_s(outcome: Outcome, from_s: int, until_s: int) -> int:
+def _taken_milli_s(outcome: Outcome, from_s: int, until_s: int) -> int:
     if outcome.placed_at_s is None:
         return 0
-    return outcome.held_milli * max(0, min(outcome.left_at_s, until_s) - max(outcome.placed_at_s, from_s))
+    return outcome.taken_milli * max(0, min(outcome.left_at_s, until_s) - max(outcome.placed_at_s, from_s))
 
 
 def _served(outcomes: Sequence[Outcome]) -> list[float]:
     """Return for each user which part of the fGPU-time of their sessions was holding."""
-    held: dict[str, int] = {}
+    taken: dict[str, int] = {}
     there: dict[str, int] = {}
     for outcome in outcomes:
         job = outcome.job
         # Who never started held nothing; their request says what they would have.
-        amount = outcome.held_milli or job.request.fgpu_milli or 1
+        amount = outcome.taken_milli or job.request.fgpu_milli or 1
         lasted_s = 0 if outcome.placed_at_s is None else max(0, outcome.left_at_s - outcome.placed_at_s)
         user = job.request.user
-        held[user] = held.get(user, 0) + amount * lasted_s
+        taken[user] = taken.get(user, 0) + amount * lasted_s
         there[user] = there.get(user, 0) + amount * (lasted_s + outcome.waited_s)
-    return [held[user] / there[user] for user in sorted(there) if there[user]]
+    return [taken[user] / there[user] for user in sorted(there) if there[user]]
 
 
 def jain(amounts: Sequence[float]) -> float:

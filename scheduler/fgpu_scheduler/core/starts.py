@@ -32,7 +32,7 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.passes import Floor
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.usage import held_milli
+from fgpu_scheduler.core.usage import taken_milli
 
 BASIS_NOW = "free now"
 BASIS_LIMITS = "time limits"
@@ -267,7 +267,7 @@ class _Run:
         spare = _Spare(left)
         ended = self._ended_on.get(left.node.id, ())
         ids = tuple(sorted(i for i in ended if not spare.takes(*self._at_first[i])))
-        return Ahead(len(ids), sum(held_milli(self._at_first[i][0]) for i in ids), ids)
+        return Ahead(len(ids), sum(taken_milli(self._at_first[i][0]) for i in ids), ids)
 
 
 def _part(session_id: int, world: int) -> float:

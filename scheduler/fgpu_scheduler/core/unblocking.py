@@ -12,7 +12,7 @@ from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot, WaitReason
 from fgpu_scheduler.core.planner import Place, Plan, applied, plan
 from fgpu_scheduler.core.policies import Policy
-from fgpu_scheduler.core.usage import held_milli
+from fgpu_scheduler.core.usage import taken_milli
 
 TRIED = 64
 """So many sessions are tried at most: each is a plan of the whole group, and somebody waits for the answer."""
@@ -57,7 +57,7 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     left = world.with_sessions(s for s in world.sessions if s.state is not SessionState.TERMINATING)
     if _starts(left, policy, head_id):
         return Unblocking(head_id, by_itself=True)
-    candidates = sorted(_worth_a_try(world, head), key=lambda s: (held_milli(s), s.id))
+    candidates = sorted(_worth_a_try(world, head), key=lambda s: (taken_milli(s), s.id))
 
     def without(ended: Session) -> Snapshot:
         # Whoever has less now may come first, in an order by what people use: their own requests are looked at, too.

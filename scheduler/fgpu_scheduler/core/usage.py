@@ -23,10 +23,10 @@ def fgpu_seconds(session: Session, now_s: int) -> int:
     if session.placement is None or session.scheduled_at_s is None:
         return 0
     until_s = now_s if session.ended_at_s is None else session.ended_at_s
-    return held_milli(session) * max(0, until_s - session.scheduled_at_s)
+    return taken_milli(session) * max(0, until_s - session.scheduled_at_s)
 
 
-def held_milli(session: Session) -> int:
+def taken_milli(session: Session) -> int:
     """Return the fGPU x 1000 that a session holds, or would hold as far as its request tells."""
     if session.placement is None:
         return session.request.fgpu_milli
@@ -54,11 +54,11 @@ def used_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
     return used
 
 
-def held_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
+def taken_by_user(snapshot: Snapshot, resource_group: str) -> dict[str, int]:
     """Return the fGPU x 1000 that each user holds of a resource group, of those who hold shares."""
-    held: dict[str, int] = {}
+    taken: dict[str, int] = {}
     for session in snapshot.sessions:
         asked = session.request
         if session.state in HOLDING and asked.resource_group == resource_group:
-            held[asked.user] = held.get(asked.user, 0) + held_milli(session)
-    return held
+            taken[asked.user] = taken.get(asked.user, 0) + taken_milli(session)
+    return taken

@@ -18,7 +18,7 @@ def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
             said = f"quota of {quota.scope} {name}"
             holding = [s for s in own if s.state in HOLDING]
             new = [s for s in holding if _is_new(s, before)]
-            fgpu_milli = sum(_held_milli(s) for s in holding)
+            fgpu_milli = sum(_taken_milli(s) for s in holding)
             if new and quota.max_sessions is not None and len(holding) > quota.max_sessions:
                 yield f"{said}: {len(holding)} sessions are held, and {quota.max_sessions} are allowed"
             if new and quota.max_fgpu_milli is not None and fgpu_milli > quota.max_fgpu_milli:
@@ -46,7 +46,7 @@ def _stopped(session: Session, now: Snapshot) -> bool:
             own = [s for s in now.sessions if s.id != session.id and name in names(quota, s.request)]
             taken = [s for s in own if s.state in HOLDING or s.wait_reason is WaitReason.RESERVED]
             fgpu_milli = (
-                sum(_held_milli(s) or s.request.fgpu_milli for s in taken) + session.request.fgpu_milli
+                sum(_taken_milli(s) or s.request.fgpu_milli for s in taken) + session.request.fgpu_milli
             )
             # What explicit amounts are worth depends on the device.
             unknown = any(s.placement is None and s.request.gpu_memory_mib is not None for s in taken)
@@ -73,5 +73,5 @@ def _is_new(session: Session, before: Mapping[int, Session]) -> bool:
     return old is None or old.state not in HOLDING
 
 
-def _held_milli(session: Session) -> int:
+def _taken_milli(session: Session) -> int:
     return sum(share.fgpu_milli for share in session.placement.shares) if session.placement else 0

@@ -45,7 +45,7 @@ def test_who_comes_second_starts_when_the_first_has_ended() -> None:
 def test_fractions_share_a_device() -> None:
     found = replay([job("a", "0.4"), job("b", "0.4"), job("c", "0.4")], lab(), POLICY)
     assert told(found) == ["a 0-100", "b 0-100", "c 100-200"]
-    assert [o.held_milli for o in found] == [400, 400, 400]
+    assert [o.taken_milli for o in found] == [400, 400, 400]
 
 
 def test_what_ends_is_free_for_who_comes_at_the_same_instant() -> None:

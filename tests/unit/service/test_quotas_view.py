@@ -8,7 +8,7 @@ import pytest
 from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
-from fgpu_scheduler.core.quota import Held, held_of_each
+from fgpu_scheduler.core.quota import Counted, counted_of_each
 from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
 from fgpuspawner.settings.queue import quota_of
 
@@ -20,9 +20,9 @@ def test_what_is_had_of_a_quota_is_counted_by_whom_it_counts() -> None:
     together = Quota(QuotaScope.ALL, "*", "default", max_sessions=2)
     absent = Quota(QuotaScope.USER, "carol", None, max_sessions=1)
     elsewhere = Quota(QuotaScope.USER, "bob", "other", max_sessions=1)
-    assert held_of_each((EACH, together, absent, elsewhere), world.snapshot) == (
-        (Held("bob", 1500, 1, 0), Held("alice", 500, 1, 1)),
-        (Held("*", 2000, 2, 1),),
+    assert counted_of_each((EACH, together, absent, elsewhere), world.snapshot) == (
+        (Counted("bob", 1500, 1, 0), Counted("alice", 500, 1, 1)),
+        (Counted("*", 2000, 2, 1),),
         (),
         (),
     )
