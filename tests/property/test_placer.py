@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_place import plain_place
 from property_worlds import requests, worlds
 
 from fgpu_scheduler.core import placer
@@ -37,6 +38,7 @@ def test_no_score_ever_proposes_what_does_not_fit(lab: World, asked: list[Reques
         where = own.place(request)
         if where is None:
             assert not any(True for node in left.values() for _ in placements(node, request))
+            assert plain_place(request, tuple(left.values()), score=first_fit) is None
         else:
             leaves = after(left[where.node_id], request, where)
             assert leaves is not None
@@ -79,7 +81,8 @@ def test_a_placer_decides_as_one_placement_after_the_other(
         patch.setattr(placer, "RANKED", bounds[1])
         own = placer.Placer(left, score=score)
         for request in asked * 2:
-            found = place(request, left, score=score)
+            found = plain_place(request, left, score=score)
+            assert place(request, left, score=score) == found
             assert own.fits(request) == (found is not None)
             assert own.place(request) == (found[0] if found else None)
             if found:

@@ -86,7 +86,7 @@ def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
     def forgetful(left, request, where):
         devices = tuple(replace(d, memory_mib=d.device.memory_mib, compute_percent=100) for d in left.devices)
         found = real(replace(left, devices=devices), request, where)
-        return found and placement._taken(left, request, where)
+        return found and placement.claimed(left, request, where)
 
     monkeypatch.setattr(placement, "after", forgetful)
     assert fires("memory are held", "compute are held", faults=Faults(inventory=30))

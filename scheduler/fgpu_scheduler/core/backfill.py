@@ -22,16 +22,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Share,
 )
-from fgpu_scheduler.core.placement import (
-    DeviceFree,
-    NodeFree,
-    Room,
-    Score,
-    after,
-    claimed,
-    placements,
-    returned,
-)
+from fgpu_scheduler.core.placement import DeviceFree, NodeFree, Score, claimed, place, returned
 from fgpu_scheduler.core.shares import devices_needed, liked, shares_of, takes_model
 
 LAUNCH_S = 600
@@ -132,30 +123,10 @@ def keep(
             at += 1
         for one in liked(asked):
             for node_id in sorted(changed):
-                found = best_on(nodes[node_id], one, score=score)
+                found = place(one, (nodes[node_id],), score=score)
                 if found is not None:
-                    return Kept(session.id, found[0], instant, found[1])
+                    return Kept(session.id, found[0], instant, found[1][0])
     return None
-
-
-def best_on(
-    left: NodeFree, asked: Request, *, score: Score, beside: NodeFree | None = None
-) -> tuple[Placement, NodeFree] | None:
-    """Return the best placement on one node, and what it leaves there; None where none fits, also into ``beside``.
-
-    All of its models are liked alike here: whoever has several asks for one after the other (`liked`).
-    """
-    own = sorted(d.device.uuid for d in left.devices)
-    before = Room.of(left)
-    found: tuple[tuple[tuple[int, ...], tuple[str, ...]], Placement, NodeFree] | None = None
-    for placement, leaves in placements(left, asked):
-        if beside is not None and after(beside, asked, placement) is None:
-            continue
-        uuids = tuple(share.device_uuid for share in placement.shares)
-        key = score(before, Room.of(leaves), tuple(own.index(uuid) for uuid in uuids)), uuids
-        if found is None or key < found[0]:
-            found = key, placement, leaves
-    return None if found is None else found[1:]
 
 
 def gather(session: Session, left: Mapping[str, NodeFree]) -> Kept | None:

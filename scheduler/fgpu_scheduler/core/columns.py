@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fgpu_scheduler.core.model import Device, Share, ShareMode
+from fgpu_scheduler.core.placement import DeviceFree, NodeFree, by_uuid
 from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, shares_of, takes_model
 
 Ints = NDArray[np.int64]
@@ -17,9 +19,6 @@ KEPT_SHAPES = 2000
 """For how many shapes it is kept what they take; beyond that all is dropped, and found again when needed."""
 
 MODES = {None: 0, ShareMode.MEMORY: 1, ShareMode.MEMORY_COMPUTE: 2}
-
-DeviceState = tuple[int, int, int, int, ShareMode | None]
-"""fGPU, memory, compute and shares that are free of a device, and the mode of those that are not."""
 
 
 class Takes(NamedTuple):
@@ -71,8 +70,9 @@ Many = Callable[[Takes], tuple[Ints, ...]]
 class Columns:
     """Nodes of one resource group, all of whose devices have one capacity."""
 
-    def __init__(self, nodes: Sequence[int], devices: Sequence[Sequence[Device]]) -> None:
-        """Take the numbers of the nodes and the devices of each, by uuid; `put` puts in what is free."""
+    def __init__(self, left: Mapping[int, NodeFree]) -> None:
+        """Take what is left of nodes, by their numbers."""
+        nodes, devices = list(left), [[d.device for d in by_uuid(each)] for each in left.values()]
         self.capacity_milli = devices[0][0].capacity_milli
         self.nodes = np.array(nodes, dtype=np.int64)
         self._row = {node: row for row, node in enumerate(nodes)}
@@ -98,25 +98,20 @@ class Columns:
                     found.append(device)
                 self._kind[row, column] = kinds[key]
         self._kinds = tuple(found)
+        self._there: dict[int, tuple[DeviceFree, ...]] = {}
+        for node, each in left.items():
+            self.put(node, each)
 
-    def put(self, node: int, cpu_milli: int, memory_mib: int, devices: Sequence[DeviceState]) -> None:
-        """Put in all that is free of a node."""
-        for column, free in enumerate(devices):
-            self.put_device(node, column, free)
-        self.put_host(node, cpu_milli, memory_mib)
-
-    def put_host(self, node: int, cpu_milli: int, memory_mib: int) -> None:
-        """Put in the CPU and memory that are free of a node."""
-        row = self._row[node]
-        self._cpu[row] = cpu_milli
-        self._memory[row] = memory_mib
-
-    def put_device(self, node: int, column: int, free: DeviceState) -> None:
-        """Put in what is free of one device of a node."""
-        row = self._row[node]
-        self._fgpu[row, column], self._gpu_memory[row, column] = free[0], free[1]
-        self._compute[row, column], self._shares[row, column] = free[2], free[3]
-        self._mode[row, column] = MODES[free[4]]
+    def put(self, node: int, left: NodeFree) -> None:
+        """Put in what is left of a node."""
+        row, devices = self._row[node], by_uuid(left)
+        self._cpu[row], self._memory[row] = left.cpu_milli, left.memory_mib
+        for column, (free, before) in enumerate(zip_longest(devices, self._there.get(row, ()))):
+            if free is not before:
+                self._fgpu[row, column], self._gpu_memory[row, column] = free.fgpu_milli, free.memory_mib
+                self._compute[row, column], self._shares[row, column] = free.compute_percent, free.shares
+                self._mode[row, column] = MODES[free.mode]
+        self._there[row] = devices
 
     def takes(self, asked: Shape, nodes: Sequence[int] | None = None) -> tuple[Ints, Takes] | None:
         """Return the ways to place ``asked`` on all nodes, or on these, and the node of each; None if none.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
 
-from fgpu_scheduler.core.backfill import Holder, Kept, best_on, free_at_s, gather, keep
+from fgpu_scheduler.core.backfill import Holder, Kept, free_at_s, gather, keep
 from fgpu_scheduler.core.ground import NOBODY, Ground
 from fgpu_scheduler.core.lanes import Lane, Lanes, Misfits
 from fgpu_scheduler.core.lifecycle import HOLDING
@@ -264,7 +264,7 @@ class Floor:
             self._others = Placer(others, score=self._score)
         where = self._others.place(asked)
         if where is None:
-            found = best_on(self.left[own], asked, score=self._score, beside=kept.beside)
+            found = place(asked, (self.left[own],), score=self._score, beside=kept.beside)
             where = None if found is None else found[0]
         return where
 

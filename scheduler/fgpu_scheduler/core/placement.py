@@ -1,12 +1,14 @@
 """What is free, what fits, and which of the fitting placements is taken.
 
-`after` is the one fit check: the planner and the committing store both call it.
+`ways` and `best_way` are the search: of one node here, of many nodes by `place`, of many requests by `placer`.
+`after` checks a placement again, whoever found it, before it is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from fgpu_scheduler.core.lifecycle import HOLDING
@@ -17,10 +19,11 @@ from fgpu_scheduler.core.model import (
     Placement,
     Request,
     Session,
+    Share,
     ShareMode,
     Snapshot,
 )
-from fgpu_scheduler.core.shares import devices_needed, explicit, liked, shares_of, takes_model
+from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, liked, shares_of, takes_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,17 @@ def left_beside(node: Node, there: Mapping[int, Session]) -> NodeFree:
     return NodeFree(node, cpu_milli, memory_mib, devices)
 
 
-def _taken(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
-    return _changed(left, request, placement, -1)
+def by_uuid(left: NodeFree) -> tuple[DeviceFree, ...]:
+    """Return the devices of a node in the order in which they are tried."""
+    return tuple(sorted(left.devices, key=_UUID))
 
 
-def claimed(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
+_UUID = attrgetter("device.uuid")
+
+
+def claimed(left: NodeFree, request: Request | Shape, placement: Placement) -> NodeFree:
     """Return what ``placement`` would leave of a node, below zero where others still hold what it needs."""
-    return _taken(left, request, placement)
+    return _changed(left, request, placement, -1)
 
 
 def returned(left: NodeFree, request: Request, placement: Placement) -> NodeFree:
@@ -132,7 +139,7 @@ def returned(left: NodeFree, request: Request, placement: Placement) -> NodeFree
     return _changed(left, request, placement, 1)
 
 
-def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) -> NodeFree:
+def _changed(left: NodeFree, request: Request | Shape, placement: Placement, sign: int) -> NodeFree:
     by_uuid = {share.device_uuid: share for share in placement.shares}
     devices = tuple(
         d
@@ -155,7 +162,7 @@ def _changed(left: NodeFree, request: Request, placement: Placement, sign: int) 
     )
 
 
-def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | None:
+def after(left: NodeFree, request: Request | Shape, placement: Placement) -> NodeFree | None:
     """Return what ``placement`` of ``request`` leaves of a node, or None if it does not fit there.
 
     The shares must be what the request is worth on the devices (`shares_of`). Memory and compute are
@@ -164,61 +171,87 @@ def after(left: NodeFree, request: Request, placement: Placement) -> NodeFree | 
     """
     if left.node.state is not NodeState.READY or left.node.resource_group != request.resource_group:
         return None
-    by_uuid = {d.device.uuid: d for d in left.devices}
+    there = {d.device.uuid: d for d in left.devices}
     wanted = [share.device_uuid for share in placement.shares]
-    if len(set(wanted)) != len(wanted) or any(uuid not in by_uuid for uuid in wanted):
+    if len(set(wanted)) != len(wanted) or any(uuid not in there for uuid in wanted):
         return None
-    if shares_of(request, [by_uuid[uuid].device for uuid in wanted]) != placement.shares:
+    if shares_of(request, [there[uuid].device for uuid in wanted]) != placement.shares:
         return None
-    if any(by_uuid[share.device_uuid].mode not in (None, share.mode) for share in placement.shares):
+    if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
         return None
-    taken = _taken(left, request, placement)
-    if taken.cpu_milli < 0 or taken.memory_mib < 0:
+    if not all(_holds(there[share.device_uuid], share) for share in placement.shares):
         return None
-    for device in taken.devices:
-        if device.device.uuid in wanted and (
-            min(device.fgpu_milli, device.memory_mib, device.compute_percent, device.shares) < 0
-        ):
-            return None
-    return taken
+    return claimed(left, request, placement)
+
+
+def _holds(free: DeviceFree, share: Share) -> bool:
+    """Return whether a share fits on a device. Of what is there already all must be of its mode."""
+    return (
+        free.fgpu_milli >= share.fgpu_milli
+        and free.memory_mib >= share.memory_mib
+        and free.compute_percent >= share.compute_percent
+        and free.shares >= 1
+        and free.mode in (None, share.mode)
+    )
+
+
+Parts = dict[tuple[int, int, str], Share | None]
+"""What a request takes of a part of a device, once for each kind of device: capacity, memory and model."""
+
+
+def ways(
+    left: NodeFree, asked: Request | Shape, devices: Sequence[DeviceFree], parts: Parts
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield each way that ``asked`` fits on a node: which of its ``devices`` it takes, and the fGPU x 1000 of each.
+
+    ``devices`` are those of `by_uuid`, ``parts`` is kept from node to node. All models that are asked for are liked
+    alike here. For whole devices there is one way for each capacity: the first ones, being untouched and so alike.
+    """
+    node, fgpu = left.node, asked.fgpu_milli
+    if left.cpu_milli < asked.cpu_milli or left.memory_mib < asked.memory_mib:
+        return
+    if node.state is not NodeState.READY or node.resource_group != asked.resource_group:
+        return
+    if fgpu == 0 and not explicit(asked):
+        yield (), 0
+        return
+    whole: dict[int, list[int]] = {}
+    for at, free in enumerate(devices):
+        device, capacity = free.device, free.device.capacity_milli
+        # Most devices of a busy cluster end here.
+        if free.fgpu_milli < min(fgpu, capacity) or free.shares < 1:
+            continue
+        if fgpu <= capacity:
+            kind = capacity, device.memory_mib, device.model
+            if kind not in parts:
+                shares = shares_of(asked, (device,))
+                parts[kind] = shares[0] if shares else None
+            share = parts[kind]
+            if share is not None and _holds(free, share):
+                yield (at,), share.fgpu_milli
+        elif free.untouched and takes_model(asked, device.model):
+            group = whole.setdefault(capacity, [])
+            group.append(at)
+            if len(group) == devices_needed(fgpu, capacity_milli=capacity) and shares_of(
+                asked, [devices[i].device for i in group]
+            ):
+                yield tuple(group), capacity
+
+
+def placement_of(left: NodeFree, asked: Request | Shape, taken: Iterable[int]) -> Placement:
+    """Return one of the `ways` as a placement."""
+    devices = by_uuid(left)
+    shares = shares_of(asked, [devices[at].device for at in taken])
+    assert shares is not None
+    return Placement(left.node.id, shares)
 
 
 def placements(left: NodeFree, request: Request) -> Iterator[tuple[Placement, NodeFree]]:
-    """Yield each way that ``request`` fits on a node, with what that leaves: by liked model, then by device uuid.
-
-    For whole devices there is one for each capacity: those of the lowest uuids. (They are alike, being
-    untouched.)
-    """
-    if left.cpu_milli < request.cpu_milli or left.memory_mib < request.memory_mib:
-        return
-    for devices in (devices for one in liked(request) for devices in _device_sets(left, one)):
-        shares = shares_of(request, devices)
-        if shares is not None:
-            placement = Placement(left.node.id, shares)
-            leaves = after(left, request, placement)
-            if leaves is not None:
-                yield placement, leaves
-
-
-def _device_sets(left: NodeFree, request: Request) -> Iterator[tuple[Device, ...]]:
-    """Yield the devices that are worth a try together; `after` decides."""
-    if request.fgpu_milli == 0 and not explicit(request):
-        yield ()
-        return
-    whole: dict[int, list[Device]] = {}
-    for free in sorted(left.devices, key=lambda d: d.device.uuid):
-        device, capacity = free.device, free.device.capacity_milli
-        # Most devices of a busy cluster end here.
-        if free.fgpu_milli < min(request.fgpu_milli, capacity) or not takes_model(request, device.model):
-            continue
-        needed = devices_needed(request.fgpu_milli, capacity_milli=capacity)
-        if needed == 1:
-            yield (device,)
-        elif needed is not None and free.untouched:
-            group = whole.setdefault(capacity, [])
-            group.append(device)
-            if len(group) == needed:
-                yield tuple(group)
+    """Yield each way that ``request`` fits on a node, with what that leaves: by liked model, then by device uuid."""
+    for asked in liked(request):
+        for taken, _ in ways(left, asked, by_uuid(left), {}):
+            placement = placement_of(left, asked, taken)
+            yield placement, claimed(left, asked, placement)
 
 
 class Room(NamedTuple):
@@ -231,13 +264,13 @@ class Room(NamedTuple):
     models: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, left: NodeFree) -> Room:
-        """Return what a score sees of a node."""
-        devices = sorted(left.devices, key=lambda d: d.device.uuid)
-        free_milli = tuple(d.fgpu_milli for d in devices)
-        capacities = tuple(d.device.capacity_milli for d in devices)
-        models = tuple(d.device.model for d in devices)
-        return cls(left.cpu_milli, left.memory_mib, free_milli, capacities, models)
+    def of(cls, left: NodeFree, devices: Sequence[DeviceFree]) -> Room:
+        """Return what a score sees of a node with these devices."""
+        free = tuple([d.fgpu_milli for d in devices])
+        capacities = tuple([d.device.capacity_milli for d in devices])
+        return cls(
+            left.cpu_milli, left.memory_mib, free, capacities, tuple([d.device.model for d in devices])
+        )
 
 
 Score = Callable[[Room, Room, tuple[int, ...]], tuple[int, ...]]
@@ -255,29 +288,55 @@ def best_fit(before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ..
     return rest, sum(1 for i, own in enumerate(capacity) if free[i] == own)
 
 
-def place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
-    """Return the best placement of ``request`` and what it leaves, or None if none fits."""
-    found = (_place(one, left, score=score) for one in liked(request))
-    return next((one for one in found if one is not None), None)
+def best_way(
+    left: NodeFree, asked: Request | Shape, *, score: Score, parts: Parts, beside: NodeFree | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the score of the best of the `ways`, and which devices it takes; None where there is none.
 
-
-def _place(request: Request, left: Free, *, score: Score) -> tuple[Placement, Free] | None:
-    found: tuple[tuple[tuple[int, ...], str, tuple[str, ...]], Placement, int, NodeFree] | None = None
-    for at, node in enumerate(left):
-        if node.node.resource_group != request.resource_group:
+    With ``beside``, it must fit into that as well.
+    """
+    devices = by_uuid(left)
+    before: Room | None = None
+    found: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    tried: list[tuple[int, int, int, str]] = []
+    for taken, each in ways(left, asked, devices, parts):
+        if beside is not None and after(beside, asked, placement_of(left, asked, taken)) is None:
             continue
-        before = Room.of(node)
-        at_uuid = {uuid: i for i, uuid in enumerate(sorted(d.device.uuid for d in node.devices))}
-        for placement, leaves in placements(node, request):
-            uuids = tuple(share.device_uuid for share in placement.shares)
-            taken = tuple(at_uuid[uuid] for uuid in uuids)
-            key = score(before, Room.of(leaves), taken), placement.node_id, uuids
-            if found is None or key < found[0]:
-                found = key, placement, at, leaves
-    if found is None:
-        return None
-    _, placement, at, leaves = found
-    return placement, (*left[:at], leaves, *left[at + 1 :])
+        if before is None:
+            before = Room.of(left, devices)
+        _, _, free, capacities, models = before
+        if taken:
+            # Of devices that no score can tell apart the first will do.
+            alike = each, free[taken[0]], capacities[taken[0]], models[taken[0]]
+            if alike in tried:
+                continue
+            tried.append(alike)
+        rest = list(free)
+        for at in taken:
+            rest[at] -= each
+        cpu_milli, memory_mib = left.cpu_milli - asked.cpu_milli, left.memory_mib - asked.memory_mib
+        own = score(before, Room(cpu_milli, memory_mib, tuple(rest), capacities, models), taken)
+        if found is None or own < found[0]:
+            found = own, taken
+    return found
+
+
+def place(
+    request: Request, left: Free, *, score: Score, beside: NodeFree | None = None
+) -> tuple[Placement, Free] | None:
+    """Return the best placement of ``request`` and what it leaves, or None if none fits, also into ``beside``."""
+    for asked in liked(request):
+        parts: Parts = {}
+        found = [
+            (best[0], node.node.id, at, best[1])
+            for at, node in enumerate(left)
+            if (best := best_way(node, asked, score=score, parts=parts, beside=beside)) is not None
+        ]
+        if found:
+            *_, at, taken = min(found)
+            placement = placement_of(left[at], asked, taken)
+            return placement, (*left[:at], claimed(left[at], asked, placement), *left[at + 1 :])
+    return None
 
 
 def could_ever_fit(request: Request, nodes: Iterable[Node]) -> bool:

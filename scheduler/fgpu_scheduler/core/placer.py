@@ -6,17 +6,26 @@ that; after a placement only the node that changed is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
-from fgpu_scheduler.core.columns import Columns, DeviceState, Ints, Many
-from fgpu_scheduler.core.model import Device, NodeState, Placement, Request, Share
-from fgpu_scheduler.core.placement import DeviceFree, Free, NodeFree, Room, Score, untouched
+from fgpu_scheduler.core.columns import Columns, Ints, Many
+from fgpu_scheduler.core.model import NodeState, Placement, Request
+from fgpu_scheduler.core.placement import (
+    Free,
+    NodeFree,
+    Parts,
+    Score,
+    best_way,
+    by_uuid,
+    claimed,
+    placement_of,
+    ways,
+)
 from fgpu_scheduler.core.scores.many import many_of
-from fgpu_scheduler.core.shares import Shape, devices_needed, explicit, liked, shape, shares_of, takes_model
+from fgpu_scheduler.core.shares import Shape, liked, shape
 
 KEPT_SHAPES = 2000
 KEPT_CHANGES = 1 << 17
@@ -31,19 +40,8 @@ RANKED = 128
 LARGEST_CAPACITY_MILLI = 20_000
 """Devices of more are looked at one by one: scores keep a number for each amount of a device."""
 
-
-class _State(NamedTuple):
-    """What is left of a node."""
-
-    cpu_milli: int
-    memory_mib: int
-    devices: tuple[DeviceState, ...]
-    """By uuid."""
-
-
 _Entry = tuple[tuple[int, ...], int, int, int]
 """Score, node, the number of its last change, and the place of the first device taken."""
-
 
 _Bound = tuple[tuple[int, ...], int]
 """Score and node of the last one that a ranking has: those of equal score are in order of their nodes."""
@@ -52,8 +50,7 @@ _Bound = tuple[tuple[int, ...], int]
 class _Alike:
     """Nodes that are alike while nobody is on them: the first of those stands for them all."""
 
-    def __init__(self, untouched: _State) -> None:
-        self.untouched = untouched
+    def __init__(self) -> None:
         self._heap: list[int] = []
         self._standing: dict[int, bool] = {}
 
@@ -82,7 +79,7 @@ class _Alike:
 class _Ranking:
     """The nodes that fit one shape, best first; entries of nodes that changed since are stale."""
 
-    __slots__ = ("heap", "most", "seen", "shares")
+    __slots__ = ("heap", "most", "parts", "seen")
 
     def __init__(self) -> None:
         self.heap: list[_Entry] = []
@@ -90,8 +87,7 @@ class _Ranking:
         """How much of the changes is taken in; -1 where none is."""
         self.most: _Bound | None = None
         """Nodes are left out that come after this."""
-        self.shares: dict[int, Share | None] = {}
-        """What is taken of a device of each kind, where it is a part."""
+        self.parts: Parts = {}
 
 
 class Placer:
@@ -112,35 +108,25 @@ class Placer:
         self._changed = [0] * len(left)
         """For each node the number of its last change, so that only that entry counts."""
         self._rankings: dict[Shape, _Ranking] = {}
-        self._devices = [_by_uuid(node) for node in left]
-        self._capacities = [tuple(d.capacity_milli for d in devices) for devices in self._devices]
-        self._models = [tuple(d.model for d in devices) for devices in self._devices]
-        self._kind_of: dict[tuple[int, int, str, int], int] = {}
-        self._kinds = [self._numbered(devices) for devices in self._devices]
-        self._states = [_state_of(node) for node in left]
         self._columns: dict[str, list[Columns]] | None = None
         self._column_of: list[Columns | None] = []
         self._single: list[int] = []
         """The nodes that are in no columns, once there are any."""
-        self._alike: list[_Alike | None] = []
+        self._alike: dict[int, _Alike] = {}
         """For each node in columns, those that it is like while nobody is on it."""
 
     def place(self, request: Request) -> Placement | None:
         """Take the best placement of ``request``, or return None if none fits."""
         for asked in liked(shape(request)):
-            heap = self._ranked(asked).heap
-            if heap:
-                return self._placed(asked, heap[0])
+            ranking = self._ranked(asked)
+            if ranking.heap:
+                _, at, _, first = ranking.heap[0]
+                left = self._nodes[at]
+                found = (taken for taken, _ in ways(left, asked, by_uuid(left), ranking.parts))
+                where = placement_of(left, asked, next(t for t in found if not t or t[0] == first))
+                self._change(at, claimed(left, asked, where))
+                return where
         return None
-
-    def _placed(self, asked: Shape, best: _Entry) -> Placement:
-        _, at, _, column = best
-        state, devices = self._states[at], self._devices[at]
-        taken = _taken(asked, state, devices, column)
-        shares = shares_of(asked, [devices[i] for i in taken])
-        assert shares is not None
-        self._take(at, asked, taken, shares)
-        return Placement(self._nodes[at].node.id, shares)
 
     def fits(self, request: Request) -> bool:
         """Return whether ``request`` would be placed now."""
@@ -153,23 +139,11 @@ class Placer:
             KeyError: there is no such node.
         """
         at = self._at[node.node.id]
-        old, self._nodes[at] = self._nodes[at], node
-        devices, state = _by_uuid(node), _state_of(node)
-        if (old.node.state, old.node.resource_group, self._devices[at]) != (
-            node.node.state,
-            node.node.resource_group,
-            devices,
-        ):
-            self._devices[at] = devices
-            self._capacities[at] = tuple(d.capacity_milli for d in devices)
-            self._models[at] = tuple(d.model for d in devices)
-            self._kinds[at] = self._numbered(devices)
+        if node.node != self._nodes[at].node:
             # In a ranking nodes stand for others as they do in the columns.
             self._columns = None
             self._rankings = {}
-        elif self._columns is not None and (columns := self._column_of[at]) is not None:
-            columns.put(at, state.cpu_milli, state.memory_mib, state.devices)
-        self._change(at, state)
+        self._change(at, node)
 
     def score_by(self, score: Score) -> None:
         """Go by this score from now on."""
@@ -179,41 +153,20 @@ class Placer:
     @property
     def left(self) -> Free:
         """What is left of every node, by id."""
-        return tuple(_node_of(*each) for each in zip(self._nodes, self._devices, self._states, strict=True))
+        return tuple(self._nodes)
 
-    def _numbered(self, devices: tuple[Device, ...]) -> tuple[int, ...]:
-        """Return the same number for devices of the same capacity, memory, model and number of shares."""
-        kinds = ((d.capacity_milli, d.memory_mib, d.model, d.max_shares) for d in devices)
-        return tuple(self._kind_of.setdefault(kind, len(self._kind_of)) for kind in kinds)
-
-    def _take(self, at: int, asked: Shape, taken: Sequence[int], shares: Sequence[Share]) -> None:
-        state = self._states[at]
-        devices = list(state.devices)
-        columns = self._column_of[at] if self._columns is not None else None
-        for i, share in zip(taken, shares, strict=True):
-            free = _less(devices[i], share)
-            assert free is not None
-            devices[i] = free
-            if columns is not None:
-                columns.put_device(at, i, free)
-        cpu, memory = state.cpu_milli - asked.cpu_milli, state.memory_mib - asked.memory_mib
-        if columns is not None:
-            columns.put_host(at, cpu, memory)
-        self._change(at, _State(cpu, memory, tuple(devices)))
-
-    def _change(self, at: int, state: _State) -> None:
+    def _change(self, at: int, left: NodeFree) -> None:
         if len(self._changes) >= KEPT_CHANGES:
             self._rankings = {}
             self._changes = []
             self._changed = [0] * len(self._nodes)
-        self._states[at] = state
+        self._nodes[at] = left
         self._note(at)
-        alike = self._alike[at] if self._columns is not None else None
-        if alike is not None:
-            first = alike.changed(at, state == alike.untouched)
-            columns = self._column_of[at]
-            assert columns is not None
+        columns = self._column_of[at] if self._columns is not None else None
+        if columns is not None:
+            columns.put(at, left)
             columns.stand(at)
+            first = self._alike[at].changed(at, _nobody_on(left))
             if first is not None:
                 columns.stand(first)
                 self._note(first)
@@ -312,138 +265,49 @@ class Placer:
         return list(zip(listed, numbers, changes, places.tolist(), strict=True)), most
 
     def _one_by_one(self, ranking: _Ranking, asked: Shape, nodes: Iterable[int]) -> list[_Entry]:
-        found = []
+        found: list[_Entry] = []
         for at in nodes:
-            node = self._nodes[at].node
-            if node.resource_group == asked.resource_group and node.state is NodeState.READY:
-                entry = self._fit(ranking, asked, at)
-                if entry is not None:
-                    found.append(entry)
+            best = best_way(self._nodes[at], asked, score=self._score, parts=ranking.parts)
+            if best is not None:
+                score, taken = best
+                found.append((score, at, self._changed[at], taken[0] if taken else 0))
         return found
-
-    def _fit(self, ranking: _Ranking, asked: Shape, at: int) -> _Entry | None:
-        """Return the best way to place on one node."""
-        state, capacities = self._states[at], self._capacities[at]
-        cpu, memory = state.cpu_milli - asked.cpu_milli, state.memory_mib - asked.memory_mib
-        if cpu < 0 or memory < 0:
-            return None
-        free = tuple(d[0] for d in state.devices)
-        models = self._models[at]
-        before = Room(state.cpu_milli, state.memory_mib, free, capacities, models)
-        found: _Entry | None = None
-        for taken, left in self._ways(ranking, asked, at):
-            score = self._score(before, Room(cpu, memory, left, capacities, models), taken)
-            if found is None or score < found[0]:
-                found = score, at, self._changed[at], taken[0] if taken else 0
-        return found
-
-    def _ways(
-        self, ranking: _Ranking, asked: Shape, at: int
-    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield each way to fit that differs, and the fGPU that is free of each device after it.
-
-        They are those of `placement.placements`, and of devices that are equally free the first.
-        """
-        fgpu, state, own, kinds = asked.fgpu_milli, self._states[at], self._devices[at], self._kinds[at]
-        free = [d[0] for d in state.devices]
-        if fgpu == 0 and not explicit(asked):
-            yield (), tuple(free)
-            return
-        tried: list[tuple[int, DeviceState]] = []
-        capacities: list[int] = []
-        for i, left in enumerate(state.devices):
-            capacity = own[i].capacity_milli
-            if left[0] < min(fgpu, capacity) or left[3] < 1:
-                continue
-            if fgpu <= capacity:
-                kind = kinds[i]
-                if (kind, left) in tried:
-                    continue
-                tried.append((kind, left))
-                if kind not in ranking.shares:
-                    shares = shares_of(asked, (own[i],))
-                    ranking.shares[kind] = shares[0] if shares else None
-                share = ranking.shares[kind]
-                after = _less(left, share) if share else None
-                if after is not None:
-                    yield (i,), (*free[:i], after[0], *free[i + 1 :])
-            elif capacity not in capacities:
-                capacities.append(capacity)
-                needed = devices_needed(fgpu, capacity_milli=capacity)
-                taken = _whole(asked, state, own, capacity, needed) if needed else ()
-                if taken:
-                    yield taken, tuple(0 if j in taken else milli for j, milli in enumerate(free))
 
     def _in_columns(self) -> dict[str, list[Columns]]:
         """Put the nodes into columns, except those that none can hold; they are looked at one by one."""
         groups: dict[tuple[str, int], list[int]] = {}
         self._single, self._column_of = [], [None] * len(self._nodes)
-        self._alike = [None] * len(self._nodes)
-        for at, (left, capacities) in enumerate(zip(self._nodes, self._capacities, strict=True)):
+        for at, left in enumerate(self._nodes):
             if left.node.state is not NodeState.READY:
                 continue
-            if len(set(capacities)) == 1 and 0 < capacities[0] <= LARGEST_CAPACITY_MILLI:
-                groups.setdefault((left.node.resource_group, capacities[0]), []).append(at)
+            capacities = {d.device.capacity_milli for d in left.devices}
+            if len(capacities) == 1 and 0 < min(capacities) <= LARGEST_CAPACITY_MILLI:
+                groups.setdefault((left.node.resource_group, capacities.pop()), []).append(at)
             else:
                 self._single.append(at)
         found: dict[str, list[Columns]] = {}
         for (group, _), nodes in groups.items():
-            columns = Columns(nodes, [self._devices[at] for at in nodes])
-            likes: dict[tuple[_State, tuple[int, ...]], _Alike] = {}
+            columns = Columns({at: self._nodes[at] for at in nodes})
+            likes: dict[object, _Alike] = {}
             for at in nodes:
-                state, whole = self._states[at], _state_of(untouched(self._nodes[at].node))
-                columns.put(at, *state)
+                left = self._nodes[at]
                 self._column_of[at] = columns
-                key = whole, self._kinds[at]
-                alike = self._alike[at] = likes.setdefault(key, _Alike(whole))
-                columns.stand(at, stands=state != whole or alike.add(at))
+                alike = self._alike[at] = likes.setdefault(_as_it_is(left), _Alike())
+                columns.stand(at, stands=not _nobody_on(left) or alike.add(at))
             found.setdefault(group, []).append(columns)
         return found
 
 
-def _by_uuid(left: NodeFree) -> tuple[Device, ...]:
-    return tuple(sorted((d.device for d in left.devices), key=lambda device: device.uuid))
+def _nobody_on(left: NodeFree) -> bool:
+    """Return whether all of a node is free."""
+    host = left.cpu_milli == left.node.cpu_milli and left.memory_mib == left.node.memory_mib
+    return host and all(d.shares == d.device.shares_offered for d in left.devices)
 
 
-def _state_of(left: NodeFree) -> _State:
-    devices = sorted(left.devices, key=lambda d: d.device.uuid)
-    states = tuple((d.fgpu_milli, d.memory_mib, d.compute_percent, d.shares, d.mode) for d in devices)
-    return _State(left.cpu_milli, left.memory_mib, states)
-
-
-def _node_of(node: NodeFree, by_uuid: tuple[Device, ...], state: _State) -> NodeFree:
-    free = {d.uuid: DeviceFree(d, *own) for d, own in zip(by_uuid, state.devices, strict=True)}
-    devices = tuple(free[d.device.uuid] for d in node.devices)
-    return NodeFree(node.node, state.cpu_milli, state.memory_mib, devices)
-
-
-def _whole(
-    asked: Shape, state: _State, own: tuple[Device, ...], capacity: int, needed: int
-) -> tuple[int, ...]:
-    """Return the places of the first untouched devices of a capacity, or none where they are too few."""
-    found = [
-        i
-        for i, device in enumerate(own)
-        if device.capacity_milli == capacity
-        and state.devices[i][3] == device.max_shares
-        and takes_model(asked, device.model)
-    ][:needed]
-    return tuple(found) if len(found) == needed and shares_of(asked, [own[i] for i in found]) else ()
-
-
-def _taken(asked: Shape, state: _State, own: tuple[Device, ...], place: int) -> tuple[int, ...]:
-    """Return the places of the devices that an entry of a ranking takes."""
-    if asked.fgpu_milli == 0 and not explicit(asked):
-        return ()
-    capacity = own[place].capacity_milli
-    needed = devices_needed(asked.fgpu_milli, capacity_milli=capacity)
-    return (place,) if needed in (None, 1) else _whole(asked, state, own, capacity, needed)
-
-
-def _less(free: DeviceState, share: Share) -> DeviceState | None:
-    """Return what a share leaves of a device, or None where it does not fit."""
-    fgpu, memory = free[0] - share.fgpu_milli, free[1] - share.memory_mib
-    compute, shares = free[2] - share.compute_percent, free[3] - 1
-    if fgpu < 0 or memory < 0 or compute < 0 or shares < 0 or free[4] not in (None, share.mode):
-        return None
-    return fgpu, memory, compute, shares, share.mode
+def _as_it_is(left: NodeFree) -> object:
+    """Return all that makes nodes differ on which nobody is."""
+    kinds = (
+        (d.device.capacity_milli, d.device.memory_mib, d.device.model, d.device.max_shares, d.device.cordoned)
+        for d in by_uuid(left)
+    )
+    return left.node.cpu_milli, left.node.memory_mib, *kinds
