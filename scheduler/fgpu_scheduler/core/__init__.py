@@ -13,9 +13,9 @@ The words
 
 A request becomes shares
     shares         what a request is worth on given devices; the one place where amounts become shares
-    placement      what is free, what fits, which fit is the best: the slow truth that all else is compared with
-    columns        the same for many nodes at once, as columns of numbers
-    placer         the same for many requests, one after the other; never another answer than `placement`
+    placement      what is free, what fits, which fit is the best: the one search, of one node
+    columns        the same of many nodes at once, as columns of numbers
+    placer         the same for many requests, one after the other: what was found is kept
     scores         how good a fit is, one idea a file: what is left over, what is fragmented, what is asked for next
     asked          what was asked for lately, of which placement thinks ahead
     shortage       why nothing fits, in words
