@@ -20,7 +20,7 @@ from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
 from fgpuspawner.hub.only_hub import OnlyHub
 from fgpuspawner.hub.startup import start_with_the_hub
-from fgpuspawner.scopes import ACCESS, ADMIN, CUSTOM, IMAGES, KEEP, QUEUE_READ, SERVICE
+from fgpuspawner.scopes import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ, SERVICE, admin_of, custom
 from fgpuspawner.service import STATIC, navigation
 from fgpuspawner.settings import FGPU
 from fgpuspawner.spawner.base import QueuedSpawner
@@ -94,8 +94,10 @@ class Home(BaseHandler):  # type: ignore[misc]
 
 def _header(app: Any) -> dict[str, object]:
     """Return what the Hub's pages need for the header that they share with the service's."""
+    settings = FGPU.from_config(app.config)
     return {
-        "name": FGPU.from_config(app.config).site_name,
+        "name": settings.site_name,
+        "group_scopes": [admin_of(group) for group in settings.resource_groups()],
         "pages": navigation.entries(app.spawner_class.able(app.config), admin=True),
         "header_css": (STATIC / "header.css").read_text(),
         "header_js": (STATIC / "header.js").read_text(),
@@ -180,7 +182,8 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
 
 def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
     hub = c.JupyterHub
-    hub.custom_scopes = {**_given(hub, "custom_scopes", {}), **CUSTOM}
+    groups = settings.resource_groups()
+    hub.custom_scopes = {**_given(hub, "custom_scopes", {}), **custom(groups)}
     hub.extra_user_scopes = [*_given(hub, "extra_user_scopes", []), ACCESS, QUEUE_READ, KEEP, IMAGES]
     hub.services = [
         *_given(hub, "services", []),
@@ -203,6 +206,7 @@ def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
                 KEEP,
                 IMAGES,
                 ADMIN,
+                *map(admin_of, groups),
                 ACCESS,
             ],
             "display": True,
@@ -215,8 +219,14 @@ def _use_service(c: Any, settings: FGPU, able: Capabilities) -> None:
         *_given(hub, "load_roles", []),
         {
             "name": "fgpu-service",
-            "description": "Resume waiting requests after a restart",
-            "scopes": ["start:servers", "read:servers", "read:users:name", "read:users:groups"],
+            "description": "Resume waiting requests, and end sessions for who administers a resource group",
+            "scopes": [
+                "start:servers",
+                "delete:servers",
+                "read:servers",
+                "read:users:name",
+                "read:users:groups",
+            ],
             "services": [SERVICE],
         },
         {

@@ -51,7 +51,9 @@ def add_to(commands: Any) -> None:
     starting.add_argument("--name", default=None, help="the server's name; default: the first free one")
     starting.add_argument("--wait", action="store_true", help="wait until all run; 1 if one does not")
     listing = _add(commands, list_, "list", "your sessions", f"List your live sessions. {where}")
-    listing.add_argument("--all", action="store_true", help="everybody's, for administrators")
+    listing.add_argument(
+        "--all", action="store_true", help="everybody's, for administrators; or their group's"
+    )
     listing.add_argument("--ended", action="store_true", help="also the last that have ended")
     for name, does, what in (
         ("show", show, "all that is known of one session"),

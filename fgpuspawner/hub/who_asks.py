@@ -1,7 +1,8 @@
 """Who asks the Hub to end what is somebody else's, or opens it: JupyterHub tells no spawner of that.
 
 Every way leads through a handler of the Hub's: its pages, its API, and this service's, which asks the Hub with its
-caller's own token. So each handler notes who it works for, for what is done on its behalf and for nothing else.
+caller's own token, or with its own and has written by whose wish. So each handler notes who it works for, for what is
+done on its behalf and for nothing else.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub
-from fgpuspawner.service.model import Site, Viewer, is_visible
+from fgpuspawner.service.model import Site, Viewer, World, administered, is_visible
 from fgpuspawner.service.problems import (
     Problem,
     bad_argument,
@@ -102,6 +102,8 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     """
 
     needs_scope: ClassVar[str | None] = scopes.QUEUE_READ
+    for_groups: ClassVar[bool] = False
+    """Whether who administers a resource group needs no other scope. It then tells and changes what is of that only."""
     service: Service
     viewer: Viewer
     _whose_turn: str | None = None
@@ -130,6 +132,22 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         """
         by = self.actor
         return await self.service.reader.change(lambda store, now_s: what(store, by, now_s))
+
+    async def administered_world(self) -> World:
+        """Return what is now, of it what the caller administers.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+        """
+        return administered(await self.service.reader.world(), self.viewer)
+
+    async def ended(self, limit: int, *, everybody: bool) -> tuple[Session, ...]:
+        """Return what ended last of the caller's own; with ``everybody``, of all's for administrators of everything."""
+        user = self.viewer.user
+        everybody = everybody and self.viewer.admin
+        if user is None and not everybody:
+            return ()
+        return await self.service.reader.ended(None if everybody else user, limit)
 
     async def visible_session(self, session_id: str) -> Session:
         """Return a session that the caller may see; otherwise there is none."""
@@ -161,8 +179,9 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         # A page that refuses somebody is shown with their name, too.
         self.current_user = model
         self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
-        if self.needs_scope is not None and not self.hub_auth.check_scopes(self.needs_scope, model):
-            raise forbidden(needs(self.needs_scope))
+        may = self.needs_scope is None or self.hub_auth.check_scopes(self.needs_scope, model)
+        if not may and not (self.for_groups and self.viewer.administers):
+            raise forbidden(needs(self.needs_scope, of_group="GROUP" if self.for_groups else None))
         await self.wait_for_turn()
 
     async def wait_for_turn(self) -> None:
@@ -267,21 +286,26 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
             super().log_exception(typ, value, tb)
 
 
-def needs(scope: str) -> str:
-    """Return who may do what needs this scope, for people, and for programs which scope that is."""
+def needs(scope: str | None, *, of_group: str | None = None) -> str:
+    """Return who may do what needs this scope, for people, and for programs which scope that is.
+
+    ``of_group``: the scope of who administers this resource group would do.
+    """
     who = (
         "only administrators may do this"
         if scope == scopes.ADMIN
         else "you may not do this; ask an administrator"
     )
-    return f"{who} (scope {scope})"
+    return f"{who} (scope {scope}{f' or {scopes.admin_of(of_group)}' if of_group else ''})"
 
 
 def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> Viewer:
     """Return who asks, from the Hub's model of them."""
     admin = bool(hub_auth.check_scopes(scopes.ADMIN, model))
+    groups = settings.resource_groups()
+    administers = tuple(g for g in groups if admin or hub_auth.check_scopes(scopes.admin_of(g), model))
     if model.get("kind", "user") != "user":
-        return Viewer(None, admin)
+        return Viewer(None, admin, administers=administers)
     user, hub_groups = str(model["name"]), tuple(model.get("groups") or ())
     return Viewer(
         user,
@@ -289,6 +313,7 @@ def viewer_of(model: dict[str, Any], settings: FGPU, hub_auth: HubOAuth) -> View
         settings.groups_of(user, hub_groups),
         server_of(user, model.get("scopes", ())),
         hub_groups,
+        administers,
     )
 
 

@@ -44,7 +44,8 @@ SIMULATED_PREFIX = "GPU-simulated-"
 class Viewer:
     """Who asks. ``user`` is None for another service, which has no sessions of its own.
 
-    ``groups`` are the resource groups that they may use; ``server_name`` is the server whose token asks.
+    ``groups`` are the resource groups that they may use; ``server_name`` is the server whose token asks. ``admin`` is
+    who administers everything, ``administers`` the resource groups of who administers only these.
     """
 
     user: str | None
@@ -52,6 +53,16 @@ class Viewer:
     groups: tuple[str, ...] = ()
     server_name: str | None = None
     hub_groups: tuple[str, ...] = ()
+    administers: tuple[str, ...] = ()
+
+    def may_administer(self, group: str) -> bool:
+        """Return whether they administer this resource group."""
+        return self.admin or group in self.administers
+
+    @property
+    def sees_others(self) -> bool:
+        """Whether there are sessions of others that they see."""
+        return self.admin or bool(self.administers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,20 @@ def is_mine(session: Session, viewer: Viewer) -> bool:
 
 def is_visible(session: Session, viewer: Viewer) -> bool:
     """Return whether the viewer may know whose session this is."""
-    return viewer.admin or is_mine(session, viewer)
+    return is_mine(session, viewer) or viewer.may_administer(session.request.resource_group)
+
+
+def administered(world: World, viewer: Viewer) -> World:
+    """Return the part of a reading that the viewer administers: of other resource groups it has no node and no session.
+
+    What administrators are shown is made of it, so that no page and no answer can tell of more.
+    """
+    if viewer.admin:
+        return world
+    whole = world.snapshot
+    nodes = tuple(n for n in whole.nodes if viewer.may_administer(n.resource_group))
+    sessions = tuple(s for s in whole.sessions if viewer.may_administer(s.request.resource_group))
+    return replace(world, snapshot=replace(whole, nodes=nodes, sessions=sessions))
 
 
 def whose(session: Session, viewer: Viewer) -> str:
@@ -219,14 +243,15 @@ def extension_of(session: Session, world: World) -> Extension:
 
 
 def live_sessions(world: World, viewer: Viewer, *, everybody: bool) -> tuple[Session, ...]:
-    """Return the live sessions to list, in order of their ids. ``everybody`` is for administrators."""
-    return tuple(s for s in world.snapshot.sessions if is_mine(s, viewer) or (everybody and viewer.admin))
+    """Return the live sessions to list, in order of their ids: with ``everybody`` all that the viewer may see."""
+    may = is_visible if everybody else is_mine
+    return tuple(s for s in world.snapshot.sessions if may(s, viewer))
 
 
 def groups_of(viewer: Viewer, world: World) -> tuple[str, ...]:
-    """Return the groups shown: the viewer's, those where their sessions still are, all for administrators."""
+    """Return the groups shown: the viewer's, those where their sessions still are, and those that they administer."""
     own = {s.request.resource_group for s in world.snapshot.sessions if is_mine(s, viewer)}
     there = set(world.groups) | own
     first = [g for g in viewer.groups if g in there]
-    rest = sorted(there if viewer.admin else own)
+    rest = sorted(g for g in there if g in own or viewer.may_administer(g))
     return (*first, *(g for g in rest if g not in first))

@@ -17,12 +17,14 @@ class Entry:
     """One page: its address below the service's prefix, and what the navigation calls it.
 
     ``also`` are the first parts of other addresses that belong to it. ``admin`` is for administrators only,
-    ``of_saved`` for where the engine can save sessions as images.
+    and where it is ``of_group`` for those of a resource group, too; ``of_saved`` for where the engine can save sessions
+    as images.
     """
 
     address: str
     title: str
     admin: bool = False
+    of_group: bool = False
     of_saved: bool = False
     also: tuple[str, ...] = ()
 
@@ -33,21 +35,27 @@ PAGES = (
     Entry("history", "History"),
     Entry("private-images", "My images", of_saved=True),
     Entry("admin/overview", "Overview", admin=True),
-    Entry("admin/queue", "Queue", admin=True),
-    Entry("admin/nodes", "Machines", admin=True),
+    Entry("admin/queue", "Queue", admin=True, of_group=True),
+    Entry("admin/nodes", "Machines", admin=True, of_group=True),
     Entry("admin/images", "Images", admin=True),
-    Entry("admin/quotas", "Quotas", admin=True),
+    Entry("admin/quotas", "Quotas", admin=True, of_group=True),
     Entry("admin/usage", "Usage", admin=True),
     Entry("admin/banner", "Banner", admin=True),
     Entry("admin/audit", "Audit log", admin=True),
 )
 
 
-def entries(engine: Capabilities, *, admin: bool, pages: Iterable[Entry] = PAGES) -> tuple[Entry, ...]:
-    """Return what the navigation shows, everybody's pages first."""
+def entries(
+    engine: Capabilities, *, admin: bool, of_group: bool = False, pages: Iterable[Entry] = PAGES
+) -> tuple[Entry, ...]:
+    """Return what the navigation shows, everybody's pages first. ``of_group``: to who administers a resource group."""
     # To an administrator the page says what to set.
     saves = engine.saves_images or (admin and bool(engine.saving_needs))
-    shown = [entry for entry in pages if (admin or not entry.admin) and (saves or not entry.of_saved)]
+    shown = [
+        entry
+        for entry in pages
+        if (admin or not entry.admin or (of_group and entry.of_group)) and (saves or not entry.of_saved)
+    ]
     return tuple(sorted(shown, key=lambda entry: entry.admin))
 
 

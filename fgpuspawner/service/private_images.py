@@ -77,8 +77,12 @@ async def save_session(
     session = await handler.visible_session(session_id)
     if service.reader.savers is Savers.NOBODY:
         raise Problem(409, "image_refused", service.reader.engine.why_not_saved)
-    if not viewer.admin and service.reader.savers is not Savers.OWNERS:
-        raise forbidden("only administrators save sessions as images here")
+    if not viewer.admin:
+        # Who administers a group sees its sessions: their files are their owners'.
+        if service.reader.savers is not Savers.OWNERS:
+            raise forbidden("only administrators save sessions as images here")
+        if session.request.user != viewer.user:
+            raise forbidden("only administrators save others' sessions as images")
     name, tag = split(name, tag)
     if end and session.ends_cause is EndCause.IDLE:
         # Else it could be ended in the midst of being saved.

@@ -1,6 +1,7 @@
 """Ending and keeping a session, for the API, the pages and the administrators.
 
-Where an administrator does it with somebody else's, its owner is told by whom and why, and it is in the audit log.
+Where an administrator, of everything or of its resource group, does it with somebody else's, its owner is told by whom
+and why, and it is in the audit log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.hub import HubSilent, HubUnreachable
-from fgpuspawner.service.model import extension_of, is_mine, is_visible
+from fgpuspawner.service.model import Viewer, extension_of, is_mine, is_visible
 from fgpuspawner.service.problems import (
     Problem,
     already_ended,
@@ -45,9 +46,11 @@ NO_ANSWER = "JupyterHub had not answered"
 
 
 async def end_session(handler: Handler, session_id: str, *, message: str = "") -> Session:
-    """End or cancel a session through the Hub with the caller's own rights, and return it as it is then.
+    """End or cancel a session through the Hub, and return it as it is then.
 
-    Whether they may is the Hub's to say, not this service's. ``message`` is what an administrator says to its owner.
+    Whether the caller may is the Hub's to say, by their own token: it knows whose a server is. It does not know in which
+    resource group its session is, so for who administers only that the service asks with its own. ``message`` is what
+    an administrator says to its owner.
     """
     reader = handler.service.reader
     session = await reader.session(int(session_id))
@@ -80,7 +83,10 @@ async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
     if newest.state is SessionState.TERMINATING and knows:
         return
     asked = session.request
-    found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=handler.token)
+    viewer = handler.viewer
+    for_group = _is_others(newest, viewer) and not viewer.admin
+    token = handler.hub_auth.api_token if for_group else handler.token
+    found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=token)
     if found.status in (403, 404) and not knows:
         raise no_such_session(str(session.id))
     if found.status == 403:
@@ -147,6 +153,11 @@ def not_extended_words(why: NotExtended, session: Session, allowed: Extension) -
             assert_never(why)
 
 
+def _is_others(session: Session, viewer: Viewer) -> bool:
+    """Return whether the viewer administers a session that is not their own."""
+    return viewer.may_administer(session.request.resource_group) and not is_mine(session, viewer)
+
+
 @asynccontextmanager
 async def last_words(handler: Handler, session: Session, message: str) -> AsyncIterator[None]:
     """Around asking the Hub to end a session: what is said to its owner, and the line in the audit log.
@@ -158,7 +169,7 @@ async def last_words(handler: Handler, session: Session, message: str) -> AsyncI
         Problem: the message is too long, or the session ends and the audit log cannot be written.
         StoreUnavailable: nothing can be written.
     """
-    if not handler.viewer.admin or is_mine(session, handler.viewer):
+    if not _is_others(session, handler.viewer):
         yield
         return
     said = " ".join(message.replace("\0", " ").split())
@@ -185,7 +196,7 @@ async def audited(handler: Handler, session: Session, action: str, details: str 
     Raises:
         Problem: it cannot be written, which does not undo what was done.
     """
-    if not handler.viewer.admin or is_mine(session, handler.viewer):
+    if not _is_others(session, handler.viewer):
         return
     by, where = handler.actor, f"session {session.id} ({server_words(session)}) of {session.request.user}"
     try:

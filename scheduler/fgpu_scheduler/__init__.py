@@ -141,7 +141,14 @@ from fgpu_scheduler.store.private_image import (
     shown_mib,
 )
 from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.quota_edits import ListedQuota, QuotaEdit, QuotaEdits, QuotaSource, listed_quotas
+from fgpu_scheduler.store.quota_edits import (
+    ListedQuota,
+    QuotaEdit,
+    QuotaEdits,
+    QuotaSource,
+    in_force,
+    listed_quotas,
+)
 from fgpu_scheduler.store.quotas import limits_words
 from fgpu_scheduler.store.retention import Retention
 from fgpu_scheduler.store.store import Store

@@ -324,6 +324,7 @@ def test_me_tells_a_person_from_a_server(world: World) -> None:
     assert person == {
         "user": "alice",
         "admin": False,
+        "administers": [],
         "server_name": None,
         "groups": ["default"],
         "banner": None,

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from jupyterhub.app import JupyterHub
+from jupyterhub.scopes import _custom_scope_pattern
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
@@ -29,6 +30,7 @@ QUEUE_READ = "custom:fgpu:queue:read"
 KEEP = "custom:fgpu:sessions:keep"
 IMAGES = "custom:fgpu:images"
 ACCESS = "access:services!service=fgpu"
+OF_DEFAULT = "custom:fgpu:group:default:admin"
 
 
 def snippet() -> str:
@@ -134,8 +136,13 @@ def test_the_hub_is_set_up_for_requests_that_wait(folder: Path) -> None:
 
 def test_scopes_and_roles_let_users_see_the_queue_and_the_service_resume_it(folder: Path) -> None:
     c = configured(folder)
-    assert set(c.JupyterHub.custom_scopes) == {QUEUE_READ, KEEP, IMAGES, "custom:fgpu:admin"}
-    assert c.JupyterHub.custom_scopes["custom:fgpu:admin"]["subscopes"] == [QUEUE_READ, KEEP, IMAGES]
+    assert set(c.JupyterHub.custom_scopes) == {QUEUE_READ, KEEP, IMAGES, OF_DEFAULT, "custom:fgpu:admin"}
+    assert c.JupyterHub.custom_scopes["custom:fgpu:admin"]["subscopes"] == [
+        QUEUE_READ,
+        KEEP,
+        IMAGES,
+        OF_DEFAULT,
+    ]
     assert c.JupyterHub.extra_user_scopes == [ACCESS, QUEUE_READ, KEEP, IMAGES]
     assert c.Spawner.server_token_scopes == [
         "users:activity!user",
@@ -148,9 +155,26 @@ def test_scopes_and_roles_let_users_see_the_queue_and_the_service_resume_it(fold
     ]
     service_role, admin_role = c.JupyterHub.load_roles
     assert (service_role["name"], service_role["services"]) == ("fgpu-service", ["fgpu"])
-    assert service_role["scopes"] == ["start:servers", "read:servers", "read:users:name", "read:users:groups"]
+    assert service_role["scopes"] == [
+        "start:servers",
+        "delete:servers",
+        "read:servers",
+        "read:users:name",
+        "read:users:groups",
+    ]
     assert (admin_role["name"], admin_role["users"]) == ("fgpu-admin", [])
     assert admin_role["scopes"] == ["custom:fgpu:admin", QUEUE_READ, ACCESS]
+
+
+def test_each_resource_group_has_a_scope_of_its_administrators_whatever_its_name(folder: Path) -> None:
+    names = ("default", "a-", "0")
+    c = configured(
+        folder, groups={name: {} for name in names}, nodes=[{"name": n, "group": n} for n in names]
+    )
+    scopes = [f"custom:fgpu:group:{name}:admin" for name in names]
+    assert all(map(_custom_scope_pattern.match, scopes)), "JupyterHub would refuse it"
+    assert set(scopes) <= set(c.JupyterHub.services[0]["oauth_client_allowed_scopes"])
+    assert {c.JupyterHub.custom_scopes[scope]["subscopes"][0] for scope in scopes} == {QUEUE_READ}
 
 
 def test_sessions_may_be_kept_from_ending_others(folder: Path) -> None:
@@ -211,7 +235,8 @@ def test_what_was_set_before_is_added_to(given: Callable[[Config], None], folder
     assert [r["name"] for r in c.JupyterHub.load_roles] == ["own", "fgpu-service", "fgpu-admin"]
     assert c.JupyterHub.load_roles[-1]["users"] == ["root"]
     assert c.JupyterHub.extra_user_scopes == ["read:hub", ACCESS, QUEUE_READ, KEEP, IMAGES]
-    assert set(c.JupyterHub.custom_scopes) == {"custom:own", QUEUE_READ, KEEP, IMAGES, "custom:fgpu:admin"}
+    ours = {QUEUE_READ, KEEP, IMAGES, OF_DEFAULT, "custom:fgpu:admin"}
+    assert set(c.JupyterHub.custom_scopes) == {"custom:own", *ours}
     assert c.JupyterHub.template_paths[0] == "/srv/templates"
     assert c.JupyterHub.tornado_settings == {"slow_spawn_timeout": 9, "headers": {"X-Own": "1"}}
 

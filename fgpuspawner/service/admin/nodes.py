@@ -11,6 +11,7 @@ from fgpu_scheduler import (
     Audit,
     BadSettings,
     FGPUError,
+    Node,
     NodeAction,
     NodeState,
     Session,
@@ -18,12 +19,13 @@ from fgpu_scheduler import (
     act_on_gpu,
     act_on_node,
 )
+from fgpuspawner import scopes
 from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, AdminPage
 from fgpuspawner.service.admin.nodes_view import node_of, nodes_object, on_node
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, needs
 from fgpuspawner.service.model import Json
-from fgpuspawner.service.problems import Problem, bad_argument
+from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.service.session_actions import end_session
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,25 @@ async def nodes(handler: Handler) -> Json:
     """Return every node as it is now."""
     service = handler.service
     verdicts = await asyncio.to_thread(read_verdicts, service.settings.data_path())
-    return nodes_object(await service.reader.world(), verdicts)
+    found = nodes_object(await handler.administered_world(), verdicts)
+    if not handler.viewer.admin:
+        for node in found["nodes"]:
+            node["actions"] = [action for action in node["actions"] if action != NodeAction.GONE]
+    return found
+
+
+async def administered_node(handler: Handler, node_id: str) -> Node:
+    """Return a node that the caller administers; otherwise there is none."""
+    node = node_of(await handler.administered_world(), node_id)
+    if node is None:
+        raise Problem(404, "no_such_node", f"there is no node {node_id!r}", field="node")
+    return node
+
+
+def check_action(handler: Handler, action: str) -> None:
+    """Refuse what who administers a group must not do: others may count on a machine that is said to be gone."""
+    if action == NodeAction.GONE and not handler.viewer.admin:
+        raise forbidden(f"action: {needs(scopes.ADMIN)}", field="action")
 
 
 async def do(
@@ -62,6 +82,9 @@ async def do(
         return await drain(handler, node_id, message)
     if action not in set(NodeAction):
         raise bad_argument("action", f"use one of {', '.join((*NodeAction, DRAIN))}")
+    check_action(handler, action)
+    if not handler.viewer.admin:
+        await administered_node(handler, node_id)
 
     def act(store: Store, by: str, now_s: int) -> str:
         if gpu is None:
@@ -82,9 +105,11 @@ async def drain(handler: Handler, node_id: str, message: str) -> Json:
 
     What is not asked for after `ANSWER_AFTER_S` is still done, and what then fails is in the log.
     """
-    node = node_of(await handler.service.reader.world(), node_id)
-    if node is None:
-        raise Problem(404, "no_such_node", f"there is no node {node_id!r}", field="node")
+    node = await administered_node(handler, node_id)
+    there = on_node(await handler.service.reader.world(), node_id)
+    if not all(handler.viewer.may_administer(s.request.resource_group) for s in there):
+        message = f"node {node_id!r} still has sessions of another resource group; cordon it, or ask an administrator"
+        raise forbidden(f"{message} (scope {scopes.ADMIN})", field="node")
     if node.state is NodeState.READY:
         await do(handler, node_id, NodeAction.CORDON)
     elif node.state is not NodeState.CORDONED:
@@ -127,6 +152,7 @@ class NodesPage(AdminFormPage):
     """Every node, with a button for each thing that can be done with it."""
 
     address = "admin/nodes"
+    for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:
         self.render(
@@ -153,23 +179,25 @@ class ConfirmPage(AdminPage):
     """Asks before a node is drained, or said to be gone: both end sessions."""
 
     address = "admin/nodes"
+    for_groups = True
 
     async def get(self, action: str) -> None:
-        node_id = self.get_query_argument("node", "")
-        world = await self.service.reader.world()
-        node = node_of(world, node_id)
-        if node is None:
-            raise Problem(404, "no_such_node", f"there is no node {node_id!r}")
-        sessions = on_node(world, node_id)
+        check_action(self, action)
+        node = await administered_node(self, self.get_query_argument("node", ""))
+        sessions = on_node(await self.administered_world(), node.id)
         self.render("admin_node.html", node=node, action=action, sessions=sessions, longest=MOST_MESSAGE_TEXT)
 
 
 class NodesApi(AdminApi):
+    for_groups = True
+
     async def get(self) -> None:
         self.answer(await nodes(self))
 
 
 class OneNodeApi(AdminApi):
+    for_groups = True
+
     async def post(self, node_id: str) -> None:
         given = self.body(("action", "message", "gpu"))
         action, message, gpu = given.get("action"), given.get("message") or "", given.get("gpu")
@@ -178,4 +206,4 @@ class OneNodeApi(AdminApi):
         if not isinstance(action, str) or not isinstance(message, str) or len(message) > MOST_MESSAGE_TEXT:
             raise bad_argument("action", f"a word; message: a text of at most {MOST_MESSAGE_TEXT} characters")
         found = await do(self, node_id, action, message, gpu=gpu)
-        self.answer({**found, "simulated": (await self.service.reader.world()).simulated()})
+        self.answer({**found, "simulated": (await self.administered_world()).simulated()})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fgpu_scheduler import InvalidTransition, SystemClock, UnknownSession
+from fgpuspawner import scopes
 from fgpuspawner.engines.base import WhoseQueue
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage, whole_number
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.model import Json
-from fgpuspawner.service.problems import Problem, no_such_session
+from fgpuspawner.service.model import Json, administered, is_mine
+from fgpuspawner.service.problems import Problem, forbidden, no_such_session
 from fgpuspawner.settings.queue import HIGHEST_PRIORITY
 
 SHOWN = 100
@@ -20,7 +21,7 @@ async def queues(handler: Handler, *, most: int | None = None) -> Json:
     service = handler.service
     world = await service.reader.world()
     return queues_object(
-        world,
+        administered(world, handler.viewer),
         handler.viewer,
         service.site,
         await service.reader.unblockings(world),
@@ -38,8 +39,15 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
     """Give a waiting session another priority; the next plan goes by it.
 
     Raises:
-        Problem: there is no such session, or it does not wait any more, or the engine's own queue decides.
+        Problem: there is no such session, or it does not wait any more, or the engine's own queue decides, or it is the
+            caller's own, who administers its group only.
     """
+    viewer = handler.viewer
+    if not viewer.admin:
+        session = await handler.visible_session(session_id)
+        if is_mine(session, viewer):
+            message = f"priority: somebody else sets that of your own sessions (scope {scopes.ADMIN})"
+            raise forbidden(message, field="priority")
     if not decides(handler):
         raise Problem(
             409, "engines_queue", "the engine's own queue decides who is next; set the priority there"
@@ -58,6 +66,7 @@ class QueuePage(AdminFormPage):
     """Every queue, with a form for each priority."""
 
     address = "admin/queue"
+    for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:
         self.render(
@@ -81,11 +90,15 @@ class QueuePage(AdminFormPage):
 
 
 class QueueApi(AdminApi):
+    for_groups = True
+
     async def get(self) -> None:
         self.answer(await queues(self))
 
 
 class PriorityApi(AdminApi):
+    for_groups = True
+
     async def put(self, session_id: str) -> None:
         given = self.body(("priority",))
         await set_priority(

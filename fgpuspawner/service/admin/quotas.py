@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import LARGEST_MILLI, BadSettings, Quota, QuotaEdits, format_milli
+from fgpu_scheduler import LARGEST_MILLI, BadSettings, Quota, QuotaEdits, format_milli, in_force
+from fgpuspawner import scopes
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
-from fgpuspawner.service.admin.quotas_view import key_of, quotas_object
+from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object
 from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json
-from fgpuspawner.service.problems import Problem, bad_argument
+from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
 
 SHOWN = 200
@@ -29,12 +30,16 @@ ACTIONS = ("set", "remove", "back")
 
 
 async def quotas(handler: Handler) -> Json:
-    """Return every quota as it is now."""
-    reader = handler.service.reader
-    edits = await reader.read(lambda store: QuotaEdits(store).all())
-    world = await reader.world()
+    """Return every quota that the caller administers, as it is now."""
+    viewer = handler.viewer
+    edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
+    world = await handler.administered_world()
+    file = handler.service.settings.quotas_given()
+    if not viewer.admin:
+        file = tuple(q for q in file if q.resource_group in viewer.administers)
+        edits = tuple(edit for edit in edits if edit.quota.resource_group in viewer.administers)
     # Beside the event loop: there may be one for each of thousands of users.
-    return await asyncio.to_thread(quotas_object, handler.service.settings.quotas_given(), edits, world)
+    return await asyncio.to_thread(quotas_object, file, edits, world)
 
 
 def read_quota(handler: Handler, given: Mapping[str, Any]) -> Quota:
@@ -52,7 +57,7 @@ def read_quota(handler: Handler, given: Mapping[str, Any]) -> Quota:
     if quota.max_fgpu_milli is not None and quota.max_fgpu_milli > LARGEST_MILLI:
         raise bad_argument("max_fgpu", f"must be from 0 to {format_milli(LARGEST_MILLI)}")
     known = handler.service.settings.resource_groups()
-    if quota.resource_group is not None and quota.resource_group not in known:
+    if handler.viewer.admin and quota.resource_group is not None and quota.resource_group not in known:
         message = f"there is no {quota.resource_group!r}; there are {', '.join(known)}"
         raise bad_argument("resource_group", message)
     return quota
@@ -71,9 +76,16 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
     """Set a quota, take it out of force, or go back to what the file says.
 
     Raises:
-        Problem: nothing was changed of it that could be put back, or there is no such quota.
+        Problem: nothing was changed of it that could be put back, or there is no such quota, or it is not for who
+            administers a resource group only.
     """
     file = handler.service.settings.quotas_given()
+    if not handler.viewer.admin:
+        edits = await handler.service.reader.read(lambda store: QuotaEdits(store).all())
+        why = not_for_group(quota, handler.viewer, in_force(file, edits) if action == "set" else ())
+        if why is not None:
+            field, message = why
+            raise forbidden(f"{field}: {message} (scope {scopes.ADMIN})", field=field)
 
     def done(edits: QuotaEdits, by: str, now_s: int) -> None:
         own = {"set": edits.put, "remove": edits.remove, "back": edits.back_to_file}[action]
@@ -89,6 +101,7 @@ class QuotasPage(AdminFormPage):
     """Every quota with what is had of it, and a form for one."""
 
     address = "admin/quotas"
+    for_groups = True
 
     async def show(self, trouble: Problem | None = None) -> None:
         start = self.number("start", default=0, least=0, most=10**6)
@@ -104,7 +117,7 @@ class QuotasPage(AdminFormPage):
             if trouble
             else {key: self.get_query_argument(key, "") for key in QUOTA_KEYS},
             words=WORDS,
-            all_groups=self.service.settings.resource_groups(),
+            all_groups=self.viewer.administers,
         )
 
     async def submit(self) -> None:
@@ -135,6 +148,8 @@ def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 class QuotasApi(AdminApi):
+    for_groups = True
+
     async def get(self) -> None:
         self.answer(await quotas(self))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fgpu_scheduler import (
@@ -18,7 +18,7 @@ from fgpu_scheduler import (
     listed_quotas,
     quota_words,
 )
-from fgpuspawner.service.model import Json, World
+from fgpuspawner.service.model import Json, Viewer, World
 
 MOST_HELD = 100
 """So many of those whom a quota counts are told, who holds most first."""
@@ -44,13 +44,19 @@ def quotas_object(file: Sequence[Quota], edits: Sequence[QuotaEdit], world: Worl
 
 def spec_of(quota: Quota) -> dict[str, Any]:
     """Return the dict of ``c.FGPU.quotas`` that means this quota; what is not limited is left out."""
-    amounts = {
-        "max_fgpu": None if quota.max_fgpu_milli is None else format_milli(quota.max_fgpu_milli),
+    given = {name: value for name, value in amounts_of(quota).items() if value is not None}
+    amounts = {name: format_milli(value) if name == "max_fgpu" else value for name, value in given.items()}
+    return {**key_of(quota), **amounts}
+
+
+def amounts_of(quota: Quota) -> dict[str, int | None]:
+    """Return what a quota limits, by its names in ``c.FGPU.quotas``; fGPU in thousandths."""
+    return {
+        "max_fgpu": quota.max_fgpu_milli,
         "max_sessions": quota.max_sessions,
         "max_pending": quota.max_pending,
         "max_lifetime_s": quota.max_lifetime_s,
     }
-    return {**key_of(quota), **{name: value for name, value in amounts.items() if value is not None}}
 
 
 def key_of(quota: Quota) -> dict[str, str]:
@@ -60,6 +66,35 @@ def key_of(quota: Quota) -> dict[str, str]:
     if quota.resource_group is not None or not who:
         found["resource_group"] = quota.resource_group or ""
     return {name: value for name, value in found.items() if value}
+
+
+def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tuple[str, str] | None:
+    """Return why who administers some resource groups only must not write a quota, and of which field; None if they may.
+
+    They set what a member, or each, has in a group: up to what ``others``, those in force, say of the group as a whole.
+    """
+    group = quota.resource_group
+    if group is None or group not in viewer.administers:
+        return "resource_group", f"must be one that you administer: {' or '.join(viewer.administers)}"
+    if quota.scope is QuotaScope.GROUP:
+        return "hub_group", "set it for a user, or for each user (*); for a whole group you must not"
+    if quota.scope is QuotaScope.ALL:
+        return "user", "name a user, or each user (*); for everybody together you must not set it"
+    if quota.name == viewer.user:
+        return "user", "your own quota is set by somebody else"
+    of_group = [q for q in others if q.resource_group == group and q.scope is not QuotaScope.USER]
+    for name, asked in amounts_of(quota).items():
+        of_all = [amounts_of(q)[name] for q in of_group if q.scope is QuotaScope.ALL]
+        of_some = [amounts_of(q)[name] for q in of_group if q.scope is QuotaScope.GROUP]
+        limits = [most for most in of_all if most is not None]
+        most = min(limits, default=None)
+        if most is None and of_some and None not in of_some:
+            # Nobody knows here in which of them a member is.
+            most = max(most for most in of_some if most is not None)
+        if asked is not None and most is not None and asked > most:
+            told = format_milli(most) if name == "max_fgpu" else most
+            return name, f"at most {told}, the quota of resource group {group!r}"
+    return None
 
 
 def _quota(one: ListedQuota, counted: Sequence[Counted]) -> Json:

@@ -39,10 +39,13 @@ class Api(Handler):
         """Send a session as it is now."""
         self.answer(self.object_of(session, await self.service.reader.world()), status)
 
-    def everybody(self, what: str) -> bool:
-        """Return whether ``all=1`` asks for what everybody has, which is for administrators."""
+    def everybody(self, what: str, *, of_groups: bool = False) -> bool:
+        """Return whether ``all=1`` asks for what everybody has, which is for administrators.
+
+        ``of_groups``: who administers a resource group may ask for what is there.
+        """
         everybody = self.flag("all")
-        if everybody and not self.viewer.admin:
+        if everybody and not (self.viewer.sees_others if of_groups else self.viewer.admin):
             raise forbidden(f"all: only administrators see everybody's {what}", field="all")
         return everybody
 

@@ -13,10 +13,11 @@ from fgpuspawner.service.model import Json, Viewer, World, groups_of
 
 
 def me_object(viewer: Viewer, world: World) -> Json:
-    """Return who asks, and which resource groups they may use."""
+    """Return who asks, and which resource groups they may use and administer."""
     return {
         "user": viewer.user,
         "admin": viewer.admin,
+        "administers": list(viewer.administers),
         "server_name": viewer.server_name,
         "groups": list(viewer.groups),
         "banner": world.banner.as_json() if world.banner else None,

@@ -14,7 +14,7 @@ class Meters(Api):
     """Of all running sessions that the caller may see, by id."""
 
     async def get(self) -> None:
-        everybody = self.everybody("sessions")
+        everybody = self.everybody("sessions", of_groups=True)
         world = await self.service.reader.world()
         found = live_sessions(world, self.viewer, everybody=everybody)
         meters = {str(s.id): meter_object(meter_of(s, world)) for s in found}

@@ -38,7 +38,8 @@ def queue_object(group: str, world: World, viewer: Viewer) -> Json:
 class Queue(Api):
     async def get(self) -> None:
         world = await self.service.reader.world()
-        known = world.groups if self.viewer.admin else self.viewer.groups
+        viewer = self.viewer
+        known = world.groups if viewer.admin else tuple(dict.fromkeys((*viewer.groups, *viewer.administers)))
         group = self.get_query_argument("group", known[0] if known else "")
         if group not in known:
             message = f"group: there is no such group; choose one of {', '.join(known) or 'none'}"

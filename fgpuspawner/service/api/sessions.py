@@ -14,12 +14,11 @@ ENDED_SHOWN = 50
 
 class Sessions(Api):
     async def get(self) -> None:
-        everybody, with_ended = self.everybody("sessions"), self.flag("ended")
+        everybody, with_ended = self.everybody("sessions", of_groups=True), self.flag("ended")
         world = await self.service.reader.world()
         found = live_sessions(world, self.viewer, everybody=everybody)
-        if with_ended and (everybody or self.viewer.user is not None):
-            user = None if everybody else self.viewer.user
-            found = (*found, *await self.service.reader.ended(user, ENDED_SHOWN))
+        if with_ended:
+            found = (*found, *await self.ended(ENDED_SHOWN, everybody=everybody))
         self.answer(sessions_object(found, world, self.viewer, self.service.site))
 
 

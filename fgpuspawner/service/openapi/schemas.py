@@ -28,7 +28,9 @@ SCHEMAS: dict[str, Schema] = {
     "error": thing(error=thing("code:text field:text? message:text")),
     "amounts": thing("fgpu:amount cpu:amount memory_mib:count"),
     "banner": thing("text:text until_at_s:at_s?", level=LEVEL),
-    "me": thing("user:text? admin:yes_no server_name:text? groups:text[] banner:banner? simulated:yes_no"),
+    "me": thing(
+        "user:text? admin:yes_no administers:text[] server_name:text? groups:text[] banner:banner? simulated:yes_no"
+    ),
     "meter": thing(
         """
         at_s:at_s memory_used_mib:count? memory_limit_mib:count sm_percent:number?

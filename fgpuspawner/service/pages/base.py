@@ -53,7 +53,9 @@ class PageHandler(Handler):
             "title": "GPU sessions",
             "moment": moment,
             "navigation": navigation.entries(
-                self.service.reader.engine, admin=viewer is not None and viewer.admin
+                self.service.reader.engine,
+                admin=viewer is not None and viewer.admin,
+                of_group=viewer is not None and viewer.sees_others,
             ),
             "here": here,
             "alarms": self._alarms() if for_admins else [],

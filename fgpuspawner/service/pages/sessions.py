@@ -48,8 +48,8 @@ class SessionsHandler(PageHandler):
 
     @property
     def everybody(self) -> bool:
-        """Whether everybody's sessions are shown."""
-        return self.viewer.admin and self.get_query_argument("show", "all") != "mine"
+        """Whether sessions of others are shown: everybody's, or of the groups that the viewer administers."""
+        return self.viewer.sees_others and self.get_query_argument("show", "all") != "mine"
 
     def choice(self) -> Choice:
         """Return what the address chooses."""
@@ -73,10 +73,8 @@ class SessionsPage(SessionsHandler):
         reader = self.service.reader
         try:
             world = await (reader.world() if self.wants_part else reader.recent_world())
-            if self.get_query_argument("part", "") != "rows" and (
-                self.everybody or self.viewer.user is not None
-            ):
-                past = await reader.ended(None if self.everybody else self.viewer.user, PAST_SHOWN)
+            if self.get_query_argument("part", "") != "rows":
+                past = await self.ended(PAST_SHOWN, everybody=self.everybody)
         except StoreUnavailable as e:
             trouble, world = self.problem_of(503, e), reader.last_world
             self.set_status(503)

@@ -1,0 +1,492 @@
+"""Who administers a resource group, with a real Hub and its scheduler: all of theirs, and nothing of another's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import unittest.mock
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from bs4 import BeautifulSoup
+from servedroutes import methods_of, served
+from test_administrators import MINI, Browser, World
+
+from fgpuspawner.cli import main as cli
+from hubprocess import HubProcess, until
+
+JSON = dict[str, Any]
+ASSISTANTS = """
+c.JupyterHub.load_groups = {
+    "ml101": {"users": ["alice", "dave"]}, "robots": {"users": ["alice", "bob"]},
+    "ml101-assistants": {"users": ["tina"]}, "robots-assistants": {"users": ["rob"]},
+}
+for group, helpers in (("class", "ml101-assistants"), ("s3cret", "robots-assistants")):
+    c.JupyterHub.load_roles.append({
+        "name": f"{group}-assistants", "groups": [helpers], "scopes": [f"custom:fgpu:group:{group}:admin"],
+    })
+"""
+SECRET = ("s3cret", "robots", "bob")
+"""In the names of the other group, its machine, its sessions and its quotas: tina reads none of them."""
+GROUPS = {
+    "default": {},
+    "class": {"hub_groups": ["ml101", "ml101-assistants"]},
+    "s3cret": {"hub_groups": ["robots"]},
+}
+QUOTAS = [
+    {"resource_group": "class", "max_fgpu": 3, "max_sessions": 6},
+    {"user": "*", "resource_group": "class", "max_fgpu": 2},
+    {"user": "bob", "resource_group": "s3cret", "max_fgpu": 2},
+    {"hub_group": "robots", "max_pending": 7},
+]
+ROLES = ("admin", "tina", "rob", "dave", "carol")
+"""An administrator; the group's assistant; that of another group; a member, whose the session is; a stranger."""
+
+TABLE = """
+GET    admin/overview                        200 403 403 403 403
+GET    admin/queue                           200 200 200 403 403
+POST   admin/queue                           303 303 404 403 403
+GET    admin/nodes                           200 200 200 403 403
+POST   admin/nodes                           303 303 404 403 403
+GET    admin/nodes/{id}                      200 200 404 403 403
+GET    admin/images                          200 403 403 403 403
+POST   admin/images                          400 403 403 403 403
+GET    admin/images/{id}                     200 403 403 403 403
+POST   admin/images/{id}                     400 403 403 403 403
+GET    admin/quotas                          200 200 200 403 403
+POST   admin/quotas                          303 303 403 403 403
+GET    admin/usage                           200 403 403 403 403
+GET    admin/banner                          200 403 403 403 403
+POST   admin/banner                          400 403 403 403 403
+GET    admin/audit                           200 403 403 403 403
+GET    api/v1/admin/overview                 200 403 403 403 403
+GET    api/v1/admin/queue                    200 200 200 403 403
+PUT    api/v1/admin/sessions/{id}/priority   200 200 404 403 403
+GET    api/v1/admin/nodes                    200 200 200 403 403
+POST   api/v1/admin/nodes/{id}               200 200 404 403 403
+GET    api/v1/admin/quotas                   200 200 200 403 403
+PUT    api/v1/admin/quotas                   200 200 403 403 403
+DELETE api/v1/admin/quotas                   200 200 403 403 403
+GET    api/v1/admin/banner                   200 403 403 403 403
+PUT    api/v1/admin/banner                   400 403 403 403 403
+DELETE api/v1/admin/banner                   200 403 403 403 403
+GET    api/v1/admin/usage                    200 403 403 403 403
+GET    api/v1/admin/usage.csv                200 403 403 403 403
+GET    api/v1/admin/audit                    200 403 403 403 403
+GET    api/v1/admin/audit.csv                200 403 403 403 403
+GET    api/v1/sessions/{id}                  200 200 404 200 404
+GET    api/v1/sessions/{id}/meter            200 200 404 200 404
+GET    api/v1/sessions/{id}/receipt          200 200 404 200 404
+POST   api/v1/sessions/{id}/keep             409 409 404 409 404
+POST   api/v1/sessions/{id}/extend           409 409 404 409 404
+GET    api/v1/sessions?all=1                 200 200 200 403 403
+GET    api/v1/meters?all=1                   200 200 200 403 403
+GET    api/v1/history?all=1                  200 403 403 403 403
+GET    api/v1/history?user=dave              200 403 403 200 403
+GET    api/v1/private-images?all=1           200 403 403 403 403
+GET    api/v1/queue?group=class              200 200 404 200 404
+GET    api/v1/events                         200 200 200 200 200
+GET    api/v1/me                             200 200 200 200 200
+GET                                          200 200 200 200 200
+GET    map                                   200 200 200 200 200
+GET    map?group=class                       200 200 200 200 200
+GET    sessions.csv                          200 200 200 200 200
+GET    end/{id}                              200 200 404 200 404
+GET    api/v1/capacity                       200 200 200 200 200
+"""
+"""By method and path the statuses for each of `ROLES`, of what is dave's and of the group's. All below admin/ is here."""
+
+DAVES_QUOTA = {"user": "dave", "resource_group": "class", "max_fgpu": 1}
+SENT: dict[tuple[str, str], JSON] = {
+    ("PUT", "api/v1/admin/quotas"): {"json": DAVES_QUOTA},
+    ("PUT", "api/v1/admin/sessions/{id}/priority"): {"json": {"priority": 3}},
+    ("POST", "api/v1/admin/nodes/{id}"): {"json": {"action": "cordon"}},
+    ("POST", "admin/nodes"): {"data": {"action": "cordon", "node": "teach"}},
+    ("POST", "admin/quotas"): {
+        "data": {"action": "set", "who": "user", "name": "dave", "resource_group": "class", "max_fgpu": "1"}
+    },
+}
+
+
+def expected() -> dict[tuple[str, str], list[int]]:
+    found = {}
+    for line in TABLE.strip().splitlines():
+        method, *path = (words := line.split())[: -len(ROLES)]
+        found[method, path[0] if path else ""] = [int(word) for word in words[-len(ROLES) :]]
+    return found
+
+
+EXPECTED = expected()
+
+
+class Course(World):
+    """A class and another group, each with one machine of one simulated GPU: on each one session runs, and one waits."""
+
+    def __init__(self, folder: Path) -> None:
+        gpu = {"cpu": 8, "memory_mib": 16384, "gpus": {"simulated": 1, "memory_mib": 8192}}
+        nodes = [
+            {"name": name, "group": group, **gpu}
+            for name, group in (("lab", "default"), ("teach", "class"), ("s3cret-machine", "s3cret"))
+        ]
+        self.hub = HubProcess(
+            folder, after=MINI + ASSISTANTS, nodes=nodes, groups=GROUPS, quotas=QUOTAS
+        ).start()
+        self.admin = self.hub.add_user("admin")
+        self.tokens = {"admin": self.admin}
+        for name in ("tina", "rob", "alice", "bob", "carol", "dave"):
+            self.tokens[name] = self.hub.add_user(name)
+        until(lambda: self.ask("GET", "me", self.admin).status_code == 200, what="the service answers")
+        for user, server, group in (("dave", "one", "class"), ("bob", "s3cret-one", "s3cret")):
+            self.start(user, server, fgpu=2, group=group, image="python")
+            self.has(user, server, "RUNNING")
+        for server, group in (("two", "class"), ("s3cret-two", "s3cret")):
+            self.start("alice", server, fgpu=1, group=group, image="python")
+            self.has("alice", server, "PENDING")
+        self.runs, self.waits = self.has("dave", "one", "RUNNING"), self.has("alice", "two", "PENDING")
+        self.secret_runs = self.has("bob", "s3cret-one", "RUNNING")
+        self.secret_waits = self.has("alice", "s3cret-two", "PENDING")
+
+    def send(self, method: str, path: str, user: str, **more: Any) -> requests.Response:
+        return requests.request(
+            method,
+            f"{self.hub.url}/services/fgpu/{path}",
+            headers={"Authorization": f"token {self.tokens[user]}"},
+            allow_redirects=False,
+            timeout=60,
+            **more,
+        )
+
+    def refusal(self, method: str, path: str, user: str = "tina", **more: Any) -> tuple[int, str]:
+        """Return the status and the message of what is refused, which is one line and tells of nobody else."""
+        answer = self.send(method, f"api/v1/{path}", user, **more)
+        message: str = answer.json()["error"]["message"]
+        assert "\n" not in message
+        return answer.status_code, message
+
+    def store_now(self) -> tuple[Any, ...]:
+        """Return what nobody but who may has changed: sessions, machines and quotas."""
+        snapshot = self.hub.store.snapshot(0)
+        requests_of = [(s.id, s.state, s.request) for s in snapshot.sessions]
+        nodes = [(n.id, n.state, [d.cordoned for d in n.devices]) for n in snapshot.nodes]
+        return requests_of, nodes, self.get("admin/quotas", self.admin)["quotas"]
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+    world: Course | None = None
+    try:
+        world = Course(tmp_path_factory.mktemp("group-administrators") / "hub")
+        yield world
+    finally:
+        if world is not None:
+            world.hub.close()
+
+
+@pytest.fixture
+def world(course: Course) -> Iterator[Course]:
+    """The course, with machines and quotas as they were after each test."""
+    yield course
+    course.ask("POST", "admin/nodes/teach", course.admin, {"action": "uncordon"})
+    for quota in course.get("admin/quotas", course.admin)["quotas"]:
+        if quota["source"] != "file":
+            course.send("DELETE", "api/v1/admin/quotas", "admin", params={**quota["for"], "back": "1"})
+    course.ask("DELETE", "admin/banner", course.admin)
+
+
+def target_of(world: Course, path: str) -> str:
+    if path == "admin/nodes/{id}":
+        return "admin/nodes/drain?node=teach"
+    if path == "api/v1/admin/nodes/{id}":
+        return path.replace("{id}", "teach")
+    if path == "admin/images/{id}":
+        return path.replace("{id}", "python")
+    return path.replace("{id}", str(world.waits["id"] if "priority" in path else world.runs["id"]))
+
+
+def test_everything_below_admin_is_in_the_table() -> None:
+    found = {
+        (method.upper(), path)
+        for path, handler in served()
+        for method in methods_of(handler)
+        if path.startswith(("admin/", "api/v1/admin/"))
+    }
+    assert found == {key for key in EXPECTED if key[1].startswith(("admin/", "api/v1/admin/"))}
+
+
+@pytest.mark.parametrize(("method", "path"), EXPECTED, ids=[" ".join(key) for key in EXPECTED])
+def test_who_gets_what_of_a_group_is_what_the_table_says(world: Course, method: str, path: str) -> None:
+    found = []
+    more = dict(SENT.get((method, path), {}))
+    if (method, path) == ("POST", "admin/queue"):
+        more["data"] = {"session": world.waits["id"], "priority": "4"}
+    for role in ROLES:
+        # What one may do is done: the next one's target is there again.
+        world.ask("POST", "admin/nodes/teach", world.admin, {"action": "uncordon"})
+        if method == "DELETE" and path.endswith("quotas"):
+            assert world.ask("PUT", "admin/quotas", world.admin, DAVES_QUOTA).status_code == 200
+            more = {"params": {"user": "dave", "resource_group": "class"}}
+        with world.send(method, target_of(world, path), role, stream=True, **more) as answer:
+            found.append(answer.status_code)
+            if role in ("tina", "carol") and path != "api/v1/events":
+                assert not [name for name in SECRET if name in answer.text], (
+                    f"{role} learns of the other group"
+                )
+    assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, EXPECTED[method, path], strict=True))
+
+
+def test_the_other_groups_names_are_there_for_who_may_read_them(world: Course) -> None:
+    """Else the test above would show nothing."""
+    for user in ("admin", "rob"):
+        for path in ("admin/queue", "admin/nodes", "admin/quotas", "sessions?all=1", "queue?group=s3cret"):
+            assert "s3cret" in world.send("GET", f"api/v1/{path}", user).text, (user, path)
+
+
+def test_an_assistant_reads_the_names_of_the_group_and_only_there(world: Course) -> None:
+    me = world.get("me", world.tokens["tina"])
+    assert (me["admin"], me["administers"], me["groups"]) == (False, ["class"], ["default", "class"])
+    assert world.get("me", world.admin)["administers"] == ["default", "class", "s3cret"]
+    sessions = world.get("sessions?all=1", world.tokens["tina"])["sessions"]
+    assert [(s["user"], s["server_name"]) for s in sessions] == [("dave", "one"), ("alice", "two")]
+    assert world.get("sessions?all=1&ended=1", world.tokens["tina"])["sessions"] == sessions
+    (queue,) = world.get("admin/queue", world.tokens["tina"])["queues"]
+    assert (queue["group"], [e["user"] for e in queue["entries"]]) == ("class", ["alice"])
+    (node,) = world.get("admin/nodes", world.tokens["tina"])["nodes"]
+    assert (node["name"], node["actions"]) == ("teach", ["cordon"])
+    quotas = world.get("admin/quotas", world.tokens["tina"])["quotas"]
+    assert {q["for"]["resource_group"] for q in quotas} == {"class"}
+    assert world.get("sessions", world.tokens["tina"])["sessions"] == []
+
+
+def test_the_events_of_another_group_are_told_without_their_sessions(world: Course) -> None:
+    lines = []
+    token = world.tokens["tina"]
+    url = f"{world.hub.url}/services/fgpu/api/v1/events"
+    headers = {"Authorization": f"token {token}", "Last-Event-ID": "1"}
+    with requests.get(url, headers=headers, stream=True, timeout=60) as answer:
+        for line in answer.iter_lines(chunk_size=1, decode_unicode=True):
+            lines.append(line)
+            if line == "event: queue":
+                break
+    said = "\n".join(lines)
+    assert '"user": "dave"' in said
+    assert not [name for name in SECRET if name in said]
+
+
+def test_what_is_another_groups_is_as_if_it_were_not_there_and_stays_as_it_is(world: Course) -> None:
+    before = world.store_now()
+    for number in (world.secret_runs["id"], world.secret_waits["id"], 999_999):
+        for method, path, more in (
+            ("GET", f"sessions/{number}", {}),
+            ("GET", f"sessions/{number}/meter", {}),
+            ("GET", f"sessions/{number}/receipt", {}),
+            ("DELETE", f"sessions/{number}", {}),
+            ("POST", f"sessions/{number}/keep", {}),
+            ("POST", f"sessions/{number}/extend", {}),
+            ("POST", f"sessions/{number}/image", {"json": {"name": "x"}}),
+            ("PUT", f"admin/sessions/{number}/priority", {"json": {"priority": 9}}),
+        ):
+            assert world.refusal(method, path, **more) == (404, f"there is no session {number}"), path
+    for name in ("s3cret-machine", "lab", "nothing"):
+        for action in ("cordon", "uncordon", "drain"):
+            found = world.refusal("POST", f"admin/nodes/{name}", json={"action": action})
+            assert found == (404, f"there is no node {name!r}")
+        found = world.refusal("POST", f"admin/nodes/{name}", json={"action": "cordon", "gpu": "0"})
+        assert found == (404, f"there is no node {name!r}")
+        page = world.send("GET", f"admin/nodes/drain?node={name}", "tina")
+        assert page.status_code == 404
+    for group in ("s3cret", "nothing"):
+        said = "group: there is no such group; choose one of default, class"
+        assert world.refusal("GET", f"queue?group={group}") == (404, said)
+    assert world.store_now() == before
+
+
+NOT_THEIRS = "resource_group: must be one that you administer: class (scope custom:fgpu:admin)"
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        ({"user": "dave", "max_fgpu": 1}, NOT_THEIRS),
+        ({"user": "*", "max_fgpu": 1}, NOT_THEIRS),
+        ({"hub_group": "robots", "max_pending": 99}, NOT_THEIRS),
+        ({"user": "bob", "resource_group": "s3cret", "max_fgpu": 1}, NOT_THEIRS),
+        ({"user": "bob", "resource_group": "nothing", "max_fgpu": 1}, NOT_THEIRS),
+        ({"user": "dave", "resource_group": "default", "max_fgpu": 1}, NOT_THEIRS),
+        (
+            {"resource_group": "class", "max_fgpu": 99},
+            "user: name a user, or each user (*); for everybody together you must not set it "
+            "(scope custom:fgpu:admin)",
+        ),
+        (
+            {"hub_group": "ml101", "resource_group": "class", "max_fgpu": 1},
+            "hub_group: set it for a user, or for each user (*); for a whole group you must not "
+            "(scope custom:fgpu:admin)",
+        ),
+        (
+            {"user": "tina", "resource_group": "class", "max_fgpu": 1},
+            "user: your own quota is set by somebody else (scope custom:fgpu:admin)",
+        ),
+        (
+            {"user": "dave", "resource_group": "class", "max_fgpu": "3.1"},
+            "max_fgpu: at most 3, the quota of resource group 'class' (scope custom:fgpu:admin)",
+        ),
+        (
+            {"user": "*", "resource_group": "class", "max_fgpu": 3, "max_sessions": 7},
+            "max_sessions: at most 6, the quota of resource group 'class' (scope custom:fgpu:admin)",
+        ),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_a_quota_that_is_not_an_assistants_to_set_is_refused(world: Course, quota: JSON, said: str) -> None:
+    before = world.store_now()
+    assert world.refusal("PUT", "admin/quotas", json=quota) == (403, said)
+    key = {name: value for name, value in quota.items() if not name.startswith("max_")}
+    if not said.startswith("max_"):
+        for back in ("0", "1"):
+            assert world.refusal("DELETE", "admin/quotas", params={**key, "back": back}) == (403, said)
+    who = next((name for name in ("user", "hub_group") if name in quota), "all")
+    form = {"resource_group": "", **quota, "action": "set", "who": who, "name": quota.get(who, "")}
+    page = world.send("POST", "admin/quotas", "tina", data=form)
+    assert page.status_code == 403
+    assert world.store_now() == before
+
+
+def test_an_assistant_sets_a_members_quota_up_to_the_groups(world: Course) -> None:
+    for quota in (
+        {"user": "dave", "resource_group": "class", "max_fgpu": "3", "max_sessions": 6},
+        {"user": "*", "resource_group": "class", "max_fgpu": "0.5"},
+    ):
+        answer = world.send("PUT", "api/v1/admin/quotas", "tina", json=quota)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["quota"]["changed_by"] == "tina"
+    line = world.get("admin/audit?limit=1", world.admin)["lines"][0]
+    assert (line["actor"], line["action"]) == ("tina", "quota.set")
+    # Who may not set it for everybody may not loosen that either: the group's quota stays in force beside it.
+    quotas = world.get("admin/quotas", world.admin)["quotas"]
+    assert [q["text"] for q in quotas if q["for"] == {"resource_group": "class"}] == ["3 fGPU, 6 sessions"]
+
+
+def test_an_assistant_has_no_priority_of_their_own_and_says_of_no_machine_that_it_is_gone(
+    world: Course,
+) -> None:
+    world.start("tina", "mine", fgpu=1, group="class", image="python")
+    mine = world.has("tina", "mine", "PENDING")
+    try:
+        said = "priority: somebody else sets that of your own sessions (scope custom:fgpu:admin)"
+        where = f"admin/sessions/{mine['id']}/priority"
+        assert world.refusal("PUT", where, json={"priority": 9}) == (403, said)
+        page = BeautifulSoup(world.send("GET", "admin/queue", "tina").text, "html.parser")
+        assert page.find(id=f"priority-{world.waits['id']}") is not None
+        assert page.find(id=f"priority-{mine['id']}") is None
+    finally:
+        world.ask("DELETE", f"sessions/{mine['id']}", world.tokens["tina"])
+    said = "action: only administrators may do this (scope custom:fgpu:admin)"
+    assert world.refusal("POST", "admin/nodes/teach", json={"action": "gone"}) == (403, said)
+    assert world.send("GET", "admin/nodes/gone?node=teach", "tina").status_code == 403
+
+
+def test_what_is_missing_is_named(world: Course) -> None:
+    whole = "only administrators may do this (scope custom:fgpu:admin)"
+    part = "only administrators may do this (scope custom:fgpu:admin or custom:fgpu:group:GROUP:admin)"
+    for user in ("tina", "dave"):
+        assert world.refusal("GET", "admin/audit", user) == (403, whole)
+    assert world.refusal("GET", "admin/nodes", "dave") == (403, part)
+    assert world.refusal("GET", "sessions?all=1", "dave")[0] == 403
+
+
+def test_a_member_gets_the_scope_neither_by_asking_for_it_nor_for_a_server(world: Course) -> None:
+    wanted = ["access:services!service=fgpu", "custom:fgpu:group:class:admin"]
+    made = world.hub.api("POST", "users/dave/tokens", json={"scopes": wanted}, token=world.tokens["dave"])
+    assert made.status_code == 400, made.text
+    other = ["access:services!service=fgpu", "custom:fgpu:group:s3cret:admin"]
+    made = world.hub.api("POST", "users/tina/tokens", json={"scopes": other}, token=world.tokens["tina"])
+    assert made.status_code == 400, made.text
+    # Of what somebody administers they may make a token that does no more.
+    made = world.hub.api("POST", "users/admin/tokens", json={"scopes": wanted}, token=world.admin)
+    me = world.get("me", made.json()["token"])
+    assert (me["admin"], me["administers"]) == (False, ["class"])
+
+
+def test_the_pages_show_an_assistant_only_what_they_may_do(world: Course) -> None:
+    browser = Browser(world.hub, "tina")
+    url = f"{world.hub.url}/services/fgpu/"
+
+    def page(path: str) -> BeautifulSoup:
+        answer = browser.http.get(url + path, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert not [name for name in SECRET if name in answer.text]
+        return BeautifulSoup(answer.text, "html.parser")
+
+    for found in (page(""), page("admin/queue")):
+        (links,) = found.select("ul.of-admin")
+        assert [a.get_text() for a in links.select("a")] == ["Queue", "Machines", "Quotas"]
+    home = BeautifulSoup(browser.get("token").text, "html.parser")
+    assert [a.get_text() for a in home.select("ul.of-admin a")] == ["Queue", "Machines", "Quotas"]
+    rows = page("").select("#rows tr")
+    assert [row["id"] for row in rows] == [f"session-{world.runs['id']}", f"session-{world.waits['id']}"]
+    assert len(page("?show=mine").select("#rows tr")) == 0
+    machines = page("admin/nodes")
+    actions = {button.get("value") for button in machines.select("button[name=action]")}
+    assert actions == {"cordon"}
+    assert "It is gone" not in machines.get_text()
+    quotas = page("admin/quotas")
+    assert [option.get("value") for option in quotas.select("select[name=who] option")] == ["user"]
+    options = [option.get("value") for option in quotas.select("select[name=resource_group] option")]
+    assert options == ["class"]
+    assert len(quotas.select("button[value=remove]")) == 1
+    assert page(f"end/{world.runs['id']}").find("textarea") is not None
+
+
+def test_the_command_shows_an_assistant_the_group_and_a_member_their_own(
+    world: Course, tmp_path: Path
+) -> None:
+    def fgpu(user: str, *words: str) -> tuple[int, str]:
+        out = io.StringIO()
+        own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "FGPU_HUB_URL": world.hub.url}
+        token = {"JUPYTERHUB_API_TOKEN": world.tokens[user]}
+        with (
+            unittest.mock.patch.dict(os.environ, own | token, clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+        ):
+            return cli.main(words), out.getvalue()
+
+    status, said = fgpu("tina", "list", "--all", "--json")
+    assert (status, [s["user"] for s in json.loads(said)["sessions"]]) == (0, ["dave", "alice"])
+    status, said = fgpu("dave", "list", "--all")
+    assert (status != 0, "only administrators see everybody's sessions" in said) == (True, True)
+    status, said = fgpu("tina", "end", str(world.secret_runs["id"]))
+    assert (status != 0, f"there is no session {world.secret_runs['id']}" in said) == (True, True)
+
+
+def test_an_assistant_ends_the_groups_sessions_and_the_owner_reads_by_whom(world: Course) -> None:
+    world.start("dave", "extra", fgpu=1, group="class", image="python")
+    extra = world.has("dave", "extra", "PENDING")
+    found = world.send("DELETE", f"api/v1/sessions/{extra['id']}", "tina", json={"message": "too late"})
+    assert found.status_code == 202, found.text
+    ended = world.last(world.tokens["dave"], extra["id"])
+    assert (ended["end_cause"], ended["message"]) == ("USER", "ended by the administrator tina: too late")
+    lines = world.get("admin/audit?action=session.end", world.admin)["lines"]
+    target = f"session {extra['id']} (extra) of dave"
+    assert [(x["actor"], x["details"]) for x in lines if x["target"] == target] == [("tina", "too late")]
+    # Through the Hub itself she may end nothing: its rights are by user, not by resource group.
+    for user, server in (("dave", "one"), ("bob", "s3cret-one")):
+        answer = world.hub.api("DELETE", f"users/{user}/servers/{server}", token=world.tokens["tina"])
+        assert answer.status_code in (403, 404)
+
+
+def test_an_assistant_drains_the_groups_machine_and_nothing_of_another_ends(world: Course) -> None:
+    answer = world.send(
+        "POST", "api/v1/admin/nodes/teach", "tina", json={"action": "drain", "message": "exam"}
+    )
+    assert (answer.status_code, answer.json()["failed"]) == (200, []), answer.text
+    ended = world.last(world.tokens["dave"], world.runs["id"])
+    assert ended["message"] == "ended by the administrator tina: exam"
+    assert world.has("bob", "s3cret-one", "RUNNING")["id"] == world.secret_runs["id"]
+    world.ask("POST", "admin/nodes/teach", world.tokens["tina"], {"action": "uncordon"})
+    world.has("alice", "two", "RUNNING")
