@@ -54,7 +54,7 @@ def asked(user: str, server: str = "", fgpu_milli: int = 500, **more: Any) -> Re
 class Standing:
     """One service, one database, and a stand-in for the Hub: the token of a user is ``token-NAME``.
 
-    ``root`` is an administrator.
+    ``root`` is an administrator; ``scopes`` are what others have beside everybody's.
     """
 
     engine = Capabilities("containers", own_root=True, saves_images=True)
@@ -69,6 +69,7 @@ class Standing:
         self.store = Store(self.settings.database_url())
         self.store.open()
         self.ended: list[str] = []
+        self.scopes: dict[str, list[str]] = {"root": [ADMIN]}
         self.ending_answer = 202
         self._hub = ThreadingHTTPServer(("127.0.0.1", self.port + 1), _handler(self))
         threading.Thread(target=self._hub.serve_forever, daemon=True).start()
@@ -188,7 +189,7 @@ def _handler(standing: Standing) -> type[BaseHTTPRequestHandler]:
             if self.path.partition("?")[0] != "/hub/api/user" or not name:
                 self._answer(404, {"message": "no"})
                 return
-            scopes = [ACCESS, QUEUE_READ, KEEP, IMAGES, *([ADMIN] if name == "root" else [])]
+            scopes = [ACCESS, QUEUE_READ, KEEP, IMAGES, *standing.scopes.get(name, [])]
             model = {"kind": "user", "name": name, "admin": name == "root", "groups": [], "scopes": scopes}
             self._answer(200, model)
 

@@ -15,6 +15,7 @@ import pytest
 import requests
 from bs4 import BeautifulSoup
 from servedroutes import methods_of, served
+from standing import asked, gpus, standing
 from test_administrators import MINI, Browser, World
 
 from fgpuspawner.cli import main as cli
@@ -30,7 +31,12 @@ for group, helpers in (("class", "ml101-assistants"), ("s3cret", "robots-assista
     c.JupyterHub.load_roles.append({
         "name": f"{group}-assistants", "groups": [helpers], "scopes": [f"custom:fgpu:group:{group}:admin"],
     })
+c.JupyterHub.services.append({"name": "bot", "api_token": "a-token-of-a-bot-that-marks-exercises"})
+c.JupyterHub.load_roles.append({
+    "name": "bot", "services": ["bot"], "scopes": ["custom:fgpu:group:class:admin", "access:services!service=fgpu"],
+})
 """
+BOT = "a-token-of-a-bot-that-marks-exercises"
 SECRET = ("s3cret", "robots", "bob")
 """In the names of the other group, its machine, its sessions and its quotas: tina reads none of them."""
 GROUPS = {
@@ -137,10 +143,14 @@ class Course(World):
             folder, after=MINI + ASSISTANTS, nodes=nodes, groups=GROUPS, quotas=QUOTAS
         ).start()
         self.admin = self.hub.add_user("admin")
-        self.tokens = {"admin": self.admin}
+        self.tokens = {"admin": self.admin, "bot": BOT}
         for name in ("tina", "rob", "alice", "bob", "carol", "dave"):
             self.tokens[name] = self.hub.add_user(name)
         until(lambda: self.ask("GET", "me", self.admin).status_code == 200, what="the service answers")
+        self.start("bob", "s3cret-past", fgpu=2, group="s3cret", image="python")
+        self.secret_past = self.has("bob", "s3cret-past", "RUNNING")
+        self.ask("DELETE", f"sessions/{self.secret_past['id']}", self.admin)
+        self.last(self.tokens["bob"], self.secret_past["id"])
         for user, server, group in (("dave", "one", "class"), ("bob", "s3cret-one", "s3cret")):
             self.start(user, server, fgpu=2, group=group, image="python")
             self.has(user, server, "RUNNING")
@@ -279,7 +289,7 @@ def test_the_events_of_another_group_are_told_without_their_sessions(world: Cour
 
 def test_what_is_another_groups_is_as_if_it_were_not_there_and_stays_as_it_is(world: Course) -> None:
     before = world.store_now()
-    for number in (world.secret_runs["id"], world.secret_waits["id"], 999_999):
+    for number in (world.secret_runs["id"], world.secret_waits["id"], world.secret_past["id"], 999_999):
         for method, path, more in (
             ("GET", f"sessions/{number}", {}),
             ("GET", f"sessions/{number}/meter", {}),
@@ -464,6 +474,22 @@ def test_the_command_shows_an_assistant_the_group_and_a_member_their_own(
     assert (status != 0, f"there is no session {world.secret_runs['id']}" in said) == (True, True)
 
 
+def test_a_services_token_with_the_scope_reads_and_ends_of_the_group_only(world: Course) -> None:
+    found = world.get("sessions?all=1&ended=1", BOT)["sessions"]
+    assert {s["resource_group"] for s in found} == {"class"}
+    assert world.refusal("GET", "history?all=1", "bot")[0] == 403
+    number = world.secret_runs["id"]
+    assert world.refusal("DELETE", f"sessions/{number}", "bot") == (404, f"there is no session {number}")
+    for path in ("", "map?group=class", "admin/queue", "admin/nodes", "admin/quotas"):
+        text = world.send("GET", path, "bot").text
+        assert not [name for name in SECRET if name in text], path
+    world.start("dave", "extra", fgpu=1, group="class", image="python")
+    extra = world.has("dave", "extra", "PENDING")
+    assert world.send("DELETE", f"api/v1/sessions/{extra['id']}", "bot").status_code == 202
+    ended = world.last(world.tokens["dave"], extra["id"])
+    assert ended["message"] == "ended by the administrator service bot"
+
+
 def test_an_assistant_ends_the_groups_sessions_and_the_owner_reads_by_whom(world: Course) -> None:
     world.start("dave", "extra", fgpu=1, group="class", image="python")
     extra = world.has("dave", "extra", "PENDING")
@@ -490,3 +516,47 @@ def test_an_assistant_drains_the_groups_machine_and_nothing_of_another_ends(worl
     assert world.has("bob", "s3cret-one", "RUNNING")["id"] == world.secret_runs["id"]
     world.ask("POST", "admin/nodes/teach", world.tokens["tina"], {"action": "uncordon"})
     world.has("alice", "two", "RUNNING")
+
+
+def test_a_machine_that_was_moved_is_not_drained_while_sessions_of_its_old_group_are_there(
+    tmp_path: Path,
+) -> None:
+    groups = {"default": {}, "class": {}}
+    nodes = [{"name": name, "group": name} for name in groups]
+    with standing(tmp_path, groups=groups, nodes=nodes) as service:
+        service.scopes["tina"] = ["custom:fgpu:group:class:admin"]
+        service.store.set_nodes([gpus(1, node="moved")], now_s=1)
+        (runs,) = service.run([asked("s3cret", "s3cret-server")])
+        service.store.set_nodes([gpus(1, node="moved", group="class")], now_s=2)
+        service.start()
+        where, headers = f"{service.url}api/v1/admin/nodes/moved", {"Authorization": "token token-tina"}
+        refused = requests.post(where, headers=headers, json={"action": "drain"}, timeout=60)
+        assert refused.status_code == 403
+        assert refused.json()["error"]["message"] == (
+            "node 'moved' still has sessions of another resource group; cordon it, or ask an administrator "
+            "(scope custom:fgpu:admin)"
+        )
+        assert requests.post(where, headers=headers, json={"action": "cordon"}, timeout=60).status_code == 200
+        for path in ("admin/nodes", "api/v1/admin/nodes", "admin/nodes/drain?node=moved", "map", ""):
+            answer = service.get(path, "tina")
+            assert (answer.status_code, "s3cret" in answer.text) == (200, False), path
+        assert service.ended == []
+        assert service.store.session(runs.id) == runs
+
+
+def test_an_assistant_saves_no_members_session_as_an_image(tmp_path: Path) -> None:
+    with standing(tmp_path, owners_may_commit=True) as service:
+        service.scopes["tina"] = ["custom:fgpu:group:default:admin"]
+        service.store.set_nodes([gpus(1)], now_s=1)
+        (runs,) = service.run([asked("dave")])
+        service.start()
+        answer = requests.post(
+            f"{service.url}api/v1/sessions/{runs.id}/image",
+            headers={"Authorization": "token token-tina"},
+            json={"name": "mine"},
+            timeout=60,
+        )
+        assert answer.status_code == 403
+        assert answer.json()["error"]["message"] == "only administrators save others' sessions as images"
+        assert service.get(f"save/{runs.id}", "tina").status_code == 409
+        assert service.get("api/v1/sessions?all=1", "tina").json()["sessions"][0]["can_save"] is False
