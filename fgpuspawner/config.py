@@ -16,6 +16,7 @@ from tornado.web import authenticated
 from traitlets.config.loader import LazyConfigValue
 
 from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner import logs
 from fgpuspawner.engines.base import Capabilities
 from fgpuspawner.form import ticket
 from fgpuspawner.hub.only_hub import OnlyHub
@@ -154,6 +155,8 @@ def _use_hub(c: Any, settings: FGPU, spawner_class: type[QueuedSpawner]) -> None
     tornado_settings = dict(_given(hub, "tornado_settings", {}))
     tornado_settings.setdefault("slow_spawn_timeout", 2)
     hub.tornado_settings = tornado_settings
+    if settings.log_format == "json":
+        hub.logging_config = logs.OF_THE_HUB | dict(_given(hub, "logging_config", {}))
     hub.template_paths = [*_given(hub, "template_paths", []), str(Path(__file__).parent / "templates")]
     c.ConfigurableHTTPProxy.setdefault("pid_file", str(data / "jupyterhub-proxy.pid"))
     # The Hub's one limit covers queue, pull and launch; ours are inside it and give better words.

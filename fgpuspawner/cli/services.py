@@ -37,10 +37,10 @@ NOTED, LOG = "make-run.json", "make-run.log"
 AGAIN_WITHIN_S = 60.0
 LINES, MOST_LINES = 20, 2000
 LOOKED_THROUGH = 256 * 1024
-ERRORS = re.compile(r"^\[[EC] |\berror\b", re.IGNORECASE)
+ERRORS = re.compile(r'^\[[EC] |\berror\b|"level": "CRITICAL"', re.IGNORECASE)
 SAID_BY = {
     PROXY: re.compile(r"\[ConfigProxy\]"),
-    SERVICE: re.compile(r"^\[[A-Z] \S+ [\d:]+ [\w.]+\]"),
+    SERVICE: re.compile(r'^(\[[A-Z] \S+ [\d:]+ [\w.]+\]|\{"process": "service")'),
 }
 """Whose line of a log of several it is; what nobody else says is the Hub's."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -18,6 +18,8 @@ from jupyterhub.handlers import BaseHandler
 from jupyterhub.user import User
 from tornado.web import HTTPError
 
+from fgpuspawner import logs
+
 MOST_OF_A_USER = 16 << 10
 """Bytes of a request of somebody who is no administrator; the form of a launch has less than one KiB."""
 
@@ -54,6 +56,7 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
 
     class Noting(handler):  # type: ignore[misc]
         async def prepare(self) -> None:
+            logs.begin(self.request.headers.get(logs.HEADER))
             await super().prepare()
             if len(self.request.body) > MOST_OF_A_USER and _is_ordinary(self.current_user):
                 # Of much of what users send the Hub keeps every byte, in as many rows as they like.

@@ -9,6 +9,8 @@ from urllib.parse import quote
 from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
+from fgpuspawner import logs
+
 TIMEOUT_S = 60.0
 """The Hub answers a start or an end that takes long with 202 well before."""
 
@@ -75,7 +77,11 @@ class Hub:
         request = HTTPRequest(
             f"{self._api_url}/users/{quote(user, safe='')}/{where}",
             method=method,
-            headers={"Authorization": f"token {token}", "Accept": "application/json"},
+            headers={
+                "Authorization": f"token {token}",
+                "Accept": "application/json",
+                logs.HEADER: logs.request_id(),
+            },
             body=body,
             connect_timeout=5.0,
             request_timeout=TIMEOUT_S,

@@ -17,6 +17,7 @@ from tornado.netutil import bind_sockets
 from traitlets import TraitError
 
 from fgpu_scheduler import BadSettings, FGPUError, Store, SystemClock
+from fgpuspawner import logs
 from fgpuspawner.bodies import bound_bodies
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Capabilities
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 AUTH_CACHE_S = 30
 """So long a token, a scope or a group that the Hub took away may still count here."""
-"""So many bytes of a request are taken in; nothing that is asked here is larger."""
 BIND_FOR_S = 15.0
 """So long the port may still be taken, by the service of a Hub that has just died."""
 
@@ -173,16 +173,12 @@ async def serve(environment: dict[str, str], settings: FGPU, images: Images, sto
 
 def main() -> int:
     """Run the service; return the process's exit status."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format="[%(levelname)1.1s %(asctime)s %(name)s] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
     # At lower levels JupyterHub's authentication logs cookies' contents.
     logging.getLogger("tornado.application").setLevel(logging.WARNING)
     environment: dict[str, Any] = dict(os.environ)
     try:
         settings = settings_from(environment)
+        logging.basicConfig(level=logging.INFO, handlers=[logs.of_the_service(settings.log_format)])
         if not environment.get("JUPYTERHUB_API_TOKEN"):
             raise BadSettings("JUPYTERHUB_API_TOKEN is not set; JupyterHub starts this service")
         if not environment.get("FGPU_FORECAST_KEY"):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from contextvars import Context
 
 from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service.problems import Problem
@@ -73,7 +74,9 @@ class Watcher:
         try:
             async with self._starting:
                 if self._task is None or self._task.done():
-                    self._task = asyncio.create_task(self._watch(await self._reader.last_event_id()))
+                    watch = self._watch(await self._reader.last_event_id())
+                    # For all who look: what it logs is of no one's request.
+                    self._task = asyncio.create_task(watch, context=Context())
         except BaseException:
             self.leave(listener)
             raise

@@ -40,6 +40,7 @@ from fgpu_scheduler import (
     StoreUnavailable,
     TooManyPending,
 )
+from fgpuspawner import logs
 from fgpuspawner.engines.base import (
     Capabilities,
     Ended,
@@ -79,6 +80,8 @@ FURTHER_EVERY_S = 0.05
 loop, in which everybody else waits. Their places in the queue are theirs before."""
 MOST_TOLD = 20
 """Waiting pages of one server: each asks the scheduler's one thread at every change of the queue."""
+KEPT = "fgpu_request"
+"""In what the Hub keeps of a server: the id of its session, and of the request that it came of."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
 
@@ -257,8 +260,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
+        logs.keep(session.id)
+        # Written with what the Hub writes next.
+        self.orm_spawner.state = self.get_state()
         try:
-            url = await self._placed_and_launched(session)
+            with logs.of_session(session.id):
+                url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
             html = failed_html(str(e), next_step(cause))
@@ -436,7 +443,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def poll(self) -> int | None:
         """Return None while the server runs, waits or starts, else its status. See the module's rules."""
         try:
-            return await self._looked_at()
+            with logs.of_session(None if self._session is None else self._session.id):
+                return await self._looked_at()
         except Exception:
             # The Hub, when it starts, takes a look that failed for the end of the server.
             self.log.exception("%s could not be looked at, and counts as running", self._log_name)
@@ -599,9 +607,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         if session is not None:
             asked = EndCause.HUB_STOPPED if self.runtime.hub_stops else EndCause.USER
             cause, message = failure or (asked, None)
-            await self._end(
-                session, cause, message, now=now, by=None if failure else ended_by(self.user.name)
-            )
+            by = None if failure else ended_by(self.user.name)
+            with logs.of_session(session.id):
+                await self._end(session, cause, message, now=now, by=by)
 
     async def _stop_at_last(self, session: Session | None, failure: tuple[EndCause, str] | None) -> None:
         while True:
@@ -657,6 +665,19 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         else:
             if current.held:
                 self._phase = self.IDLE
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the Hub keeps of this server: of which request its session came, for the log."""
+        state: dict[str, Any] = super().get_state()
+        if self._session is not None:
+            state[KEPT] = [self._session.id, logs.keep(self._session.id)]
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Know again what was kept."""
+        super().load_state(state)
+        if KEPT in state:
+            logs.keep(*state[KEPT])
 
     def clear_state(self) -> None:
         """Forget the session; the scheduler's database keeps it."""

@@ -249,6 +249,7 @@ class DockerEngine(Engine):
         await containers.call(daemon.client.start, container)
         await self._tell(daemon, session, container, told)
         ip, port = await _endpoint(daemon, container, network, spec.port, publish_at)
+        log.info("Session %d: container %s on %s is started", session.id, place.name, daemon.address)
         return Endpoint(ip, port, has_driver, warm)
 
     async def _shipped(self, daemon: Daemon, spec: LaunchSpec) -> LaunchSpec:

@@ -472,6 +472,7 @@ class KubernetesEngine(Engine):
                 up = endings.is_up(pod) or (endings.is_coming(pod) and await self._has_begun(name))
                 if up and endings.address_of(pod):
                     await self._note_card(spec, pod)
+                    log.info("Session %d: pod %s is started", spec.session.id, name)
                     return Endpoint(endings.address_of(pod), spec.port, self._has_driver(spec))
                 ended = endings.how_it_ended(pod)
                 if ended is not None and endings.was_refused(pod):

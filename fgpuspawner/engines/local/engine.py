@@ -83,6 +83,7 @@ class LocalEngine(Engine):
             self._processes.start, spec.session, command, environment, Path(environment["HOME"])
         )
         await to_the_end(self._in(self._lookers, start))
+        log.info("Session %d: its server is started, at port %d", spec.session.id, spec.port)
         return Endpoint(ADDRESS, spec.port)
 
     async def ended(self, session: Session) -> Ended | None:

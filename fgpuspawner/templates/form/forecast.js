@@ -15,7 +15,8 @@ const isTooOld = (answer) => answer !== null && answer.error && answer.error.cod
 async function forecast(query, signal) {
   try {
     const response = await fetch(root.dataset.service + "api/v1/forecast?" + query, {
-      credentials: "same-origin", headers: { "X-FGPU-Ticket": root.dataset.ticket }, signal
+      credentials: "same-origin", signal,
+      headers: { "X-FGPU-Ticket": root.dataset.ticket, "X-Request-ID": field("request_id").value }
     });
     const answer = await response.json();
     return response.ok || answer.error ? answer : null;
@@ -46,7 +47,7 @@ async function send() {
   old = false;
   const query = new URLSearchParams();
   for (const [name, value] of new FormData(root.closest("form"))) {
-    if (field(name)) { query.append(name, value); }
+    if (field(name) && name !== "request_id") { query.append(name, value); }
   }
   let answer = await forecast(query, mine.signal);
   if (isTooOld(answer) && await newTicket(mine.signal)) { answer = await forecast(query, mine.signal); }
