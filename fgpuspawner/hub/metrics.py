@@ -26,6 +26,7 @@ OLD_S = 60
 WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
 STARTS_S = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300, 600)
 READS_S = (0.005, 0.02, 0.1, 0.5, 2, 10)
+CALLS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,19 @@ class Metrics(Collector):
         )
         self.reads = Histogram(
             "fgpu_database_read_seconds", "Reading the whole queue once.", buckets=READS_S, registry=registry
+        )
+        self.passes = Histogram(
+            "fgpu_pass_seconds", "Making one plan, and writing it.", buckets=READS_S, registry=registry
+        )
+        self.forecasts = Histogram(
+            "fgpu_forecast_seconds", "Forecasting for all who wait.", buckets=READS_S, registry=registry
+        )
+        self.engine = Histogram(
+            "fgpu_engine_seconds",
+            "What the engine takes to fetch an image, and to start or stop a session.",
+            ["call"],
+            buckets=CALLS_S,
+            registry=registry,
         )
 
     def begin(self, background: Background) -> None:

@@ -167,6 +167,10 @@ class Runtime:
         )
         self.metrics = Metrics(self.queue, self.engine.answering, data=self.settings.data_path())
         self.queue.on_end = self._on_end
+        self.queue.on_pass, self.queue.on_forecast = (
+            self.metrics.passes.observe,
+            self.metrics.forecasts.observe,
+        )
         self.inventory = Inventory(
             self.settings, self.engine.survey, self.isolation, self.queue, nodes, heard=heard
         )

@@ -21,6 +21,7 @@ from fgpuspawner.service.api import queue as queue_api
 from fgpuspawner.service.api import sessions as sessions_api
 from fgpuspawner.service.api.base import Api, NotThere
 from fgpuspawner.service.handler import CONTENT_SECURITY_POLICY, Service
+from fgpuspawner.service.metrics import REQUESTS
 from fgpuspawner.service.openapi import document
 from fgpuspawner.service.pages import history, map, private_images, sessions, sessions_end
 from fgpuspawner.service.pages.base import NoPage
@@ -69,6 +70,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     ("admin/banner", banner.BannerPage),
     ("admin/audit", audit.AuditPage),
     ("health", me.Health),
+    ("metrics", me.Metrics),
 )
 """Below the service's prefix."""
 
@@ -153,6 +155,7 @@ def log_request(handler: RequestHandler) -> None:
     user = handler.current_user if isinstance(handler.current_user, dict) else {}
     level = logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING
     took_s = request.request_time()
+    REQUESTS.labels(type(handler).__name__, status).observe(took_s)
     words = status, request.method, request.path, user.get("name", "-"), 1000 * took_s
     log.log(level, "%d %s %s (%s) %.0f ms", *words)
 

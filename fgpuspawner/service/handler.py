@@ -19,6 +19,7 @@ from fgpuspawner.concurrency.background import Background
 from fgpuspawner.concurrency.turns import TooMany, Turns
 from fgpuspawner.service.csv_file import Cell, csv_text
 from fgpuspawner.service.hub import Hub
+from fgpuspawner.service.metrics import ERRORS
 from fgpuspawner.service.model import Site, Viewer, World, administered, is_visible
 from fgpuspawner.service.problems import (
     Problem,
@@ -272,8 +273,9 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         return Problem(status, phrase.lower().replace(" ", "_").replace("-", "_"), phrase)
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        error = kwargs.get("exc_info", (None, None, None))[1]
-        super().send_error(self.problem_of(status_code, error).status, **kwargs)
+        problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])
+        ERRORS.labels(problem.code).inc()
+        super().send_error(problem.status, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         problem = self.problem_of(status_code, kwargs.get("exc_info", (None, None, None))[1])

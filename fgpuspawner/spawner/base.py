@@ -641,7 +641,9 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 self._beside(self.runtime.audit(session, "session.end", actor=by))
             await self._launch_at_rest()
             if session.state is SessionState.TERMINATING:
-                if not await self.runtime.engine.stop(session, now=now):
+                with self.runtime.metrics.engine.labels("stop").time():
+                    is_gone = await self.runtime.engine.stop(session, now=now)
+                if not is_gone:
                     # Its folder stays as well: the next launch removes those of sessions that are gone.
                     self.log.warning(
                         "Session %d could not be removed yet; it keeps its share until it is", session.id

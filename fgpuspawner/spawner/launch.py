@@ -97,7 +97,8 @@ class Launch:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         await self._fetch(image)
         spec = await self._describe(session, image, prepared)
-        endpoint = await self._engine.start(spec)
+        with self._runtime.metrics.engine.labels("start").time():
+            endpoint = await self._engine.start(spec)
         if endpoint.warm:
             self._way = "warm"
         await self._answers_and_holds(spec, endpoint)
@@ -113,7 +114,8 @@ class Launch:
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
             # Not run to its end when the session is cancelled: a pull touches no GPU.
-            await self._engine.fetch_image(image, placement.node_id, session.id)
+            with self._runtime.metrics.engine.labels("fetch").time():
+                await self._engine.fetch_image(image, placement.node_id, session.id)
         except FGPUError as e:
             self.fetching = None
             raise LaunchFailed(str(e), EndCause.PULL_FAILED) from e

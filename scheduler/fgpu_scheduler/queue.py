@@ -47,6 +47,10 @@ class Queue(Protocol):
 
     on_end: Callable[[Session], None]
     """Called, in the event loop, with every session that is TERMINATING from then on."""
+    on_pass: Callable[[float], None]
+    """Called, in the event loop, with the seconds that planning took, and writing the plan."""
+    on_forecast: Callable[[float], None]
+    """Called, in the event loop, with the seconds that a forecast for all who wait took."""
 
     @property
     def database_is_away(self) -> bool:

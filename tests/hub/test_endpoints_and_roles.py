@@ -21,6 +21,7 @@ alice's server; alice, whose the session or image is; an administrator."""
 TABLE = """
 GET    static/{id}                         200 200 200 200 200 200 200
 GET    health                              200 200 200 200 200 200 200
+GET    metrics                             401 403 403 403 403 403 200
 GET    oauth_callback                      400 400 400 400 400 400 400
 GET                                        302 403 403 200 200 200 200
 GET    map                                 302 403 403 200 200 200 200

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -25,13 +26,18 @@ install_packages prometheus
 """
 READS = """
 c.JupyterHub.services += [{"name": "prometheus", "api_token": "a-token-of-prometheus-0123456789"}]
-c.JupyterHub.load_roles += [{"name": "prometheus", "services": ["prometheus"], "scopes": ["read:metrics"]}]
+c.JupyterHub.load_roles += [{"name": "prometheus", "services": ["prometheus"],
+    "scopes": ["read:metrics", "access:services!service=fgpu"]}]
 """
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
   - job_name: jupyterhub
     metrics_path: /hub/metrics
+    authorization: {{credentials: a-token-of-prometheus-0123456789}}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+  - job_name: fgpu
+    metrics_path: /services/fgpu/metrics
     authorization: {{credentials: a-token-of-prometheus-0123456789}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 rule_files: [{rules}]
@@ -99,7 +105,11 @@ def test_prometheus_has_an_answer_to_all_that_the_dashboard_asks(prometheus: str
     hub.stop("ann")
     until(lambda: not hub.sessions(), what="ann's session has ended")
 
-    def result(expression: str) -> list[object]:
+    token = {"Authorization": f"token {hub.add_user('ann')}"}
+    wrong = requests.get(f"{hub.url}/services/fgpu/api/v1/sessions/999", headers=token, timeout=60)
+    assert wrong.status_code == 404
+
+    def result(expression: str) -> list[Any]:
         try:
             answer = requests.get(f"{prometheus}/query", params={"query": expression}, timeout=10)
         except requests.ConnectionError:
@@ -112,13 +122,25 @@ def test_prometheus_has_an_answer_to_all_that_the_dashboard_asks(prometheus: str
         # A machine that is lost and one that draws power are not to be had here.
         if OF_REAL_GPUS not in expression and "LOST" not in expression:
             until(lambda e=expression: result(e), within_s=60, what=expression)
+    for expression in (
+        "fgpu_pass_seconds_count > 0",
+        "fgpu_forecast_seconds_count > 0",
+        'fgpu_engine_seconds_count{call="start"} > 0',
+        'fgpu_engine_seconds_count{call="stop"} > 0',
+        'fgpu_service_request_seconds_count{handler="Metrics", status="200"} > 0',
+        'fgpu_service_errors_total{code="no_such_session"} > 0',
+    ):
+        until(lambda e=expression: result(e), within_s=60, what=expression)
+    assert {found["value"][1] for found in result("up")} == {"1"}
     alerts = requests.get(f"{prometheus}/rules", timeout=10).json()["data"]["groups"][0]["rules"]
     assert {rule["health"] for rule in alerts} <= {"ok", "unknown"}
     assert [rule["name"] for rule in alerts if rule["state"] == "firing"] == []
 
 
-def test_who_has_no_token_reads_no_metrics(hub: HubProcess) -> None:
-    assert requests.get(f"{hub.url}/hub/metrics", timeout=10).status_code == 403
+@pytest.mark.parametrize(("path", "unknown"), [("hub/metrics", 403), ("services/fgpu/metrics", 401)])
+def test_who_has_no_token_reads_no_metrics(hub: HubProcess, path: str, unknown: int) -> None:
+    url = f"{hub.url}/{path}"
+    until(lambda: requests.get(url, timeout=10).status_code == unknown, what="the service answers")
     token = hub.add_user("ann")
-    answer = requests.get(f"{hub.url}/hub/metrics", headers={"Authorization": f"token {token}"}, timeout=10)
+    answer = requests.get(url, headers={"Authorization": f"token {token}"}, timeout=10)
     assert answer.status_code == 403

@@ -44,6 +44,7 @@ class MemoryQueue(Queue):
 
     def __init__(self, kept: dict[int, Session], most_waiting: int, now_s: Callable[[], int]) -> None:
         self.on_end = lambda session: None
+        self.on_pass = self.on_forecast = lambda took_s: None
         self._kept = kept
         self._most_waiting = most_waiting
         self._now_s = now_s

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from tornado.web import RequestHandler
 
 from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service.api.base import Api
-from fgpuspawner.service.handler import Service
+from fgpuspawner.service.handler import Handler, Service
+from fgpuspawner.service.metrics import REGISTRY
 from fgpuspawner.service.model import Json, Viewer, World, groups_of
 
 
@@ -30,6 +32,16 @@ class Me(Api):
 
     async def get(self) -> None:
         self.answer(me_object(self.viewer, await self.service.reader.world()))
+
+
+class Metrics(Handler):
+    """For Prometheus, by the scope that opens the Hub's own."""
+
+    needs_scope = "read:metrics"
+
+    async def get(self) -> None:
+        self.set_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.finish(generate_latest(REGISTRY))
 
 
 class Health(RequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from fgpu_scheduler.core.forecast import Outlook, outlook
@@ -33,11 +34,14 @@ seconds, something always changes there, and everything else in this process run
 class Forecasts:
     """Keeps what was forecast last. `Queue.forecasts` has the promise."""
 
-    def __init__(self, store: Store, thread: StoreThread, policy: Policy, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, thread: StoreThread, policy: Policy, clock: Clock, took: Callable[[float], None]
+    ) -> None:
         self._store = store
         self._call = thread.call
         self._policy = policy
         self._clock = clock
+        self._took = took
         self._outlook: Outlook | None = None
         self._is_behind = False
         self._looking_ahead: asyncio.Future[Outlook] | None = None
@@ -100,6 +104,7 @@ class Forecasts:
             self._forecaster, outlook, snapshot, self._policy, known.__getitem__
         )
         took_s = loop.time() - began
+        self._took(took_s)
         if took_s > QUICK_FORECAST_S:
             self._look_ahead_again_at = loop.time() + FORECAST_REST * took_s
         await self._note_told(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fgpu_scheduler.core.admission import Caps
@@ -61,7 +61,11 @@ class Scheduler(Steps):
         super().__init__(store, caps, clock or SystemClock())
         self.policy = policy
         self.healer = Healer(self, launcher)
-        self._forecasts = Forecasts(store, self.thread, policy, self.clock)
+        self.on_pass: Callable[[float], None] = lambda took_s: None
+        self.on_forecast: Callable[[float], None] = lambda took_s: None
+        self._forecasts = Forecasts(
+            store, self.thread, policy, self.clock, lambda took_s: self.on_forecast(took_s)
+        )
         self._reclaiming = Reclaiming(store, policy, rules or AllRules())
         self._activity = activity
         self._launcher = launcher
@@ -123,7 +127,9 @@ class Scheduler(Steps):
             try:
                 if await self._resuming():
                     continue
+                began = asyncio.get_running_loop().time()
                 placed = await self.call(self._cycle)
+                self.on_pass(asyncio.get_running_loop().time() - began)
             except Exception as e:
                 # The loop must outlive a database that is away for a while.
                 self.thread.failed("Scheduling", e)
