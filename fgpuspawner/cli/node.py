@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
         "that nothing runs on it any more; its sessions are ended, and their shares are free.",
     )
     parser.add_argument("node", metavar="NODE", help="the node's name")
-    parser.add_argument("action", choices=sorted(NodeAction), help="what becomes of it")
+    parser.add_argument("action", choices=sorted(map(str, NodeAction)), help="what becomes of it")
     parser.add_argument("--gpu", metavar="GPU", help="only this GPU of it: its index or UUID")
     parser.add_argument("--reason", default="", help="why this GPU is cordoned, for the other administrators")
     add_config(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 import pytest
@@ -66,3 +67,26 @@ def test_a_proxy_that_was_killed_and_started_anew_gets_its_routes_again(
     hub.start_proxy()
     until(lambda: hub.routes() == before, what="the new proxy has the routes of the old one")
     assert requests.get(f"{hub.url}/user/alice/api", timeout=60).status_code == 200
+
+
+def test_another_token_for_hub_and_proxy_ends_no_session(
+    make_hub: Callable[..., HubProcess], kind: str
+) -> None:
+    hub = make_hub(outer_proxy=True).start()
+    hub.add_user("alice")
+    hub.spawn("alice", options=ONE)
+    until(lambda: hub.ready("alice"))
+    session = hub.sessions()["alice/"]
+    hub.terminate()
+    assert hub.proxy is not None
+    hub.proxy.kill()
+    hub.proxy.wait(30)
+
+    old, hub.token, hub.proxy = hub.token, secrets.token_hex(16), None
+    hub.start()
+    until(lambda: hub.ready("alice"), what="the session is adopted")
+    until(lambda: "/user/alice" in (hub.routes() or {}), what="its route is there")
+    assert requests.get(f"{hub.url}/user/alice/api", timeout=60).status_code == 200
+    api = f"http://127.0.0.1:{hub.port + 2}/api/routes"
+    assert requests.get(api, headers={"Authorization": f"token {old}"}, timeout=10).status_code == 403
+    assert (hub.sessions()["alice/"].id, set(launched(hub, kind))) == (session.id, {session.id})

@@ -24,11 +24,12 @@ note() { echo "$*" >&2; }
 . tests/packages.sh
 install_packages prometheus
 """
-READS = """
-c.JupyterHub.services += [{"name": "prometheus", "api_token": "a-token-of-prometheus-0123456789"}]
-c.JupyterHub.load_roles += [{"name": "prometheus", "services": ["prometheus"],
-    "scopes": ["read:metrics", "access:services!service=fgpu"]}]
-"""
+PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8").partition("\n## Metrics\n")[2]
+READS = (
+    PAGE.partition("```python\n")[2]
+    .partition("```")[0]
+    .replace('"..."', '"a-token-of-prometheus-0123456789"')
+)
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:

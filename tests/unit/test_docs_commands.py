@@ -1,0 +1,235 @@
+"""What the pages tell people to type can be typed: commands, settings, targets, and the tests that are named."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jupyterhub.app import JupyterHub
+from jupyterhub.auth import Authenticator, PAMAuthenticator
+from jupyterhub.proxy import ConfigurableHTTPProxy
+from jupyterhub.spawner import Spawner
+from kubespawner import KubeSpawner
+from oauthenticator.generic import GenericOAuthenticator
+from traitlets import HasTraits
+from traitlets.config import Config, LazyConfigValue
+
+from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.cli.main import make_parser
+from fgpuspawner.cli.services import UNITS
+from fgpuspawner.engines.docker.spawner import FGPUSpawner
+from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
+from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
+from fgpuspawner.settings import FGPU
+
+with warnings.catch_warnings():
+    # It uses names of a library that have newer ones.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from ldapauthenticator import LDAPAuthenticator
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "images/README.md", *(ROOT / "docs").glob("*.md")])
+OWNERS: dict[str, type[HasTraits]] = {
+    owner.__name__: owner
+    for owner in (
+        FGPU,
+        FGPUSpawner,
+        LocalFGPUSpawner,
+        KubernetesFGPUSpawner,
+        KubeSpawner,
+        JupyterHub,
+        Spawner,
+        Authenticator,
+        PAMAuthenticator,
+        GenericOAuthenticator,
+        LDAPAuthenticator,
+        ConfigurableHTTPProxy,
+    )
+}
+NOBODY = HasTraits()
+PARSER = make_parser()
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+TYPED = re.compile(r"^ {4,}(?:sudo )?(?:\S*/)?(fgpu .*)$", re.MULTILINE)
+"""A command in a block of its own."""
+CONFIGURES = re.compile(r"^(c\.|configure\()", re.MULTILINE)
+SETS = re.compile(r"c\.[A-Z]\w+\.[a-z]\w+ \+?= [^.]|configure\(c, \w")
+SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def fenced(page: Path) -> Iterator[tuple[str, str]]:
+    """Return language and text of the blocks between fences."""
+    for indent, language, text in FENCED.findall(text_of(page)):
+        yield language, re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+
+
+def typed(page: Path) -> Iterator[str]:
+    """Return the commands `fgpu` of all blocks."""
+    yield from TYPED.findall(FENCED.sub("", text_of(page)))
+    for language, text in fenced(page):
+        if language in ("sh", "console", ""):
+            yield from TYPED.findall(re.sub("^", "    ", text, flags=re.MULTILINE))
+
+
+def said(page: Path) -> Iterator[str]:
+    """Return the spans of code in a page's sentences and tables."""
+    yield from SPAN.findall(FENCED.sub("", text_of(page)))
+
+
+def words_of(command: str) -> list[str]:
+    """Return a command's arguments, up to where a shell would send them elsewhere."""
+    words = shlex.split(command, comments=True)[1:]
+    ends = [n for n, word in enumerate(words) if word in ("|", ">", "<", "&&")]
+    return words[: ends[0]] if ends else words
+
+
+def wrong(words: list[str], *, whole: bool = True) -> str:
+    """Return what the command says is wrong with these words; that some are missing, of a ``whole`` command only."""
+    try:
+        given = PARSER.parse_args(words)
+    except UsageError as e:
+        return "" if not whole and "arguments are required" in str(e) else str(e)
+    except SystemExit as e:
+        return "" if e.code == 0 else "it ends"  # --version
+    recipe = text_of(ROOT / "images/build.sh")
+    return ", ".join(
+        f"images build has no {word}"
+        for word in getattr(given, "arguments", [])
+        if word.startswith("--") and word not in recipe
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_can_be_typed_as_it_stands_there(page: Path) -> None:
+    found = {command: wrong(words_of(command)) for command in typed(page)}
+    found |= {
+        span: wrong(words_of(span), whole=False) for span in said(page) if re.match(r"fgpu [a-z-]", span)
+    }
+    assert {command: error for command, error in found.items() if error} == {}
+
+
+def test_a_command_that_cannot_be_typed_is_found() -> None:
+    assert wrong(["status", "--jsn"]) != ""
+    assert wrong(["end"]) != ""
+    assert wrong(["end"], whole=False) == ""
+    assert wrong(["images", "build", "base", "--quick"]) == "images build has no --quick"
+    assert words_of("fgpu images export > 'a b' # here") == ["images", "export"]
+    assert sum(1 for page in PAGES for _ in typed(page)) > 30
+
+
+def refused(config: Config) -> list[str]:
+    """Return what of a configuration no class takes."""
+    found = []
+    for owner, values in config.items():
+        if owner not in OWNERS:
+            found.append(f"c.{owner}: nothing is called so")
+            continue
+        traits = OWNERS[owner].class_traits(config=True)
+        for name, value in values.items():
+            if name not in traits:
+                found.append(f"c.{owner}.{name}: there is no such setting")
+                continue
+            lazy = isinstance(value, LazyConfigValue)
+            try:
+                traits[name]._validate(NOBODY, value.get_value(traits[name].default()) if lazy else value)
+            except Exception as e:
+                found.append(f"c.{owner}.{name}: {e}")
+    return found
+
+
+def configured(text: str, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Run lines of a jupyterhub_config.py, and return what they set; `configure` only notes what it is given."""
+    c = Config()
+
+    def configure(_c: Config, *, runtime: str = "local", **settings: Any) -> None:
+        assert runtime in ("local", "docker", "kubernetes", "yours")
+        c.FGPU.update(settings)
+
+    monkeypatch.setattr("fgpuspawner.config.configure", configure)
+    monkeypatch.setenv("OAUTH_CLIENT_SECRET", "secret")
+    exec(compile(text, "<page>", "exec"), {"c": c, "get_config": lambda: c, "configure": configure})
+    return c
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_a_page_sets_is_one_and_takes_the_value(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [text for language, text in fenced(page) if language == "python" and CONFIGURES.search(text)]
+    # Behind a comma may be words of what the program says.
+    blocks += [re.split(", (?:and|on) ", span)[0] for span in said(page) if SETS.match(span)]
+    found = {text: refused(configured(text, monkeypatch)) for text in blocks}
+    assert {text: errors for text, errors in found.items() if errors} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
+    named = set(re.findall(r"\bc\.([A-Z]\w+)\.([a-z]\w+)", text_of(page)))
+    assert {
+        f"{o}.{n}" for o, n in named if o not in OWNERS or n not in OWNERS[o].class_traits(config=True)
+    } == set()
+
+
+def test_a_setting_that_is_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = 'c.FGPU.fgpu_pergpu = 2\nc.FGPU.max_sessions = "many"\nconfigure(c, nothing=1)\nc.Proxy.x = 1\n'
+    errors = refused(configured(lines, monkeypatch))
+    assert [error.partition(":")[0] for error in errors] == [
+        "c.FGPU.fgpu_pergpu",
+        "c.FGPU.max_sessions",
+        "c.FGPU.nothing",
+        "c.Proxy",
+    ]
+
+
+def test_every_file_that_a_page_shows_can_be_read() -> None:
+    read: dict[str, Any] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "python": ast.parse}
+    shown = Counter(
+        language
+        for page in PAGES
+        for language, text in fenced(page)
+        if language in read and (read[language](text) or True)
+    )
+    assert min(shown.values()) > 0
+    assert shown.keys() == read.keys()
+
+
+def test_every_target_of_make_and_every_unit_of_systemd_is_there() -> None:
+    text = "\n".join(map(text_of, PAGES))
+    targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|^ {4})make ([a-z][\w-]*)", text, flags=re.MULTILINE)) - targets == set()
+    units = {unit.removesuffix(".service") for unit in UNITS.values()} | {"docker"}
+    assert set(re.findall(r"systemctl \w+ ([a-z][\w-]*)", text)) - units == set()
+
+
+def operations() -> list[tuple[str, str, str]]:
+    """Return the table of docs/operations.md: what is to be done, how, and what shows it."""
+    table = text_of(ROOT / "docs/operations.md").partition("\n## What to do\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return [(what, how, shown) for what, how, shown in rows[1:]]
+
+
+def test_every_operation_has_its_command_and_a_test_that_there_is() -> None:
+    tests = Counter(
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", text_of(path), flags=re.MULTILINE)
+    )
+    found = operations()
+    assert len(found) >= 25
+    for what, how, shown in found:
+        assert SPAN.search(how) or "](" in how or "*" in how, what
+        names = SPAN.findall(shown)
+        assert names, what
+        assert [name for name in names if tests[name] != 1] == [], what
