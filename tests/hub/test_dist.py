@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import venv
 import zipfile
@@ -14,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from hubprocess import ROOT, HubProcess, until
+from hubprocess import PROXY, ROOT, HubProcess, until
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -38,14 +41,14 @@ def wheels(dist: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment that both wheels were installed into, with nothing else on PATH."""
+    """The programs of a new environment, installed by the README's line with nothing else on PATH."""
     home = tmp_path_factory.mktemp("installed")
     venv.create(home / "venv", with_pip=True)
     programs = home / "venv" / "bin"
-    ours = [f"{wheel}{'[local]' if 'fgpuspawner' in wheel.name else ''}" for wheel in wheels(dist)]
-    assert len(ours) == 2
+    (line,) = re.findall(r"`(pip install --find-links dist [^`]+)`", README)
+    words = shlex.split(line.replace(" dist ", f" {dist} "))
     done = subprocess.run(
-        [programs / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *ours],
+        [programs / "python", "-m", *words, "--quiet", "--only-binary", ":all:"],
         env={**os.environ, "PATH": str(programs)},
         cwd=home,
         capture_output=True,
@@ -57,23 +60,39 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class InstalledHub(HubProcess):
-    """A Hub of that environment, which sees nothing of the checkout but the proxy."""
+    """A Hub of that environment with the README's configuration. It sees nothing of the checkout but the proxy."""
 
     programs: Path
 
-    def start(self, *, wait: bool = True) -> HubProcess:
-        """Start it in its own folder."""
-        config = self.write_config()
+    def write_config(self) -> Path:
+        """Write the README's lines, with ports that are free."""
+        (lines,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+        own = (
+            f"c.JupyterHub.hub_port = {self.port + 1}\n"
+            f"c.ConfigurableHTTPProxy.api_url = 'http://127.0.0.1:{self.port + 2}'\n"
+            f"c.FGPU.service_port = {self.port + 3}\n"
+            f"c.FGPU.accounting_dir = {str(self.accounts)!r}\n"
+        )
+        path = self.folder / "jupyterhub_config.py"
+        path.write_text(
+            lines.replace("http://127.0.0.1:8000", self.url).replace("\nconfigure(", f"\n{own}configure(")
+        )
+        return path
+
+    def environment(self) -> dict[str, str]:
+        """Return what its programs are started with."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB", "PYTHON"))}
         node = ROOT / ".node" / "bin"
-        env["PATH"] = os.pathsep.join(
-            [str(self.programs), *([str(node)] if node.is_dir() else []), env["PATH"]]
-        )
+        found = [str(self.programs), str(PROXY.parent), *([str(node)] if node.is_dir() else []), env["PATH"]]
+        return {**env, "PATH": os.pathsep.join(found), "HOME": str(self.folder)}
+
+    def start(self, *, wait: bool = True) -> HubProcess:
+        """Start it as the README says, in its own folder."""
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(  # type: ignore[assignment]
-                [self.programs / "jupyterhub", "-f", str(config)],
+                ["jupyterhub"],
                 cwd=self.folder,
-                env=env,
+                env=self.environment(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -81,15 +100,37 @@ class InstalledHub(HubProcess):
             until(self._answers, within_s=120, what="the Hub answers")
         return self
 
+    def typed(self, lines: str, **places: str) -> str:
+        """Type lines of a page into a shell, each place with what it is here; return what they say."""
+        for place, here in {"/etc/jupyterhub": str(self.folder), **places}.items():
+            lines = lines.replace(place, here)
+        done = subprocess.run(
+            ["bash", "-ec", lines],
+            cwd=self.folder,
+            env={**self.environment(), "FGPU_HUB_URL": self.url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, lines + done.stdout + done.stderr
+        return done.stdout
+
 
 @pytest.fixture
-def hub(installed: Path, tmp_path: Path) -> Iterator[HubProcess]:
-    found = InstalledHub(tmp_path / "hub", runtime="local")
+def hub(installed: Path, tmp_path: Path) -> Iterator[InstalledHub]:
+    found = InstalledHub(tmp_path / "hub")
     found.programs = installed
     try:
-        yield found.start()
+        yield found
     finally:
         found.close()
+
+
+def block(begins: str) -> str:
+    """Return the block of docs/operations.md that begins with this."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    lines = text[text.index(f"    {begins}") :].splitlines(keepends=True)
+    return "".join(itertools.takewhile(lambda line: line.startswith("    "), lines))
 
 
 def test_a_release_says_what_is_in_it_and_its_checksums_are_right(dist: Path) -> None:
@@ -120,12 +161,25 @@ def test_its_wheel_is_for_old_systems_too_and_has_the_recipes_and_the_library(di
     } <= modes.keys()
 
 
-def test_a_session_runs_from_it_and_sees_its_slice(hub: HubProcess, installed: Path) -> None:
-    hub.add_user("ann")
-    assert hub.spawn("ann", options={"image": "python", "fgpu": "1"}).status_code in (201, 202)
-    until(lambda: hub.ready("ann"), within_s=120, what="ann's server")
-    pid = hub.sessions()["ann/"].id
-    assert pid
+def test_the_lines_of_the_pages_lead_from_the_wheels_to_a_session_and_a_backup(hub: InstalledHub) -> None:
+    hub.write_config()
+    assert "`fgpu check` says whether it can work; `jupyterhub` starts it." in README
+    assert hub.typed("fgpu check").startswith("OK")
+    hub.start()
+    told = hub.typed(block("(umask 077; jupyterhub token"))
+    assert told == "no sessions\n"
+    places = {
+        "https://hub.example": hub.url,
+        "=...": '="$(cat ~/fgpu-token)"',
+        "pytorch": "python",
+        " 12": " 1",
+    }
+    told = hub.typed(block("export FGPU_HUB_URL="), **places)
+    assert "starts now" in told
+    assert "RUNNING" in told
+    until(lambda: hub.states() == {}, what="it has ended")
+    told = hub.typed(block("fgpu backup /backup"), **{"/backup": str(hub.folder)})
+    assert re.findall("^OK: .*", told, flags=re.MULTILINE)[1].endswith("can be restored")
     log = hub.log_text()
     assert str(ROOT / "fgpuspawner") not in log.replace(str(ROOT / "fgpuspawner" / "proxy_pages"), "")
 
