@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import requests
 
 from fgpu_scheduler import FGPUError
+from fgpuspawner.cli.command import read_secret
 from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.scopes import SERVICE
 
@@ -69,7 +68,7 @@ class Api:
         Raises:
             UsageError: it does not, or there is no token.
         """
-        token = _read(token_file) if token_file else os.environ.get(TOKEN, "")
+        token = read_secret(token_file, "token") if token_file else os.environ.get(TOKEN, "")
         # What a header cannot hold, or would end: what else is wrong with it, the Hub says.
         if not re.fullmatch(r"[!-~]+", token):
             where = token_file or f"{TOKEN} in the environment"
@@ -139,13 +138,6 @@ class Api:
         # In this way the library looks for no other name and password, as in ~/.netrc.
         request.headers["Authorization"] = f"token {self.token}"
         return request
-
-
-def _read(path: str) -> str:
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-            raise UsageError(f"others can read {path}, which has a token in it: chmod 600 {path}")
-        return file.read(4096).strip()
 
 
 def _checked(url: str) -> str:

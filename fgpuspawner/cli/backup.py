@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import os
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,14 +21,16 @@ from fgpu_scheduler import Claim, PrivateImages, SessionState, StoreUnavailable,
 from fgpuspawner import __version__
 from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file, pack, unpacked
 from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, dump, kind_of, put_back
+from fgpuspawner.backup.secrets import opened, sealed
 from fgpuspawner.cli.check import NOT_YET
-from fgpuspawner.cli.command import add_command, add_config, read_only
+from fgpuspawner.cli.command import add_command, add_config, read_only, read_secret
 from fgpuspawner.cli.hub_config import UsageError, load_config
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 
 SCHEDULER, HUB = "scheduler", "hub"
 COOKIE = "jupyterhub_cookie_secret"
+SEALED = f"{COOKIE}.encrypted"
 NAMED = "fgpu-%Y%m%dT%H%M%SZ.tar.gz"
 PATTERN = "fgpu-????????T??????Z.tar.gz"
 
@@ -52,7 +56,9 @@ def add_to(commands: Any) -> None:
         "to", metavar="FILE", help="the new file; or a folder, in which it is named by the time"
     )
     backup.add_argument(
-        "--secrets", action="store_true", help="with the cookie secret, so that nobody logs in again"
+        "--secrets",
+        action="store_true",
+        help="with the cookie secret, encrypted, so that nobody logs in again",
     )
     backup.add_argument(
         "--keep", type=int, metavar="N", help="in a folder: remove all but the newest N backups"
@@ -60,6 +66,7 @@ def add_to(commands: Any) -> None:
     backup.add_argument(
         "--verify", action="store_true", help="make none: say whether this one can be restored"
     )
+    _add_passphrase(backup)
     add_config(backup)
     about = (
         "Put the databases of a backup where this machine's configuration has them, while no Hub runs. What was there is "
@@ -70,18 +77,31 @@ def add_to(commands: Any) -> None:
     restore.add_argument(
         "--files", metavar="FOLDER", help="only write its configuration and catalogue into this folder"
     )
+    _add_passphrase(restore)
     add_config(restore)
+
+
+def _add_passphrase(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--passphrase-file",
+        metavar="FILE",
+        help="a file with the passphrase of the secrets, for its owner alone; without it you are asked",
+    )
 
 
 def run_backup(given: argparse.Namespace) -> list[str]:
     """Make or verify a backup, and return what is in it."""
     to = Path(given.to)
     if given.verify:
-        with unpacked(to) as (_, manifest):
-            return [f"OK: {to} can be restored", *_contents(manifest)]
+        with unpacked(to) as (folder, manifest):
+            _, words = _opened(folder, given)
+            return [f"OK: {to} can be restored", *_contents(manifest), *words]
     if given.keep is not None and (given.keep < 1 or not to.is_dir()):
         raise UsageError("--keep: a number of at least 1, with a folder")
     here = here_of(given.config)
+    secret = None
+    if given.secrets and here.cookie.exists():
+        secret = sealed(here.cookie.read_bytes(), _passphrase(given, new=True))
     now = datetime.now(UTC)
     file = to / now.strftime(NAMED) if to.is_dir() else to
     if file.exists():
@@ -97,9 +117,9 @@ def run_backup(given: argparse.Namespace) -> list[str]:
         shutil.copyfile(here.config, folder / CONFIG / here.config.name)
         if here.settings.catalogue:
             shutil.copyfile(here.settings.catalogue_path(), folder / CONFIG / "catalogue.toml")
-        if given.secrets and here.cookie.exists():
+        if secret is not None:
             (folder / SECRETS).mkdir()
-            shutil.copyfile(here.cookie, folder / SECRETS / COOKIE)
+            (folder / SECRETS / SEALED).write_bytes(secret)
         with read_only(here.settings.database_url()) as store:
             installation = store.installation_id
         manifest = Manifest(
@@ -121,8 +141,9 @@ def run_backup(given: argparse.Namespace) -> list[str]:
 def run_restore(given: argparse.Namespace) -> list[str]:
     """Put a backup back, and return what follows."""
     with unpacked(Path(given.file)) as (folder, manifest):
+        cookie, left_out = _opened(folder, given)
         if given.files is not None:
-            return _files(folder, Path(given.files))
+            return [*_files(folder, Path(given.files), cookie), *left_out]
         here = here_of(given.config)
         lacking = here.databases.keys() - manifest.databases.keys()
         if lacking:
@@ -144,14 +165,10 @@ def run_restore(given: argparse.Namespace) -> list[str]:
                 file = folder / database_file(name, manifest.databases[name])
                 kept = put_back(file, url, setting=setting, aside=aside)
                 lines.append(f"  database {name}" + (f"; what was there is {kept}" if kept else ""))
-        secret = folder / SECRETS / COOKIE
-        if secret.exists() and not here.cookie.exists():
-            with os.fdopen(
-                os.open(here.cookie, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as file_of_it:
-                file_of_it.write(secret.read_bytes())
+        if cookie is not None and not here.cookie.exists():
+            _write(here.cookie, cookie)
             lines.append("  cookie secret: nobody has to log in again")
-        return [*lines, *_follows(here)]
+        return [*lines, *left_out, *_follows(here)]
 
 
 def here_of(config: str) -> Here:
@@ -194,20 +211,52 @@ def _known(file: Path, manifest: Manifest) -> None:
             ) from None
 
 
-def _files(folder: Path, to: Path) -> list[str]:
+def _passphrase(given: argparse.Namespace, *, new: bool) -> str:
+    """Return the passphrase, of a file or as it is typed; "" where nobody can be asked."""
+    if given.passphrase_file:
+        return read_secret(given.passphrase_file, "passphrase")
+    if not sys.stdin.isatty():
+        if new:
+            raise UsageError("--secrets: name a file with a passphrase: --passphrase-file FILE")
+        return ""
+    typed = getpass.getpass("Passphrase of the secrets: ")
+    if new and getpass.getpass("Once more: ") != typed:
+        raise UsageError("these are two different passphrases")
+    return typed
+
+
+def _opened(folder: Path, given: argparse.Namespace) -> tuple[bytes | None, list[str]]:
+    """Return the cookie secret of a backup, and what is to be said where it has one that is left out.
+
+    Raises:
+        BackupFailed: the passphrase is wrong.
+    """
+    secret = folder / SECRETS / SEALED
+    if not secret.exists():
+        return None, []
+    passphrase = _passphrase(given, new=False)
+    if not passphrase:
+        return None, ["  cookie secret: left out, as no passphrase was given (--passphrase-file FILE)"]
+    return opened(secret.read_bytes(), passphrase), []
+
+
+def _files(folder: Path, to: Path, cookie: bytes | None) -> list[str]:
     to.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for part in (CONFIG, SECRETS):
-        for file in sorted((folder / part).glob("*")):
-            if (to / file.name).exists():
-                raise BackupFailed(f"{to / file.name} is there already; name an empty folder")
-            # A configuration can hold a password.
-            with os.fdopen(
-                os.open(to / file.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as made:
-                made.write(file.read_bytes())
-            lines.append(f"OK: {to / file.name}")
-    return lines
+    found = {file.name: file.read_bytes() for file in sorted((folder / CONFIG).glob("*"))}
+    if cookie is not None:
+        found[COOKIE] = cookie
+    for name in found:
+        if (to / name).exists():
+            raise BackupFailed(f"{to / name} is there already; name an empty folder")
+    for name, content in found.items():
+        _write(to / name, content)
+    return [f"OK: {to / name}" for name in found]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read: it is a secret, or a configuration, which can hold a password."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
 
 
 def _contents(manifest: Manifest) -> list[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fgpu_scheduler import Policy, Store
-from fgpuspawner.cli.hub_config import CONFIG, load_config
+from fgpuspawner.cli.hub_config import CONFIG, UsageError, load_config
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 from fgpuspawner.text.tables import printable
@@ -77,6 +80,18 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
     with contextlib.closing(Store(url, **more)) as store:
         store.connect_readonly()
         yield store
+
+
+def read_secret(path: str, what: str) -> str:
+    """Return the one secret that a file holds.
+
+    Raises:
+        UsageError: others can read it.
+    """
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            raise UsageError(f"others can read {path}, which has a {what} in it: chmod 600 {path}")
+        return file.read(4096).strip()
 
 
 def one_line(message: str) -> str:

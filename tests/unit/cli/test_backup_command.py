@@ -141,24 +141,105 @@ def test_one_that_is_made_while_somebody_writes_is_of_one_instant(
     )
 
 
-def test_only_its_owner_may_read_it_and_secrets_are_in_it_only_where_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+@pytest.fixture
+def cookie(tmp_path: Path, first: str) -> Path:
+    """The cookie secret of the installation."""
+    path = tmp_path / "first" / "data" / "jupyterhub_cookie_secret"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("c00c1e")
+    return path
+
+
+@pytest.fixture
+def passphrase(tmp_path: Path) -> str:
+    """A file with one."""
+    path = tmp_path / "passphrase"
+    path.write_text("correct horse battery\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_only_its_owner_may_read_it_and_secrets_are_in_it_only_where_asked_for_and_encrypted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, cookie: Path, passphrase: str
 ) -> None:
-    cookie = tmp_path / "first" / "data" / "jupyterhub_cookie_secret"
-    cookie.parent.mkdir(exist_ok=True)
-    cookie.write_text("c00c1e")
     without, with_it = tmp_path / "without.tar.gz", tmp_path / "with.tar.gz"
     assert fgpu(capsys, "backup", str(without), "--config", first)[0] == 0
-    assert fgpu(capsys, "backup", str(with_it), "--secrets", "--config", first)[0] == 0
+    secrets = ("--secrets", "--passphrase-file", passphrase)
+    assert fgpu(capsys, "backup", str(with_it), *secrets, "--config", first)[0] == 0
     assert {stat.S_IMODE(path.stat().st_mode) for path in (without, with_it)} == {0o600}
-    for path, there in ((without, False), (with_it, True)):
+    for path, there in ((without, []), (with_it, ["secrets/jupyterhub_cookie_secret.encrypted"])):
         with tarfile.open(path) as packed:
-            assert ("secrets/jupyterhub_cookie_secret" in packed.getnames()) is there
-    cookie.unlink()
+            assert [name for name in packed.getnames() if name.startswith("secrets")] == there
+            assert all(b"c00c1e" not in packed.extractfile(m).read() for m in packed if m.isfile())  # type: ignore[union-attr]
     to = tmp_path / "files"
-    assert fgpu(capsys, "restore", str(with_it), "--files", str(to))[0] == 0
+    opens = ("--passphrase-file", passphrase)
+    assert fgpu(capsys, "backup", "--verify", str(with_it), *opens)[0] == 0
+    assert fgpu(capsys, "restore", str(with_it), "--files", str(to), *opens)[0] == 0
     assert {path.name for path in to.iterdir()} == {"jupyterhub_config.py", "jupyterhub_cookie_secret"}
+    assert (to / "jupyterhub_cookie_secret").read_text() == "c00c1e"
     assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o600}
+
+
+def test_a_restore_puts_the_secret_back_with_its_passphrase_and_leaves_it_out_without_one(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    first: str,
+    at: Callable[[str], str],
+    cookie: Path,
+    passphrase: str,
+) -> None:
+    backup = str(tmp_path / "backup.tar.gz")
+    opens = ("--passphrase-file", passphrase)
+    assert fgpu(capsys, "backup", backup, "--secrets", *opens, "--config", first)[0] == 0
+    left_out = "cookie secret: left out, as no passphrase was given"
+    assert left_out in fgpu(capsys, "backup", "--verify", backup)[1]
+    there = installation(tmp_path / "there", at("there"), f"sqlite:///{tmp_path}/there/hub.sqlite")
+    wrong = tmp_path / "wrong"
+    wrong.write_text("correct horse battering")
+    wrong.chmod(0o600)
+    for command in (("restore",), ("backup", "--verify")):
+        assert failure(capsys, *command, backup, "--passphrase-file", str(wrong), "--config", there) == (
+            1,
+            "the passphrase is not that of the backup's secrets",
+        )
+    assert not (tmp_path / "there" / "hub.sqlite").exists()
+    assert "nobody has to log in again" in fgpu(capsys, "restore", backup, *opens, "--config", there)[1]
+    put = tmp_path / "there" / "data" / "jupyterhub_cookie_secret"
+    assert (put.read_text(), stat.S_IMODE(put.stat().st_mode)) == ("c00c1e", 0o600)
+    elsewhere = installation(tmp_path / "else", at("elsewhere"), f"sqlite:///{tmp_path}/else/hub.sqlite")
+    status, out, _ = fgpu(capsys, "restore", backup, "--config", elsewhere)
+    assert (status, left_out in out) == (0, True)
+    assert not (tmp_path / "else" / "data" / "jupyterhub_cookie_secret").exists()
+
+
+def test_a_passphrase_is_asked_for_twice_and_not_a_short_one_nor_one_that_others_can_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+    cookie: Path,
+    passphrase: str,
+) -> None:
+    backup = tmp_path / "backup.tar.gz"
+    asked = ("backup", str(backup), "--secrets", "--config", first)
+    assert failure(capsys, *asked) == (2, "--secrets: name a file with a passphrase: --passphrase-file FILE")
+    Path(passphrase).chmod(0o640)
+    assert failure(capsys, *asked, "--passphrase-file", passphrase) == (
+        2,
+        f"others can read {passphrase}, which has a passphrase in it: chmod 600 {passphrase}",
+    )
+    typed: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda prompt: typed.pop(0))
+    typed += ["correct horse", "correct house"]
+    assert failure(capsys, *asked) == (2, "these are two different passphrases")
+    typed += ["horse", "horse"]
+    assert failure(capsys, *asked) == (1, "the passphrase has 5 characters; take at least 12")
+    assert not backup.exists()
+    typed += ["correct horse", "correct horse", "correct horse"]
+    assert fgpu(capsys, *asked)[0] == 0
+    assert fgpu(capsys, "backup", "--verify", str(backup))[0] == 0
+    assert typed == []
 
 
 def test_one_that_is_damaged_is_told_before_it_is_needed(
