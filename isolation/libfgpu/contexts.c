@@ -7,7 +7,6 @@ struct context {
     const void *handle;
     int device;
     unsigned uses; /* of cuCtxAttach, which nobody calls any more */
-    bool green;    /* shares the primary context's memory */
     struct context *next;
 };
 
@@ -18,7 +17,6 @@ static struct context *contexts;
  * called under it but the region. */
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic(bool) fgpu_primary_charged[FGPU_MAX_DEVICES];
-static _Atomic(unsigned) greens[FGPU_MAX_DEVICES];
 static _Atomic(const void *) latest_created[FGPU_MAX_DEVICES]; /* by the program, and not destroyed */
 
 void fgpu_contexts_forget(void) {
@@ -26,7 +24,6 @@ void fgpu_contexts_forget(void) {
     contexts = NULL;
     for (int i = 0; i < FGPU_MAX_DEVICES; i++) {
         atomic_store(&fgpu_primary_charged[i], false);
-        atomic_store(&greens[i], 0);
         atomic_store(&latest_created[i], NULL);
     }
 }
@@ -52,13 +49,12 @@ static bool may_create(CUdevice ordinal) {
 
 /* Notes a context, with the lock held; false if it has to be destroyed again: there is no memory to note it in, or it
  * has come into being on a device that the driver said it does not know. */
-static bool add(const void *handle, int device, bool green) {
+static bool add(const void *handle, int device) {
     struct context *context = device < 0 ? NULL : calloc(1, sizeof *context);
     if (context != NULL) {
-        *context = (struct context){handle, device, 1, green, contexts};
+        *context = (struct context){handle, device, 1, contexts};
         contexts = context;
-        if (!green)
-            atomic_store(&latest_created[device], handle);
+        atomic_store(&latest_created[device], handle);
     }
     return context != NULL;
 }
@@ -75,7 +71,7 @@ static void drop(struct context **place) {
 static CUresult created(CUcontext *context, CUdevice ordinal, CUresult result) {
     int device = fgpu_device_of(ordinal);
     pthread_mutex_lock(&lock);
-    if (result == CUDA_SUCCESS && !add(*context, device, false)) {
+    if (result == CUDA_SUCCESS && !add(*context, device)) {
         DRIVER(cuCtxDestroy_v2)(*context);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -145,14 +141,14 @@ static enum presence presence_of(CUdevice ordinal) {
 }
 
 /* The driver has made it, so it is charged whatever the limit: where it does not fit, all allocations are refused until
- * there is room for it. A green context has the primary one made, and is charged for it. */
+ * there is room for it. */
 void fgpu_look_for_primary(int device) {
     CUcontext current = NULL;
     if (DRIVER(cuCtxGetCurrent) != NULL && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != NULL &&
         current == atomic_load_explicit(&latest_created[device], memory_order_relaxed))
         return; /* soon enough when it is used: this one is */
     pthread_mutex_lock(&primary_lock);
-    if (!atomic_load(&fgpu_primary_charged[device]) && atomic_load(&greens[device]) == 0 &&
+    if (!atomic_load(&fgpu_primary_charged[device]) &&
         presence_of(fgpu_ordinal_of(device)) == PRESENT) {
         fgpu_charge_anyway(device, size_on(device));
         atomic_store(&fgpu_primary_charged[device], true);
@@ -183,31 +179,49 @@ static CUresult entered(CUresult result) {
     return result;
 }
 
+/* `make`, which has the driver make the device's primary context unless it is there: that is charged once. */
+#define WITH_PRIMARY(device, make) \
+    ({ \
+        pthread_mutex_lock(&lock); \
+        fgpu_see_primary(device); \
+        bool claims = becomes_charged(device); \
+        bool claimed = claims && fgpu_claim(device, size_on(device)); \
+        CUresult made = !claims || claimed ? FGPU_TAKE(make) : CUDA_ERROR_OUT_OF_MEMORY; \
+        if (claims && made != CUDA_SUCCESS) \
+            is_not_charged(device, claimed); \
+        pthread_mutex_unlock(&lock); \
+        made; \
+    })
+
+/* Of a device that nothing is granted of, what the driver has made is undone. */
+#define UNGRANTED(device, make, undo) \
+    ({ \
+        CUresult answer = (device) == FGPU_UNKNOWN ? (make) : CUDA_ERROR_OUT_OF_MEMORY; \
+        if (answer == CUDA_SUCCESS) \
+            (undo); \
+        answer == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : answer; \
+    })
+
 static CUresult retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context, CUdevice ordinal) {
     int device = fgpu_device_of(ordinal);
-    if (device < 0) {
-        CUresult answer = device == FGPU_UNKNOWN ? real(context, ordinal) : CUDA_ERROR_OUT_OF_MEMORY;
-        if (answer == CUDA_SUCCESS)
-            DRIVER(cuDevicePrimaryCtxRelease_v2)(ordinal);
-        return answer == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : answer;
-    }
-    pthread_mutex_lock(&lock);
-    fgpu_see_primary(device);
-    bool claims = becomes_charged(device);
-    bool claimed = claims && fgpu_claim(device, size_on(device));
-    CUresult result = !claims || claimed ? FGPU_TAKE(real(context, ordinal)) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (claims && result != CUDA_SUCCESS)
-        is_not_charged(device, claimed);
-    pthread_mutex_unlock(&lock);
-    return result;
+    return device < 0 ? UNGRANTED(device, real(context, ordinal), DRIVER(cuDevicePrimaryCtxRelease_v2)(ordinal))
+                      : WITH_PRIMARY(device, real(context, ordinal));
 }
 
-/* Whatever is not of a context that the program has created, green ones excepted. */
+/* Whatever is not of a context that the program has created; what is of a green one is of the primary one. */
 static bool is_of_primary(void *context, int device, const void *data) {
-    if (device != *(const int *)data)
-        return false;
-    struct context *known = *find(context);
-    return known == NULL || known->green;
+    return device == *(const int *)data && *find(context) == NULL;
+}
+
+/* With both locks held, and without. */
+static void primary_ended(int device) {
+    fgpu_release_memory_of(is_of_primary, &device);
+    is_not_charged(device, true);
+}
+
+static void after_primary(int device) {
+    fgpu_pools_drop(device);
+    fgpu_throttle_context_ended(NULL, device);
 }
 
 /* A release or a reset: if the context is gone then, so is what was allocated in it. */
@@ -218,25 +232,69 @@ static CUresult let_go(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice 
     bool was_there = device >= 0 && presence_of(ordinal) == PRESENT;
     CUresult result = real(ordinal);
     bool gone = was_there && result == CUDA_SUCCESS && presence_of(ordinal) == ABSENT;
-    if (gone) {
-        fgpu_release_memory_of(is_of_primary, &device);
-        is_not_charged(device, true);
-    }
+    if (gone)
+        primary_ended(device);
     fgpu_memory_unlock();
     pthread_mutex_unlock(&lock);
-    if (gone) {
-        fgpu_pools_drop(device);
-        fgpu_throttle_context_ended(NULL, device);
-    }
+    if (gone)
+        after_primary(device);
     return result;
 }
 
-/* ---- Heaps ---- */
+/* ---- Green contexts: parts of the primary one, which lives as long as they do ---- */
 
-/* What kernels allocate by malloc() comes from a heap, and what they print goes through a buffer; a program chooses how
- * large. What these have at first belongs to the context's own memory, more than that is charged until it ends. */
+static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *context, CUdevResourceDesc resources,
+                             CUdevice ordinal, unsigned int flags) {
+    int device = fgpu_device_of(ordinal);
+    return device < 0
+               ? UNGRANTED(device, real(context, resources, ordinal, flags), DRIVER(cuGreenCtxDestroy)(*context))
+               : WITH_PRIMARY(device, real(context, resources, ordinal, flags));
+}
+
+static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx context) {
+    CUcontext current = NULL; /* what launches know it as */
+    bool gone[FGPU_MAX_DEVICES] = {false};
+    pthread_mutex_lock(&lock);
+    fgpu_memory_lock();
+    if (DRIVER(cuCtxFromGreenCtx) != NULL)
+        DRIVER(cuCtxFromGreenCtx)(&current, context);
+    CUresult result = real(context);
+    for (int device = 0; device < FGPU_MAX_DEVICES; device++) { /* whose it was is not asked: one with it is gone */
+        gone[device] = result == CUDA_SUCCESS && atomic_load(&fgpu_primary_charged[device]) &&
+                       presence_of(fgpu_ordinal_of(device)) == ABSENT;
+        if (gone[device])
+            primary_ended(device);
+    }
+    fgpu_memory_unlock();
+    pthread_mutex_unlock(&lock);
+    if (result == CUDA_SUCCESS && current != NULL)
+        fgpu_throttle_context_ended(current, -1);
+    for (int device = 0; device < FGPU_MAX_DEVICES; device++)
+        if (gone[device])
+            after_primary(device);
+    return result;
+}
+
+/* ---- Heaps and stacks ---- */
+
+/* What kernels allocate by malloc() comes from a heap, what they print goes through a buffer, and every thread that can
+ * run at once has a stack; a program chooses how large. What these have at first belongs to the context's own memory,
+ * more than that is charged until it ends. */
 static bool has_size(CUlimit limit) {
-    return limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+    return limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+}
+
+/* UINT64_MAX if the driver does not say for how many threads. */
+static uint64_t bytes_for(CUlimit limit, uint64_t value, int device) {
+    if (limit != CU_LIMIT_STACK_SIZE || device < 0)
+        return value;
+    __typeof__(&cuDeviceGetAttribute) get = DRIVER(cuDeviceGetAttribute);
+    CUdevice ordinal = fgpu_ordinal_of(device);
+    int threads, processors;
+    if (get == NULL || get(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, ordinal) != CUDA_SUCCESS ||
+        get(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal) != CUDA_SUCCESS)
+        return UINT64_MAX;
+    return fgpu_product(value, (uint64_t)threads * (uint64_t)processors);
 }
 
 /* In the table of addresses, beside arrays: handles are even, and these follow one. */
@@ -250,12 +308,15 @@ static CUresult resize(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t va
     CUresult result = DRIVER(cuCtxGetLimit)(&now, limit);
     if (result != CUDA_SUCCESS)
         return result;
+    uint64_t before = bytes_for(limit, now, device), then = bytes_for(limit, value, device);
+    if (then == UINT64_MAX)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     fgpu_free_begins(key_of(context, limit), &held);
-    uint64_t first = now > held.bytes ? now - held.bytes : 0;
-    more.bytes = value > first ? value - first : 0;
+    uint64_t first = before > held.bytes ? before - held.bytes : 0;
+    more.bytes = then > first ? then - first : 0;
     uint64_t growth = more.bytes > held.bytes ? more.bytes - held.bytes : 0;
     bool claimed = fgpu_claim(device, growth);
-    result = claimed ? real(limit, value) : CUDA_ERROR_OUT_OF_MEMORY;
+    result = claimed ? FGPU_TAKE(real(limit, value)) : CUDA_ERROR_OUT_OF_MEMORY;
     if (claimed) /* what is charged, less what is to stay so */
         fgpu_unclaim(device, held.bytes + growth - (result == CUDA_SUCCESS ? more.bytes : held.bytes));
     const struct fgpu_holding *stays = result == CUDA_SUCCESS ? &more : &held;
@@ -271,45 +332,6 @@ static CUresult set_limit(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t
         return real(limit, value);
     pthread_mutex_lock(&lock);
     CUresult result = resize(real, limit, value, context, device);
-    pthread_mutex_unlock(&lock);
-    return result;
-}
-
-/* ---- Green contexts ---- */
-
-static CUresult create_green(__typeof__(&cuGreenCtxCreate) real, CUgreenCtx *context, CUdevResourceDesc resources,
-                             CUdevice ordinal, unsigned int flags) {
-    if (!may_create(ordinal))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int device = fgpu_device_of(ordinal);
-    if (device >= 0)
-        atomic_fetch_add(&greens[device], 1);
-    CUresult result = real(context, resources, ordinal, flags);
-    pthread_mutex_lock(&lock);
-    if (result == CUDA_SUCCESS && !add(*context, device, true)) {
-        DRIVER(cuGreenCtxDestroy)(*context);
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (result != CUDA_SUCCESS && device >= 0) {
-        atomic_fetch_sub(&greens[device], 1);
-        fgpu_unclaim(device, size_on(device));
-    }
-    pthread_mutex_unlock(&lock);
-    return result;
-}
-
-static CUresult destroy_green(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx context) {
-    CUcontext current = NULL; /* what launches know it as */
-    pthread_mutex_lock(&lock);
-    if (DRIVER(cuCtxFromGreenCtx) != NULL)
-        DRIVER(cuCtxFromGreenCtx)(&current, context);
-    CUresult result = real(context);
-    if (result == CUDA_SUCCESS && *find(context) != NULL) {
-        atomic_fetch_sub(&greens[(*find(context))->device], 1);
-        drop(find(context));
-    }
-    if (result == CUDA_SUCCESS && current != NULL)
-        fgpu_throttle_context_ended(current, -1);
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -348,6 +348,7 @@
     CALL(CUDA, cuCtxFromGreenCtx) \
     CALL(CUDA, cuCtxPushCurrent_v2) \
     CALL(CUDA, cuCtxPopCurrent_v2) \
+    CALL(CUDA, cuDeviceGetAttribute) \
     CALL(CUDA, cuDeviceGetUuid) \
     CALL(CUDA, cuDeviceGetUuid_v2) \
     CALL(CUDA, cuDeviceGetDefaultMemPool) \

@@ -67,9 +67,18 @@ void fgpu_release_memory_of(fgpu_owner_test is_gone, const void *data) {
 
 /* ---- Allocations ---- */
 
+#define LARGE (UINT64_C(1) << 20) /* what is larger has pages of its own; what is not shares them */
+#define PAGE (UINT64_C(2) << 20)
+
+static uint64_t in_pages(uint64_t bytes) {
+    if (bytes <= LARGE)
+        return fgpu_rounded(bytes);
+    return bytes > UINT64_MAX - (PAGE - 1) ? UINT64_MAX : (bytes + PAGE - 1) & ~(PAGE - 1);
+}
+
 bool fgpu_begin_claim(struct fgpu_holding *claim, uint64_t bytes) {
     CUcontext context = NULL;
-    *claim = (struct fgpu_holding){.device = fgpu_current_context(&context), .bytes = fgpu_rounded(bytes)};
+    *claim = (struct fgpu_holding){.device = fgpu_current_context(&context), .bytes = in_pages(bytes)};
     claim->owner = context;
     return fgpu_claim(claim->device, claim->bytes);
 }
@@ -129,7 +138,7 @@ static uint64_t pitched(uint64_t width, uint64_t height) {
 
 static CUresult end_pitched(struct fgpu_holding *claim, const CUdeviceptr *address, uint64_t bytes, CUresult result) {
     uint64_t claimed = claim->bytes;
-    bytes = fgpu_rounded(bytes);
+    bytes = in_pages(bytes);
     if (result == CUDA_SUCCESS && bytes < claimed) {
         fgpu_unclaim(claim->device, claimed - bytes);
         claim->bytes = bytes;

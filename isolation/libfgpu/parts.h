@@ -68,7 +68,7 @@ void fgpu_unclaim(int device, uint64_t bytes);
  * capture. Returns the mode that was in force, to be put back. */
 CUstreamCaptureMode fgpu_relax(CUstreamCaptureMode mode);
 
-/* The driver hands out memory in parts of 512 bytes. UINT64_MAX, more than any limit, if it overflows. */
+/* The driver hands out memory of pools in parts of 512 bytes, and small allocations too. UINT64_MAX, more than any limit, if it overflows. */
 uint64_t fgpu_rounded(uint64_t bytes);
 uint64_t fgpu_product(uint64_t a, uint64_t b);
 

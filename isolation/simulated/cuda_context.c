@@ -37,6 +37,8 @@ static CUresult push(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+static const size_t first_limits[] = {1024, 4194304, 8388608, 2, 2048, 128};
+
 static CUcontext fresh(struct device *device, unsigned flags)
 {
     CUcontext context = calloc(1, sizeof *context);
@@ -47,8 +49,7 @@ static CUcontext fresh(struct device *device, unsigned flags)
     context->flags = flags;
     context->api_version = 3020;
     context->id = atomic_fetch_add(&next_id, 1);
-    const size_t limits[] = {1024, 4194304, 8388608, 2, 2048, 128};
-    memcpy(context->limits, limits, sizeof limits);
+    memcpy(context->limits, first_limits, sizeof first_limits);
     stream_init(&context->legacy, context, 0, 0);
     context->legacy.legacy = true;
     return context;
@@ -451,11 +452,28 @@ CALL(cuCtxGetLimit, 3010, cuCtxGetLimit, size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
+/* What stacks, print buffer and heap take beyond what they have at first, which is part of the context's own. */
+static bool limit_bytes(const struct device *device, CUlimit limit, size_t value, uint64_t *bytes)
+{
+    uint64_t threads = limit == CU_LIMIT_STACK_SIZE ? (uint64_t)THREADS_PER_SM * device->machine->sm_count : 1;
+    *bytes = 0;
+    return limit > CU_LIMIT_MALLOC_HEAP_SIZE || value <= first_limits[limit] ||
+           !__builtin_mul_overflow(value - first_limits[limit], threads, bytes);
+}
+
 CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, CUlimit limit, size_t value)
 {
     CURRENT(context);
+    uint64_t before, after;
     if ((unsigned)limit >= 8)
         return (CUresult)215;
+    LOCKED;
+    const struct machine_device *on = context->device->machine;
+    limit_bytes(context->device, limit, context->limits[limit], &before);
+    if (!limit_bytes(context->device, limit, value, &after) || (after > before && !ledger_take(on, after - before)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    ledger_give(on, after < before ? before - after : 0);
+    context->charged += after - before;
     context->limits[limit] = value;
     return CUDA_SUCCESS;
 }

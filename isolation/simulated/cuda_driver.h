@@ -51,6 +51,7 @@ struct call {
 
 #define QUEUE_DEPTH 1024 /* kernels that a stream accepts before a launch has to wait */
 #define CONTEXT_STACK 64
+#define THREADS_PER_SM 2048
 
 enum magic {
     CONTEXT = 0x51a0,

@@ -75,7 +75,7 @@ STREAMED(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel, _ptsz,
     if (result)
         return result;
     /* All blocks have to be on the device at once. */
-    uint64_t room = (uint64_t)found->context->device->machine->sm_count * (2048 / MAX_THREADS);
+    uint64_t room = (uint64_t)found->context->device->machine->sm_count * (THREADS_PER_SM / MAX_THREADS);
     if ((uint64_t)gx * gy * gz * bx * by * bz > room * MAX_THREADS)
         return (CUresult)720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
     return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, stream, per_thread, arguments,
@@ -202,7 +202,7 @@ static CUresult blocks_per_sm(int *out, CUfunction handle, int threads, size_t s
     (void)function;
     if (!out || threads <= 0 || threads > MAX_THREADS)
         return CUDA_ERROR_INVALID_VALUE;
-    int by_threads = 2048 / threads < 32 ? 2048 / threads : 32;
+    int by_threads = THREADS_PER_SM / threads < 32 ? THREADS_PER_SM / threads : 32;
     size_t by_shared = shared ? 233472 / (shared + 1024) : 32;
     *out = by_shared < (size_t)by_threads ? (int)by_shared : by_threads;
     return CUDA_SUCCESS;
@@ -229,7 +229,7 @@ static CUresult block_size(int *grid, int *block, CUfunction handle, int limit)
     if (!grid || !block || limit < 0)
         return CUDA_ERROR_INVALID_VALUE;
     *block = limit && limit < MAX_THREADS ? limit : MAX_THREADS;
-    *grid = (int)context->device->machine->sm_count * (2048 / *block);
+    *grid = (int)context->device->machine->sm_count * (THREADS_PER_SM / *block);
     return CUDA_SUCCESS;
 }
 

@@ -21,6 +21,7 @@ struct variable {
 struct CUmod_st {
     CUcontext context; /* NULL: a library's */
     CUlibrary library;
+    const struct machine_device *on; /* its code takes memory of this; NULL: it was loaded without a context */
     bool any_name;
     struct CUfunc_st *functions;
     struct variable *variables;
@@ -262,11 +263,14 @@ static void unload(CUmodule module)
             *place = module->next;
             break;
         }
+    if (module->on)
+        ledger_give(module->on, module->on->code_bytes);
     free(module);
 }
 
 static CUresult load(CUmodule *out, const void *image, CUcontext context)
 {
+    CUcontext current;
     if (!out || !image)
         return CUDA_ERROR_INVALID_VALUE;
     CUmodule module = calloc(1, sizeof *module);
@@ -275,6 +279,12 @@ static CUresult load(CUmodule *out, const void *image, CUcontext context)
     module->context = context;
     LOCKED;
     CUresult result = read_image(module, image);
+    if (!result && !current_context(&current) && current->device->machine->code_bytes) {
+        if (ledger_take(current->device->machine, current->device->machine->code_bytes))
+            module->on = current->device->machine;
+        else
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (result) {
         unload(module);
         return result;

@@ -183,6 +183,10 @@ static bool device_field(struct parser *p, struct machine_device *device, const 
         if (!number(p, field, value, 0, 65536, &n))
             return false;
         device->context_bytes = n * MACHINE_MIB;
+    } else if (!strcmp(field, "code_mib")) {
+        if (!number(p, field, value, 0, 65536, &n))
+            return false;
+        device->code_bytes = n * MACHINE_MIB;
     } else if (!strcmp(field, "granularity_kib")) {
         if (!number(p, field, value, 0, 1024 * 1024, &n))
             return false;

@@ -19,7 +19,7 @@ struct machine_device {
     char uuid[MACHINE_UUID_BYTES];
     char name[MACHINE_UUID_BYTES];
     unsigned char uuid_bytes[16];
-    uint64_t memory_bytes, context_bytes, granularity_bytes;
+    uint64_t memory_bytes, context_bytes, code_bytes, granularity_bytes;
     unsigned sm_count, major, minor;
     int parent;         /* the index of the GPU that this is an instance of; -1: a GPU */
     unsigned instances; /* a GPU's MIG instances */

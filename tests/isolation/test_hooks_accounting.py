@@ -100,6 +100,30 @@ def test_pitched_memory_beyond_the_limit_is_never_taken(
     assert device.peak == 128 << 20
 
 
+def test_what_is_larger_than_1_mib_is_charged_in_whole_pages_of_2_mib(
+    session_folder: Callable[..., Path], compile_c: Callable[..., Path]
+) -> None:
+    """As the driver takes it: of many that are just above 1 MiB it holds twice what was asked for."""
+    folder = session_folder(
+        devices=[(UUID, 64)], machine=f"gpu uuid={UUID} memory_mib=8192 granularity_kib=1024 name=In pages\n"
+    )
+    run(
+        folder,
+        """
+        held = [cuda.new(call, MIB + 1, *more) for call, *more in [("cuMemAlloc_v2",), ("cuMemAllocManaged", 1)] * 16]
+        assert cuda.used_mib() == 64
+        assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 1) == OUT_OF_MEMORY
+        for address in held:
+            cuda.cuMemFree_v2(address)
+        assert cuda.used_mib() == 0
+        cuda.alloc(1)
+        assert cuda.used_mib() == 1
+        """,
+    )
+    (device,) = Machine(folder / "simulated", compile_c).entries()
+    assert device.peak == 32 << 20  # managed memory is the host's there
+
+
 def test_what_the_driver_does_not_free_stays_charged(session_folder: Callable[..., Path]) -> None:
     run(
         session_folder(devices=[(UUID, 128)]),
@@ -416,37 +440,46 @@ def test_a_reset_of_the_primary_context_releases_it(session_folder: Callable[...
     )
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_what_kernels_allocate_and_print_into_is_charged_as_large_as_it_is_made(
-    session_folder: Callable[..., Path], limit: int
+@pytest.mark.parametrize(
+    ("limit", "times"),
+    [pytest.param(0, 2 * 2048, id="stack"), pytest.param(1, 1, id="print"), pytest.param(2, 1, id="heap")],
+)
+def test_stacks_and_what_kernels_allocate_and_print_into_are_charged_as_large_as_they_are_made(
+    session_folder: Callable[..., Path], compile_c: Callable[..., Path], limit: int, times: int
 ) -> None:
+    """There is a stack for each of 2,048 threads of both multiprocessors."""
+    folder = session_folder(
+        devices=[(UUID, 128)], machine=f"gpu uuid={UUID} memory_mib=8192 sm_count=2 name=Small one\n"
+    )
     run(
-        session_folder(devices=[(UUID, 128)]),
+        folder,
         f"""
-        limit = {limit}
+        limit, times = {limit}, {times}
         first = cuda.new("cuCtxGetLimit", limit, kind=c_size_t)
         for size in (100, 20, 60):
-            cuda.cuCtxSetLimit(limit, first + size * MIB)
+            cuda.cuCtxSetLimit(limit, first + size * MIB // times)
             assert cuda.used_mib() == size
-        assert cuda.result("cuCtxSetLimit", limit, first + 129 * MIB) == OUT_OF_MEMORY
+        for size in (129 * MIB // times, 2**62):
+            assert cuda.result("cuCtxSetLimit", limit, first + size) == OUT_OF_MEMORY
         assert cuda.used_mib() == 60
-        assert cuda.new("cuCtxGetLimit", limit, kind=c_size_t) == first + 60 * MIB
+        assert cuda.new("cuCtxGetLimit", limit, kind=c_size_t) == first + 60 * MIB // times
         assert cuda.result("cuMemAlloc_v2", byref(c_ulonglong()), 69 * MIB) == OUT_OF_MEMORY
         other = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
-        cuda.cuCtxSetLimit(limit, first + 8 * MIB)
-        cuda.cuCtxSetLimit(0, 2**20)  # the stack's: a size for each thread
+        cuda.cuCtxSetLimit(limit, first + 8 * MIB // times)
         assert cuda.used_mib() == 68
         cuda.cuCtxDestroy_v2(other)
         cuda.start()
         assert cuda.used_mib() == 60
         cuda.cuCtxSetLimit(limit, first // 2)
         assert cuda.used_mib() == 0
-        cuda.cuCtxSetLimit(limit, first + 8 * MIB)
+        cuda.cuCtxSetLimit(limit, first + 8 * MIB // times)
         cuda.cuDevicePrimaryCtxReset_v2(0)
         cuda.start()
         assert cuda.used_mib() == 0
         """,
     )
+    (device,) = Machine(folder / "simulated", compile_c).entries()
+    assert device.peak == 100 << 20
 
 
 def test_a_primary_context_made_past_the_exported_function_is_charged_once(
@@ -569,7 +602,7 @@ def test_beside_a_primary_context_that_does_not_fit_nothing_is_granted_until_the
     first.end()
 
 
-def test_a_green_context_and_the_primary_one_that_it_makes_are_charged_once(
+def test_green_contexts_and_the_primary_one_that_they_share_are_charged_once(
     session_folder: Callable[..., Path],
 ) -> None:
     run(
@@ -586,9 +619,37 @@ def test_a_green_context_and_the_primary_one_that_it_makes_are_charged_once(
         assert cuda.used_mib() == 74
         primary = cuda.retain_by_table()
         assert cuda.used_mib() == 74
-        cuda.cuGreenCtxDestroy(c_void_p(green))
-        cuda.cuCtxSetCurrent(primary)  # this stays, and so is charged now
+        more = [cuda.new("cuGreenCtxCreate", description, 0, 1, kind=c_void_p) for _ in range(3)]
         assert cuda.used_mib() == 74
+        for one in (green, *more):
+            cuda.cuGreenCtxDestroy(c_void_p(one))
+        cuda.cuCtxSetCurrent(primary)  # this stays, and so it stays charged
+        assert cuda.used_mib() == 74
+        """,
+        start=False,
+    )
+    folder = session_folder(devices=[(UUID, 128)], context_mib=64)
+    run(
+        folder,
+        """
+        cuda = Cuda()
+        cuda.cuInit(0)
+        resource, description = (c_ulonglong * 32)(), c_void_p()
+        cuda.cuDeviceGetDevResource(0, resource, 1)
+        cuda.cuDevResourceGenerateDesc(byref(description), resource, 1)
+        for _ in range(3):  # the last one takes the primary one with it, and what was allocated there
+            first = cuda.new("cuGreenCtxCreate", description, 0, 1, kind=c_void_p)
+            second = cuda.new("cuGreenCtxCreate", description, 0, 1, kind=c_void_p)
+            cuda.cuCtxSetCurrent(c_void_p(cuda.new("cuCtxFromGreenCtx", c_void_p(first), kind=c_void_p)))
+            cuda.alloc(64)
+            assert cuda.used_mib() == 128
+            cuda.cuGreenCtxDestroy(c_void_p(second))
+            assert cuda.used_mib() == 128
+            cuda.cuGreenCtxDestroy(c_void_p(first))
+        other = cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+        assert cuda.used_mib() == 64
+        assert cuda.result("cuGreenCtxCreate", byref(c_void_p()), description, 0, 1) == 0
+        assert cuda.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == OUT_OF_MEMORY
         """,
         start=False,
     )
@@ -698,8 +759,8 @@ def test_an_array_is_charged_by_its_format_and_all_its_levels(session_folder: Ca
         for description, levels, mib in (
             (ArrayDescription(1 << 20, 0, 0, 0x01, 4, 0), 1, 4),  # a line
             (ArrayDescription(M, 0, 64, 0x20, 4, 1), 1, 2),  # layers of lines
-            (ArrayDescription(256, 256, 64, 0x01, 4, 0), 3, 16 + 2 + 0.25),  # levels of a space
-            (ArrayDescription(256, 256, 64, 0x01, 4, 1), 3, 16 + 4 + 1),  # levels of layers
+            (ArrayDescription(256, 256, 64, 0x01, 4, 0), 3, 20),  # levels of a space: 16 + 2 + 0.25, in pages
+            (ArrayDescription(256, 256, 64, 0x01, 4, 1), 3, 22),  # levels of layers: 16 + 4 + 1
         ):
             array = cuda.new("cuMipmappedArrayCreate", byref(description), levels, kind=c_void_p)
             assert cuda.used_mib() == mib, (mib, cuda.used_mib())

@@ -108,6 +108,52 @@ def test_a_context_takes_memory(simulated_machine: Make) -> None:
             assert "cuDevicePrimaryCtxRetain(&context, 0) is 2" in machine.run("sim_tool", "info", fails=True)
 
 
+CODE = """
+import ctypes, sys
+cuda, context, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+image = b".version 8.0\\n.target sm_90\\n.visible .entry one()\\n{ ret; }\\n"
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == cuda.cuCtxSetCurrent(context) == 0
+def left():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value >> 20
+"""
+
+
+def test_code_takes_memory_for_as_long_as_it_is_loaded(simulated_machine: Make) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 context_mib=100 code_mib=400\n")
+    loads = """
+found = [left()]
+for call, last in ((cuda.cuModuleLoadData, cuda.cuModuleUnload), (cuda.cuLibraryLoadData, cuda.cuLibraryUnload)):
+    more = (None, None, 0, None, None, 0) if call is cuda.cuLibraryLoadData else ()
+    assert call(ctypes.byref(module), image, *more) == 0
+    found.append(left())
+    other = ctypes.c_void_p()
+    assert call(ctypes.byref(other), image, *more) == 0
+    assert call(ctypes.byref(other), image, *more) == 2
+    assert last(other) == last(module) == 0
+    found.append(left())
+assert cuda.cuModuleLoadData(ctypes.byref(module), image) == 0
+assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == cuda.cuCtxSetCurrent(context) == 0
+print(*found, left())
+"""
+    assert machine.python(CODE + loads) == "924 524 924 524 924 924\n"
+
+
+def test_stacks_take_memory_for_every_thread_that_can_run(simulated_machine: Make) -> None:
+    machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 sm_count=16\n")
+    sets = """
+found = []
+for size in (1024, 17 * 1024, 9 * 1024, 512):
+    assert cuda.cuCtxSetLimit(0, ctypes.c_size_t(size)) == 0
+    found.append(left())
+assert cuda.cuCtxSetLimit(0, ctypes.c_size_t(34 * 1024)) == 2
+print(*found, left())
+"""
+    assert machine.python(CODE + sets) == "1024 512 768 1024 1024\n"
+
+
 def test_memory_is_taken_in_multiples_where_the_machine_says_so(simulated_machine: Make) -> None:
     machine = simulated_machine("gpu uuid=GPU-a memory_mib=1024 granularity_kib=65536\n")
     with machine.running("sim_tool", "hold", 1, 62, 65) as holder:
