@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import fnmatch
 
-from traitlets import Dict, Float, Integer, Unicode, Union
+from traitlets import Dict, Enum, Float, Integer, Unicode, Union
 
-from fgpu_scheduler import MAX_SHARES, MIN_MEMORY_MIB, MIN_TIME_LIMIT_S, BadSettings, Caps, format_milli
-from fgpuspawner.settings.traits import TIME_REMEDY, Amount, Settings, Whole, milli
+from fgpu_scheduler import (
+    MAX_SHARES,
+    MIN_MEMORY_MIB,
+    MIN_TIME_LIMIT_S,
+    BadSettings,
+    Caps,
+    FoundDevice,
+    format_milli,
+)
+from fgpuspawner.settings.traits import LARGEST_MIB, TIME_REMEDY, Amount, Settings, Whole, milli
 from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
 
 MEMORY_REMEDY = f"it must be at least {MIN_MEMORY_MIB}, or 0 to leave it open"
+RESERVE_MIB = 512
+"""The default of ``watchdog_tolerance_mib``."""
+RESERVE_PART = 32
 
 
 class AmountSettings(Settings):
@@ -29,6 +40,16 @@ class AmountSettings(Settings):
 
     Each needs a CUDA context of its own, some hundred MiB on today's GPUs. With fewer than run now, those go on and no
     more are started there.
+    """
+    gpu_reserve_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
+        example="1024", remedy='use "auto" or MiB such as 1024'
+    )
+    """GPU memory of each GPU, in MiB, that no session gets, so that the shares do not add up to all of it.
+
+    The driver takes memory that nothing counts: the code of kernels, and what it rounds up. "auto" is 512 MiB, as much as
+    ``watchdog_tolerance_mib`` leaves to one session, but at most 1/32 of the GPU. It is kept of GPUs that NVML reports:
+    not of MIG instances, nor of those whose memory is declared, by you or by a cluster, nor where ``max_shares_per_gpu``
+    is 1.
     """
     fgpu_step = Amount("0.1").tag(example='"0.25"')
     """Step in which users choose fGPU, in the form and through the API."""
@@ -56,6 +77,14 @@ class AmountSettings(Settings):
         example="4 * 3600", remedy=TIME_REMEDY
     )
     """Time limit of requests that give none, in seconds; 0: the longest."""
+
+    def sessions_memory_mib(self, device: FoundDevice) -> int:
+        """Return what sessions may have together of a GPU that the driver reports."""
+        if device.simulated or device.uuid.startswith("MIG-") or self.max_shares_per_gpu == 1:
+            return device.memory_mib
+        derived = min(RESERVE_MIB, device.memory_mib // RESERVE_PART)
+        reserve = derived if self.gpu_reserve_mib == "auto" else int(self.gpu_reserve_mib)
+        return max(MIN_MEMORY_MIB, device.memory_mib - reserve)
 
     def caps(self) -> Caps:
         """Return the limits on one request."""

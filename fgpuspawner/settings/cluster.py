@@ -169,6 +169,8 @@ class ClusterSettings(AmountSettings):
     def _node(self, spec: Spec, machine: Machine | None) -> Node:
         name = spec["name"]
         known = machine or Machine(0, 0)
+        # What a cluster counts is the cluster's to divide.
+        reserves = are_found_by_driver(spec) and not self.finds_nodes
         return Node(
             id=name,
             resource_group=spec.get("group", known.group or DEFAULT_GROUP),
@@ -181,7 +183,7 @@ class ClusterSettings(AmountSettings):
                     name,
                     d.index,
                     d.model,
-                    d.memory_mib,
+                    self.sessions_memory_mib(d) if reserves else d.memory_mib,
                     self.capacity_milli(d.model),
                     d.simulated,
                     self.max_shares_per_gpu,

@@ -64,10 +64,33 @@ def test_a_machine_is_what_it_says_but_for_what_is_declared() -> None:
         262_144,
         NodeState.READY,
     )
-    assert [(d.uuid, d.memory_mib, d.simulated) for d in away.devices] == [("GPU-1f", 40960, False)]
+    assert [(d.uuid, d.memory_mib, d.simulated) for d in away.devices] == [("GPU-1f", 40960 - 512, False)]
     declared = settings(cpu=8, memory_mib=1024, gpus=[{"uuid": "GPU-2", "memory_mib": 8192}])
     away = next(n for n in declared.discover_nodes({"away": machine}) if n.id == "away")
     assert (away.cpu_milli, away.memory_mib, away.devices[0].uuid) == (8000, 1024, "GPU-2")
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "left_mib"),
+    [
+        ({}, FOUND, 40960 - 512),
+        ({}, FoundDevice("GPU-1f", 0, "Small", 8192), 8192 - 256),
+        ({"gpu_reserve_mib": 1024}, FOUND, 40960 - 1024),
+        ({"gpu_reserve_mib": 0}, FOUND, 40960),
+        ({"gpu_reserve_mib": 10**6}, FOUND, 128),
+        ({"max_shares_per_gpu": 1}, FOUND, 40960),
+        ({}, FoundDevice("MIG-1f", 0, "NVIDIA A100 MIG 1g.5gb", 4864), 4864),
+        ({"finds_nodes": True}, FOUND, 40960),
+        ({"gpus": [{"uuid": "GPU-1f", "memory_mib": 40960}]}, FOUND, 40960),
+    ],
+)
+def test_of_a_gpu_that_the_driver_reports_a_reserve_is_nobodys(
+    given: dict[str, Any], found: FoundDevice, left_mib: int
+) -> None:
+    own = {k: v for k, v in given.items() if k != "gpus"}
+    spec = {"name": "away"} | {k: v for k, v in given.items() if k == "gpus"}
+    node = FGPU(nodes=[spec], **own).node_of("away", Machine(64_000, 262_144, (found,)))
+    assert [d.memory_mib for d in node.devices] == [left_mib]
 
 
 def test_a_machine_that_does_not_answer_is_lost_and_not_without_gpus_where_they_are_declared() -> None:
