@@ -33,6 +33,7 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
+from fgpuspawner.hub.code_watch import CodeWatch
 from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
 from fgpuspawner.hub.disk_watch import SessionDisks
@@ -278,14 +279,16 @@ class Runtime:
         sampler.begin(self.background)
         GpuWatch(self.drivers, clock, data=settings.data_path()).begin(self.background)
         looks = Looks(self.drivers, self.queue.live, every_s=self._looks_every_s)
+        ask = functools.partial(slots_of, self.engine, self.isolation)
+        code = CodeWatch(self.isolation, ask)
         compute = ComputeWatch(
             self.queue,
             self.audit,
-            functools.partial(slots_of, self.engine, self.isolation),
+            ask,
             look_again=looks.again,
             ends=settings.watchdog_compute == "end",
         )
-        looks.begin(self.background, (watchdog.saw, compute.saw, self._gpu_use.saw, sampler.saw))
+        looks.begin(self.background, (watchdog.saw, compute.saw, code.saw, self._gpu_use.saw, sampler.saw))
         atexit.register(looks.close)
         self.background.every(
             settings.watchdog_every_s,

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fgpu_scheduler import Device, FGPUError, Session
+from fgpu_scheduler import Device, FGPUError, Request, Session
 from fgpuspawner.isolation import limits as limits_file
 from fgpuspawner.isolation import machine
+from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.files import link, make_empty, make_folder, remove_folder
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.native import SIMULATED_COMMAND, Native
@@ -22,6 +23,8 @@ WRITTEN = "written"
 WRITTEN_OPTIONS = "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"
 
 MIG_PREFIX = "MIG-"
+MOST_OF_SHARE = 4
+"""The code of a process is charged a quarter of the slice at most."""
 
 
 class CannotPrepare(FGPUError):
@@ -63,7 +66,8 @@ class Host:
     """What there is on this machine, found once when the Hub starts.
 
     ``own_root``: sessions have a root file system of their own, as containers do. ``memory_limits`` is whether the driver
-    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID. ``elsewhere`` is another
+    can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID, and ``code`` what is known of
+    the code of kernels that is charged with it. ``elsewhere`` is another
     machine, of which only that is known what its engine says. ``lends``: sessions that are idle lend others their
     compute, of which each has ``most_percent`` at most.
     """
@@ -83,7 +87,21 @@ class Host:
     lends: bool = False
     most_percent: int = 100
     context_mib: Mapping[str, int] = field(default_factory=dict)
+    code: CodeMemory | None = None
     elsewhere: bool = False
+
+    def gpu_name(self, model: str) -> str:
+        """Return what tells GPUs apart that take differently much for contexts and code."""
+        return f"{model}, driver {self.driver}"
+
+    def charged_mib(self, device: Device, request: Request, share_mib: int) -> int:
+        """Return what a context of a session is charged, with its code; 0 if contexts are charged nothing."""
+        context = self.context_mib.get(device.uuid, 0)
+        if not context or self.code is None or device.simulated:
+            return context
+        code = self.code.charged_mib(self.gpu_name(device.model), request.image, request.user)
+        # Whatever was learnt, most of the slice is the program's.
+        return context + min(code, share_mib // MOST_OF_SHARE)
 
 
 class Backend:
@@ -133,7 +151,7 @@ class Backend:
                 devices,
                 neighbours,
                 managed=self.host.managed,
-                context_mib=dict(self.host.context_mib),
+                context_mib=self._charged(session, devices),
                 compute=self.limits_compute,
                 lends=self.lends_compute and self.host.lends and self.host.accounting is not None,
                 most_percent=self.host.most_percent,
@@ -152,6 +170,12 @@ class Backend:
         if self.host.native is not None and any(d.simulated for d in devices):
             prepared = self._with_machine(prepared, own, session.placement.node_id)
         return prepared
+
+    def _charged(self, session: Session, devices: Sequence[Device]) -> dict[str, int]:
+        assert session.placement is not None
+        shares = {share.device_uuid: share.memory_mib for share in session.placement.shares}
+        own = [device for device in devices if device.uuid in shares]
+        return {d.uuid: self.host.charged_mib(d, session.request, shares[d.uuid]) for d in own}
 
     def teardown(self, session_id: int) -> None:
         """Remove what `prepare` wrote. Doing so twice is fine."""

@@ -14,6 +14,7 @@ from fgpu_scheduler import Device, Node, Session
 from fgpuspawner.isolation import accounting, facts, lending, limits, machine, native
 from fgpuspawner.isolation.base import Backend, CannotPrepare, Host, Prepared
 from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
+from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
 from fgpuspawner.isolation.hami import Hami
@@ -55,6 +56,9 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
         hami_library=Path(settings.hami_library) if settings.hami_library else None,
         managed=settings.managed_memory,
+        code=CodeMemory(
+            settings.data_path(), fixed_mib=None if settings.code_mib == AUTO else int(settings.code_mib)
+        ),
         lends=settings.compute == "elastic",
         most_percent=settings.max_percent,
     )
@@ -79,6 +83,7 @@ def host_elsewhere(host: Host) -> Host:
         commands=host.commands,
         managed=host.managed,
         context_mib=host.context_mib,
+        code=host.code,
         elsewhere=True,
     )
 

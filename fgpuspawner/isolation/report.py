@@ -112,11 +112,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Whose slots in libfgpu's account are held, and which of the processes that were asked for run."""
+    """Whose slots in libfgpu's account are held, and which of the processes that were asked for run.
+
+    ``amounts`` have of such a process its number, and what it was charged of each device, in bytes.
+    """
 
     probe: Literal[1]
     slots: tuple[Number, ...]
     running: tuple[Number, ...]
+    amounts: tuple[tuple[Number, ...], ...] = ()
     nonce: object = None
 
 

@@ -49,6 +49,16 @@ class IsolationSettings(Settings):
     "auto" measures it once for each GPU model and driver, when the Hub starts, and keeps it in ``data_dir``. Where
     it cannot be measured 512 is charged, and the log says so. A context of a simulated GPU takes nothing.
     """
+    code_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
+        example="200", remedy='use "auto" or MiB such as 200'
+    )
+    """GPU memory charged with each CUDA context of a real GPU for the code of kernels, in MiB; 0: nothing.
+
+    "auto" learns it for each image, GPU model and driver, from sessions: it is what the driver counts of a process beyond
+    what libfgpu has charged it. A user is charged what their own sessions took, else the middle of what others' took, if
+    there are two at least; and a quarter of the slice at most. Until then it is nothing: ``gpu_reserve_mib`` is for it.
+    Sessions keep what they were started with. Nothing is charged where ``context_mib`` is 0.
+    """
     accounting_dir = AbsolutePath().tag(example='"/run/user/1000"')
     """Folder for what local sessions' processes write all the time about what they hold; best in memory.
 

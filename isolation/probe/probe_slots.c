@@ -21,10 +21,14 @@ static bool is_held(int descriptor, unsigned slot)
     return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
+#define MOST_AMOUNTS 32 /* so that the line stays short */
+
+static struct region_owner owners[REGION_SLOTS];
+static bool held[REGION_SLOTS];
+
+/* Read, never mapped: the session may cut the file off at any time. */
 static void tell_slots(struct json *json, int descriptor)
 {
-    /* Read, never mapped: the session may cut the file off at any time. */
-    static struct region_owner owners[REGION_SLOTS];
     size_t size = sizeof(owners);
 
     if (pread(descriptor, owners, size, offsetof(struct region, owner)) != (ssize_t)size) {
@@ -33,12 +37,51 @@ static void tell_slots(struct json *json, int descriptor)
     }
     json_raw(json, "[");
     for (unsigned slot = 0; slot < REGION_SLOTS; slot++) {
-        if (is_held(descriptor, slot)) {
+        held[slot] = is_held(descriptor, slot);
+        if (held[slot]) {
             json_next(json);
             json_number(json, owners[slot].pid);
         }
     }
     json_raw(json, "]");
+}
+
+static bool is_asked(const char *processes, uint64_t process)
+{
+    char *end;
+
+    for (const char *rest = processes; *rest != '\0'; rest = end + (*end == ','))
+        if (strtoul(rest, &end, 10) == process && end != rest)
+            return true;
+        else if (end == rest)
+            end++;
+    return false;
+}
+
+/* Of each slot whose process is asked for: its number, and what it holds of each device. */
+static void tell_amounts(struct json *json, int descriptor, const char *processes)
+{
+    unsigned told = 0;
+
+    for (unsigned slot = 0; slot < REGION_SLOTS && told < MOST_AMOUNTS; slot++) {
+        if (!held[slot] || !is_asked(processes, owners[slot].pid))
+            continue;
+        told++;
+        json_next(json);
+        json_raw(json, "[");
+        json_number(json, owners[slot].pid);
+        for (unsigned device = 0; device < FGPU_MAX_DEVICES; device++) {
+            uint64_t amount = 0;
+            off_t place = (off_t)(offsetof(struct region, cell[0][0].committed) +
+                                  (device * REGION_SLOTS + slot) * sizeof(struct region_cell));
+
+            if (pread(descriptor, &amount, sizeof(amount), place) != (ssize_t)sizeof(amount))
+                amount = 0;
+            json_next(json);
+            json_number(json, amount);
+        }
+        json_raw(json, "]");
+    }
 }
 
 /* It has memory of its own: neither ended, nor being taken apart, which with a GPU can take a while. */
@@ -83,6 +126,11 @@ void probe_slots(struct json *json, const struct options *options)
         rest = end + strcspn(end, ",");
         rest += *rest == ',';
     }
+    json_raw(json, "]");
+    json_name(json, "amounts");
+    json_raw(json, "[");
+    if (descriptor >= 0)
+        tell_amounts(json, descriptor, options->processes);
     json_raw(json, "]");
     if (descriptor >= 0)
         close(descriptor);

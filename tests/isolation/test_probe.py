@@ -256,6 +256,7 @@ text = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry spin_
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(32 << 20)) == 0
 assert cuda.cuModuleLoadData(ctypes.byref(module), text) == 0
 assert cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_1us") == 0
 assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
@@ -288,8 +289,10 @@ def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
             "nonce": "n",
             "slots": [child.pid] if libfgpu else [],
             "running": [child.pid, 1],
+            "amounts": [[child.pid, 32 << 20, *[0] * 15]] if libfgpu else [],
         }
-    assert report(folder / "probe-static", *asked, env={}) == {**told, "slots": [], "running": [1]}
+    gone = {"slots": [], "running": [1], "amounts": []}
+    assert report(folder / "probe-static", *asked, env={}) == {**told, **gone}
 
 
 def test_an_account_that_cannot_be_read_is_not_one_of_nobody(tmp_path: Path, session_folder: Folder) -> None:

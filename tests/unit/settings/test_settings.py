@@ -447,6 +447,7 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         ({"managed_memory": "ignore"}, "c.FGPU.managed_memory is 'ignore'; use one of charge, refuse"),
         ({"gpu_reserve_mib": -1}, 'c.FGPU.gpu_reserve_mib is -1; use "auto" or MiB such as 1024'),
+        ({"code_mib": -1}, 'c.FGPU.code_mib is -1; use "auto" or MiB such as 200'),
         ({"context_mib": -1}, 'c.FGPU.context_mib is -1; use "auto" or MiB such as 400'),
         ({"context_mib": "400"}, "c.FGPU.context_mib is '400'; use \"auto\" or MiB such as 400"),
         ({"verify_timeout_s": 0}, "c.FGPU.verify_timeout_s is 0; it must be at least 1 second"),
