@@ -57,6 +57,8 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     note_who_asks(app, runtime.opened)
     _note_the_end(app, runtime)
     let_go_of_waiting(app.db, runtime.store.snapshot(0).sessions)
+    if (service := app._service_map.get(SERVICE)) is not None:
+        leave_only_this_token(app.db, service.api_token)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
@@ -106,6 +108,15 @@ def let_go_of_waiting(db: Any, sessions: Iterable[Session]) -> None:
             db.execute(statement.execution_options(synchronize_session=False))
     db.commit()
     db.expire_all()
+
+
+def leave_only_this_token(db: Any, token: str) -> None:
+    """Take back the tokens that earlier starts of the Hub made for the service. Each start makes another."""
+    own = orm.APIToken.find(db, token)
+    for other in db.query(orm.APIToken).filter_by(service_id=own.service_id, note="generated at startup"):
+        if other is not own:
+            db.delete(other)
+    db.commit()
 
 
 def _open_more_files() -> None:

@@ -23,8 +23,9 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, MutableMapping, S
 from datetime import UTC
 from typing import Any, ClassVar
 
+from jupyterhub import orm
 from jupyterhub.spawner import Spawner
-from jupyterhub.utils import random_port
+from jupyterhub.utils import maybe_future, random_port, url_escape_path, url_path_join
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -651,6 +652,16 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                     return
                 await scheduler.gone(session.id)
         await self.runtime.clear(session)
+
+    async def run_post_stop_hook(self) -> None:
+        """Take back also a token that an earlier Hub process gave this server: JupyterHub knows only its own."""
+        await maybe_future(super().run_post_stop_hook())
+        base_url = url_path_join(self.user.base_url, url_escape_path(self.name), "/")
+        for token in self.db.query(orm.APIToken).filter_by(
+            user_id=self.user.id, note=f"Server at {base_url}"
+        ):
+            self.db.delete(token)
+        self.db.commit()
 
     async def _leave_or_drop_ticket(self, why: str) -> None:
         """Leave what this server has in the queue, where another request was refused, unless it may not be made either.

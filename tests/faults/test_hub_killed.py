@@ -18,7 +18,7 @@ import requests
 
 from fgpu_scheduler import HOLDING, EndCause, SessionState
 from hubprocess import HubProcess, until
-from launched import launched
+from launched import launched, processes_of
 from notebooks import Notebooks
 from servers import ECHO
 
@@ -336,6 +336,26 @@ def test_a_terminated_hub_leaves_sessions_and_queue_and_takes_them_up_again(
     hub.start()
     check_all(hub, kind, USERS, before)
     assert launched(hub, kind) == running, "and are the same ones"
+
+
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
+def test_a_sessions_token_ends_with_it_also_where_the_hub_is_another_by_then(
+    make_hub: Callable[..., HubProcess], kind: str
+) -> None:
+    hub = make_hub(**CAMPAIGN).start()
+    user = USERS[0]
+    hub.add_user(user)
+    hub.spawn(user, options=ONE)
+    hub.reach({f"{user}/": "RUNNING"})
+    (server,) = processes_of(hub, hub.sessions()[f"{user}/"].id)
+    token = server.environ()["JUPYTERHUB_API_TOKEN"]
+    hub.kill()
+    hub.start()
+    until(lambda: hub.ready(user))
+    assert hub.api("GET", "user", token=token).status_code == 200
+    hub.stop(user)
+    until(lambda: not hub.servers(user), what="the server has ended")
+    assert hub.api("GET", "user", token=token).status_code == 403
 
 
 def test_a_hub_that_cleans_up_ends_sessions_and_cancels_requests(

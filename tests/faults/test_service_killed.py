@@ -6,27 +6,16 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import requests
 
 from hubprocess import HubProcess, running, until
 from servers import MINI, server_lines
+from soaking import service_of
 
 SILENT_S = 12
 WHOLE = {"fgpu": "2", "cpu": "0.1", "memory_mib": 256}
-
-
-def service_of(hub: HubProcess) -> psutil.Process | None:
-    """Return the service's process, None while there is none."""
-    assert hub.process is not None
-    for child in psutil.Process(hub.process.pid).children():
-        with suppress(psutil.Error):
-            if "fgpuspawner.service" in child.cmdline():
-                return child
-    return None
 
 
 class Listener(threading.Thread):

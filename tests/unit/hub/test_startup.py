@@ -5,7 +5,7 @@ from __future__ import annotations
 from jupyterhub import orm
 
 from fgpu_scheduler import Request, Session, SessionState
-from fgpuspawner.hub.startup import MOST_AT_ONCE, let_go_of_waiting
+from fgpuspawner.hub.startup import MOST_AT_ONCE, leave_only_this_token, let_go_of_waiting
 
 S = SessionState
 
@@ -36,4 +36,23 @@ def test_only_servers_that_waited_are_let_go() -> None:
     assert all((s.server, s.oauth_client, s.started) == (None, None, None) for s in waits)
     assert all(s.server is not None and s.oauth_client is not None for s in stay)
     assert db.query(orm.Server).count() == db.query(orm.OAuthClient).count() == len(stay)
+    db.close()
+
+
+def test_only_the_services_latest_token_is_left() -> None:
+    db = orm.new_session_factory("sqlite://")()
+    service, another = orm.Service(name="fgpu"), orm.Service(name="another")
+    db.add_all([service, another, orm.OAuthClient(identifier="jupyterhub")])
+    db.commit()
+    former, theirs, latest = (
+        s.new_api_token(note="generated at startup") for s in (service, another, service)
+    )
+    given = service.new_api_token(note="from config")
+    leave_only_this_token(db, latest)
+    assert [orm.APIToken.find(db, t) is not None for t in (former, theirs, latest, given)] == [
+        False,
+        True,
+        True,
+        True,
+    ]
     db.close()
