@@ -1,8 +1,9 @@
 """A simulated week of a real Hub: 500 sessions with faults beside them, what grows, and what is left behind.
 
 .venv/bin/python bench/soak.py [--sessions 500] [--minutes 12] [--kind local] [--out bench/results/soak-DATE.json]
+.venv/bin/python bench/soak.py --standing [--out bench/results/standing-DATE.json]
 
-Afterwards, with --kind local, a Hub at its own pace: what it needs while nobody, 20 and 60 sessions run.
+The second has a Hub at its own pace, and says what it needs while no session, 20 and 60 run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ from servers import MINI, QUICK, server_lines  # noqa: E402
 from soaking import ASKED, Of, Soak, figures, growth, service_of, size_kib, soaked, wrong  # noqa: E402
 
 WEEK_S = 7 * 24 * 3600
+ROOMY = {"name": "local", "cpu": 64, "memory_mib": 64 * 1024, "gpus": {"simulated": 30}}
 STANDING = (0, 20, 60)
 LOOKED_AT_FOR_S = 60
 QUIET = 'c.JupyterHub.log_level = "INFO"\n'
@@ -36,7 +39,7 @@ def standing(folder: Path) -> list[dict[str, Any]]:
     """Return what Hub, service and proxy need while so many sessions run, at their own pace."""
     found = []
     after = QUIET + QUICK + server_lines("local", MINI)
-    with running(folder, after=after, outer_proxy=True, simulated_gpus="30") as hub:
+    with running(folder, after=after, outer_proxy=True, nodes=[ROOMY]) as hub:
         for count in STANDING:
             users = [f"user{n:02}" for n in range(count)]
             for user in users:
@@ -73,6 +76,24 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def week(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return what a week was like."""
+    with Soak(folder, factor=WEEK_S / (60 * given.minutes), kind=given.kind) as soak:
+        rules_at_first = soak.rules()
+        samples = soaked(soak, sessions=given.sessions, batch=given.batch, say=say)
+        until(lambda: soak.simulated_s() >= WEEK_S, within_s=60 * given.minutes, what="the week is over")
+        samples.append(soak.sample())
+        return {
+            "simulated_h": samples[-1].simulated_h,
+            "growth": growth(samples),
+            "faults": soak.faults,
+            "ends": soak.ends,
+            "rules": {"at_first": rules_at_first, "at_last": soak.rules()},
+            "wrong": wrong(samples),
+            "samples": [dataclasses.asdict(sample) for sample in samples],
+        }
+
+
 def main() -> int:
     """Run, print, write; 1 if something grew or was left behind."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -80,42 +101,34 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=20, help="sessions between two looks (default 20)")
     parser.add_argument("--minutes", type=float, default=12, help="what a week is to take at least")
     parser.add_argument("--kind", choices=("local", "docker"), default="local")
-    name = time.strftime("soak-%Y-%m-%d.json")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / name)
+    parser.add_argument(
+        "--standing", action="store_true", help="look at sessions that run, at their own pace"
+    )
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    name = time.strftime(f"{'standing' if given.standing else 'soak'}-%Y-%m-%d.json")
+    out = given.out or ROOT / "bench" / "results" / name
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = Path(tempfile.mkdtemp(prefix="fgpu-soak-"))
     begun, before = time.strftime("%Y-%m-%dT%H:%M:%S%z"), load()
-    results: dict[str, Any] = {
+    found = {"standing": standing(folder)} if given.standing else week(given, folder)
+    results = {
         "begun": begun,
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "source": source(),
         "machine": machine(),
         "load_before": before,
+        "load_after": load(),
+        "arguments": {k: v.name if isinstance(v, Path) else v for k, v in vars(given).items()},
+        **found,
     }
-    results["arguments"] = {k: v.name if isinstance(v, Path) else v for k, v in vars(given).items()}
-    with Soak(folder, factor=WEEK_S / (60 * given.minutes), kind=given.kind) as soak:
-        rules_at_first = soak.rules()
-        samples = soaked(soak, sessions=given.sessions, batch=given.batch, say=say)
-        until(lambda: soak.simulated_s() >= WEEK_S, within_s=60 * given.minutes, what="the week is over")
-        samples.append(soak.sample())
-        results["simulated_h"] = samples[-1].simulated_h
-        results["figures"] = {"growth": growth(samples), "faults": soak.faults, "ends": soak.ends}
-        results["figures"]["rules"] = {"at_first": rules_at_first, "at_last": soak.rules()}
-        results["wrong"] = wrong(samples)
-        results["samples"] = [dataclasses.asdict(sample) for sample in samples]
-        if results["wrong"]:
-            say(f"its log and databases stay: {folder}")
-    if not results["wrong"]:
-        shutil.rmtree(folder)
-    if given.kind == "local":
-        stands = Path(tempfile.mkdtemp(prefix="fgpu-soak-"))
-        results["standing"] = standing(stands)
-        shutil.rmtree(stands)
-    results |= {"ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load_after": load()}
-    given.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results["figures"], indent=1))
-    print("\n".join(results["wrong"]) or "nothing is left behind, and nothing has grown by more than 5 %")
-    print(f"written to {given.out}")
-    return 1 if results["wrong"] else 0
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {out}")
+    if found.get("wrong"):
+        print("\n".join(found["wrong"]), f"its log and databases stay: {folder}", sep="\n")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -656,12 +656,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
     async def run_post_stop_hook(self) -> None:
         """Take back also a token that an earlier Hub process gave this server: JupyterHub knows only its own."""
         await maybe_future(super().run_post_stop_hook())
-        base_url = url_path_join(self.user.base_url, url_escape_path(self.name), "/")
-        for token in self.db.query(orm.APIToken).filter_by(
-            user_id=self.user.id, note=f"Server at {base_url}"
-        ):
-            self.db.delete(token)
-        self.db.commit()
+        db = self.user.db
+        note = f"Server at {url_path_join(self.user.base_url, url_escape_path(self.name), '/')}"
+        for token in db.query(orm.APIToken).filter_by(user_id=self.user.id, note=note):
+            db.delete(token)
+        db.commit()
 
     async def _leave_or_drop_ticket(self, why: str) -> None:
         """Leave what this server has in the queue, where another request was refused, unless it may not be made either.

@@ -369,6 +369,8 @@ class Soak:
         data = self.hub.data
         left = [f"a server of session {number}" for number in launched(self.hub, self.kind)]
         left += [str(p.relative_to(data)) for folder in ("limits", "run") for p in (data / folder).glob("*")]
+        left += [f"accounting of {p.name}" for p in self.hub.accounts.glob("fgpu-*/[0-9]*")]
+        left += [f"process {p.pid}" for p in self._processes_of_no_hub()]
         if self.kind == "docker":
             own = f"label=fgpu.installation={self.hub.store.installation_id}"
             left += [f"container {name}" for name in self._engine_has("ps", own)]
@@ -376,6 +378,15 @@ class Soak:
             unnamed = f"label=fgpu.unnamed={self.hub.store.installation_id}"
             left += [f"volume {name}" for name in self._engine_has("volume", unnamed)]
         return left
+
+    def _processes_of_no_hub(self) -> list[psutil.Process]:
+        """Return the processes that a Hub has left which was killed."""
+        assert self.hub.process is not None
+        assert self.hub.proxy is not None
+        living = {self.hub.proxy.pid, self.hub.process.pid}
+        with suppress(psutil.NoSuchProcess):
+            living |= {p.pid for p in psutil.Process(self.hub.process.pid).children(recursive=True)}
+        return [p for p in psutil.process_iter() if p.pid not in living and self.hub._is_mine(p)]
 
     def simulated_s(self) -> float:
         """Return how much time has passed on the Hub's clock."""
@@ -479,14 +490,15 @@ def long_life(samples: Sequence[Sample]) -> list[Sample]:
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Return by process how much more it has at the end of the Hub's longest life than at its beginning.
 
-    Of memory, medians of the first and of the last three samples, since one alone says when garbage was collected last.
+    Of memory, medians of the first and of the last few samples, since one alone says when garbage was collected last.
     """
     own = long_life(samples)
+    few = max(1, min(3, len(own) // 2))
     found: dict[str, dict[str, float]] = {}
     for name in ("hub", "service"):
         of = [s.of[name] for s in own]
-        first = statistics.median(each.rss_mib for each in of[:3])
-        last = statistics.median(each.rss_mib for each in of[-3:])
+        first = statistics.median(each.rss_mib for each in of[:few])
+        last = statistics.median(each.rss_mib for each in of[-few:])
         found[name] = {
             "memory_mib": round(last - first, 2),
             "memory_percent": round(100 * (last - first) / first, 2),
@@ -497,15 +509,16 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     return found
 
 
+MOST_PERCENT = 5.0
 FEW = 6
 """So many connections and threads of pools come and go with the moment."""
 
 
-def wrong(samples: Sequence[Sample], *, most_percent: float = 5.0) -> list[str]:
+def wrong(samples: Sequence[Sample]) -> list[str]:
     """Return in words what is left behind, and what has grown more than it may."""
     found = [f"after {s.sessions} sessions there is still {thing}" for s in samples for thing in s.left]
     for name, more in growth(samples).items():
-        if more["memory_percent"] > most_percent:
+        if more["memory_percent"] > MOST_PERCENT:
             found.append(f"the {name}'s memory has grown by {more['memory_percent']} %")
         found += [
             f"the {name} has {more[what]:.0f} more {what}"

@@ -20,6 +20,7 @@ from fgpuspawner.engines.base import (
     Ended,
     Endpoint,
     Engine,
+    HubSide,
     Installation,
     LaunchFailed,
     LaunchSpec,
@@ -60,6 +61,9 @@ class LocalEngine(Engine):
 
     async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    def open(self, hub: HubSide) -> None:
+        self._processes.forget_ended()
 
     async def observe(self) -> Seen:
         return Seen(await self._in(self._lookers, self._processes.observe), self._node_ids)

@@ -81,6 +81,13 @@ class Processes:
                 if now - path.stat().st_mtime > LOGS_KEPT_S:
                     path.unlink()
 
+    def forget_ended(self) -> None:
+        """Remove the notes of servers that ended, and that a Hub did not come to remove before it ended itself."""
+        marked = self._marked()
+        for note in (self._folder / "run").glob("*"):
+            if note.name not in marked:
+                note.unlink(missing_ok=True)
+
     def _note(self, handle: str) -> Path:
         return self._folder / "run" / handle
 
