@@ -15,7 +15,7 @@ from store_worlds import ask, database, end, node, opened, run
 
 from fgpu_scheduler.core import quota as counting
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, Session, SessionState, Snapshot
-from fgpu_scheduler.core.quota import Ledger, held_of_each
+from fgpu_scheduler.core.quota import Ledger, counted_of_each
 from fgpu_scheduler.core.records import Measured
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.foretold import read_experience
@@ -179,8 +179,8 @@ def test_a_session_is_held_against_those_quotas_only_that_may_count_it(
     snapshot = Snapshot(10, 1, (node(),), waiting, quotas=quotas)
     ledger = Ledger(snapshot)
     assert {ledger.room_milli(s.request) for s in waiting} == {700}
-    held = held_of_each(quotas, snapshot)
+    held = counted_of_each(quotas, snapshot)
     # By each the user's own, and the three for everybody.
     assert asked == 2 * 4 * len(waiting)
     assert [sum(who.waiting for who in one) for one in held] == [1] * 300 + [300] * 3
-    assert held[:1] == held_of_each(quotas[:1], snapshot)
+    assert held[:1] == counted_of_each(quotas[:1], snapshot)
