@@ -50,7 +50,7 @@ WORLDS = 9
 lie between the least and the most of nine others."""
 WORLD_STARTS = 24
 """So many starts are looked for in each world; a later one is told from how much faster or slower these came there."""
-ORDERS = (1, 2, 4, 5, 7, 8)
+STRIDES = (1, 2, 4, 5, 7, 8)
 """What has no divisor in common with `WORLDS`: each session ends in each ninth of the cases in one of the worlds."""
 
 MOST_PASSES = 3000
@@ -276,7 +276,7 @@ def _part(session_id: int, world: int) -> float:
     Which in which differs by its id, and equal worlds make equal forecasts.
     """
     mixed = session_id * 2654435761 % 2**32
-    ninth = (world * ORDERS[mixed % len(ORDERS)] + mixed // 64) % WORLDS
+    ninth = (world * STRIDES[mixed % len(STRIDES)] + mixed // 64) % WORLDS
     inside = (mixed // 4096 + world * 40503) % 1024 / 1024
     return (ninth + inside) / WORLDS
 
