@@ -41,20 +41,20 @@ def settled(
     # Neither CPU nor memory of the node moves with them.
     room = replace(node, cpu_milli=BOUNDLESS, memory_mib=BOUNDLESS)
     (left,) = placement.free(replace(world, nodes=(room,), sessions=tuple(firm)))
-    found = _taken(left, session, wanted)
+    found = fitted(left, session, wanted)
     if found is None:
         return None
     changed = [replace(session, placement=wanted)]
     move: list[Session] = []
     for other in loose:
         assert other.placement is not None
-        stays = _taken(found, other, other.placement)
+        stays = fitted(found, other, other.placement)
         found = found if stays is None else stays
         if stays is None:
             move.append(other)
     for other in move:
         elsewhere = _elsewhere(found, other)
-        after = None if elsewhere is None else _taken(found, other, elsewhere)
+        after = None if elsewhere is None else fitted(found, other, elsewhere)
         if after is None:
             return None
         found = after
@@ -90,15 +90,15 @@ def _alike(had: Device | None, to: Device) -> bool:
     )
 
 
-def _taken(left: placement.NodeFree, session: Session, where: Placement) -> placement.NodeFree | None:
+def fitted(left: placement.NodeFree, session: Session, where: Placement) -> placement.NodeFree | None:
     """Return what is left of a node when a session has this, None where it does not fit."""
-    before = {d.device.uuid: d for d in left.devices}
-    for share in where.shares:
-        device = before.get(share.device_uuid)
-        if device is None or device.mode not in (None, share.mode):
-            return None
+    own = {share.device_uuid: share.mode for share in where.shares}
+    had = [d for d in left.devices if d.device.uuid in own]
+    if len(had) < len(own) or any(d.mode not in (None, own[d.device.uuid]) for d in had):
+        return None
     after = placement.claimed(left, session.request, where)
-    own = {share.device_uuid for share in where.shares}
+    if after.cpu_milli < 0 or after.memory_mib < 0:
+        return None
     fits = all(
         min(d.fgpu_milli, d.memory_mib, d.compute_percent, d.shares) >= 0
         for d in after.devices
@@ -119,7 +119,7 @@ def _elsewhere(left: placement.NodeFree, session: Session) -> Placement | None:
             to = replace(share, device_uuid=device.uuid)
             if device.uuid in taken or not _alike(by_uuid.get(share.device_uuid), device):
                 continue
-            if _taken(left, session, Placement(where.node_id, (to,))) is not None:
+            if fitted(left, session, Placement(where.node_id, (to,))) is not None:
                 shares.append(to)
                 break
         else:

@@ -25,13 +25,13 @@ from fgpu_scheduler.core.model import (
     Placement,
     Session,
     SessionState,
-    Share,
     Snapshot,
     WaitReason,
 )
 from fgpu_scheduler.core.passes import Floor
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.settling import fitted
 from fgpu_scheduler.core.usage import taken_milli
 
 BASIS_NOW = "free now"
@@ -264,10 +264,18 @@ class _Run:
 
     def _ahead(self, left: placement.NodeFree) -> Ahead:
         """Return whose ends a session needed that leaves this of its node: who ended first is tried first without."""
-        spare = _Spare(left)
-        ended = self._ended_on.get(left.node.id, ())
-        ids = tuple(sorted(i for i in ended if not spare.takes(*self._at_first[i])))
-        return Ahead(len(ids), sum(taken_milli(self._at_first[i][0]) for i in ids), ids)
+        offered = {d.device.uuid for d in left.devices if not d.device.cordoned}
+        ids = []
+        for session_id in self._ended_on.get(left.node.id, ()):
+            session, where = self._at_first[session_id]
+            # On a device that is not offered now nobody is in its place.
+            shares = tuple(share for share in where.shares if share.device_uuid in offered)
+            stays = fitted(left, session, replace(where, shares=shares))
+            if stays is None:
+                ids.append(session_id)
+            else:
+                left = stays
+        return Ahead(len(ids), sum(taken_milli(self._at_first[i][0]) for i in ids), tuple(sorted(ids)))
 
 
 def _part(session_id: int, world: int) -> float:
@@ -279,45 +287,3 @@ def _part(session_id: int, world: int) -> float:
     ninth = (world * STRIDES[mixed % len(STRIDES)] + mixed // 64) % WORLDS
     inside = (mixed // 4096 + world * 40503) % 1024 / 1024
     return (ninth + inside) / WORLDS
-
-
-class _Spare:
-    """What a node has left once somebody has started there."""
-
-    def __init__(self, left: placement.NodeFree) -> None:
-        self._left = left
-        self._cpu_milli, self._memory_mib = left.cpu_milli, left.memory_mib
-        self._devices: dict[str, list[int]] = {}
-
-    def takes(self, session: Session, where: Placement) -> bool:
-        """Return whether a session could have stayed after all; it is taken in, if so."""
-        cpu_milli = self._cpu_milli - session.request.cpu_milli
-        memory_mib = self._memory_mib - session.request.memory_mib
-        if cpu_milli < 0 or memory_mib < 0:
-            return False
-        devices = {}
-        for share in where.shares:
-            free = self._device(share)
-            if free is None:
-                # It is not offered now: nobody is there in its place.
-                continue
-            amounts = share.fgpu_milli, share.memory_mib, share.compute_percent, 1
-            after = [has - wants for has, wants in zip(free, amounts, strict=True)]
-            if min(after) < 0:
-                return False
-            devices[share.device_uuid] = after
-        self._cpu_milli, self._memory_mib = cpu_milli, memory_mib
-        self._devices |= devices
-        return True
-
-    def _device(self, share: Share) -> list[int] | None:
-        """Return what a device has left for a share; nothing where it is shared in another mode."""
-        free = self._devices.get(share.device_uuid)
-        if free is not None:
-            return free
-        own = next((d for d in self._left.devices if d.device.uuid == share.device_uuid), None)
-        if own is None or own.device.cordoned:
-            return None
-        if own.mode not in (None, share.mode):
-            return [0, 0, 0, 0]
-        return [own.fgpu_milli, own.memory_mib, own.compute_percent, own.shares]
