@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import tomllib
@@ -127,6 +128,27 @@ def test_a_command_that_cannot_be_typed_is_found() -> None:
     assert wrong(["images", "build", "base", "--quick"]) == "images build has no --quick"
     assert words_of("fgpu images export > 'a b' # here") == ["images", "export"]
     assert sum(1 for page in PAGES for _ in typed(page)) > 30
+
+
+def test_every_call_of_the_api_is_in_its_description() -> None:
+    known = json.loads(text_of(ROOT / "docs/openapi.json"))
+    (server,) = known["servers"]
+    own = f"https://hub.example{server['url']}"
+    offered = {
+        (method.upper(), re.sub(r"\{\w+\}", "12", path))
+        for path, of in known["paths"].items()
+        for method in of
+    }
+    calls = []
+    for block in (text for page in PAGES for language, text in fenced(page) if language == "sh"):
+        for line in re.findall(r"^curl .*", block.replace("\\\n", ""), flags=re.MULTILINE):
+            words = shlex.split(line)
+            json.loads(words[words.index("-d") + 1] if "-d" in words else "{}")
+            method = words[words.index("-X") + 1] if "-X" in words else "GET"
+            if words[-1].startswith(own):
+                calls.append((method, words[-1].removeprefix(own).partition("?")[0]))
+    assert len(calls) > 5
+    assert set(calls) - offered == set()
 
 
 def refused(config: Config) -> list[str]:
