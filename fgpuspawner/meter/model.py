@@ -50,7 +50,8 @@ class Meter:
     """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why.
 
     ``compute_borrowed_percent`` is what of the compute received was lent to it, ``compute_lent_percent`` what others had
-    of its share, over the last minute; None where compute is not lent.
+    of its share, over the last minute; None where compute is not lent. ``memory_context_mib`` is what of the memory was
+    charged for contexts and code, and so is not the program's; None where that is not known, or nothing is charged.
     """
 
     at_s: int
@@ -62,6 +63,7 @@ class Meter:
     trouble: str | None
     compute_borrowed_percent: float | None = None
     compute_lent_percent: float | None = None
+    memory_context_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Told:
             trouble=trouble,
             compute_borrowed_percent=None,
             compute_lent_percent=None,
+            memory_context_mib=None,
         )
         return Live(unknown, live.points)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fgpu_scheduler import Device, Session
 from fgpuspawner.isolation.nvml_reader import DeviceUse
@@ -34,15 +35,22 @@ class Reading:
     energy_mj: int | None = None
     energy_estimated: bool = False
     trouble: str | None = None
+    context_mib: int | None = None
 
 
-def read(session: Session, seen: Mapping[str, Seen | str], devices: Mapping[str, Device]) -> Reading:
+def read(
+    session: Session,
+    seen: Mapping[str, Seen | str],
+    devices: Mapping[str, Device],
+    charged_mib: Mapping[str, int] = MappingProxyType({}),
+) -> Reading:
     """Return what a session that has its shares holds and uses, summed over its devices.
 
-    ``seen`` is by device: what was seen of it, or why nothing was.
+    ``seen`` is by device: what was seen of it, or why nothing was; and so is ``charged_mib``, what a process's context is
+    charged there.
     """
     assert session.placement is not None
-    memory, sm, troubles = 0, 0.0, []
+    memory, contexts, sm, troubles = 0, 0, 0.0, []
     knows_memory = knows_sm = True
     energy: int | None = 0
     estimated = False
@@ -67,6 +75,7 @@ def read(session: Session, seen: Mapping[str, Seen | str], devices: Mapping[str,
             troubles.append(f"GPU {uuid}: the driver does not tell how much each process computes")
             knows_sm = False
         memory += sum(p.used_bytes or 0 for p in own)
+        contexts += sum(min(charged_mib.get(uuid, 0) * MIB, p.used_bytes or 0) for p in own)
         sm += min(100.0, sum(p.sm_percent or 0.0 for p in own))
         part, is_estimate = _energy(session.id, device, share.fgpu_milli, devices.get(uuid))
         energy = None if energy is None or part is None else energy + part
@@ -79,6 +88,7 @@ def read(session: Session, seen: Mapping[str, Seen | str], devices: Mapping[str,
         energy,
         estimated and energy is not None,
         "; ".join(troubles) or None,
+        contexts // MIB or None if knows_memory else None,
     )
 
 

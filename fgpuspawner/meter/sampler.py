@@ -12,7 +12,7 @@ from typing import Protocol
 from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation import limits
-from fgpuspawner.isolation.limits import BadLimits
+from fgpuspawner.isolation.limits import BadLimits, DeviceLimit
 from fgpuspawner.isolation.looks import LONGEST_GAP, Look, running_on
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse
@@ -71,8 +71,8 @@ class Sampler:
         self._unsaved: dict[int, Measured] = {}
         self._live: dict[int, Live] = {}
         self._recent: dict[int, tuple[tuple[int, float | None, Lent | None], ...]] = {}
-        self._lend_on: dict[int, frozenset[str]] = {}
-        """On which devices a session lends what is idle."""
+        self._held_to: dict[int, Mapping[str, DeviceLimit]] = {}
+        """By session and device: what was settled when it was launched."""
         self._saved_at_s = 0
 
     def begin(self, background: Background) -> None:
@@ -89,7 +89,10 @@ class Sampler:
         devices = {d.uuid: d for node in self._isolation.nodes for d in node.devices}
         now_s = self._clock.now_s()
         lent = self._lent(live, seen)
-        self._live |= {s.id: self._told(s, read(s, seen, devices), now_s, lent.get(s.id)) for s in running}
+        self._live |= {
+            s.id: self._told(s, read(s, seen, devices, self._charged(s.id)), now_s, lent.get(s.id))
+            for s in running
+        }
 
     async def tell(self) -> None:
         """Tell the service, and keep what was counted when it is time to."""
@@ -99,7 +102,7 @@ class Sampler:
         self._unsaved |= {i: self._tallies.pop(i).measured() for i in ended}
         self._live = {i: live for i, live in self._live.items() if i in running}
         self._recent = {i: points for i, points in self._recent.items() if i in running}
-        self._lend_on = {i: uuids for i, uuids in self._lend_on.items() if i in running}
+        self._held_to = {i: own for i, own in self._held_to.items() if i in running}
         await asyncio.to_thread(write_meters, self._data, Told(self._every_s, self._live))
         if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
             await self.save(now_s)
@@ -134,21 +137,24 @@ class Sampler:
         """Go on with what was counted before a restart, and begin with who is new."""
         new = [s for s in running if s.id not in self._tallies]
         if new:
-            self._lend_on |= await asyncio.to_thread(self._who_lends, [s.id for s in new])
+            self._held_to |= await asyncio.to_thread(self._limits_of, [s.id for s in new])
         known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
         for session in new:
             self._tallies[session.id] = (
                 going_on(known[session.id]) if session.id in known else self._begun(session)
             )
 
-    def _who_lends(self, session_ids: Sequence[int]) -> dict[int, frozenset[str]]:
-        """Return on which devices these sessions lend, as it was settled when they were launched."""
-        found = {}
+    def _limits_of(self, session_ids: Sequence[int]) -> dict[int, Mapping[str, DeviceLimit]]:
+        """Return what these sessions are held to, as it was settled when they were launched."""
+        found: dict[int, Mapping[str, DeviceLimit]] = {}
         for session_id in session_ids:
             with contextlib.suppress(BadLimits):
                 own = limits.read(self._isolation.folder(session_id)).devices
-                found[session_id] = frozenset(d.uuid for d in own if d.lending)
+                found[session_id] = {d.uuid: d for d in own}
         return found
+
+    def _charged(self, session_id: int) -> dict[str, int]:
+        return {uuid: own.context_mib for uuid, own in self._held_to.get(session_id, {}).items()}
 
     def _lent(self, live: Sequence[Session], seen: Mapping[str, Seen | str]) -> dict[int, Lent]:
         """Return what those had and gave who lend, summed over their devices; without whom a part is unknown of."""
@@ -156,7 +162,7 @@ class Sampler:
         unknown: set[int] = set()
         for uuid, one in seen.items():
             shares = shares_of(live, uuid)
-            lend = {i: share for i, share in shares.items() if uuid in self._lend_on.get(i, ())}
+            lend = {i: share for i, share in shares.items() if self._lends(i, uuid)}
             if not lend:
                 continue
             computed = None if isinstance(one, str) else computed_by_session(one)
@@ -166,6 +172,10 @@ class Sampler:
             for session_id, lent in lent_on(shares, lend, computed).items():
                 found[session_id] = found[session_id] + lent if session_id in found else lent
         return {i: lent for i, lent in found.items() if i not in unknown}
+
+    def _lends(self, session_id: int, uuid: str) -> bool:
+        own = self._held_to.get(session_id, {}).get(uuid)
+        return own is not None and own.lending > 0
 
     def _begun(self, session: Session) -> Tally:
         assert session.placement is not None
@@ -212,6 +222,7 @@ class Sampler:
                 reading.trouble,
                 round(sum(one.borrowed for one in loans) / len(loans), 1) if loans else None,
                 round(sum(one.lent for one in loans) / len(loans), 1) if loans else None,
+                reading.context_mib,
             ),
             points_with(
                 before.points if before else (), Point(now_s, reading.memory_mib, reading.sm_percent)

@@ -45,6 +45,7 @@ class Meter(TypedDict):
     at_s: int | None
     memory_used_mib: int | None
     memory_limit_mib: int | None
+    memory_context_mib: int | None
     sm_percent: float | None
     compute_entitled_percent: int | None
     compute_received_percent: float | None
@@ -206,6 +207,7 @@ def _parse_meter(raw: dict[str, Any] | None) -> Meter | None:
         at_s=optional(raw, "at_s", int),
         memory_used_mib=optional(raw, "memory_used_mib", int),
         memory_limit_mib=optional(raw, "memory_limit_mib", int),
+        memory_context_mib=optional(raw, "memory_context_mib", int),
         sm_percent=_number(raw, "sm_percent"),
         compute_entitled_percent=optional(raw, "compute_entitled_percent", int),
         compute_received_percent=_number(raw, "compute_received_percent"),

@@ -35,6 +35,19 @@ export function amountText(
   return session.fgpu === null ? null : trans.__('%1 fGPU', session.fgpu);
 }
 
+/** Return what of the memory in use is not the program's, or null where that is not known. */
+export function contextText(
+  meter: IMeter | null,
+  trans: TranslationBundle
+): string | null {
+  return meter?.memory_context_mib
+    ? trans.__(
+        'Of it %1 MiB for CUDA contexts and code',
+        meter.memory_context_mib
+      )
+    : null;
+}
+
 /** Return what a session was lent of a GPU's compute and what it lent, or null where that is not known, or nothing is lent. */
 export function lentText(
   meter: IMeter,

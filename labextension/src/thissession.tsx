@@ -6,6 +6,7 @@ import { Ending } from './ending';
 import {
   amountText,
   asSentence,
+  contextText,
   instantText,
   leftText,
   lentText,
@@ -207,6 +208,7 @@ function MemoryUse(props: {
     );
   }
   const percent = Math.min(100, (100 * used) / limit);
+  const own = contextText(session.meter, trans);
   return (
     <>
       <div>{text}</div>
@@ -216,6 +218,7 @@ function MemoryUse(props: {
         percent={percent}
         high={percent >= 90}
       />
+      {own && <div className="jp-fgpu-Minor">{own}</div>}
     </>
   );
 }

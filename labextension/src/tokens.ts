@@ -20,6 +20,8 @@ export interface IMeter {
   at_s: number | null;
   memory_used_mib: number | null;
   memory_limit_mib: number | null;
+  /** Of what is used: for contexts and code, not the program's; null where that is not known. */
+  memory_context_mib: number | null;
   /** Of the whole GPU, by this session. */
   sm_percent: number | null;
   compute_entitled_percent: number | null;

@@ -6,6 +6,7 @@ import {
   ageText,
   amountText,
   asSentence,
+  contextText,
   endText,
   leftText,
   lentText,
@@ -203,6 +204,15 @@ test('links stay on the host of the Hub and honour its prefix', () => {
     assert.equal(hubHref(hub, path), null);
   }
   assert.equal(hubHref({ host: '', prefix: '' }, '/user/a/'), null);
+});
+
+test('what of the memory is not the program\'s is said where it is known', () => {
+  assert.equal(
+    contextText({ memory_context_mib: 612 }, trans),
+    'Of it 612 MiB for CUDA contexts and code'
+  );
+  assert.equal(contextText({ memory_context_mib: null }, trans), null);
+  assert.equal(contextText(null, trans), null);
 });
 
 test('what is lent is said where it is known', () => {

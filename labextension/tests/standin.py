@@ -154,6 +154,7 @@ def meter(**changes: Any) -> dict[str, Any]:
         "at_s": int(time.time()),
         "memory_used_mib": 1300,
         "memory_limit_mib": 2048,
+        "memory_context_mib": None,
         "sm_percent": 20.5,
         "compute_entitled_percent": 25,
         "compute_received_percent": 21.0,

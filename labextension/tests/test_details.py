@@ -139,6 +139,10 @@ async def test_a_meter_is_passed_on_and_one_of_the_wrong_type_is_not(
     standin.sessions[0]["meter"] |= {"compute_borrowed_percent": 9.5, "compute_lent_percent": 0.0}
     extension.shared.forget()
     assert (await lent(caller)) == (9.5, 0.0)
+    assert status["session"]["meter"]["memory_context_mib"] is None
+    standin.sessions[0]["meter"]["memory_context_mib"] = 412
+    extension.shared.forget()
+    assert (await caller.status())["session"]["meter"]["memory_context_mib"] == 412
     assert status["others"][0]["meter"] is None
     standin.sessions[0]["meter"]["sm_percent"] = "20"
     extension.shared.forget()

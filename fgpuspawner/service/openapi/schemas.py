@@ -35,7 +35,7 @@ SCHEMAS: dict[str, Schema] = {
         """
         at_s:at_s memory_used_mib:count? memory_limit_mib:count sm_percent:number?
         compute_entitled_percent:count compute_received_percent:number? trouble:text?
-        compute_borrowed_percent:number? compute_lent_percent:number?
+        compute_borrowed_percent:number? compute_lent_percent:number? memory_context_mib:count?
         """
     ),
     "session": thing(

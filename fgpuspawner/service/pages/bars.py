@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fgpu_scheduler import format_milli, parse_milli
 from fgpuspawner.service.model import Json
@@ -69,12 +69,19 @@ def use(meter: Json | None) -> Use | None:
         length = percent(round(sm * 1000), entitled * 1000)
         compute = Bar("Compute", f"{computed} % of its {entitled} %", length)
     memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
+    if memory is not None and meter["memory_context_mib"]:
+        memory = replace(memory, text=memory.text + context_words(meter["memory_context_mib"]))
     return Use(
         memory,
         compute,
         meter["trouble"] or "",
         lent_words(meter["compute_borrowed_percent"], meter["compute_lent_percent"]),
     )
+
+
+def context_words(mib: int) -> str:
+    """Return what of the memory is not the program's, to follow what is used."""
+    return f", {gib_words(mib)} of it contexts and code"
 
 
 def lent_words(borrowed: float | None, lent: float | None) -> str:

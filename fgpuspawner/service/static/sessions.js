@@ -118,7 +118,7 @@
     const limit = meter.memory_limit_mib;
     const sm = meter.sm_percent;
     const share = meter.compute_entitled_percent;
-    fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB");
+    fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB" + own(meter.memory_context_mib));
     fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " % of its " + share + " %");
     const borrowed = meter.compute_borrowed_percent;
     const lent = meter.compute_lent_percent;
@@ -127,6 +127,11 @@
     }
     fresh.querySelector(".trouble").textContent = meter.trouble || "";
     cell.replaceChildren(fresh);
+  }
+
+  /** As `context_words` of the service. */
+  function own(mib) {
+    return mib ? ", " + gib(mib) + " of it contexts and code" : "";
   }
 
   /** As `gib_words` of the service: nothing changes when the page looks again. */

@@ -37,6 +37,18 @@ def test_a_sessions_processes_are_summed_and_others_left_out() -> None:
     assert [(p.pid, p.memory_mib) for p in found.processes] == [(10, 700), (11, 300)]
 
 
+@pytest.mark.parametrize(
+    ("charged_mib", "context_mib"), [({GPU: 250}, 500), ({GPU: 400}, 700), ({}, None), ({GPU: 0}, None)]
+)
+def test_what_is_charged_for_contexts_is_not_the_programs(
+    charged_mib: dict[str, int], context_mib: int | None
+) -> None:
+    looked = {GPU: seen(process(10, 700), process(11, 300), process(20, 4000))}
+    assert read(session(1), looked, DEVICES, charged_mib).context_mib == context_mib
+    silent = {GPU: seen(process(10, 700), process(11, None))}
+    assert read(session(1), silent, DEVICES, charged_mib).context_mib is None
+
+
 def test_nobody_computes_with_more_than_a_whole_gpu() -> None:
     found = read(session(1), {GPU: seen(process(10, 1, 70.0), process(11, 1, 60.0))}, DEVICES)
     assert found.sm_percent == 100

@@ -198,7 +198,7 @@ def lending(world: World, *lenders: int) -> None:
             GPU,
             2048,
             8192,
-            0,
+            300,
             25,
             ShareMode.MEMORY_COMPUTE,
             ((25 * session_id - 25, 25 * session_id),),
@@ -216,6 +216,7 @@ async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) ->
     meter = await world.look(busy)
     assert meter is not None
     assert (meter.compute_borrowed_percent, meter.compute_lent_percent) == (50.0, 0.0)
+    assert (meter.memory_used_mib, meter.memory_context_mib) == (700, 300)
     meter = await world.look(resting)
     assert meter is not None
     assert (meter.compute_borrowed_percent, meter.compute_received_percent) == (25.0, 50.0)

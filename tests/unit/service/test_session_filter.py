@@ -43,6 +43,7 @@ METER: Json = {
     "trouble": None,
     "compute_borrowed_percent": None,
     "compute_lent_percent": None,
+    "memory_context_mib": None,
 }
 
 
@@ -178,6 +179,10 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
     assert found.compute is not None
     assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB", "25.0")
     assert (found.compute.text, found.compute.percent) == ("13 % of its 50 %", "25.2")
+    found = use(METER | {"memory_context_mib": 512})
+    assert found is not None
+    assert found.memory is not None
+    assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB, 0.5 of it contexts and code", "25.0")
 
 
 @pytest.mark.parametrize(("sm", "said"), [(12.4, "12"), (12.5, "13"), (13.5, "14"), (0.5, "1"), (0.4, "0")])
