@@ -17,7 +17,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from statistics import mean
@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench")]
 
 from machine import machine  # noqa: E402
 
-from fgpu_scheduler import (  # noqa: E402  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402
     Device,
     Free,
     Node,
@@ -51,8 +51,8 @@ PUBLISHED = {
 }
 """Means of ten seeds of the authors' own results (kubernetes-scheduler-simulator)."""
 
-AT_LEAST = {"default": 96.0, "gpushare40": 94.6, "multigpu20": 96.5}
-"""What `worth` is held against; at 90 % arrived it must also not be below `fgd`."""
+AT_LEAST = {"default": 96.0, "gpushare40": 94.6, "multigpu20": 96.5, "multigpu50": 97.5, "cpu250": 93.5}
+"""What `worth` is held against; it must also not be below `best_fit`, nor at 90 % arrived below `fgd`."""
 
 POLICIES: dict[str, scores.Placing] = {
     "first_fit": scores.PLACEMENTS["first-fit"],
@@ -64,6 +64,13 @@ POLICIES: dict[str, scores.Placing] = {
 
 Task = tuple[int, int, int]
 """fGPU and CPU in thousandths, memory in MiB."""
+
+MADE: dict[str, tuple[int, Callable[[Task], bool], Callable[[Task], int]]] = {
+    "multigpu50": (50, lambda task: task[0] > WHOLE, lambda task: task[0]),
+    "cpu250": (25, lambda task: task[0] == 0, lambda task: 1),
+}
+"""Workloads that are made of `default` where there is no file of them: some tasks are repeated, drawn by chance, until
+they are this percentage of all, by GPU or by number. So the authors made theirs, as far as can be told."""
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
@@ -85,10 +92,26 @@ def nodes(traces: Path) -> Free:
 
 def tasks(traces: Path, workload: str) -> list[Task]:
     """Return the tasks of a workload."""
+    path = traces / f"openb_pod_list_{workload}.csv.gz"
+    if workload in MADE and not path.is_file():
+        return made(tasks(traces, "default"), workload)
     return [
         (int(r["num_gpu"]) * int(r["gpu_milli"]), int(r["cpu_milli"]), int(r["memory_mib"]))
-        for r in rows(traces / f"openb_pod_list_{workload}.csv.gz")
+        for r in rows(path)
     ]
+
+
+def made(asked: list[Task], workload: str) -> list[Task]:
+    """Return a workload of `MADE`, always the same."""
+    percent, is_repeated, size = MADE[workload]
+    rng, found = random.Random(workload), list(asked)
+    repeated = [task for task in asked if is_repeated(task)]
+    own, everything = sum(map(size, repeated)), sum(map(size, asked))
+    while 100 * own < percent * everything:
+        task = rng.choice(repeated)
+        found.append(task)
+        own, everything = own + size(task), everything + size(task)
+    return found
 
 
 def typical(asked: list[Task]) -> scores.Workload:
@@ -193,7 +216,7 @@ def main() -> int:
             runs = [run(cluster, sample, POLICIES[name](*known)) for sample in arriving]
             own[name] = {key: round(mean(r[key] for r in runs), 3) for key in runs[0]}
             own[name]["lowest_at_100"] = round(min(r["at_100"] for r in runs), 3)
-            published = PUBLISHED[workload].get(name)
+            published = PUBLISHED.get(workload, {}).get(name)
             print(
                 f"{workload:12} {name:10} {own[name]['at_100']:6.2f} % (at 90 % arrived: "
                 f"{own[name]['at_90']:5.2f} %)  {own[name]['per_s']:6.0f}/s  p99 {own[name]['p99_ms']:.2f} ms"
@@ -202,6 +225,8 @@ def main() -> int:
             )
         if "worth" in own and own["worth"]["at_100"] < AT_LEAST[workload]:
             missed.append(f"{workload}: {own['worth']['at_100']:.2f} < {AT_LEAST[workload]}")
+        if "worth" in own and "best_fit" in own and own["worth"]["at_100"] < own["best_fit"]["at_100"]:
+            missed.append(f"{workload}: below best_fit")
         if "worth" in own and "fgd" in own and own["worth"]["at_90"] < own["fgd"]["at_90"]:
             missed.append(f"{workload} at 90 % arrived: below fgd")
     alone = one_node(options.traces, tasks(options.traces, "default"), range(1000, 1200))

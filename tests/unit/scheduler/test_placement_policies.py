@@ -137,6 +137,27 @@ def test_worth_counts_memory_of_the_host_as_it_counts_cpu() -> None:
     assert goes_to(lab, "0.5", score, memory_mib=8192) == ["GPU-n2-0"]
 
 
+@pytest.mark.parametrize(("without_gpu", "device"), [(0, "GPU-n2-0"), (1, "GPU-n1-0")])
+def test_worth_saves_cpu_for_gpus_only_where_there_is_enough_for_all(without_gpu: int, device: str) -> None:
+    """With 100 cores that go without GPU more is asked for than there is: then some GPU idles wherever this goes."""
+    lab = world(devices=0).node("n1", devices=2, cpu=16).node("n2", devices=2, cpu=64)
+    counts = [
+        (TypicalRequest(1000, 1000, 1024), 3),
+        (TypicalRequest(1000, 40000, 1024), 1),
+        (TypicalRequest(0, 100000, 1024), without_gpu),
+    ]
+    assert goes_to(lab, "1", worth(Workload.counted(counts), Cluster.of(lab.nodes)), cpu=12) == [device]
+
+
+def test_worth_leaves_a_node_of_much_cpu_to_whoever_needs_all_of_it() -> None:
+    """To whole nodes all others are equal: their GPUs are all taken, and no fragment is left."""
+    lab = world(devices=0).node("n1", devices=2, cpu=64).node("n2", devices=2, cpu=16)
+    score = worth(asks(f1000=9, f2000=1), Cluster.of(lab.nodes))
+    assert goes_to(lab, "2", best_fit, cpu=8) == ["GPU-n1-0", "GPU-n1-1"]
+    assert goes_to(lab, "2", score, cpu=8) == ["GPU-n2-0", "GPU-n2-1"]
+    assert goes_to(lab, "2", score, cpu=32) == ["GPU-n1-0", "GPU-n1-1"]
+
+
 def test_worth_is_best_fit_on_one_node_and_without_a_workload() -> None:
     lab = world(devices=2).node("n2")
     assert worth(asks(f470=9), Cluster.of(lab.nodes[:1])) is best_fit

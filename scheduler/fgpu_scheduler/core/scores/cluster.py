@@ -23,13 +23,16 @@ class Cluster(NamedTuple):
     nodes: int
     kinds: tuple[tuple[Kind, int], ...]
     """Each kind of device and how many there are, by kind."""
+    cpu_milli: int
+    memory_mib: int
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Cluster:
         """Add up nodes, whatever their state: what is cordoned or away comes back."""
         found = tuple(nodes)
         kinds = Counter(Kind(d.capacity_milli, d.memory_mib, d.model) for n in found for d in n.devices)
-        return cls(len(found), tuple(sorted(kinds.items())))
+        cpu_milli, memory_mib = sum(n.cpu_milli for n in found), sum(n.memory_mib for n in found)
+        return cls(len(found), tuple(sorted(kinds.items())), cpu_milli, memory_mib)
 
     @property
     def devices(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import gcd
 
@@ -13,7 +14,7 @@ from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.many import many_best_fit
-from fgpu_scheduler.core.scores.workload import Workload
+from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload
 
 # Set on seeds 42 to 46 of bench/scheduler/openb.py; half and double of each change little.
 TYPICAL_PERCENT = 75
@@ -38,7 +39,10 @@ def worth(workload: Workload, cluster: Cluster) -> Score:
     Four terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
     each part worth what popular fractions can be cut from it (`residual_values`); free GPU that the node's
     CPU and memory cannot serve any more; the price of the model that is taken; and the fragments of FGD.
-    Equal losses go by best fit. On one node, and without a workload, it is best fit.
+    Equal losses go by best fit, then to the node left with the least CPU: whoever asks for the whole of
+    a node with little CPU shall not have one that others need for its CPU. Where people ask for more CPU
+    (or memory) than the nodes have, some GPU stays without whatever is done, and that does not count.
+    On one node, and without a workload, it is best fit.
     """
     if cluster.nodes < 2 or not any(shape.fgpu_milli > 0 for shape, _ in workload.counts):
         return best_fit
@@ -75,10 +79,8 @@ class _Worth:
         self._demand: dict[int, int] = {}
         for shape, count in workload.counts:
             self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
-        own = [(shape, count) for shape, count in workload.counts if shape.fgpu_milli > 0]
-        fgpu = 100 * sum(s.fgpu_milli * n for s, n in own)
-        self._per_cpu = _ratio(fgpu, SERVED_PERCENT * sum(s.cpu_milli * n for s, n in own))
-        self._per_memory = _ratio(fgpu, SERVED_PERCENT * sum(s.memory_mib * n for s, n in own))
+        self._per_cpu = _per(workload, cluster, lambda one: one.cpu_milli)
+        self._per_memory = _per(workload, cluster, lambda one: one.memory_mib)
         self._lost: dict[int, tuple[int, ...]] = {}
         self._tables: dict[int, Ints] = {}
         self._potential = lru_cache(maxsize=1 << 16)(self._worth)
@@ -90,7 +92,7 @@ class _Worth:
             at = taken[0]
             each = 1000 * (before.free_milli[at] - after.free_milli[at]) // before.capacity_milli[at]
             lost += self._scale * PRICE * (price * each * len(taken) // 1000)
-        return (lost, *best_fit(before, after, taken))
+        return (lost, *best_fit(before, after, taken), after.cpu_milli)
 
     def many(self, takes: Takes) -> tuple[Ints, ...]:
         capacity = takes.capacity_milli
@@ -108,7 +110,8 @@ class _Worth:
             price = np.array([self._prices.get(kind.model, 0) for kind in takes.kinds], dtype=np.int64)
             each = 1000 * (takes.before - takes.after) // capacity
             lost += PRICE * (price[takes.kind] * each * takes.devices_taken // 1000)
-        return self._scale * lost + FRAGMENT * self._fragments.growth(takes), *many_best_fit(takes)
+        lost = self._scale * lost + FRAGMENT * self._fragments.growth(takes)
+        return lost, *many_best_fit(takes), takes.cpu_after[row]
 
     def _losses(self, capacity: int) -> tuple[int, ...]:
         """Return what each free amount of a device has lost, in thousandths of a GPU."""
@@ -140,6 +143,17 @@ class _Worth:
             if each:
                 served = np.minimum(served, host * fgpu // each)
         return np.asarray(1000 * (free_milli - served) * devices // (devices * capacity))
+
+
+def _per(
+    workload: Workload, cluster: Cluster, amount: Callable[[TypicalRequest | Cluster], int]
+) -> tuple[int, int]:
+    """Return how much fGPU is served by how much CPU, or memory; by 0 where it always is, or cannot be."""
+    fgpu = sum(s.fgpu_milli * n for s, n in workload.counts)
+    if sum(amount(s) * n for s, n in workload.counts) * cluster.capacity_milli > amount(cluster) * fgpu:
+        return 1, 0
+    beside = sum(amount(s) * n for s, n in workload.counts if s.fgpu_milli > 0)
+    return _ratio(100 * fgpu, SERVED_PERCENT * beside)
 
 
 def _ratio(fgpu: int, host: int) -> tuple[int, int]:
