@@ -11,9 +11,8 @@ enum { USED, PAID, LENT }; /* words; two only grow: what the session was ever ch
 _Static_assert(ACCOUNT_FIRST_WORD + ACCOUNT_WORDS == sizeof(struct fgpu_time_account) / sizeof(uint64_t), "all words");
 _Static_assert(WORD_NS * ACCOUNT_WORDS > 2 * SLOTS_PERIOD_NS, "what overlaps is seldom reported later");
 
-int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t now) {
-    uint64_t used = atomic_load_explicit(&account->words[USED], memory_order_relaxed);
-    uint64_t entitled = slots_entitled(slots, now), most = slots->per_period / 2;
+int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled) {
+    uint64_t used = atomic_load_explicit(&account->words[USED], memory_order_relaxed), most = slots->per_period / 2;
     for (;;) {
         int64_t balance = (int64_t)(entitled - used), bounded = balance;
         if (__builtin_expect(used == 0, 0))

@@ -140,11 +140,18 @@ struct fgpu_launch {
     void *stream;
     void *kind;
     bool per_thread;
-    int device; /* filled in by begin; -1: not throttled */
-    uint64_t private_words[6];
+    /* Filled in by begin. */
+    bool follow_up; /* end has something to do, even if the launch was taken */
+    int device;     /* -1: not throttled */
+    uint64_t private_words[5];
 };
 void fgpu_launch_begin(struct fgpu_launch *launch);
-void fgpu_launch_end(struct fgpu_launch *launch, int result);
+void fgpu_launch_follow_up(const struct fgpu_launch *launch, int result);
+
+static inline void fgpu_launch_end(const struct fgpu_launch *launch, int result) {
+    if (__builtin_expect(launch->follow_up || result != 0, 0) && launch->device >= 0)
+        fgpu_launch_follow_up(launch, result);
+}
 
 /* Called before the real wait for a stream. What was launched into it last is measured then, as nothing is launched
  * behind it for as long as the program waits. */

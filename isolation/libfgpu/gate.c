@@ -4,11 +4,6 @@
 #define AT_LEAST_NS UINT64_C(2000000) /* the first part of a slot, where a quarter of it is less than that */
 #define LOOK_AHEAD 64                 /* slots; then the question is asked again */
 
-static int64_t needed(uint64_t expected, struct slot slot) {
-    uint64_t length = slot.end - slot.start;
-    return (int64_t)((expected < length ? expected : length) / 2);
-}
-
 /* The next slot, after `slot`, for which the account will be good enough. */
 static struct gate_answer next(const struct slots *slots, uint64_t now, uint64_t expected,
                                const struct gate_state *state, struct slot slot) {
@@ -16,22 +11,17 @@ static struct gate_answer next(const struct slots *slots, uint64_t now, uint64_t
     for (int n = 0; n < LOOK_AHEAD; n++) {
         slot = slots_at(slots, slot.end);
         int64_t by_then = state->balance + (int64_t)(slots_entitled(slots, slot.end) - entitled);
-        if (by_then >= needed(expected, slot))
+        if (by_then >= gate_needs(expected, slot))
             break;
     }
     return (struct gate_answer){GATE_WAIT, slot.start};
 }
 
-bool gate_is_full(const struct gate_state *state, uint64_t expected) {
-    return (state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
-           state->sentinels >= GATE_MOST_SENTINELS;
-}
-
-struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state) {
-    struct slot slot = slots_at(slots, now);
+struct gate_answer gate_ask(const struct slots *slots, struct slot slot, uint64_t now, uint64_t expected,
+                            const struct gate_state *state) {
     if (now < slot.start)
         return next(slots, now, expected, state, (struct slot){.end = slot.start});
-    int64_t at_end = state->balance + (int64_t)(slot.end - now), need = needed(expected, slot);
+    int64_t at_end = state->balance + (int64_t)(slot.end - now), need = gate_needs(expected, slot);
     uint64_t begins = state->free_at > now ? state->free_at : now;
     if (at_end < need || begins >= slot.end) {
         /* With what is in flight done sooner than expected, there may be room. */

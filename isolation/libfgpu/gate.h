@@ -66,8 +66,26 @@ struct gate_answer {
 };
 
 /* As much is in flight as may be. */
-bool gate_is_full(const struct gate_state *state, uint64_t expected);
+static inline bool gate_is_full(const struct gate_state *state, uint64_t expected) {
+    return (state->sentinels >= GATE_SENTINELS && state->in_flight + expected > GATE_IN_FLIGHT_NS) ||
+           state->sentinels >= GATE_MOST_SENTINELS;
+}
 
-struct gate_answer gate_ask(const struct slots *slots, uint64_t now, uint64_t expected, const struct gate_state *state);
+/* Rule 2: what the account has to be good for, at the slot's end. */
+static inline int64_t gate_needs(uint64_t expected, struct slot slot) {
+    uint64_t length = slot.end - slot.start;
+    return (int64_t)((expected < length ? expected : length) / 2);
+}
+
+/* The usual case of gate_ask() alone, for each launch: open, of a length that the slot has. */
+static inline bool gate_is_open(struct slot slot, uint64_t now, uint64_t expected, const struct gate_state *state) {
+    uint64_t longest = expected > state->longest ? expected : state->longest;
+    return now >= slot.start && longest <= slot.end - slot.start && state->free_at < slot.end &&
+           state->balance + (int64_t)(slot.end - now) >= gate_needs(expected, slot) && !gate_is_full(state, expected);
+}
+
+/* `slot` is that of now. */
+struct gate_answer gate_ask(const struct slots *slots, struct slot slot, uint64_t now, uint64_t expected,
+                            const struct gate_state *state);
 
 #endif

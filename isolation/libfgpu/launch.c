@@ -20,22 +20,32 @@ static void *kind_of(const void *function, uint64_t grid_x, uint64_t grid_y, uin
 #define GATED(kind_, stream_, per_thread_, call) \
     do { \
         fgpu_enter(); \
-        struct fgpu_launch launch = {.kind = (kind_), .stream = (stream_), .per_thread = (per_thread_)}; \
+        struct fgpu_launch launch; /* not all of it is to be cleared */ \
+        launch.kind = (kind_); \
+        launch.stream = (stream_); \
+        launch.per_thread = (per_thread_); \
         fgpu_launch_begin(&launch); \
         CUresult result = (call); \
         fgpu_launch_end(&launch, (int)result); \
         return result; \
     } while (0)
 
-static __attribute__((noinline)) CUresult gated_kernel(__typeof__(&cuLaunchKernel) real, bool per_thread,
-                                                       FGPU_LAUNCH_PARAMETERS, void **extra) {
-    GATED(kind_of(function, grid_x, grid_y, grid_z), stream, per_thread, real(FGPU_LAUNCH_ARGUMENTS, extra));
+/* With the parameters of the driver's own function, so that the hook jumps here without having to move them. */
+static __attribute__((noinline)) CUresult gated_kernel(FGPU_LAUNCH_PARAMETERS, void **extra) {
+    GATED(kind_of(function, grid_x, grid_y, grid_z), stream, false,
+          DRIVER(cuLaunchKernel)(FGPU_LAUNCH_ARGUMENTS, extra));
+}
+
+static __attribute__((noinline)) CUresult gated_kernel_ptsz(FGPU_LAUNCH_PARAMETERS, void **extra) {
+    GATED(kind_of(function, grid_x, grid_y, grid_z), stream, true,
+          DRIVER(cuLaunchKernel_ptsz)(FGPU_LAUNCH_ARGUMENTS, extra));
 }
 
 static inline CUresult launch_kernel(__typeof__(&cuLaunchKernel) real, bool per_thread, FGPU_LAUNCH_PARAMETERS,
                                      void **extra) {
-    return free_to_go() ? real(FGPU_LAUNCH_ARGUMENTS, extra)
-                        : gated_kernel(real, per_thread, FGPU_LAUNCH_ARGUMENTS, extra);
+    if (free_to_go())
+        return real(FGPU_LAUNCH_ARGUMENTS, extra);
+    return per_thread ? gated_kernel_ptsz(FGPU_LAUNCH_ARGUMENTS, extra) : gated_kernel(FGPU_LAUNCH_ARGUMENTS, extra);
 }
 
 static CUresult launch_kernel_ex(__typeof__(&cuLaunchKernelEx) real, bool per_thread,

@@ -215,7 +215,7 @@ struct pending {
     struct context *context;
     struct stream *stream;
     uint64_t added_at, expected;
-    bool capture, follow_up;
+    bool capture;
 };
 
 _Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_words), "it fits");
@@ -247,8 +247,31 @@ static bool is_stuck(const struct context *context, uint64_t since, uint64_t now
     return now - since > (patience > context->patience ? patience : context->patience);
 }
 
+/* What the session was entitled to until now; as slots_entitled(), but a slot's launches need not compute it anew. */
+static uint64_t entitled(struct context *context, uint64_t now) {
+    if (__builtin_expect(now < context->slot.start || now >= context->slot.end, 0)) {
+        context->slot = slots_at(context->slots, now);
+        context->entitled = slots_entitled(context->slots, context->slot.end);
+    }
+    return context->entitled - (context->slot.end - (now < context->slot.start ? context->slot.start : now));
+}
+
+/* Is the gate open, as it usually is? What pass() would find at once, and nothing else is due. */
+static inline bool is_open(struct context *context, const struct kind *kind, uint64_t now) {
+    uint64_t free_at = context->began_at + context->in_flight;
+    if (now >= context->said_until || (context->closed_count > 0 && now > free_at) || kind->tried)
+        return false;
+    int64_t balance = account_balance(context->account, context->slots, entitled(context, now));
+    struct gate_state state = {.balance = balance - (int64_t)context->in_open,
+                               .in_flight = context->in_flight,
+                               .free_at = free_at,
+                               .sentinels = context->closed_count,
+                               .longest = kind->longest};
+    return gate_is_open(context->slot, now, kind->expected, &state);
+}
+
 /* Asks until the gate is open, with the lock held but while it sleeps. Returns the time. */
-static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key) {
+static __attribute__((noinline)) uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key) {
     uint64_t since = 0, settled = context->settled;
     for (;;) {
         uint64_t now = fgpu_now();
@@ -262,7 +285,7 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
             settled = context->settled;
             since = now;
         }
-        int64_t balance = account_balance(context->account, context->slots, now);
+        int64_t balance = account_balance(context->account, context->slots, entitled(context, now));
         const struct kind *kind = batches_kind(context, key);
         struct gate_state state = {.balance = balance - (int64_t)context->in_open,
                                    .in_flight = context->in_flight,
@@ -272,12 +295,12 @@ static uint64_t pass(struct context *context, uint64_t stream_key, uint64_t key)
         bool stuck = is_stuck(context, since, now);
         if (stuck)
             state = (struct gate_state){.balance = balance + (int64_t)context->overdue};
-        struct gate_answer answer = gate_ask(context->slots, now, kind->expected, &state);
+        struct gate_answer answer = gate_ask(context->slots, context->slot, now, kind->expected, &state);
         if (answer.verdict != GATE_OPEN && context->said && !stuck)
             answer = ask_for_loan(context, kind, &state, now, answer);
         if (kind->tried && !stuck && context->closed_count > 0)
             answer.verdict = GATE_SENTINEL; /* the first launch of a kind tells how long the others will take */
-        if (__builtin_expect(answer.verdict == GATE_OPEN, 1)) {
+        if (answer.verdict == GATE_OPEN) {
             if (stuck) {
                 context->let_through_at = now;
                 context->patience *= context->patience < MOST_PATIENCE_NS ? 2 : 1;
@@ -310,6 +333,7 @@ static __attribute__((noinline)) bool begin_captured(CUstream stream, CUstreamCa
 void fgpu_launch_begin(struct fgpu_launch *launch) {
     struct pending *pending = (struct pending *)launch->private_words;
     launch->device = -1;
+    launch->follow_up = false;
     if (__builtin_expect(!atomic_load_explicit(&limits_known, memory_order_acquire), 0))
         read_limits();
     struct context *context;
@@ -322,21 +346,23 @@ void fgpu_launch_begin(struct fgpu_launch *launch) {
     if (__builtin_expect(capture, 0) && !begin_captured(handle, &mode))
         return;
     pthread_mutex_lock(&context->lock);
-    uint64_t now = pass(context, stream_key, key);
+    uint64_t now = fgpu_now();
     struct kind *kind = batches_kind(context, key);
+    if (__builtin_expect(!is_open(context, kind, now), 0)) {
+        now = pass(context, stream_key, key);
+        kind = batches_kind(context, key);
+    }
     struct stream *stream = batches_stream(context, stream_key, handle, now);
-    *pending = (struct pending){context, stream, now, kind->expected, capture, false};
-    pending->follow_up = batches_add(context, stream, kind, now);
+    *pending = (struct pending){context, stream, now, kind->expected, capture};
+    launch->follow_up = batches_add(context, stream, kind, now);
     launch->device = context->device;
     pthread_mutex_unlock(&context->lock);
     if (__builtin_expect(capture, 0))
         exchange_mode(&mode);
 }
 
-void fgpu_launch_end(struct fgpu_launch *launch, int result) {
+void fgpu_launch_follow_up(const struct fgpu_launch *launch, int result) {
     const struct pending *pending = (const struct pending *)launch->private_words;
-    if (launch->device < 0 || __builtin_expect(!pending->follow_up && result == CUDA_SUCCESS, 1))
-        return;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (pending->capture)
         exchange_mode(&mode);

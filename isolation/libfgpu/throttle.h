@@ -60,6 +60,8 @@ struct context {
     int device;
     struct fgpu_time_account *account;
     const struct slots *slots;
+    struct slot slot;  /* the one that was last asked for */
+    uint64_t entitled; /* at its end */
     struct lending lending;
     uint64_t said_until; /* until then nothing need be said of having work */
     bool said;           /* it could be said, last time */

@@ -43,13 +43,13 @@ int main(void) {
         } else if (sscanf(line, "ask %" SCNu64 " %" SCNu64 " %" SCNd64 " %" SCNu64 " %" SCNu64 " %u %" SCNu64, &a, &b,
                           &balance, &c, &d, &sentinels, &longest) == 7) {
             struct gate_state state = {.balance = balance, .in_flight = c, .free_at = d, .sentinels = sentinels, .longest = longest};
-            struct gate_answer answer = gate_ask(&slots, a, b, &state);
+            struct gate_answer answer = gate_ask(&slots, slots_at(&slots, a), a, b, &state);
             if (answer.verdict == GATE_WAIT)
                 printf("wait %" PRIu64 "\n", answer.until);
             else
                 printf("%s\n", answer.verdict == GATE_OPEN ? "open" : "sentinel");
         } else if (sscanf(line, "balance %" SCNu64, &a) == 1) {
-            printf("%" PRId64 "\n", account_balance(&account, &slots, a));
+            printf("%" PRId64 "\n", account_balance(&account, &slots, slots_entitled(&slots, a)));
         } else if (sscanf(line, "deposit %" SCNu64, &a) == 1) {
             account_deposit(&account, a);
             printf("done\n");

@@ -223,3 +223,15 @@ def test_a_deposit_is_taken_back_when_the_work_is_paid_for(ask: Ask) -> None:
     )
     before, owing, after = (float(answers[n]) / MS for n in (1, 3, 5))
     assert (before, owing, after) == (12.5, -7.5, 12)
+
+
+# --- The clock -----------------------------------------------------------------------------------------
+
+
+def test_the_clock_is_the_kernels_and_never_ahead_of_it(compile_c: Callable[..., Path]) -> None:
+    """It lags by as long as a reading of the kernel's clock may take that counts, and 0.1 us."""
+    program = compile_c("tests/clock_reads.c", "libfgpu/clock.c")
+    done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60)
+    ahead_ns, behind_ns, back_ns = map(int, done.stdout.split())
+    assert (ahead_ns, back_ns) == (0, 0)
+    assert behind_ns < 5000
