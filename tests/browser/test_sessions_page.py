@@ -305,9 +305,11 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     expect(line(page, ids[1]).locator(".use")).to_have_text("the GPU does not answer")
     assert page.evaluate("document.querySelector('#rows tr').same") is True
     expect(cell.locator(".lent")).to_have_text("")
-    service.measure({ids[0]: 1536}, lent=(7.5, 2.4))
+    service.measure({ids[0]: 1536}, lent=(7.5, 2.4), context_mib=400)
     expect(cell.locator(".lent")).to_have_text("8 % borrowed, 2 % lent", timeout=60_000)
+    expect(cell).to_contain_text("1.5 of 2 GiB, 0.4 of it contexts and code")
     page.reload()
+    expect(cell).to_contain_text("1.5 of 2 GiB, 0.4 of it contexts and code")
     expect(cell.locator(".lent")).to_have_text("8 % borrowed, 2 % lent")
     service.measure({ids[0]: 1536, ids[1]: None}, trouble="the GPU does not answer")
     page.locator("#sort-use").click()

@@ -154,6 +154,7 @@ class Standing:
         *,
         trouble: str | None = None,
         lent: tuple[float, float] | None = None,
+        context_mib: int | None = None,
     ) -> None:
         """Tell of running sessions, as the Hub would, how much GPU memory they hold; they compute with 12.5 %."""
         at_s = int(time.time())
@@ -164,7 +165,8 @@ class Standing:
             assert session.placement is not None
             share = session.placement.shares[0]
             sm = None if used is None else 12.5
-            meter = Meter(at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble, *(lent or ()))
+            own = (at_s, used, share.memory_mib, sm, share.compute_percent, sm, trouble)
+            meter = Meter(*own, *(lent or (None, None)), context_mib)
             found[session_id] = Live(meter, (), ())
         write_meters(self.data, Told(10, found))
 
