@@ -107,6 +107,21 @@ async def test_a_forecast_that_failed_when_nobody_waited_any_more_is_not_told_to
     lab.waiting[waits].cancel()
 
 
+@pytest.mark.timeout(60)
+async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(lab: Lab) -> None:
+    await lab.run(await lab.ask("alice"))
+    await lab.ask("bob")
+    await lab.scheduler.forecasts()
+    # In that turn of the loop it is done, and what follows from it comes in the next.
+    just_done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    just_done.set_result(lab.scheduler._forecasts._outlook)
+    waits = await lab.ask("carol")
+    lab.scheduler._forecasts._looking_ahead = just_done
+    assert (await lab.forecast(waits)).position == 2
+    for waiting in lab.waiting.values():
+        waiting.cancel()
+
+
 async def test_a_step_that_takes_long_is_no_outage_while_the_database_answers(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,8 @@ class Forecasts:
         version = await self._call(self._store.version)
         while self._outlook is None or self._is_older(self._outlook.snapshot, version):
             task = self._looking_ahead
-            if task is None:
+            # One that is done was too old, or nobody has taken it yet. To await it again is not to wait at all.
+            if task is None or task.done():
                 task = self._looking_ahead = asyncio.ensure_future(self._look_ahead())
                 task.add_done_callback(self._looked_ahead)
             self._outlook = await asyncio.shield(task)
@@ -125,6 +126,7 @@ class Forecasts:
 
     def _looked_ahead(self, task: asyncio.Future[Outlook]) -> None:
         # Whoever waited may have left: one that failed then is nothing to those who ask next.
-        self._looking_ahead = None
+        if self._looking_ahead is task:
+            self._looking_ahead = None
         if not task.cancelled():
             task.exception()
