@@ -110,12 +110,12 @@ def main() -> int:
     out = given.out or ROOT / "bench" / "results" / name
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = Path(tempfile.mkdtemp(prefix="fgpu-soak-"))
-    begun, before = time.strftime("%Y-%m-%dT%H:%M:%S%z"), load()
+    begun, of, before = time.strftime("%Y-%m-%dT%H:%M:%S%z"), source(), load()
     found = {"standing": standing(folder)} if given.standing else week(given, folder)
     results = {
         "begun": begun,
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "source": source(),
+        "source": of,
         "machine": machine(),
         "load_before": before,
         "load_after": load(),

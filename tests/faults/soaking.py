@@ -28,15 +28,19 @@ USERS = [f"user{n:02}" for n in range(8)]
 ASKED = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 HISTORY_DAYS = 1
 LEAST_PAUSE_S = 0.2
+_KINDS = ("sessions", "events", "meters", "shares", "audit", "foretold", "end_messages")
+TABLES = tuple(f"fgpu_{kind}" for kind in _KINDS)
 DAY_S, HOUR_S = 24 * 3600, 3600
 
 PACED = """
 import time
 from fgpu_scheduler.ports import SystemClock
+from fgpu_scheduler.service import scheduler
 from fgpuspawner.concurrency.background import Background
 
 FACTOR, BEGAN_S, LEAST_S = {factor!r}, {began_s!r}, {least_s!r}
 SystemClock.now_s = lambda self: int(BEGAN_S + FACTOR * (time.time() - BEGAN_S))
+scheduler.FORECAST_FOR_S *= FACTOR
 unpaced = Background.every
 
 def sooner(seconds):
@@ -348,9 +352,7 @@ class Soak:
         )
 
     def _rows(self, now_s: float) -> dict[str, int]:
-        found = counted(
-            Path(self._outage_path), ("fgpu_sessions", "fgpu_events", "fgpu_meters", "fgpu_shares")
-        )
+        found = counted(Path(self._outage_path), TABLES)
         # Retention looks once an hour, and takes its time.
         old = (now_s - HISTORY_DAYS * DAY_S - 3 * HOUR_S,)
         with closing(sqlite3.connect(self._outage_path, timeout=60)) as own:
