@@ -9,7 +9,8 @@ from worlds import Build
 
 from fgpu_scheduler import Quota, QuotaEdit, QuotaScope
 from fgpu_scheduler.core.quota import Counted, counted_of_each
-from fgpuspawner.service.admin.quotas_view import key_of, quotas_object, spec_of
+from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object, spec_of
+from fgpuspawner.service.model import Viewer
 from fgpuspawner.settings.queue import quota_of
 
 EACH = Quota(QuotaScope.USER, "*", None, max_fgpu_milli=1000)
@@ -47,3 +48,35 @@ def test_a_quota_that_is_used_up_says_so_and_one_that_is_removed_counts_nobody()
 def test_the_object_of_a_quota_is_read_as_the_same_quota(quota: Quota) -> None:
     assert quota_of(spec_of(quota), "quota") == quota
     assert quota_of({**key_of(quota), "max_sessions": 7}, "quota").name == quota.name
+
+
+def quota(scope: QuotaScope, name: str = "*", **limits: int) -> Quota:
+    return Quota(scope, name, "class", **limits)
+
+
+@pytest.mark.parametrize(
+    ("others", "most"),
+    [
+        ((), None),
+        ((quota(QuotaScope.ALL, max_sessions=5), quota(QuotaScope.GROUP, "a", max_sessions=9)), 5),
+        ((quota(QuotaScope.GROUP, "a", max_sessions=3), quota(QuotaScope.GROUP, "b", max_sessions=9)), 9),
+        ((quota(QuotaScope.GROUP, "a", max_sessions=3), quota(QuotaScope.GROUP, "b", max_pending=9)), None),
+        ((quota(QuotaScope.USER, "x", max_sessions=1), quota(QuotaScope.ALL, max_pending=1)), None),
+        ((Quota(QuotaScope.ALL, "*", "other", max_sessions=1),), None),
+    ],
+    ids=["none", "of all", "of Hub groups", "not of each Hub group", "of another amount", "of another group"],
+)
+def test_who_administers_a_group_gives_a_member_at_most_what_the_group_has(
+    others: tuple[Quota, ...], most: int | None
+) -> None:
+    tina = Viewer("tina", administers=("class",))
+
+    def refused(sessions: int) -> str | None:
+        found = not_for_group(quota(QuotaScope.USER, "dave", max_sessions=sessions), tina, others)
+        return None if found is None else " ".join(found)
+
+    if most is None:
+        assert refused(10**6) is None
+    else:
+        assert refused(most) is None
+        assert refused(most + 1) == f"max_sessions at most {most}, the quota of resource group 'class'"
