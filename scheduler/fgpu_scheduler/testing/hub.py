@@ -350,7 +350,9 @@ class Hub(Lab):
     def _unserved(self) -> list[Session]:
         """Return the sessions that nobody waits for."""
         early = (S.PENDING, S.SCHEDULED, *lifecycle.LAUNCHING)
-        return [s for s in self._snapshot().sessions if s.state in early and s.id not in self._serving]
+        # Of one that is being stopped no Hub begins a second launch.
+        taken = {*self._serving, *self._leaving}
+        return [s for s in self._snapshot().sessions if s.state in early and s.id not in taken]
 
     def _resume(self) -> None:
         """Somebody comes back to what waits for them."""
