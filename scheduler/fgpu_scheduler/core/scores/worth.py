@@ -39,10 +39,10 @@ def worth(workload: Workload, cluster: Cluster) -> Score:
     Four terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
     each part worth what popular fractions can be cut from it (`residual_values`); free GPU that the node's
     CPU and memory cannot serve any more; the price of the model that is taken; and the fragments of FGD.
-    Equal losses go by best fit, then to the node left with the least CPU: whoever asks for the whole of
-    a node with little CPU shall not have one that others need for its CPU. Where people ask for more CPU
-    (or memory) than the nodes have, some GPU stays without whatever is done, and that does not count.
-    On one node, and without a workload, it is best fit.
+    Equal losses go by best fit; who fills whole GPUs then goes to the node left with the least CPU, as
+    much CPU is for whoever needs it. Where people ask for more CPU (or memory) than the nodes have, some
+    GPU stays without, whatever is done, and that does not count. On one node, and without a workload, it
+    is best fit.
     """
     if cluster.nodes < 2 or not any(shape.fgpu_milli > 0 for shape, _ in workload.counts):
         return best_fit
@@ -92,7 +92,8 @@ class _Worth:
             at = taken[0]
             each = 1000 * (before.free_milli[at] - after.free_milli[at]) // before.capacity_milli[at]
             lost += self._scale * PRICE * (price * each * len(taken) // 1000)
-        return (lost, *best_fit(before, after, taken), after.cpu_milli)
+        fit = best_fit(before, after, taken)
+        return (lost, *fit, after.cpu_milli if taken and not fit[0] else 0)
 
     def many(self, takes: Takes) -> tuple[Ints, ...]:
         capacity = takes.capacity_milli
@@ -111,7 +112,8 @@ class _Worth:
             each = 1000 * (takes.before - takes.after) // capacity
             lost += PRICE * (price[takes.kind] * each * takes.devices_taken // 1000)
         lost = self._scale * lost + FRAGMENT * self._fragments.growth(takes)
-        return lost, *many_best_fit(takes), takes.cpu_after[row]
+        cpu = np.where((takes.after == 0) & (takes.devices_taken > 0), takes.cpu_after[row], 0)
+        return lost, *many_best_fit(takes), cpu
 
     def _losses(self, capacity: int) -> tuple[int, ...]:
         """Return what each free amount of a device has lost, in thousandths of a GPU."""
