@@ -64,6 +64,7 @@ from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.base import IN_CONTAINER, Prepared
 from fgpuspawner.isolation.sealing import without_knobs
 from fgpuspawner.settings import FGPU
+from fgpuspawner.spans import span
 from fgpuspawner.spawner import progress
 from fgpuspawner.spawner.failures import REFUSED_NEXT, failed_html, next_step
 from fgpuspawner.spawner.launch import LOOK_EVERY_S, Launch
@@ -261,11 +262,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             raise NotStarted(str(e), reason=e.code, html=html, status_code=409) from None
         # From here on `stop` finds the session by its id; before, by the server's name.
         self._session = session
-        logs.keep(session.id)
+        request_id = logs.keep(session.id)
         # Written with what the Hub writes next.
         self.orm_spawner.state = self.get_state()
         try:
-            with logs.of_session(session.id):
+            with logs.of_session(session.id), span("launch", session_id=session.id, request_id=request_id):
                 url = await self._placed_and_launched(session)
         except SessionEnded as e:
             cause = e.session.end_cause or EndCause.USER
@@ -281,7 +282,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
 
     async def _placed_and_launched(self, session: Session) -> str:
         while True:
-            placed = self._session = await self.runtime.queue.placed(session.id)
+            with span("wait"):
+                placed = self._session = await self.runtime.queue.placed(session.id)
             steps = Launch(self.runtime, placed, self._described, path=f"{self.server.base_url}api")
             launch = asyncio.ensure_future(steps.run())
             self._launches[self._server_key] = steps, launch

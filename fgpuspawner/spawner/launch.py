@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
+from fgpuspawner.spans import span
 from fgpuspawner.spawner.verification import Verification
 
 log = logging.getLogger("fgpu")
@@ -91,17 +91,19 @@ class Launch:
         if len(self._runtime.isolation.devices_of(session)) < len(session.placement.shares):
             # It went between placing and launching.
             raise NotBound("the GPU is not there any more")
-        prepared = await self._runtime.prepare(session)
+        with span("prepare"):
+            prepared = await self._runtime.prepare(session)
         image = self._runtime.catalogue.of(session.request)
         if image is None:
             raise LaunchFailed(f"there is no image {session.request.image!r} any more", EndCause.PULL_FAILED)
         await self._fetch(image)
         spec = await self._describe(session, image, prepared)
-        with self._runtime.metrics.engine.labels("start").time():
+        with self._runtime.metrics.engine.labels("start").time(), span("start"):
             endpoint = await self._engine.start(spec)
         if endpoint.warm:
             self._way = "warm"
-        await self._answers_and_holds(spec, endpoint)
+        with span("answer"):
+            await self._answers_and_holds(spec, endpoint)
         return Launched(endpoint.ip, endpoint.port, prepared.backend)
 
     async def _fetch(self, image: Image) -> None:
@@ -114,7 +116,7 @@ class Launch:
         self.session = await self._runtime.queue.pulling(session.id, session.attempt)
         try:
             # Not run to its end when the session is cancelled: a pull touches no GPU.
-            with self._runtime.metrics.engine.labels("fetch").time():
+            with self._runtime.metrics.engine.labels("fetch").time(), span("fetch", image=image.slug):
                 await self._engine.fetch_image(image, placement.node_id, session.id)
         except FGPUError as e:
             self.fetching = None
@@ -144,7 +146,11 @@ class Launch:
             timeout_s=settings.verify_timeout_s,
             data=settings.data_path(),
         )
-        prove = functools.partial(verification.prove, spec.session, spec.prepared, endpoint, spec.told)
+
+        async def prove() -> None:
+            with span("verify"):
+                await verification.prove(spec.session, spec.prepared, endpoint, spec.told)
+
         if not self._engine.capabilities.own_root:
             # What holds a process is in its environment: what starts the server can still take it away.
             await self._answers(spec.session, endpoint)
