@@ -353,17 +353,17 @@ class Soak:
 
     def _rows(self, now_s: float) -> dict[str, int]:
         found = counted(Path(self._outage_path), TABLES)
-        # Retention looks once an hour, and takes its time.
-        old = (now_s - HISTORY_DAYS * DAY_S - 3 * HOUR_S,)
+        # Retention looks once an hour, and takes its time: it is about what it could have known three hours ago.
+        looked = now_s - 3 * HOUR_S
+        old = looked - HISTORY_DAYS * DAY_S
+        of_sessions = "SELECT count(*) FROM fgpu_sessions WHERE ended_at_s < ?"
+        of_events = (
+            "SELECT count(*) FROM fgpu_events WHERE at_s < ?"
+            " AND id <= (SELECT max(id) FROM fgpu_events WHERE at_s < ?) - ?"
+        )
         with closing(sqlite3.connect(self._outage_path, timeout=60)) as own:
-            sessions = own.execute("SELECT count(*) FROM fgpu_sessions WHERE ended_at_s < ?", old).fetchone()[
-                0
-            ]
-            events = own.execute(
-                "SELECT count(*) FROM fgpu_events WHERE at_s < ?"
-                " AND id <= (SELECT max(id) FROM fgpu_events) - ?",
-                (*old, KEPT_EVENTS),
-            ).fetchone()[0]
+            sessions = own.execute(of_sessions, (old,)).fetchone()[0]
+            events = own.execute(of_events, (old, looked, KEPT_EVENTS)).fetchone()[0]
         return {**found, "old_sessions": sessions, "old_events": events}
 
     def _left(self) -> list[str]:
