@@ -12,11 +12,13 @@ QUEUE_READ = "custom:fgpu:queue:read"
 KEEP = "custom:fgpu:sessions:keep"
 IMAGES = "custom:fgpu:images"
 ADMIN = "custom:fgpu:admin"
+OF_GROUPS = "custom:fgpu:group:"
+"""How the scopes of resource groups begin."""
 
 
 def admin_of(group: str) -> str:
     """Return the scope of who administers one resource group, whatever name the group has."""
-    return f"custom:fgpu:group:{group}:admin"
+    return f"{OF_GROUPS}{group}:admin"
 
 
 def custom(groups: Iterable[str]) -> dict[str, dict[str, object]]:

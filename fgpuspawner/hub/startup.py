@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jupyterhub import orm
-from sqlalchemy import delete, update
+from jupyterhub.scopes import scope_definitions
+from sqlalchemy import String, delete, literal_column, update
 
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
@@ -22,7 +23,7 @@ from fgpuspawner.hub.room import DiskWatch, answer_health, leave_on_a_full_disk
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.supervisor import Supervisor
 from fgpuspawner.hub.who_asks import note_who_asks
-from fgpuspawner.scopes import SERVICE
+from fgpuspawner.scopes import OF_GROUPS, SERVICE
 from fgpuspawner.settings import FGPU
 
 MOST_FILES = 65_536
@@ -59,6 +60,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     let_go_of_waiting(app.db, runtime.store.snapshot(0).sessions)
     if (service := app._service_map.get(SERVICE)) is not None:
         leave_only_this_token(app.db, service.api_token)
+    leave_known_scopes(app.db)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
     Supervisor(app, SERVICE).begin(runtime.background)
@@ -116,6 +118,21 @@ def leave_only_this_token(db: Any, token: str) -> None:
     for other in db.query(orm.APIToken).filter_by(service_id=own.service_id, note="generated at startup"):
         if other is not own:
             db.delete(other)
+    db.commit()
+
+
+def leave_known_scopes(db: Any) -> None:
+    """Take from tokens, and so from log-ins to the pages, the scopes of resource groups that there are no longer.
+
+    The Hub would answer whoever has one of them with an error of its own, in all that they do with it.
+    """
+    stored = literal_column("api_tokens.scopes", String)
+    for token in db.query(orm.APIToken).filter(stored.contains(OF_GROUPS)):
+        token.scopes = [
+            scope
+            for scope in token.scopes
+            if not scope.startswith(OF_GROUPS) or scope.partition("!")[0] in scope_definitions
+        ]
     db.commit()
 
 

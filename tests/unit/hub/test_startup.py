@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from jupyterhub import orm
+from jupyterhub.scopes import define_custom_scopes, get_scopes_for
 
 from fgpu_scheduler import Request, Session, SessionState
-from fgpuspawner.hub.startup import MOST_AT_ONCE, leave_only_this_token, let_go_of_waiting
+from fgpuspawner.hub.startup import (
+    MOST_AT_ONCE,
+    leave_known_scopes,
+    leave_only_this_token,
+    let_go_of_waiting,
+)
+from fgpuspawner.scopes import QUEUE_READ, admin_of, custom
 
 S = SessionState
 
@@ -55,4 +62,25 @@ def test_only_the_services_latest_token_is_left() -> None:
         True,
         True,
     ]
+    db.close()
+
+
+def test_tokens_outlive_the_resource_group_whose_scope_they_have() -> None:
+    """Cookies of the pages are such tokens, too: administrators' have the scope of every group that there was."""
+    define_custom_scopes(custom(["stays"]))
+    db = orm.new_session_factory("sqlite://")()
+    client, user = orm.OAuthClient(identifier="fgpu"), orm.User(name="tina")
+    stays, gone = admin_of("stays"), admin_of("gone")
+    own = ([QUEUE_READ, gone, f"{gone}!user=tina", stays], [QUEUE_READ, stays], ["inherit"])
+    tokens = [
+        orm.APIToken(hashed=str(n), prefix=str(n), user=user, oauth_client=client, scopes=scopes)
+        for n, scopes in enumerate(own)
+    ]
+    db.add_all(tokens)
+    db.commit()
+    leave_known_scopes(db)
+    db.expire_all()
+    assert [token.scopes for token in tokens] == [[QUEUE_READ, stays], [QUEUE_READ, stays], ["inherit"]]
+    # What the Hub asks of a token in every request.
+    assert all(isinstance(get_scopes_for(token), frozenset | set) for token in tokens)
     db.close()
