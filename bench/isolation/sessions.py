@@ -45,8 +45,11 @@ class Bench:
             subprocess.run(["gcc", "-O2", f"-I{include}", "-o", path, HERE / source, "-ldl"], check=True)
         return path
 
-    def session(self, name: str, slots: str = "-") -> dict[str, str]:
-        """Make a session's folder, with the time slots if there are any; return its programs' environment."""
+    def session(self, name: str, slots: str = "-", *, words: Path | None = None) -> dict[str, str]:
+        """Make a session's folder, with the time slots if there are any; return its programs' environment.
+
+        Sessions with the same folder of ``words`` lend each other their slots.
+        """
         folder = self.scratch / name
         folder.mkdir()
         (folder / "libfgpu.so").symlink_to(self.built / "libfgpu.so")
@@ -58,6 +61,7 @@ class Bench:
             compute_percent=percent or 100,
             mode="memory+compute" if spans else "memory",
             slots=slots,
+            lending=join_lenders(words, folder, spans) if words else 0,
         )
         write_read_only(folder / "limits", limits)
         write_for_all(folder / "accounting", REGION_BYTES)
@@ -67,6 +71,19 @@ class Bench:
     def complaints(self) -> str:
         """Return what libfgpu has logged."""
         return "".join(log.read_text() for log in sorted(self.scratch.glob("*/log")))
+
+
+def join_lenders(words: Path, folder: Path, spans: list[list[str]]) -> int:
+    """Show a session the words of those that lend, make its own, and return its number."""
+    number = len(list(words.glob("[0-9]*"))) + 1
+    (folder / "lending").mkdir()
+    (folder / "lending" / "0").symlink_to(words)
+    write_for_all(words / str(number), 8)
+    owners = bytearray((words / "owners").read_bytes() if number > 1 else 100)
+    for since, to in spans:
+        owners[int(since) : int(to)] = bytes([number]) * (int(to) - int(since))
+    write_read_only(words / "owners", bytes(owners))
+    return number
 
 
 def prepare(scratch: Path) -> Bench:

@@ -41,6 +41,7 @@ CARRIED = ROOT / "build" / "gpu-check"
 
 PROGRAMS = {
     "share": ("bench/isolation/share.c",),
+    "cells": ("bench/isolation/cells.c",),
     "launch": ("bench/isolation/launch.c",),
     "memory": ("bench/isolation/memory.c",),
     "storm": ("isolation/tests/storm.c", "isolation/tests/storm_ledger.c"),
@@ -81,9 +82,11 @@ PARTS = {
     "kills": Part(2, "how long the driver keeps memory after a kill"),
     "shares": Part(8, "shares of 10 to 75 %, alone and beside others"),
     "long": Part(6, "kernels of seconds, functions that change, a matrix product at a share"),
+    "elastic": Part(6, "compute that is lent: an owner who comes back, cells of notebooks"),
     "storm": Part(2, "300 processes killed at random instants"),
     "cost": Part(3, "launch, alloc and free, start of a process, a matrix product"),
     "verify": Part(1, "fgpu-verify behind a read-only preload"),
+    "mps": Part(1, "NVIDIA's MPS daemon: its caps of memory and SMs, a killed client"),
 }
 
 

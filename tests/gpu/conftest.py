@@ -98,7 +98,7 @@ def bench(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from sessions import Bench
 
     scratch = tmp_path_factory.mktemp("bench")
-    for name in ("share", "launch", "memory"):
+    for name in ("cells", "share", "launch", "memory"):
         (scratch / name).symlink_to(CARRIED / name)
     kept = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     environment = kept | {"CUDA_VISIBLE_DEVICES": gpu.uuid}
