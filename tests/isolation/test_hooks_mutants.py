@@ -84,10 +84,12 @@ graph = cuda.new("cuGraphCreate", 0)
 CONTEXT = "before = cuda.used_mib()\n"
 CHARGED = "assert cuda.used_mib() == before + 16, cuda.used_mib()\n"
 GREEN = """
+cuda.cuDevicePrimaryCtxReset_v2(0)  # which green ones make, and share
+cuda.new("cuCtxCreate_v2", 0, 0, kind=c_void_p)
+before = cuda.used_mib()
 resource, description = (c_ulonglong * 32)(), c_void_p()
 cuda.cuDeviceGetDevResource(0, resource, 1)
 cuda.cuDevResourceGenerateDesc(byref(description), resource, 1)
-green = cuda.new("cuGreenCtxCreate", description, 0, 1, kind=c_void_p)
 """
 NVML = "import pynvml\npynvml.nvmlInit()\ndevice = pynvml.nvmlDeviceGetHandleByIndex(0)\ncuda.alloc(8)\n"
 
@@ -200,8 +202,11 @@ PROGRAMS = {
     "cuCtxDetach": CONTEXT
     + "context = cuda.new('cuCtxCreate_v2', 0, 0, kind=c_void_p)\ncuda.cuCtxDetach(context)\n"
     "cuda.start()\nassert cuda.used_mib() == before",
-    "cuGreenCtxCreate": CONTEXT + GREEN + CHARGED,
-    "cuGreenCtxDestroy": CONTEXT + GREEN + "cuda.cuGreenCtxDestroy(green)\nassert cuda.used_mib() == before",
+    "cuGreenCtxCreate": GREEN
+    + "cuda.alloc(100)\nassert cuda.result('cuGreenCtxCreate', byref(c_void_p()), description, 0, 1) == OUT_OF_MEMORY",
+    "cuGreenCtxDestroy": GREEN
+    + "cuda.cuGreenCtxDestroy(cuda.new('cuGreenCtxCreate', description, 0, 1, kind=c_void_p))\n"
+    "assert cuda.used_mib() == before",
     "cuCtxSetCurrent": "cuda.cuDevicePrimaryCtxRelease(0)\ncuda.cuCtxSetCurrent(cuda.retain_by_table())\n"
     "assert held() == 16 * MIB",
     "cuDevicePrimaryCtxRetain": "cuda.cuDevicePrimaryCtxRelease(0)\n"
