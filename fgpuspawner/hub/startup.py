@@ -122,10 +122,7 @@ def leave_only_this_token(db: Any, token: str) -> None:
 
 
 def leave_known_scopes(db: Any) -> None:
-    """Take from tokens, and so from log-ins to the pages, the scopes of resource groups that there are no longer.
-
-    The Hub would answer whoever has one of them with an error of its own, in all that they do with it.
-    """
+    """Take from tokens the scopes of resource groups that there are no longer: with one of them, the Hub fails."""
     stored = literal_column("api_tokens.scopes", String)
     for token in db.query(orm.APIToken).filter(stored.contains(OF_GROUPS)):
         token.scopes = [

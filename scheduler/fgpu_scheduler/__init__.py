@@ -142,6 +142,7 @@ from fgpu_scheduler.store.private_image import (
 )
 from fgpu_scheduler.store.private_images import PrivateImages
 from fgpu_scheduler.store.quota_edits import (
+    MOST_EDITS,
     ListedQuota,
     QuotaEdit,
     QuotaEdits,

@@ -18,6 +18,10 @@ from servedroutes import methods_of, served
 from standing import asked, gpus, standing
 from test_administrators import MINI, Browser, World
 
+from fgpu_scheduler import MOST_EDITS, Quota, QuotaScope
+from fgpu_scheduler.store.quotas import quota_values
+from fgpu_scheduler.store.schema import quota_edits
+from fgpu_scheduler.store.upsert import put
 from fgpuspawner.cli import main as cli
 from hubprocess import HubProcess, until
 
@@ -560,3 +564,34 @@ def test_an_assistant_saves_no_members_session_as_an_image(tmp_path: Path) -> No
         assert answer.json()["error"]["message"] == "only administrators save others' sessions as images"
         assert service.get(f"save/{runs.id}", "tina").status_code == 409
         assert service.get("api/v1/sessions?all=1", "tina").json()["sessions"][0]["can_save"] is False
+
+
+def test_an_assistant_leaves_room_for_the_quotas_of_others(tmp_path: Path) -> None:
+    """All that are changed are counted together: one group's must not be all of them."""
+    groups = {"default": {}, "class": {}}
+    nodes = [{"name": name, "group": name} for name in groups]
+    with standing(tmp_path, groups=groups, nodes=nodes) as service:
+        service.scopes["tina"] = ["custom:fgpu:group:class:admin"]
+        full = MOST_EDITS // 3
+        of_class = [Quota(QuotaScope.USER, f"u{n}", "class", max_sessions=1) for n in range(full)]
+        edit = {"removed": False, "changed_by": "tina", "changed_at_s": 1}
+        with service.store.writing(now_s=1) as write:
+            put(write.connection, quota_edits, [{**quota_values(q), **edit} for q in of_class])
+            write.event("quotas", reason="many")
+        service.start()
+
+        def sets(user: str, whose: str) -> requests.Response:
+            return requests.put(
+                f"{service.url}api/v1/admin/quotas",
+                headers={"Authorization": f"token token-{user}"},
+                json={"user": whose, "resource_group": "class", "max_sessions": 2},
+                timeout=60,
+            )
+
+        refused = sets("tina", "another")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            409,
+            f"{full} quotas of resource group 'class' were changed already; put some back to the file",
+        )
+        assert sets("tina", "u1").status_code == 200
+        assert sets("root", "another").status_code == 200

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import LARGEST_MILLI, BadSettings, Quota, QuotaEdits, format_milli, in_force
+from fgpu_scheduler import LARGEST_MILLI, MOST_EDITS, BadSettings, Quota, QuotaEdits, format_milli, in_force
 from fgpuspawner import scopes
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object
@@ -86,6 +86,13 @@ async def write(handler: Handler, action: str, quota: Quota) -> None:
         if why is not None:
             field, message = why
             raise forbidden(f"{field}: {message} (scope {scopes.ADMIN})", field=field)
+        # What may be changed in all is not theirs alone: as much stays for each other group, and for administrators.
+        most = MOST_EDITS // (len(handler.service.settings.resource_groups()) + 1)
+        changed = [key_of(e.quota) for e in edits if e.quota.resource_group == quota.resource_group]
+        if action == "set" and len(changed) >= most and key_of(quota) not in changed:
+            where = f"resource group {quota.resource_group!r}"
+            message = f"{most} quotas of {where} were changed already; put some back to the file"
+            raise Problem(409, "quota_refused", message)
 
     def done(edits: QuotaEdits, by: str, now_s: int) -> None:
         own = {"set": edits.put, "remove": edits.remove, "back": edits.back_to_file}[action]

@@ -66,7 +66,6 @@ def test_only_the_services_latest_token_is_left() -> None:
 
 
 def test_tokens_outlive_the_resource_group_whose_scope_they_have() -> None:
-    """Cookies of the pages are such tokens, too: administrators' have the scope of every group that there was."""
     define_custom_scopes(custom(["stays"]))
     db = orm.new_session_factory("sqlite://")()
     client, user = orm.OAuthClient(identifier="fgpu"), orm.User(name="tina")
