@@ -248,6 +248,8 @@ static CUresult take_mipmapped(struct held *held, size_t bytes) {
     size_t base = bytes / 2;
     CUDA_ARRAY3D_DESCRIPTOR plane = {part(base, 0, 2), part(base, 1, 2), 0, CU_AD_FORMAT_SIGNED_INT8, 1, 0};
     held->bytes = base + base / 4 + base / 16;
+    if (held->bytes > MIB) /* the driver gives whole pages */
+        held->bytes = (held->bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
     return CALL(cuMipmappedArrayCreate)((CUmipmappedArray *)&held->object, &plane, 3);
 }
 
