@@ -178,6 +178,7 @@ def test_only_a_session_that_runs_has_a_meter() -> None:
         "compute_entitled_percent": 25,
         "compute_received_percent": 14.1,
         "trouble": None,
+        "memory_context_mib": None,
         "compute_borrowed_percent": None,
         "compute_lent_percent": None,
     }

@@ -55,7 +55,7 @@ def cluster(**state: Any) -> Node:
 
 
 def spec() -> Any:
-    session = SimpleNamespace(placement=SimpleNamespace(node_id="gpu1"))
+    session = SimpleNamespace(id=7, placement=SimpleNamespace(node_id="gpu1"))
     return SimpleNamespace(session=session, devices=(), simulated=True, port=8888)
 
 
