@@ -35,12 +35,12 @@ DAY_S, HOUR_S = 24 * 3600, 3600
 PACED = """
 import time
 from fgpu_scheduler.ports import SystemClock
-from fgpu_scheduler.service import scheduler
+from fgpu_scheduler.service import forecasts
 from fgpuspawner.concurrency.background import Background
 
 FACTOR, BEGAN_S, LEAST_S = {factor!r}, {began_s!r}, {least_s!r}
 SystemClock.now_s = lambda self: int(BEGAN_S + FACTOR * (time.time() - BEGAN_S))
-scheduler.FORECAST_FOR_S *= FACTOR
+forecasts.FORECAST_FOR_S *= FACTOR
 unpaced = Background.every
 
 def sooner(seconds):
