@@ -81,14 +81,11 @@ def test_a_fit_check_that_forgets_the_modes_is_noticed(monkeypatch):
 
 def test_a_fit_check_that_counts_only_fgpu_is_noticed(monkeypatch):
     """Shares of an earlier unit, or of a larger device, are worth more memory and compute than their fGPU says today."""
-    real = placement.after
 
-    def forgetful(left, request, where):
-        devices = tuple(replace(d, memory_mib=d.device.memory_mib, compute_percent=100) for d in left.devices)
-        found = real(replace(left, devices=devices), request, where)
-        return found and placement.claimed(left, request, where)
+    def forgetful(free, share):
+        return free.fgpu_milli >= share.fgpu_milli and free.shares >= 1 and free.mode in (None, share.mode)
 
-    monkeypatch.setattr(placement, "after", forgetful)
+    monkeypatch.setattr(placement, "_holds", forgetful)
     assert fires("memory are held", "compute are held", faults=Faults(inventory=30))
 
 
