@@ -222,7 +222,9 @@ class Soak:
         """Ask for a session, use it, and end it in one of the ways that there are."""
         way = chance.choice(list(ENDS))
         if self.hub.spawn(user, options=ASKED).status_code >= 400:
-            time.sleep(0.5)  # What was before is not over yet.
+            # What was before is not over yet, or its answer was lost: nobody else would end it then.
+            self.hub.stop(user)
+            time.sleep(0.5)
             return
         if way != "cancelled" and not self._is_ready(user):
             return
