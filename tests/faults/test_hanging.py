@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import Experience, Observed, Session, Store, StoreUnavailable
+from fgpu_scheduler import Experience, Observed, Session, SessionState, StaleVersion, Store, StoreUnavailable
 from fgpu_scheduler.service import store_thread
 from lab import NODE, Lab, Standing
 
@@ -120,6 +120,22 @@ async def test_a_forecast_that_is_just_done_and_too_old_does_not_stop_the_loop(l
     assert (await lab.forecast(waits)).position == 2
     for waiting in lab.waiting.values():
         waiting.cancel()
+
+
+@pytest.mark.timeout(60)
+async def test_a_plan_that_is_refused_again_and_again_keeps_the_store_from_nobody(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(decided: object, *, now_s: int) -> tuple[Session, ...]:
+        raise StaleVersion("it does not fit where it was placed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lab.store, "commit", refuses)
+        waits = await lab.ask("alice")
+        await lab.rounds()
+        assert await lab.state(waits) is SessionState.PENDING
+    lab.scheduler.wake()
+    await lab.run(waits)
 
 
 async def test_a_step_that_takes_long_is_no_outage_while_the_database_answers(

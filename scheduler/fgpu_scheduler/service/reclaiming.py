@@ -49,6 +49,7 @@ class Reclaiming:
 
         ``steady_s`` is an instant of a clock that nobody sets.
         """
+        refused = -1
         while True:
             snapshot = self._store.snapshot(now_s)
             stood_s = self._warnings.stood_s(snapshot.sessions, steady_s)
@@ -58,7 +59,9 @@ class Reclaiming:
             try:
                 return self._store.reclaim(decided, snapshot.version, now_s=now_s)
             except StaleVersion:
-                continue
+                if snapshot.version == refused:
+                    raise
+                refused = snapshot.version
 
     def _planned(self, snapshot: Snapshot) -> Plan:
         """Return the plan that decides who is pre-empted for whom; nothing else asks for it."""

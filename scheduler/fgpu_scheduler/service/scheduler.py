@@ -143,15 +143,22 @@ class Scheduler(Steps):
                 self.nudge()
 
     def _cycle(self) -> tuple[Session, ...]:
-        """Plan and commit once, in the store's thread; again while another write came in between."""
-        read = self.store.newest
+        """Plan and commit once, in the store's thread; again while another write came in between.
+
+        Raises:
+            StaleVersion: a plan that was made from nothing is refused, and nothing came in between.
+        """
+        read, refused = self.store.newest, -1
         while True:
             now_s = self.clock.now_s()
             decided = plan(read(now_s), self.policy, self._memory)
             try:
                 return self.store.commit(decided, now_s=now_s)
             except StaleVersion:
-                read = self.store.snapshot
+                # To try again and again would keep the store's thread from everybody.
+                if decided.version == refused:
+                    raise
+                read, refused, self._memory = self.store.snapshot, decided.version, Memory()
 
     async def _resuming(self) -> bool:
         """Return whether placing has to wait until the requests of the last run are back in their order."""
