@@ -48,6 +48,9 @@ class Reclaiming:
         """Decide and commit once, again while another write came in between; return who has changed.
 
         ``steady_s`` is an instant of a clock that nobody sets.
+
+        Raises:
+            StaleVersion: it is refused, and nothing came in between.
         """
         refused = -1
         while True:
