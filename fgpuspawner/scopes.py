@@ -1,4 +1,4 @@
-"""The OAuth scopes that the Hub gives and the service asks for, each in one place."""
+"""The OAuth scopes that the Hub gives and the service asks for, each in one place, and which session is meant."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 SERVICE = "fgpu"
 """The managed service's name at the Hub."""
+
+SESSION_HEADER = "X-FGPU-Session"
+"""The session that a request to the Hub to end a server means, by its id."""
 
 ACCESS = f"access:services!service={SERVICE}"
 QUEUE_READ = "custom:fgpu:queue:read"

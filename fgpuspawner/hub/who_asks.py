@@ -14,11 +14,14 @@ from urllib.parse import parse_qs, urlparse
 
 from jupyterhub import orm
 from jupyterhub.apihandlers.auth import OAuthAuthorizeHandler
+from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.handlers import BaseHandler
+from jupyterhub.scopes import needs_scope
 from jupyterhub.user import User
 from tornado.web import HTTPError
 
 from fgpuspawner import logs
+from fgpuspawner.scopes import SESSION_HEADER
 
 MOST_OF_A_USER = 16 << 10
 """Bytes of a request of somebody who is no administrator; the form of a launch has less than one KiB."""
@@ -64,6 +67,8 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
             if self.request.method == "DELETE":
                 _deletes.set(self.current_user)
 
+    if issubclass(handler, UserServerAPIHandler):
+        return _meaning_a_session(Noting)
     if not issubclass(handler, OAuthAuthorizeHandler):
         return Noting
 
@@ -81,3 +86,19 @@ def _noting(handler: Any, opened: Callable[[str, str, str], None]) -> Any:
                 opened(owner, server, by)
 
     return Opening
+
+
+def _meaning_a_session(noting: Any) -> Any:
+    class Meaning(noting):  # type: ignore[misc]
+        @needs_scope("delete:servers")  # type: ignore[untyped-decorator]
+        async def delete(self, user_name: str, server_name: str = "") -> None:
+            meant = self.request.headers.get(SESSION_HEADER)
+            user = self.find_user(user_name)
+            if meant and user is not None and server_name in user.spawners:
+                # Who may end one session of a server, or only that of a resource group, has not asked for its next.
+                serves = getattr(user.spawners[server_name], "session_id", None)
+                if serves is not None and str(serves) != meant:
+                    raise HTTPError(409, f"session {meant} has ended, and its server has another one by now")
+            await super().delete(user_name, server_name)
+
+    return Meaning

@@ -10,6 +10,7 @@ from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from fgpuspawner import logs
+from fgpuspawner.scopes import SESSION_HEADER
 
 TIMEOUT_S = 60.0
 """The Hub answers a start or an end that takes long with 202 well before."""
@@ -49,14 +50,14 @@ class Hub:
         body = json.dumps({"user_options": options}).encode()
         return await self._call("POST", user, server_name, token, body)
 
-    async def stop_server(self, user: str, server_name: str, *, token: str) -> Answer:
-        """Stop a server, or cancel its start.
+    async def stop_server(self, user: str, server_name: str, *, session_id: int, token: str) -> Answer:
+        """Stop a server, or cancel its start, unless it has another session than this one by now.
 
         Raises:
             HubSilent: it was asked, and may do it yet.
             HubUnreachable: the Hub does not answer.
         """
-        return await self._call("DELETE", user, server_name, token)
+        return await self._call("DELETE", user, server_name, token, means={SESSION_HEADER: str(session_id)})
 
     async def has_time(self) -> None:
         """Return as soon as the Hub is through with what it does at the moment, so that it answers.
@@ -71,7 +72,13 @@ class Hub:
         self._http.close()
 
     async def _call(
-        self, method: str, user: str, server_name: str, token: str, body: bytes | None = None
+        self,
+        method: str,
+        user: str,
+        server_name: str,
+        token: str,
+        body: bytes | None = None,
+        means: dict[str, str] | None = None,
     ) -> Answer:
         where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
         request = HTTPRequest(
@@ -81,6 +88,7 @@ class Hub:
                 "Authorization": f"token {token}",
                 "Accept": "application/json",
                 logs.HEADER: logs.request_id(),
+                **(means or {}),
             },
             body=body,
             connect_timeout=5.0,

@@ -86,7 +86,8 @@ async def _stop(handler: Handler, session: Session, *, knows: bool) -> None:
     viewer = handler.viewer
     for_group = _is_others(newest, viewer) and not viewer.admin
     token = handler.hub_auth.api_token if for_group else handler.token
-    found = await handler.service.hub.stop_server(asked.user, asked.server_name, token=token)
+    hub = handler.service.hub
+    found = await hub.stop_server(asked.user, asked.server_name, session_id=newest.id, token=token)
     if found.status in (403, 404) and not knows:
         raise no_such_session(str(session.id))
     if found.status == 403:

@@ -179,6 +179,11 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         return self._session
 
     @property
+    def session_id(self) -> int | None:
+        """The id of the session that this server has; None where there is none, or it is being queued."""
+        return None if self._session is None else self._session.id
+
+    @property
     def ready(self) -> bool:
         """Whether the server can be used. Not while a start is pending, cancelled or not."""
         return bool(super().ready) and not self._start_pending

@@ -504,6 +504,14 @@ def test_an_assistant_ends_the_groups_sessions_and_the_owner_reads_by_whom(world
     lines = world.get("admin/audit?action=session.end", world.admin)["lines"]
     target = f"session {extra['id']} (extra) of dave"
     assert [(x["actor"], x["details"]) for x in lines if x["target"] == target] == [("tina", "too late")]
+    # What is meant is the session: where its server has another one by now, that goes on. Nobody learns of it from this.
+    where = f"{world.hub.url}/hub/api/users/dave/servers/one"
+    for user, status in (("admin", 409), ("tina", 404)):
+        headers = {"Authorization": f"token {world.tokens[user]}", "X-FGPU-Session": str(extra["id"])}
+        answer = requests.delete(where, headers=headers, timeout=60)
+        assert answer.status_code == status, answer.text
+        assert ("by now" in answer.json()["message"]) == (status == 409)
+    assert world.has("dave", "one", "RUNNING")["id"] == world.runs["id"]
     # Through the Hub itself she may end nothing: its rights are by user, not by resource group.
     for user, server in (("dave", "one"), ("bob", "s3cret-one")):
         answer = world.hub.api("DELETE", f"users/{user}/servers/{server}", token=world.tokens["tina"])

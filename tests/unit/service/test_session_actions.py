@@ -111,11 +111,11 @@ def test_a_hub_that_was_asked_and_is_silent_is_told_from_one_that_is_not_there()
         hub = Hub(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         try:
             with pytest.raises(HubSilent):
-                await hub.stop_server("bob", "", token="token")
+                await hub.stop_server("bob", "", session_id=7, token="token")
             server.close()
             await server.wait_closed()
             with pytest.raises(HubUnreachable) as there_is_none:
-                await hub.stop_server("bob", "", token="token")
+                await hub.stop_server("bob", "", session_id=7, token="token")
             assert not isinstance(there_is_none.value, HubSilent)
         finally:
             hub.close()
@@ -135,7 +135,7 @@ def test_a_hub_that_was_asked_and_is_silent_is_told_from_one_that_is_not_there()
 def test_an_end_that_the_hub_refused_is_told_so_to_whoever_may_see_the_session(
     store: Store, viewer: Viewer, codes: dict[int, str], status: int
 ) -> None:
-    async def refuse(*_: Any, token: str) -> Answer:
+    async def refuse(*_: Any, session_id: int, token: str) -> Answer:
         return Answer(status, "no")
 
     with pytest.raises(Problem) as refused:
@@ -171,7 +171,7 @@ def test_the_next_session_of_a_server_is_not_ended_in_place_of_one_that_has_just
 ) -> None:
     asked = []
 
-    async def stop(*server: str, token: str) -> Answer:
+    async def stop(*server: str, session_id: int, token: str) -> Answer:
         asked.append(server)
         return Answer(204, "")
 
@@ -251,7 +251,7 @@ def test_what_could_not_be_written_into_the_audit_log_is_said_and_logged(
 
 
 def test_the_service_has_one_word_for_an_end_that_cannot_be_asked_for(store: Store) -> None:
-    async def away(*_: Any, token: str) -> Answer:
+    async def away(*_: Any, session_id: int, token: str) -> Answer:
         raise HubUnreachable("it is not there")
 
     with pytest.raises(Problem) as refused:
@@ -292,9 +292,9 @@ def test_a_session_is_ended_once_its_image_is_made_and_goes_on_where_that_failed
         state = looks.pop(0)
         return () if state is None else (saved_as(state),)
 
-    async def stop_server(user: str, server_name: str, *, token: str) -> Answer:
+    async def stop_server(user: str, server_name: str, *, session_id: int, token: str) -> Answer:
         assert not looks, "it is ended before its image is made"
-        assert token == "token"
+        assert (session_id, token) == (BOBS.id, "token")
         asked.append(user)
         return Answer(202, "")
 
