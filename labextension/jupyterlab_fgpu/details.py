@@ -57,6 +57,7 @@ class DetailsReader:
         self._clock = clock
         self._advice: str | None = None
         self._advice_at: float | None = None
+        self._ran_out = False
 
     async def details(self, session: Session | None, used: tuple[Used, ...]) -> dict[str, Any]:
         """Return `history`, `processes` and `advice` of this session."""
@@ -74,6 +75,7 @@ class DetailsReader:
         ``tried_mib`` is what the program asked for beyond what it held, where it said so.
         """
         limit_mib = None if session is None else session["gpu_memory_mib"]
+        self._ran_out = True
         known = [u.mib for u in used if u.mib is not None]
         used_mib = sum(known) if known and len(known) == len(used) else None
         return {
@@ -101,7 +103,8 @@ class DetailsReader:
         ]
 
     async def _current_advice(self, session: Session | None) -> str | None:
-        if self._client is None or session is None or session["image"] is None:
+        if self._client is None or session is None or session["image"] is None or self._ran_out:
+            # To whom this much was not enough nobody says that less is.
             return None
         now = self._clock()
         if self._advice_at is None or now - self._advice_at >= ADVICE_EVERY_S:

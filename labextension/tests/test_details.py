@@ -115,6 +115,12 @@ async def test_details_are_there_only_for_those_who_ask(caller: Caller, standin:
     assert standin.queries[standin.calls.index("GET advice")] == "image=python"
 
 
+async def test_nobody_whose_memory_ran_out_is_advised_to_take_less(caller: Caller) -> None:
+    assert (await caller.details())["details"]["advice"] is not None
+    await caller.call("explain", params={"tried_mib": "1000"})
+    assert (await caller.details())["details"]["advice"] is None
+
+
 async def test_an_older_service_has_no_history_and_no_advice(
     caller: Caller, standin: StandIn
 ) -> None:
