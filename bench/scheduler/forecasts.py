@@ -76,11 +76,8 @@ class Watch:
         self._newest = max(new)
         began = time.perf_counter()
         lengths = Lengths(GROUP, self._runs)
-        experience = (
-            Experience(lengths, stretch_of(self.scores[-NEWEST_TOLD:]))
-            if self.learns
-            else Experience(lengths)
-        )
+        taught = stretch_of(self.scores[-NEWEST_TOLD:]) if self.learns else None
+        experience = Experience(lengths, taught)
         found = {f.session_id: f for f in forecast(snapshot, self.policy, experience)}
         self.took_s += time.perf_counter() - began
         for i in new:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from store_worlds import S, ask, end, node, schedule
 
 from fgpu_scheduler.core.forecast import Forecast
-from fgpu_scheduler.core.hindsight import TAUGHT_BY, Range, Stretch, Told
+from fgpu_scheduler.core.hindsight import LEAST_WAIT_S, TAUGHT_BY, Range, Stretch, Told
 from fgpu_scheduler.core.model import EndCause, WaitReason
 from fgpu_scheduler.store.foretold import Foretold
 from fgpu_scheduler.store.retention import Retention
@@ -65,8 +65,9 @@ def test_starts_that_were_always_late_make_the_next_ranges_of_their_group_later(
         schedule(store, now_s=400)
         store.move(session_id, S.PREPARING, now_s=400)
         end(store, session_id, now_s=401)
-    assert store.experience("lab").stretch == Stretch(2.0, 2.0, 2.0)
-    assert store.experience("other").stretch == Stretch()
+    part = (400 - 200) / (200 - 10 + LEAST_WAIT_S)
+    assert store.experience("lab").stretch == Stretch(part, part, part)
+    assert store.experience("other").stretch is None
 
 
 def test_what_was_told_is_forgotten_with_its_session(store: Store) -> None:

@@ -154,7 +154,9 @@ class _Words:
 
 def _ranged(told: Forecast, start: Start, now_s: int, experience: Experience) -> Forecast:
     """Return a forecast with the start and its range, which begins no sooner than now and keeps what was promised."""
-    found = experience.stretch.of(start.planned)
+    stretch, found = experience.stretch, start.planned
+    if stretch is not None:
+        found = stretch.of(found, now_s)
     middle_s = max(found.middle_at_s, min(now_s, start.at_s))
     late_s = max(found.late_at_s, middle_s)
     if told.promised_at_s is not None:

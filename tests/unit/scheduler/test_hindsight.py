@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from fgpu_scheduler.core.hindsight import NEWEST_TOLD, TAUGHT_BY, Range, Stretch, Told, hindsight, stretch_of
+from fgpu_scheduler.core.hindsight import (
+    LEAST_WAIT_S,
+    NEWEST_TOLD,
+    TAUGHT_BY,
+    Range,
+    Stretch,
+    Told,
+    hindsight,
+    stretch_of,
+)
 
 PLANNED = Range(1000, 2000, 4000)
 
@@ -14,15 +23,17 @@ PLANNED = Range(1000, 2000, 4000)
 def told(
     at_s: int, *, planned: Range = PLANNED, stretch: Stretch | None = None, started: bool = True
 ) -> Told:
-    return Told(0, (stretch or Stretch()).of(planned), planned, at_s, started)
+    return Told(0, planned if stretch is None else stretch.of(planned, 0), planned, at_s, started)
 
 
 def test_a_few_starts_teach_nothing() -> None:
-    assert stretch_of([told(9000)] * (TAUGHT_BY - 1)) == Stretch()
+    assert stretch_of([told(9000)] * (TAUGHT_BY - 1)) is None
 
 
-def test_without_anything_learned_the_range_is_the_planned_one() -> None:
-    assert Stretch().of(PLANNED) == PLANNED
+def test_a_range_is_stretched_by_its_wait_and_a_start_that_was_planned_for_now_moves_too() -> None:
+    twice = Stretch(0.0, 1.0, 2.0)
+    assert twice.of(PLANNED, 0) == Range(2000, 4000 + LEAST_WAIT_S, 6000 + 2 * LEAST_WAIT_S)
+    assert twice.of(Range(50, 60, 90), 60) == Range(60, 60 + LEAST_WAIT_S, 60 + 2 * LEAST_WAIT_S)
 
 
 def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -> None:
@@ -38,6 +49,18 @@ def test_four_in_five_are_inside_wherever_starts_lie_once_enough_have_taught() -
     assert found.told_wait_s == pytest.approx(found.true_wait_s, rel=0.15)
 
 
+def test_as_waits_grow_longer_and_longer_the_ranges_follow() -> None:
+    draw = random.Random(7)
+    kept: list[Told] = []
+    for n in range(1500):
+        taught = stretch_of(kept[-NEWEST_TOLD:])
+        kept.append(told(round(draw.lognormvariate(8 + n / 600, 0.8)), stretch=taught))
+    found = hindsight(kept[500:])
+    assert found is not None
+    assert found.inside > 0.78
+    assert found.late < 0.16
+
+
 def test_who_gave_up_after_the_range_was_told_too_little_and_who_left_before_says_nothing() -> None:
     assert hindsight([told(3000, started=False)]) is None
     found = hindsight([told(5000, started=False), told(3000)])
@@ -47,7 +70,8 @@ def test_who_gave_up_after_the_range_was_told_too_little_and_who_left_before_say
 
 def test_a_start_that_was_certain_teaches_nothing_of_uncertain_ones() -> None:
     certain = Range(2000, 2000, 2000)
-    assert stretch_of([told(9000, planned=certain)] * 50) == Stretch()
+    assert stretch_of([told(9000, planned=certain)] * 50) is None
+    assert Stretch(-1.0, 0.0, 1.0).of(certain, 0) == certain
 
 
 def test_of_nothing_told_there_is_nothing_to_say() -> None:
