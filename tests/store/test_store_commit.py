@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import event
 from store_worlds import S, ask, assert_nothing_is_oversold, device, end, node, opened, placing, run, schedule
 
 from fgpu_scheduler.core.model import (
@@ -250,3 +252,20 @@ def test_a_plan_that_goes_over_a_quota_is_refused_whole(any_store: SessionStore,
     assert len(any_store.commit(placing(any_store, one.id, on=[device(0)]), now_s=2)) == 1
     with pytest.raises(StaleVersion, match="over a quota"):
         any_store.commit(placing(any_store, other.id, on=[device(1)]), now_s=3)
+
+
+def test_a_plan_writes_of_those_who_wait_only_what_is_another_one(store: Store) -> None:
+    """Each column that is set costs its indexes, and a busy queue has thousands who are told why they wait."""
+    store.set_nodes([node(devices=1)], now_s=0)
+    store.submit(
+        [ask("alice", fgpu_milli=600), ask("bob", fgpu_milli=600), ask("carol", fgpu_milli=600)], now_s=1
+    )
+    said: list[str] = []
+    engine = store._database._writer
+    assert engine is not None
+    event.listen(engine, "before_cursor_execute", lambda c, cursor, sql, *more: said.append(sql))
+    schedule(store, now_s=5)
+    (waits,) = [sql for sql in said if "UPDATE fgpu_sessions" in sql and "node_id" not in sql]
+    assert re.findall(r"(\w+)=", waits.split("WHERE")[0]) == ["wait_reason"]
+    (placed,) = [sql for sql in said if "UPDATE fgpu_sessions" in sql and "node_id" in sql]
+    assert set(re.findall(r"(\w+)=", placed.split("WHERE")[0])) == {"state", "node_id", "scheduled_at_s"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import astuple, fields
 from enum import StrEnum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from fgpu_scheduler.core.model import (
@@ -64,6 +64,7 @@ _REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(
 """Of each field of a request its column."""
 _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
 """The fields of a session that are columns of the same names, and change in its life."""
+_life = attrgetter(*_LIFE)
 _WORDS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
@@ -116,14 +117,22 @@ def request_values(request: Request) -> dict[str, Any]:
     return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
 
 
-def life_values(session: Session) -> dict[str, Any]:
-    """Return the columns that change in the life of a session."""
-    values = {name: getattr(session, name) for name in _LIFE}
-    for name in _WORDS:
-        if values[name] is not None:
-            values[name] = values[name].value
-    values["refused"] = json.dumps([astuple(node) for node in session.refused]) if session.refused else NONE
-    values["node_id"] = session.placement.node_id if session.placement else None
+def life_values(session: Session, before: Session | None = None) -> dict[str, Any]:
+    """Return the columns that change in the life of a session; of one that is known as it was before, those that did."""
+    if before is None:
+        values = dict(zip(_LIFE, _life(session), strict=True))
+    else:
+        pairs = zip(_LIFE, _life(session), _life(before), strict=True)
+        values = {name: value for name, value, was in pairs if value is not was}
+    for name, value in values.items():
+        if isinstance(value, StrEnum):
+            values[name] = value.value
+    if "refused" in values:
+        values["refused"] = (
+            json.dumps([astuple(node) for node in session.refused]) if session.refused else NONE
+        )
+    if before is None or session.placement is not before.placement:
+        values["node_id"] = session.placement.node_id if session.placement else None
     return values
 
 
@@ -131,7 +140,15 @@ def share_values(session: Session) -> list[dict[str, Any]]:
     """Return the rows of `shares` that the session's placement is."""
     found = session.placement.shares if session.placement else ()
     return [
-        {**asdict(share), "mode": share.mode.value, "session_id": session.id, "position": position}
+        {
+            "session_id": session.id,
+            "position": position,
+            "device_uuid": share.device_uuid,
+            "fgpu_milli": share.fgpu_milli,
+            "memory_mib": share.memory_mib,
+            "compute_percent": share.compute_percent,
+            "mode": share.mode.value,
+        }
         for position, share in enumerate(found)
     ]
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from fgpu_scheduler.core import lifecycle
 from fgpu_scheduler.core.asked import AMOUNTS, counted_ids, in_order
 from fgpu_scheduler.core.lengths import NEWEST_RUNS, PastRun
 from fgpu_scheduler.core.model import Asked, Node, Quota, Session, SessionState
+from fgpu_scheduler.store.prepared import Prepared
 from fgpu_scheduler.store.rows import Used, models_of, nodes_of, quotas_of, sessions_of
 from fgpu_scheduler.store.schema import (
     devices,
+    end_messages,
     events,
     has_run,
     in_states,
@@ -89,7 +103,9 @@ HELD_DEVICES = (
     .where(is_live, in_states(lifecycle.HOLDING))
 )
 VERSION = select(meta.c.version)
-NEXT_VERSION = update(meta).values(version=meta.c.version + 1).returning(meta.c.version)
+NEXT_VERSION = Prepared(
+    update(meta).values(version=meta.c.version + literal_column("1")).returning(meta.c.version)
+)
 NODES = select(nodes)
 QUOTAS = select(quotas)
 USED = select(usage)
@@ -101,13 +117,23 @@ ASKED = (
     .group_by(*_amounts)
 )
 OFFERED_DEVICES = select(devices).where(devices.c.retired.is_(False))
-SUBMIT = insert(sessions).returning(sessions.c.id)
-LOG = insert(events)
-HOLD = insert(shares)
-RELEASE = delete(shares).where(shares.c.session_id == bindparam("session_id"))
+SUBMIT = Prepared(
+    insert(sessions).returning(sessions.c.id),
+    [column.name for column in sessions.columns if column.name != "id"],
+)
+LOG = Prepared(insert(events), [column.name for column in events.columns if column.name != "id"])
+HOLD = Prepared(insert(shares), shares.columns.keys())
+RELEASE = Prepared(delete(shares).where(shares.c.session_id == bindparam("session_id")))
+_message = end_messages.c.session_id == bindparam("session_id")
+MESSAGE = Prepared(select(end_messages.c.message, end_messages.c.said_at_s).where(_message))
+FORGET_MESSAGE = Prepared(delete(end_messages).where(_message))
 
 
-SAVE_SESSION = update(sessions).where(sessions.c.id == bindparam("session_id"))
+@cache
+def save_session(*columns: str) -> Prepared:
+    """Return the statement that sets these columns of the session with the id ``session_id``."""
+    return Prepared(update(sessions).where(sessions.c.id == bindparam("session_id")), columns)
+
 
 _runs = (
     select(

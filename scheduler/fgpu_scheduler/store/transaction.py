@@ -8,24 +8,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection
 
 from fgpu_scheduler.core.model import Session, SessionState, Usage
 from fgpu_scheduler.core.usage import HalfLife
 from fgpu_scheduler.errors import UnknownSession
 from fgpu_scheduler.store.database import Database
 from fgpu_scheduler.store.rows import Used, life_values, request_values, share_values
-from fgpu_scheduler.store.schema import end_messages, usage
+from fgpu_scheduler.store.schema import usage
 from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.store.statements import (
+    FORGET_MESSAGE,
     HOLD,
     LOG,
+    MESSAGE,
     NEXT_VERSION,
     ONE_SESSION,
     RELEASE,
-    SAVE_SESSION,
     SUBMIT,
     read_asked,
+    save_session,
 )
 from fgpu_scheduler.store.upsert import put
 
@@ -69,7 +71,7 @@ def writing(database: Database, newest: Newest, *, now_s: int) -> Iterator[SqlWr
         write = SqlWrite(connection, newest, now_s)
         yield write
         if write.log:
-            connection.execute(LOG, write.log)
+            LOG.all(connection, write.log)
         if not (write.log or write.changed):
             connection.rollback()
             return
@@ -84,7 +86,7 @@ class SqlWrite:
     def __init__(self, connection: Connection, newest: Newest, now_s: int) -> None:
         self.connection = connection
         self.now_s = now_s
-        before = connection.execute(NEXT_VERSION).scalar_one() - 1
+        before = NEXT_VERSION.one(connection, {}).scalar_one() - 1
         # Before anything else is written.
         self.world = newest.at(connection, before)
         self.log: list[dict[str, Any]] = []
@@ -132,23 +134,26 @@ class SqlWrite:
 
     def add(self, new: Session) -> Session:
         row = {**request_values(new.request), **life_values(new)}
-        new = replace(new, id=self.connection.execute(SUBMIT, row).scalar_one())
+        new = replace(new, id=SUBMIT.one(self.connection, row).scalar_one())
         self.changed[new.id] = new
         return new
 
     def save(self, changed: Sequence[Session]) -> None:
-        rows = [{"session_id": session.id, **life_values(session)} for session in changed]
-        if rows:
-            self.connection.execute(SAVE_SESSION, rows)
-        self.changed.update((session.id, session) for session in changed)
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for session in changed:
+            # Only what is another one: each index of a column that is set is written, too.
+            values = life_values(session, self.changed.get(session.id) or self.world.sessions.get(session.id))
+            if values:
+                alike.setdefault(tuple(values), []).append({**values, "session_id": session.id})
+            self.changed[session.id] = session
+        for columns, rows in alike.items():
+            save_session(*columns).all(self.connection, rows)
 
     def give_shares(self, placed: Sequence[Session]) -> None:
-        rows = [row for session in placed for row in share_values(session)]
-        if rows:
-            self.connection.execute(HOLD, rows)
+        HOLD.all(self.connection, [row for session in placed for row in share_values(session)])
 
     def take_shares(self, session_id: int) -> None:
-        self.connection.execute(RELEASE, {"session_id": session_id})
+        RELEASE.one(self.connection, {"session_id": session_id})
 
     def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
         self.used[user, resource_group] = fgpu_milli_s, self.now_s
@@ -156,10 +161,9 @@ class SqlWrite:
         put(self.connection, usage, [{**row, "at_s": self.now_s}])
 
     def take_message(self, session_id: int) -> str | None:
-        own = end_messages.c.session_id == session_id
-        said = select(end_messages.c.message, end_messages.c.said_at_s).where(own)
-        found = self.connection.execute(said).one_or_none()
+        own = {"session_id": session_id}
+        found = MESSAGE.one(self.connection, own).one_or_none()
         if found is None:
             return None
-        self.connection.execute(delete(end_messages).where(own))
+        FORGET_MESSAGE.one(self.connection, own)
         return str(found.message) if self.now_s - found.said_at_s <= HEEDED_S else None

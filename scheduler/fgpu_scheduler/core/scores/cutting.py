@@ -44,9 +44,10 @@ def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> tuple[
     ]
     worth, _ = _best_cut(prices, lengths, cells)
     whole = worth[cells] or 1.0
-    values = [int(capacity_milli * worth[free // cell] / whole) for free in range(capacity_milli + 1)]
-    values[capacity_milli] = capacity_milli
-    return tuple(values)
+    # All amounts of a cell are worth the same, and cells are few where fractions are round.
+    of_cells = [int(capacity_milli * worth[cells_free] / whole) for cells_free in range(cells + 1)]
+    values = [value for value in of_cells for _ in range(cell)][:capacity_milli]
+    return (*values, capacity_milli)
 
 
 def _best_cut(prices: list[float], lengths: list[int], cells: int) -> tuple[list[float], list[int]]:

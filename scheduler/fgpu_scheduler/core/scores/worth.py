@@ -119,9 +119,9 @@ class _Worth:
         """Return what each free amount of a device has lost, in thousandths of a GPU."""
         losses = self._lost.get(capacity)
         if losses is None:
-            values = residual_values(self._demand, capacity_milli=capacity)
-            parts = (1000 * (free - value) // capacity for free, value in enumerate(values[:-1]))
-            losses = self._lost[capacity] = (*parts, -self._opened)
+            values = np.array(residual_values(self._demand, capacity_milli=capacity), dtype=np.int64)
+            parts = 1000 * (np.arange(capacity) - values[:-1]) // capacity
+            losses = self._lost[capacity] = (*parts.tolist(), -self._opened)
         return losses
 
     def _worth(self, room: Room) -> int:
