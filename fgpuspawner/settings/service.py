@@ -85,5 +85,5 @@ class TimeoutSettings(Settings):
     abandoned_after_s = Integer(900, min=1).tag(example="3600")
     """Cancel a request that nobody resumed for this long after a restart, in seconds."""
     end_unknown_sessions = Bool(False).tag(example="True")
-    """Whether a start of the Hub ends the running sessions of users that its own database does not know. Such a
-    database is new, or older than the sessions. If false, the Hub does not start, and names them."""
+    """Whether a start of the Hub ends the running sessions that its own database does not know. Such a database is new,
+    or older than the sessions. If false, they are adopted: they go on, and their owners find them after a log-in."""

@@ -57,6 +57,7 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
+from fgpuspawner.hub.adoption import KEPT, token_of
 from fgpuspawner.hub.session_server import it_answers, wait_up
 from fgpuspawner.hub.who_asks import ended_by
 from fgpuspawner.images.model import Image
@@ -82,8 +83,6 @@ FURTHER_EVERY_S = 0.05
 loop, in which everybody else waits. Their places in the queue are theirs before."""
 MOST_TOLD = 20
 """Waiting pages of one server: each asks the scheduler's one thread at every change of the queue."""
-KEPT = "fgpu_request"
-"""In what the Hub keeps of a server: the id of its session, and of the request that it came of."""
 NO_EXTENSIONS = ("--LabApp.extra_labextensions_path=[]",)
 """JupyterLab takes no extension from the image: its script would act in the browser of whoever opens the session."""
 
@@ -289,7 +288,13 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         while True:
             with span("wait"):
                 placed = self._session = await self.runtime.queue.placed(session.id)
-            steps = Launch(self.runtime, placed, self._described, path=f"{self.server.base_url}api")
+            steps = Launch(
+                self.runtime,
+                placed,
+                self._described,
+                path=f"{self.server.base_url}api",
+                token=token_of(self.user.db, self.orm_spawner, self.api_token),
+            )
             launch = asyncio.ensure_future(steps.run())
             self._launches[self._server_key] = steps, launch
             try:

@@ -16,6 +16,7 @@ from fgpuspawner.engines.base import (
     LaunchFailed,
     LaunchSpec,
     NotBound,
+    ServerToken,
 )
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
@@ -32,16 +33,25 @@ Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
 
 class Launch:
-    """Launches ``session`` as ``describe`` says. ``path`` is where its server answers once it does.
+    """Launches ``session`` as ``describe`` says. ``path`` is where its server answers once it does, ``token`` its own.
 
     ``session`` is as it was last committed; ``fetching`` the image that is waited for, while one is.
     """
 
-    def __init__(self, runtime: Runtime, session: Session, describe: Describe, *, path: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: Session,
+        describe: Describe,
+        *,
+        path: str,
+        token: ServerToken | None,
+    ) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
         self._describe = describe
         self._path = path
+        self._token = token
         self.session = session
         self.fetching: Image | None = None
         self._way = "cold"
@@ -104,7 +114,7 @@ class Launch:
             self._way = "warm"
         with span("answer"):
             await self._answers_and_holds(spec, endpoint)
-        return Launched(endpoint.ip, endpoint.port, prepared.backend)
+        return Launched(endpoint.ip, endpoint.port, prepared.backend, self._token)
 
     async def _fetch(self, image: Image) -> None:
         """Have the image brought to the session's node, where it is not there."""

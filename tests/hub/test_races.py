@@ -189,33 +189,6 @@ def test_a_second_hub_on_the_same_database_is_refused_before_it_ends_anybodys_se
     assert hub.states() == {"a/": "RUNNING"}
 
 
-def test_a_hub_whose_own_database_is_lost_ends_nobody_unless_it_is_told_to(
-    make_hub: Callable[..., HubProcess],
-) -> None:
-    hub = make_hub().start()
-    hub.add_user("alice")
-    hub.spawn("alice", options=ONE)
-    hub.reach({"alice/": "RUNNING"})
-    hub.kill()
-    lost = hub.data / "jupyterhub.sqlite"
-    kept = lost.rename(hub.data / "kept.sqlite")
-    refused = started(hub)
-    assert refused.returncode == 1
-    assert "it does not know the owners of 1 running sessions (alice/)" in refused.stderr.splitlines()[-1]
-    assert hub.states() == {"alice/": "RUNNING"}
-    # With it the session is there as before; without it one word is needed.
-    lost.unlink()
-    kept.rename(lost)
-    hub.start()
-    hub.reach({"alice/": "RUNNING"})
-    hub.kill()
-    lost.unlink()
-    hub.settings["end_unknown_sessions"] = True
-    hub.start()
-    hub.reach({})
-    until(lambda: launched(hub, "local") == {})
-
-
 def test_a_running_session_that_the_hub_has_forgotten_is_ended_at_its_next_start(
     make_hub: Callable[..., HubProcess],
 ) -> None:

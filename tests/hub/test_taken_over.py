@@ -94,7 +94,7 @@ def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubPr
         before=USERS,
         after=f"c.Spawner.cmd = ['python', {mini!r}]\n",
         quotas=[{"user": "*", "max_fgpu": 4}],
-        # Of the earlier Hub only the scheduler's database is there.
+        # Of the earlier Hub only the scheduler's database is there, and its servers are not.
         end_unknown_sessions=True,
     )
     later_s = left_database(hub.data / "fgpu.sqlite")

@@ -36,7 +36,7 @@ async def test_a_gpu_that_goes_between_placing_and_launching_is_not_launched_on(
     )
     describe: Any = None
     with pytest.raises(Requeued, match="the GPU is not there any more"):
-        await Launch(cast(Any, runtime), placed, describe, path="/").run()
+        await Launch(cast(Any, runtime), placed, describe, path="/", token=None).run()
     waits = kept[session.id]
     assert (waits.state, waits.wait_reason) == (SessionState.PENDING, WaitReason.CLUSTER)
     assert ([node.node_id for node in waits.refused], cleared) == (["n1"], [session.id])
