@@ -17,7 +17,7 @@ import requests
 
 from fgpu_scheduler import FGPUError
 from fgpuspawner.cli.command import read_secret
-from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.scopes import SERVICE
 
 URL, TOKEN = "FGPU_HUB_URL", "JUPYTERHUB_API_TOKEN"
@@ -46,10 +46,6 @@ class CallFailed(FGPUError):
         super().__init__(message)
         self.code = code
         self.field = field
-
-    def as_json(self) -> dict[str, object]:
-        """Return what the API says of an error."""
-        return {"error": {"code": self.code, "field": self.field, "message": str(self)}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, d
 from fgpuspawner.backup.secrets import opened, sealed
 from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import add_command, add_config, read_only, read_secret
-from fgpuspawner.cli.hub_config import UsageError, load_config
+from fgpuspawner.cli.hub_config import load_config
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 

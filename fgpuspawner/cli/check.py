@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import make_url
 
 from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
-from fgpuspawner.cli.command import Report, add_command, add_config, one_line, read_only
+from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.form.presets import with_unknown_image
 from fgpuspawner.hub import profiles
@@ -34,7 +33,6 @@ def add_to(commands: Any) -> None:
     about = "Load a Hub's configuration without starting the Hub, and say whether it can work."
     parser = add_command(commands, run, "check", "try a Hub's configuration", about)
     add_config(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, also of what is wrong")
 
 
 def run(given: argparse.Namespace) -> list[str]:
@@ -50,7 +48,7 @@ def as_json(examine: Callable[[str], list[str]], path: str) -> Report:
         lines = [{"level": FAIL, "text": one_line(str(e))}]
     worst = max((line["level"] for line in lines), key=(OK, WARN, FAIL).index)
     found = {"version": 1, "level": worst, "lines": lines}
-    return Report([json.dumps(found, indent=2)], status=1 if worst == FAIL else 0)
+    return JsonReport(found, status=1 if worst == FAIL else 0)
 
 
 def _level(line: str) -> str:

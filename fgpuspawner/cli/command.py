@@ -1,22 +1,27 @@
-"""What the commands share: how one is added, which installation it is about, and opening that."""
+"""What the commands share: how one is added, which installation it is about, and opening that.
+
+A command of users needs nothing of an installation: what opens one is loaded where it is asked for.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import getpass
+import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fgpu_scheduler import Policy, Store
-from fgpuspawner.cli.hub_config import CONFIG, UsageError, load_config
-from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.offline import without_engine
+from fgpuspawner.cli.usage import CONFIG, UsageError
 from fgpuspawner.text.tables import printable
+
+if TYPE_CHECKING:
+    from fgpu_scheduler import Policy, Store
+    from fgpuspawner.settings import FGPU
 
 INTERRUPTED = 130
 """The status of what Ctrl-C has ended, as shells tell it."""
@@ -30,12 +35,31 @@ class Report(list[str]):
         self.status = status
 
 
+class JsonReport(Report):
+    """One value as JSON, in place of lines."""
+
+    def __init__(self, found: object, *, status: int = 0) -> None:
+        super().__init__([json.dumps(found, indent=2)], status=status)
+
+
 def add_command(
-    commands: Any, run: Callable[..., list[str]], name: str, what: str, about: str = "", **more: Any
+    commands: Any,
+    run: Callable[..., list[str]],
+    name: str,
+    what: str,
+    about: str = "",
+    *,
+    speaks_json: bool = True,
+    **more: Any,
 ) -> argparse.ArgumentParser:
-    """Add one command, run by this: ``what`` it does in the list of all, and in its own help where ``about`` is not."""
+    """Add one command, run by this: ``what`` it does in the list of all, and in its own help where ``about`` is not.
+
+    With ``--json`` it returns a `JsonReport`; the lines of one that returns others are printed as JSON.
+    """
     about = about or f"{what[0].upper()}{what[1:]}."
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=about)
+    if speaks_json:
+        parser.add_argument("--json", action="store_true", help="print JSON, of errors too")
     parser.set_defaults(run=run, **more)
     return parser
 
@@ -58,12 +82,18 @@ def settings_of(path: str) -> FGPU:
     Raises:
         UsageError, BadSettings: there is no such file, or it cannot work.
     """
+    from fgpuspawner.cli.hub_config import load_config
+    from fgpuspawner.settings import FGPU
+    from fgpuspawner.settings.offline import without_engine
+
     with without_engine():
         return FGPU.from_config(load_config(path)).checked()
 
 
 def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
     """Return the database's URL and the policy of the installation that is named; the settings where these are known."""
+    from fgpu_scheduler import Policy
+
     if given.db:
         return given.db, Policy(), None
     settings = settings_of(given.config or CONFIG)
@@ -77,6 +107,8 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
     Raises:
         StoreUnavailable: it cannot be read, or no Hub has used it so far.
     """
+    from fgpu_scheduler import Store
+
     with contextlib.closing(Store(url, **more)) as store:
         store.connect_readonly()
         yield store

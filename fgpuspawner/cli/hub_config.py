@@ -16,15 +16,8 @@ from traitlets.config import Config
 from traitlets.config.loader import ConfigError, PyFileConfigLoader
 
 from fgpu_scheduler import BadSettings, FGPUError
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.settings import FGPU
-
-CONFIG = "jupyterhub_config.py"
-
-
-class UsageError(FGPUError):
-    """The command was used wrongly."""
-
-    code = "usage"
 
 
 def load_config(path: str) -> Config:

@@ -15,7 +15,9 @@ from fgpuspawner.settings.images import recipes
 
 def add_to(own: Any) -> None:
     """Add the command to those of ``fgpu images``."""
-    parser = add_command(own, run_build, "build", "build a session image, for the engine of this machine")
+    parser = add_command(
+        own, run_build, "build", "build a session image, for the engine of this machine", speaks_json=False
+    )
     parser.add_argument("name", metavar="NAME", help="a recipe, such as base or pytorch, or a folder: ./ours")
     parser.add_argument(
         "arguments",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Node, Store
-from fgpuspawner.cli.command import add_command, add_config, who
+from fgpuspawner.cli.command import JsonReport, add_command, add_config, who
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
@@ -39,18 +38,20 @@ DONE = {
 }
 
 
-def add_to(commands: Any) -> Any:
-    """Add the command to the parser of ``fgpu``; return what its own commands are added to."""
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``fgpu``."""
+    # They use what is here.
+    from fgpuspawner.cli import image_build, private_images
+
     parser: argparse.ArgumentParser = commands.add_parser(
         "images",
         help="the images that sessions are started from",
         description="Look at the image catalogue, and change it. The Hub and the service follow within seconds.",
     )
     own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
-    listing = command(
+    command(
         own, run_list, "list", "the images, their state, where file and database differ, and who has them"
     )
-    listing.add_argument("--json", action="store_true", help="print JSON")
     check = command(
         own, run_check, "check", "whether the catalogue can be used, and what of it has no effect"
     )
@@ -67,7 +68,8 @@ def add_to(commands: Any) -> Any:
     for one in of_one:
         one.add_argument("slug", metavar="SLUG", help="which image")
     command(own, run_file_order, "file-order", "the order is the file's again")
-    return own
+    for more in (private_images, image_build):
+        more.add_to(own)
 
 
 def command(
@@ -162,7 +164,7 @@ def run_list(given: argparse.Namespace) -> list[str]:
         found = [_listed(one, own, stores) for one in own.images.listed.listed]
         problems = own.problems()
     if given.json:
-        return [json.dumps({"version": 1, "images": found, "problems": problems}, indent=2)]
+        return JsonReport({"version": 1, "images": found, "problems": problems})
     lines = []
     for one in found:
         lines.append(f"{one['slug']}: {one['name']}, {one['reference']}")

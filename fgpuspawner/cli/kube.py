@@ -10,7 +10,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from fgpuspawner.cli.command import Report, add_command, add_config
-from fgpuspawner.cli.hub_config import UsageError, checked_like_the_hub, load_config, quiet
+from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE, write_files_image
 from fgpuspawner.engines.kubernetes.rights import RIGHTS, manifests, rights_of

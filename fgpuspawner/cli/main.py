@@ -1,43 +1,46 @@
 """The command ``fgpu``: an installation's state and configuration for administrators, and their sessions for users.
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
-wrongly. Only ``fgpu node``, ``fgpu images``, ``fgpu restore`` and ``fgpu move`` write to a database.
-No password is shown.
+wrongly. With ``--json`` it is on standard output, too, as the API has it. Only ``fgpu node``, ``fgpu images``,
+``fgpu restore`` and ``fgpu move`` write to a database themselves. No password is shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
-from fgpuspawner.cli import (
-    backup,
-    check,
-    firewall,
-    image_build,
-    images,
-    kube,
-    move,
-    node,
-    private_images,
-    replay,
-    report,
-    services,
-    sessions,
-    status,
-    upgrade,
-)
-from fgpuspawner.cli.api import CallFailed
-from fgpuspawner.cli.command import INTERRUPTED, Report, one_line
-from fgpuspawner.cli.hub_config import UsageError
-from fgpuspawner.cli.setup import command as setup
+from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, one_line
+from fgpuspawner.cli.usage import UsageError
+
+COMMANDS = {
+    "setup": "setup.command",
+    "status": "status",
+    "check": "check",
+    "report": "report",
+    "services": "services",
+    "firewall": "firewall",
+    "node": "node",
+    "backup": "backup",
+    "restore": "backup",
+    "move": "move",
+    "upgrade": "upgrade",
+    "images": "images",
+    "kube": "kube",
+    "replay": "replay",
+    "run": "sessions",
+    "list": "sessions",
+    "show": "sessions",
+    "end": "sessions",
+    "forecast": "sessions",
+}
+"""Each command, and the module of this package that adds it: of those of one module all stand together."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,42 +50,43 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command; the docs are checked against it."""
+def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command; the docs are checked against it.
+
+    With the ``words`` that are to be read it has the options of their command alone, and loads what that one needs.
+    """
     parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (setup, status, check, report, services, firewall, node, backup, move, upgrade):
-        command.add_to(commands)
-    own = images.add_to(commands)
-    for more in (private_images, image_build):
-        more.add_to(own)
-    kube.add_to(commands)
-    replay.add_to(commands)
-    sessions.add_to(commands)
+    named = None if words is None else next((word for word in words if not word.startswith("-")), None)
+    every = named is None and (words is None or "--version" not in words)
+    loaded = set(COMMANDS.values()) if every else {COMMANDS.get(named or "")}
+    for name, module in COMMANDS.items():
+        if module not in loaded:
+            commands.add_parser(name)
+        elif name not in commands.choices:
+            importlib.import_module(f"fgpuspawner.cli.{module}").add_to(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    in_json = "--json" in words
     try:
-        given = make_parser().parse_args(arguments)
+        given = make_parser(words).parse_args(words)
         lines = given.run(given)
-    except UsageError as e:
-        return _fail(str(e), 2)
-    except SQLAlchemyError as e:
-        # What the store does not tell apart, such as a damaged file. Only the driver's words: the rest
-        # of the text can hold the statement and the URL.
-        said = getattr(e, "orig", None) or "see the Hub"
-        return _fail(f"the scheduler's database cannot be read: {said}", 1)
-    except CallFailed as e:
-        if given.json:
-            print(json.dumps(e.as_json(), indent=2))
-        return _fail(str(e), 1)
+        if in_json and not isinstance(lines, JsonReport):
+            lines = JsonReport({"lines": lines}, status=lines.status if isinstance(lines, Report) else 0)
     except (FGPUError, OSError) as e:
-        return _fail(str(e), 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(e, str(e), 2 if isinstance(e, UsageError) else 1, in_json=in_json)
+    except KeyboardInterrupt as e:
+        return _fail(e, "interrupted", INTERRUPTED, in_json=in_json)
+    except Exception as e:
+        said = _said_by_the_database(e)
+        if said is None:
+            raise
+        return _fail(e, f"the scheduler's database cannot be read: {said}", 1, in_json=in_json)
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
@@ -91,8 +95,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return lines.status if isinstance(lines, Report) else 0
 
 
-def _fail(message: str, status: int) -> int:
-    print(f"fgpu: {one_line(message)}", file=sys.stderr)
+def _said_by_the_database(error: Exception) -> str | None:
+    """Return what a database says that the store does not tell apart, such as of a damaged file; None of other errors.
+
+    Only the driver's words: the rest of the text can hold the statement and the URL.
+    """
+    if "sqlalchemy" not in sys.modules:
+        return None
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return str(getattr(error, "orig", None) or "see the Hub") if isinstance(error, SQLAlchemyError) else None
+
+
+def _fail(error: BaseException, message: str, status: int, *, in_json: bool) -> int:
+    line = one_line(message)
+    if in_json:
+        code = "interrupted" if status == INTERRUPTED else getattr(error, "code", "error")
+        said = {"code": code, "field": getattr(error, "field", None), "message": line}
+        print(json.dumps({"error": said}, indent=2), flush=True)
+    print(f"fgpu: {line}", file=sys.stderr)
     return status
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +22,9 @@ from fgpu_scheduler import (
     in_use_words,
     shown_mib,
 )
-from fgpuspawner.cli.command import who
-from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.cli.command import JsonReport, who
 from fgpuspawner.cli.images import Opened, command, opened
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.text.tables import printable
 
 LOOK_EVERY_S = 0.3
@@ -41,8 +40,7 @@ class NotSaved(FGPUError):
 
 def add_to(own: Any) -> None:
     """Add the commands to those of ``fgpu images``."""
-    listing = command(own, run_private, "private", "everybody's private images")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    command(own, run_private, "private", "everybody's private images")
     commit = command(own, run_commit, "commit", "save a running session as a private image of its owner")
     commit.add_argument(
         "session", metavar="SESSION", help="its number, or USER/SERVER; USER/ is the default server"
@@ -73,7 +71,7 @@ def run_private(given: argparse.Namespace) -> list[str]:
         images = [{**asdict(image), "state": image.state.value} for image in found]
         for image in images:
             del image["facts"]
-        return [json.dumps({"version": 1, "images": images}, indent=2)]
+        return JsonReport({"version": 1, "images": images})
     return [printable(line) for image in found for line in _lines(image)] or ["there is no private image"]
 
 

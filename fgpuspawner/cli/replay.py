@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from fgpu_scheduler import Node, Outcome, Policy, least_milli, replay
-from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
-from fgpuspawner.cli.hub_config import UsageError
+from fgpuspawner.cli.command import JsonReport, add_command, add_config_or_db, named, read_only
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.replay.history import History, read_history
 from fgpuspawner.replay.plot import check_plot, draw
 from fgpuspawner.replay.report import HAPPENED, Report, Run, as_json, as_lines
@@ -48,7 +47,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--days", type=int, metavar="N", help="figures of the last N days only")
     add_config_or_db(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="OUT.png", help="draw waits and use into this file")
 
 
@@ -83,7 +81,7 @@ def run(given: argparse.Namespace) -> list[str]:
     report = _report(runs, nodes, given.days, tried if given.quota else None)
     if given.plot:
         draw(report, given.plot)
-    return [json.dumps(as_json(report), indent=2)] if given.json else as_lines(report)
+    return JsonReport(as_json(report)) if given.json else as_lines(report)
 
 
 def _nodes(given: argparse.Namespace, history: History, installation: History | None) -> tuple[Node, ...]:

@@ -19,7 +19,7 @@ import psutil
 import requests
 
 from fgpu_scheduler import BadSettings, FGPUError
-from fgpuspawner.cli.command import Report, add_command, add_config, read_only
+from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import load_config, quiet
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
@@ -200,7 +200,6 @@ def add_to(commands: Any) -> None:
         "names", nargs="*", metavar="NAME", help="hub, proxy, service; default: all that can be"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="of logs: go on with the lines that come")
-    parser.add_argument("--json", action="store_true", help="of status: print JSON")
     add_config(parser)
 
 
@@ -233,13 +232,14 @@ def run(given: argparse.Namespace) -> list[str]:
         if not given.follow:
             return list(shown)
         for line in shown:
-            print(line, flush=True)
+            print(json.dumps({"line": line}) if given.json else line, flush=True)
     if given.action == "status":
         health = f"{app.hub.api_url.rstrip('/').removesuffix('/api')}/health"
         found = [f for f in status(manager, settings.database_url(), health) if not names or f.name in names]
         well = all(f.state in ("running", "answers", "ok") for f in found)
-        lines = [json.dumps([asdict(f) for f in found], indent=2)] if given.json else _table(found)
-        return Report(lines, status=0 if well else 1)
+        if given.json:
+            return JsonReport([asdict(f) for f in found], status=0 if well else 1)
+        return Report(_table(found), status=0 if well else 1)
     return [_acted(manager, given.action, name) for name in names or (HUB, PROXY)]
 
 

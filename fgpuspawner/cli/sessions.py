@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
-from fgpuspawner.cli.command import INTERRUPTED, Report, add_command
+from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, add_command
 from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
@@ -79,7 +79,6 @@ def _add(
             ) from None
 
     parser = add_command(commands, called, name, what, about)
-    parser.add_argument("--json", action="store_true", help="print the API's JSON, of errors too")
     parser.add_argument("--token-file", metavar="FILE", help=f"a file with the token, instead of {TOKEN}")
     return parser
 
@@ -112,14 +111,14 @@ def list_(given: argparse.Namespace, api: Api) -> list[str]:
     """Return the caller's sessions."""
     more = {name: 1 for name in ("all", "ended") if getattr(given, name)}
     found = api.service_call("GET", "sessions", **more)
-    return [_json(found)] if given.json else _table(found["sessions"], users=given.all)
+    return JsonReport(found) if given.json else _table(found["sessions"], users=given.all)
 
 
 def show(given: argparse.Namespace, api: Api) -> list[str]:
     """Return all that is known of one session."""
     found = api.service_call("GET", f"sessions/{given.session}")
     if given.json:
-        return [_json(found)]
+        return JsonReport(found)
     rows = [
         (name, _plain(name, value)) for name, value in found["session"].items() if value not in (None, [], "")
     ]
@@ -130,7 +129,7 @@ def forecast(given: argparse.Namespace, api: Api) -> list[str]:
     """Return what would become of a request."""
     found = _foreseen(_asked(given), api)
     if given.json:
-        return Report([_json(found)], status=1 if found["refusals"] else 0)
+        return JsonReport(found, status=1 if found["refusals"] else 0)
     _raise_refusals(found)
     lines = [printable(found["text"])]
     if found["largest_now"] and not found["starts_now"]:
@@ -157,7 +156,7 @@ def end(given: argparse.Namespace, api: Api) -> list[str]:
     found = api.service_call("DELETE", f"sessions/{given.session}")
     session = found["session"]
     became = "has ended" if session["state"] in ENDED else "is being ended"
-    return [_json(found)] if given.json else [f"session {session['id']} {became}"]
+    return JsonReport(found) if given.json else [f"session {session['id']} {became}"]
 
 
 def run(given: argparse.Namespace, api: Api) -> list[str]:
@@ -181,7 +180,9 @@ def run(given: argparse.Namespace, api: Api) -> list[str]:
         found = _new(api, name, max(before, default=0), int(asked["count"]))
     status = _wait(found, api) if given.wait else 0
     sessions = list(found.values())
-    return Report([_json({"sessions": sessions})] if given.json else _table(sessions), status=status)
+    if given.json:
+        return JsonReport({"sessions": sessions}, status=status)
+    return Report(_table(sessions), status=status)
 
 
 @contextmanager
@@ -274,10 +275,6 @@ def _say(line: str) -> None:
 
 
 # -- words --------------------------------------------------------------------------------------------
-
-
-def _json(found: Json) -> str:
-    return json.dumps(found, indent=2)
 
 
 def _words(session: Json) -> str:

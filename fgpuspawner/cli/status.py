@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from fgpu_scheduler import (
     free,
     outlook,
 )
-from fgpuspawner.cli.command import add_command, add_config_or_db, named, read_only
+from fgpuspawner.cli.command import JsonReport, add_command, add_config_or_db, named, read_only
 from fgpuspawner.isolation.choice import read_choices
 from fgpuspawner.text.sessions import amount_words, fgpu_of
 from fgpuspawner.text.tables import printable, table
@@ -33,7 +32,6 @@ def add_to(commands: Any) -> None:
     about = "Print capacity, sessions and the queue."
     parser = add_command(commands, run, "status", "capacity, sessions and queue", about)
     add_config_or_db(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(given: argparse.Namespace) -> list[str]:
@@ -42,7 +40,7 @@ def run(given: argparse.Namespace) -> list[str]:
     found = read_status(url, policy, now_s=int(time.time()))
     if settings is not None:
         found["isolation"] = {c.node_id: c.backend for c in read_choices(settings.data_path())}
-    return [json.dumps(found, indent=2)] if given.json else status_lines(found)
+    return JsonReport(found) if given.json else status_lines(found)
 
 
 def read_status(url: str, policy: Policy, *, now_s: int) -> Json:

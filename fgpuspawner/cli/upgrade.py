@@ -27,7 +27,6 @@ def add_to(commands: Any) -> None:
     parser = add_command(commands, run, "upgrade", "say what an upgrade needs, before the Hub starts", about)
     parser.add_argument("--check", action="store_true", required=True, help="look, and change nothing")
     add_config(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, also of what is wrong")
 
 
 def run(given: argparse.Namespace) -> list[str]:

@@ -1,155 +1,172 @@
 """A scheduler for fractions of GPUs: a pure core, a store, and the loop that joins them.
 
-The names that are imported here are the public ones; everything else may change.
+The names that are imported here are the public ones; everything else may change. Each is loaded when it is first asked
+for: who needs an amount or an error, such as a command of a user, loads no database and no numbers for it.
 """
 
-from fgpu_scheduler.core import scores
-from fgpu_scheduler.core.admission import (
-    MIN_CPU_MILLI,
-    MIN_MEMORY_MIB,
-    MIN_TIME_LIMIT_S,
-    Caps,
-    Refusal,
-    admit,
-    amounts_that_fit,
-    pending_refusals,
-)
-from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
-from fgpu_scheduler.core.forecast import Forecast, Outlook, forecast, outlook
-from fgpu_scheduler.core.hindsight import (
-    NEWEST_TOLD,
-    Experience,
-    Hindsight,
-    Range,
-    Stretch,
-    Told,
-    hindsight,
-    stretch_of,
-)
-from fgpu_scheduler.core.lengths import NEWEST_RUNS, Lengths, PastRun
-from fgpu_scheduler.core.lifecycle import ENDED, FAILURES, HOLDING, LAUNCHING, LEGAL, LIVE, MOVED_BY, SERVING
-from fgpu_scheduler.core.model import (
-    MAX_SHARES,
-    Device,
-    EndCause,
-    Node,
-    NodeState,
-    Placement,
-    Quota,
-    QuotaScope,
-    RefusedNode,
-    Request,
-    Session,
-    SessionState,
-    Share,
-    ShareMode,
-    Snapshot,
-    Usage,
-    WaitReason,
-)
-from fgpu_scheduler.core.placement import (
-    DeviceFree,
-    Free,
-    NodeFree,
-    Score,
-    claimed,
-    could_ever_fit,
-    free,
-    placements,
-    returned,
-    untouched,
-)
-from fgpu_scheduler.core.placer import Placer
-from fgpu_scheduler.core.planner import Plan, plan
-from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
-from fgpu_scheduler.core.quota import (
-    Counted,
-    Ledger,
-    Left,
-    counted_as,
-    counted_of_each,
-    least_milli,
-    quota_words,
-)
-from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
-from fgpu_scheduler.core.reconcile import Observed
-from fgpu_scheduler.core.records import Measured, Past, Spent
-from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
-from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
-from fgpu_scheduler.core.shares import takes_model as takes_model
-from fgpu_scheduler.core.starts import Ahead
-from fgpu_scheduler.core.unblocking import Unblocking
-from fgpu_scheduler.core.units import (
-    LARGEST_MILLI,
-    MEMORY_GRAIN_MIB,
-    duration,
-    format_milli,
-    memory_words,
-    parse_milli,
-    share_compute_percent,
-    share_memory_mib,
-)
-from fgpu_scheduler.errors import (
-    BadAmount,
-    BadSettings,
-    FGPUError,
-    InvalidTransition,
-    NoRoom,
-    OverQuota,
-    ProbeFailed,
-    SessionExists,
-    StaleVersion,
-    StoreUnavailable,
-    TooManyPending,
-    UnknownSession,
-)
-from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
-from fgpu_scheduler.probes.nvml import NvmlProbe
-from fgpu_scheduler.probes.simulated import SimulatedProbe
-from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
-from fgpu_scheduler.service.node_health import known_or_as_it_was
-from fgpu_scheduler.service.reader import StoreReader
-from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
-from fgpu_scheduler.store.audit import Audit, AuditLine
-from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
-from fgpu_scheduler.store.claim import Claim, lock_file
-from fgpu_scheduler.store.copying import copy_database
-from fgpu_scheduler.store.database import missing_migrations as missing_migrations
-from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
-from fgpu_scheduler.store.foretold import Foretold
-from fgpu_scheduler.store.history import History
-from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
-from fgpu_scheduler.store.image_names import image_prefix_of
-from fgpu_scheduler.store.meters import Meters
-from fgpu_scheduler.store.node_actions import (
-    MOST_REASON,
-    NodeAction,
-    act_on_gpu,
-    act_on_node,
-    gpu_action_of,
-    node_actions_of,
-)
-from fgpu_scheduler.store.private_image import (
-    HELD_IMAGES,
-    MIB,
-    ImageInUse,
-    ImageQuota,
-    ImageState,
-    PrivateImage,
-    check_size,
-    in_use_words,
-    shown_mib,
-)
-from fgpu_scheduler.store.private_images import PrivateImages
-from fgpu_scheduler.store.quota_edits import (
-    MOST_EDITS,
-    ListedQuota,
-    QuotaEdit,
-    QuotaEdits,
-    QuotaSource,
-    in_force,
-    listed_quotas,
-)
-from fgpu_scheduler.store.quotas import limits_words
-from fgpu_scheduler.store.retention import Retention
-from fgpu_scheduler.store.store import Store
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fgpu_scheduler.core import scores
+    from fgpu_scheduler.core.admission import (
+        MIN_CPU_MILLI,
+        MIN_MEMORY_MIB,
+        MIN_TIME_LIMIT_S,
+        Caps,
+        Refusal,
+        admit,
+        amounts_that_fit,
+        pending_refusals,
+    )
+    from fgpu_scheduler.core.extending import Extension, NotExtended, not_extended
+    from fgpu_scheduler.core.forecast import Forecast, Outlook, forecast, outlook
+    from fgpu_scheduler.core.hindsight import (
+        NEWEST_TOLD,
+        Experience,
+        Hindsight,
+        Range,
+        Stretch,
+        Told,
+        hindsight,
+        stretch_of,
+    )
+    from fgpu_scheduler.core.lengths import NEWEST_RUNS, Lengths, PastRun
+    from fgpu_scheduler.core.lifecycle import (
+        ENDED,
+        FAILURES,
+        HOLDING,
+        LAUNCHING,
+        LEGAL,
+        LIVE,
+        MOVED_BY,
+        SERVING,
+    )
+    from fgpu_scheduler.core.model import (
+        MAX_SHARES,
+        Device,
+        EndCause,
+        Node,
+        NodeState,
+        Placement,
+        Quota,
+        QuotaScope,
+        RefusedNode,
+        Request,
+        Session,
+        SessionState,
+        Share,
+        ShareMode,
+        Snapshot,
+        Usage,
+        WaitReason,
+    )
+    from fgpu_scheduler.core.placement import (
+        DeviceFree,
+        Free,
+        NodeFree,
+        Score,
+        claimed,
+        could_ever_fit,
+        free,
+        placements,
+        returned,
+        untouched,
+    )
+    from fgpu_scheduler.core.placer import Placer
+    from fgpu_scheduler.core.planner import Plan, plan
+    from fgpu_scheduler.core.policies import GroupPolicy, Policy, group_policy
+    from fgpu_scheduler.core.quota import (
+        Counted,
+        Ledger,
+        Left,
+        counted_as,
+        counted_of_each,
+        least_milli,
+        quota_words,
+    )
+    from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
+    from fgpu_scheduler.core.reconcile import Observed
+    from fgpu_scheduler.core.records import Measured, Past, Spent
+    from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
+    from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
+    from fgpu_scheduler.core.shares import takes_model as takes_model
+    from fgpu_scheduler.core.starts import Ahead
+    from fgpu_scheduler.core.unblocking import Unblocking
+    from fgpu_scheduler.core.units import (
+        LARGEST_MILLI,
+        MEMORY_GRAIN_MIB,
+        duration,
+        format_milli,
+        memory_words,
+        parse_milli,
+        share_compute_percent,
+        share_memory_mib,
+    )
+    from fgpu_scheduler.errors import (
+        BadAmount,
+        BadSettings,
+        FGPUError,
+        InvalidTransition,
+        NoRoom,
+        OverQuota,
+        ProbeFailed,
+        SessionExists,
+        StaleVersion,
+        StoreUnavailable,
+        TooManyPending,
+        UnknownSession,
+    )
+    from fgpu_scheduler.ports import Clock, DeviceProbe, FoundDevice, Launcher, Seen, SystemClock
+    from fgpu_scheduler.probes.nvml import NvmlProbe
+    from fgpu_scheduler.probes.simulated import SimulatedProbe
+    from fgpu_scheduler.queue import Queue, QueueReader, Requeued, SessionEnded
+    from fgpu_scheduler.service.node_health import known_or_as_it_was
+    from fgpu_scheduler.service.reader import StoreReader
+    from fgpu_scheduler.service.scheduler import Deadlines, Scheduler
+    from fgpu_scheduler.store.audit import Audit, AuditLine
+    from fgpu_scheduler.store.banner import MOST_BANNER_TEXT, Banner, BannerLevel, Notice
+    from fgpu_scheduler.store.claim import Claim, lock_file
+    from fgpu_scheduler.store.copying import copy_database
+    from fgpu_scheduler.store.database import missing_migrations as missing_migrations
+    from fgpu_scheduler.store.end_messages import MOST_MESSAGE_TEXT, EndMessages
+    from fgpu_scheduler.store.foretold import Foretold
+    from fgpu_scheduler.store.history import History
+    from fgpu_scheduler.store.image_edits import ImageEdit, ImageEdits
+    from fgpu_scheduler.store.image_names import image_prefix_of
+    from fgpu_scheduler.store.meters import Meters
+    from fgpu_scheduler.store.node_actions import (
+        MOST_REASON,
+        NodeAction,
+        act_on_gpu,
+        act_on_node,
+        gpu_action_of,
+        node_actions_of,
+    )
+    from fgpu_scheduler.store.private_image import (
+        HELD_IMAGES,
+        MIB,
+        ImageInUse,
+        ImageQuota,
+        ImageState,
+        PrivateImage,
+        check_size,
+        in_use_words,
+        shown_mib,
+    )
+    from fgpu_scheduler.store.private_images import PrivateImages
+    from fgpu_scheduler.store.quota_edits import (
+        MOST_EDITS,
+        ListedQuota,
+        QuotaEdit,
+        QuotaEdits,
+        QuotaSource,
+        in_force,
+        listed_quotas,
+    )
+    from fgpu_scheduler.store.quotas import limits_words
+    from fgpu_scheduler.store.retention import Retention
+    from fgpu_scheduler.store.store import Store
+else:
+    from fgpu_scheduler.public import loaded_when_asked
+
+    __getattr__ = loaded_when_asked(__name__, __file__)

@@ -24,9 +24,9 @@ from oauthenticator.generic import GenericOAuthenticator
 from traitlets import HasTraits
 from traitlets.config import Config, LazyConfigValue
 
-from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.cli.main import make_parser
 from fgpuspawner.cli.services import UNITS
+from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner

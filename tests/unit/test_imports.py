@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import fgpu_scheduler
+
 ROOT = Path(__file__).parents[2]
+HEAVY = {
+    "alembic", "cryptography", "docker", "jinja2", "jupyterhub", "numpy", "prometheus_client", "psutil", "pydantic",
+    "sqlalchemy", "tornado", "traitlets",
+}  # fmt: skip
+"""What a Hub needs: each takes from a tenth of a second to half of one to load."""
 
 
 def test_every_import_contract_is_kept() -> None:
@@ -33,3 +42,45 @@ def test_a_hub_of_local_processes_loads_nothing_of_docker(module: str) -> None:
     ask = f"import sys, fgpuspawner.config, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     found = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"docker", "dockerspawner"}.isdisjoint(found.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        (["--version"], {*HEAVY, "requests"}),
+        (["nothing"], {*HEAVY, "requests"}),
+        (["list"], HEAVY),
+        (["run", "--fgpu", "0.5"], HEAVY),
+    ],
+)
+def test_a_command_of_users_loads_nothing_that_only_a_hub_needs(words: list[str], without: set[str]) -> None:
+    lines = f"""
+import contextlib, os, sys
+from fgpuspawner.cli.main import main
+os.environ.pop("JUPYTERHUB_API_TOKEN", None)
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
+    assert main({words!r}) == 2
+print(*{{name.partition(".")[0] for name in sys.modules}})
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(found.stdout.split()) & without == set()
+
+
+def test_every_public_name_of_the_scheduler_is_what_it_is_where_it_is_defined() -> None:
+    path = Path(fgpu_scheduler.__file__)
+    statements = [s for s in ast.walk(ast.parse(path.read_text())) if isinstance(s, ast.ImportFrom)]
+    named = [
+        (s.module or "", a.name)
+        for s in statements
+        for a in s.names
+        if s.module not in ("typing", "fgpu_scheduler.public")
+    ]
+    assert len(named) > 100
+    for module, name in named:
+        own = importlib.import_module(module)
+        expected = getattr(own, name, None) or sys.modules[f"{module}.{name}"]
+        assert getattr(fgpu_scheduler, name) is expected, name
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        from fgpu_scheduler import Nothing  # type: ignore[attr-defined]  # noqa: F401

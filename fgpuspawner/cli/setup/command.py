@@ -14,13 +14,13 @@ from typing import Any
 from fgpu_scheduler import BadSettings, StoreUnavailable
 from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import Report, add_command, read_only, settings_of
-from fgpuspawner.cli.hub_config import UsageError
 from fgpuspawner.cli.setup import record as records
 from fgpuspawner.cli.setup.answers import LOGINS, RUNTIMES, TLS, Answers, ask, from_json
 from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration
 from fgpuspawner.cli.setup.files import CONFIG, PASSWORDS, TOKEN, Programs, files
 from fgpuspawner.cli.setup.machine import Machine, program
 from fgpuspawner.cli.setup.steps import Setup, Step
+from fgpuspawner.cli.usage import UsageError
 
 TOKEN_NAME = "CONFIGPROXY_AUTH_TOKEN"
 ROOT_BY_THE_ENGINE = (
@@ -43,7 +43,9 @@ def add_to(commands: Any) -> None:
         "Set this machine up: configuration, systemd units, a user, firewall, backup, first image. Shows a plan first. "
         "Run it again to change something; options that are left out stay as they were."
     )
-    parser = add_command(commands, run, "setup", "set up a Hub on this machine, or take it back", about)
+    what = "set up a Hub on this machine, or take it back"
+    # It shows what it is about to do, and asks.
+    parser = add_command(commands, run, "setup", what, about, speaks_json=False)
     parser.add_argument("--yes", action="store_true", help="ask nothing")
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     parser.add_argument("--remove", action="store_true", help="take it all back but the data")

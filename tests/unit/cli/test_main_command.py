@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from commandline import failure, filled, run, write_config
+from commandline import failure, fgpu, filled, run, write_config
 from fgpuspawner import __version__
 from fgpuspawner.cli import main as cli
 
 ROOT = Path(__file__).parents[3]
+OF_ALL = ("--help", "--json")
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,11 +149,53 @@ def test_every_command_and_option_is_documented() -> None:
             for p in parsers
             for a in p._actions
             for o in a.option_strings
-            if o.startswith("--") and o != "--help"
+            if o.startswith("--") and o not in OF_ALL
         }
         assert [sub for sub in own_commands(parser) if f"`{sub}" not in own] == [], name
-        assert set(re.findall(r"`(--[a-z-]+)", own)) == options, name
+        assert set(re.findall(r"`(--[a-z-]+)", own)) - {"--json"} == options, name
         assert f"fgpu {name}" in own
+
+
+def every_command() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command, and of each of its own commands, by their words."""
+    found = {}
+    for name, parser in commands().items():
+        own = own_commands(parser)
+        found |= {f"{name} {sub}": one for sub, one in own.items()} if own else {name: parser}
+    return found
+
+
+def test_every_command_speaks_json_but_two() -> None:
+    silent = {name for name, parser in every_command().items() if "--json" not in parser.format_usage()}
+    # The one is a dialogue, and the other becomes another program.
+    assert silent == {"setup", "images build"}
+
+
+def test_what_a_command_says_is_in_the_json_and_so_is_an_error(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(url)
+    config = write_config(tmp_path, db_url=url)
+    words = ("node", "local", "cordon", "--config", config)
+    _, out, _ = fgpu(capsys, *words, "--json")
+    assert json.loads(out) == {"lines": ["node local: takes no more sessions"]}
+    cases = [
+        ((*words, "--json"), 1, "bad_settings"),
+        (("node", "--json"), 2, "usage"),
+        (("list", "--json"), 2, "usage"),
+        (("status", "--db", f"sqlite:///{tmp_path}/none.sqlite", "--json"), 1, "store_unavailable"),
+    ]
+    for arguments, expected, code in cases:
+        status, out, err = fgpu(capsys, *arguments)
+        error = json.loads(out)["error"]
+        assert (status, error["code"], f"fgpu: {error['message']}\n") == (expected, code, err)
+
+
+def test_what_is_loaded_for_one_command_is_what_all_together_have() -> None:
+    for name, parser in commands().items():
+        (chosen,) = (a for a in cli.make_parser([name])._actions if isinstance(a, argparse._SubParsersAction))
+        assert list(chosen.choices) == list(cli.COMMANDS)
+        assert chosen.choices[name].format_help() == parser.format_help()
 
 
 def test_every_command_has_help() -> None:
