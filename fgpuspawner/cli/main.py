@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -17,6 +18,8 @@ from typing import NoReturn
 from fgpu_scheduler import FGPUError
 from fgpuspawner import __version__
 from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, one_line
+from fgpuspawner.cli.completion import ASKED as COMPLETES
+from fgpuspawner.cli.completion import complete
 from fgpuspawner.cli.usage import UsageError
 
 COMMANDS = {
@@ -39,6 +42,7 @@ COMMANDS = {
     "show": "sessions",
     "end": "sessions",
     "forecast": "sessions",
+    "completion": "completion",
 }
 """Each command, and the module of this package that adds it: of those of one module all stand together."""
 
@@ -71,6 +75,8 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    if COMPLETES in os.environ:
+        complete(make_parser)
     words = sys.argv[1:] if arguments is None else list(arguments)
     in_json = "--json" in words
     try:

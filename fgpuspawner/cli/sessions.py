@@ -18,8 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fgpuspawner.cli import completion
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, add_command
+from fgpuspawner.cli.completion import offers
 from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
@@ -33,6 +35,9 @@ FOUND_WITHIN_S = 60.0
 ACCEPTED = "accept_image"
 AS_OPTION = {"count": "sessions"}
 """Fields that are called otherwise on the command line."""
+
+OFFERED = {"image": completion.images, "group": completion.groups}
+"""Fields whose values a shell completes."""
 
 ASKED = [name for name in FIELDS if name != "gpu_model"]
 """Fields that have an option: ``gpu_models`` says all that one model could."""
@@ -60,7 +65,8 @@ def add_to(commands: Any) -> None:
         ("end", end, "end a session, or cancel its request"),
     ):
         parser = _add(commands, does, name, what, f"{what[0].upper()}{what[1:]}. {where}")
-        parser.add_argument("session", type=_number, metavar="SESSION", help="its number")
+        number = parser.add_argument("session", type=_number, metavar="SESSION", help="its number")
+        offers(number, completion.sessions)
     about = f"Say what would become of a request, without making it. {where}"
     _add_fields(_add(commands, forecast, "forecast", "when a request would start", about))
 
@@ -87,9 +93,11 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
     for name in ASKED:
         its = FIELDS[name]
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
-        parser.add_argument(
+        field = parser.add_argument(
             option, dest=name, metavar="VALUE", help=f"the form's field {its.label!r}".replace("%", "%%")
         )
+        if name in OFFERED:
+            offers(field, OFFERED[name])
 
 
 def _number(text: str) -> int:
