@@ -87,6 +87,15 @@ class Api:
         """
         return self._call(method, f"{self.service}/{path}", params=query)
 
+    def hub_call(self, method: str, path: str, *, body: object = None, **query: object) -> dict[str, Any]:
+        """Return what the Hub answers; of a list one page.
+
+        Raises:
+            CallFailed: it refused, or did not answer.
+        """
+        paged = {"Accept": "application/jupyterhub-pagination+json"}
+        return self._call(method, f"{self.hub}/{path}", params=query, json=body, headers=paged)
+
     def start_server(self, user: str, server_name: str, options: dict[str, object]) -> None:
         """Ask the Hub for a server; it starts or waits when this returns.
 

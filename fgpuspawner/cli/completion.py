@@ -39,9 +39,9 @@ def add_to(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> list[str]:
     """Return the lines for a shell."""
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    return argcomplete.shellcode(["fgpu"], shell=given.shell).strip("\n").splitlines()
+    return shellcode(["fgpu"], shell=given.shell).strip("\n").splitlines()
 
 
 def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:

@@ -2,7 +2,7 @@
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
 wrongly. With ``--json`` it is on standard output, too, as the API has it. Only ``fgpu node``, ``fgpu images``,
-``fgpu restore`` and ``fgpu move`` write to a database themselves. No password is shown.
+``fgpu quota``, ``fgpu restore`` and ``fgpu move`` write to a database themselves. No password is shown.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ COMMANDS = {
     "images": "images",
     "kube": "kube",
     "replay": "replay",
+    "quota": "quota",
+    "members": "members",
     "run": "sessions",
     "list": "sessions",
     "show": "sessions",

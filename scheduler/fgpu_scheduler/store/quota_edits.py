@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select
 
 from fgpu_scheduler.core.model import Quota, QuotaScope
 from fgpu_scheduler.core.quota import quota_words
@@ -107,8 +108,7 @@ class QuotaEdits:
             StoreUnavailable: the store cannot be written.
         """
         accounts.checked([quota])
-        if len(quota.name) > MOST_NAME or "\0" in quota.name:
-            raise BadSettings(f"the name has {len(quota.name)} characters; it may have {MOST_NAME}")
+        _check_name(quota)
         self._write(
             QuotaEdit(quota), "quota.set", accounts.limits_words(quota), file=file, by=by, now_s=now_s
         )
@@ -134,6 +134,51 @@ class QuotaEdits:
         """
         self._forget(quota, "quota.back", file=file, by=by, now_s=now_s)
 
+    def put_all(
+        self,
+        wanted: Sequence[Quota],
+        *,
+        without: Sequence[Quota] = (),
+        file: Sequence[Quota],
+        by: str,
+        now_s: int,
+    ) -> None:
+        """Put quotas in force, and take those in ``without`` out of force: all of it, or nothing.
+
+        Raises:
+            BadSettings: as of `put`, or too many were changed; nothing is written.
+            StoreUnavailable: the store cannot be written.
+        """
+        accounts.checked(wanted)
+        with self._store.writing(now_s=now_s) as write:
+            edits = {quota_key(edit.quota): edit for edit in read_edits(write.connection)}
+            given = {quota_key(quota) for quota in file}
+            for quota in wanted:
+                _check_name(quota)
+                edits[quota_key(quota)] = QuotaEdit(quota, changed_by=by, changed_at_s=now_s)
+            for quota in without:
+                edits.pop(quota_key(quota), None)
+                if quota_key(quota) in given:
+                    edits[quota_key(quota)] = QuotaEdit(
+                        quota, removed=True, changed_by=by, changed_at_s=now_s
+                    )
+            if len(edits) > MOST_EDITS:
+                raise BadSettings(
+                    f"{len(edits)} quotas would be changed from the file; at most {MOST_EDITS} can be"
+                )
+            write.connection.execute(delete(table))
+            if edits:
+                write.connection.execute(insert(table), [_row(edit) for edit in edits.values()])
+            if not accounts.become(in_force(file, edits.values()), write):
+                write.event("quotas", reason=f"{len(wanted) + len(without)} quotas: edited")
+            for action, quotas in (("quota.set", wanted), ("quota.remove", without)):
+                for quota in quotas:
+                    details = accounts.limits_words(quota) if action == "quota.set" else ""
+                    target = quota_words(quota)
+                    record(
+                        write.connection, actor=by, action=action, target=target, details=details, now_s=now_s
+                    )
+
     def _write(
         self, edit: QuotaEdit, action: str, details: str, *, file: Sequence[Quota], by: str, now_s: int
     ) -> None:
@@ -145,8 +190,7 @@ class QuotaEdits:
             if own is None and len(before) >= MOST_EDITS:
                 raise BadSettings(f"{MOST_EDITS} quotas were changed already; put some back to the file")
             new = replace(edit, changed_by=by, changed_at_s=now_s)
-            row = {"removed": new.removed, "changed_by": by, "changed_at_s": now_s}
-            put(write.connection, table, [{**accounts.quota_values(new.quota), **row}])
+            put(write.connection, table, [_row(new)])
             edits = (*(e for e in before if e is not own), new)
             # An event even where nothing in force changes: it is what commits the transaction.
             if not accounts.become(in_force(file, edits), write):
@@ -170,6 +214,16 @@ class QuotaEdits:
             if not accounts.become(in_force(file, [e for e in before if e is not own]), write):
                 write.event("quotas", reason=f"{quota_words(quota)}: back to the file")
             record(write.connection, actor=by, action=action, target=quota_words(quota), now_s=now_s)
+
+
+def _check_name(quota: Quota) -> None:
+    if len(quota.name) > MOST_NAME or "\0" in quota.name:
+        raise BadSettings(f"the name has {len(quota.name)} characters; it may have {MOST_NAME}")
+
+
+def _row(edit: QuotaEdit) -> dict[str, Any]:
+    how = {"removed": edit.removed, "changed_by": edit.changed_by, "changed_at_s": edit.changed_at_s}
+    return {**accounts.quota_values(edit.quota), **how}
 
 
 def _at(quota: Quota) -> ColumnElement[bool]:
