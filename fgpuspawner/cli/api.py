@@ -88,7 +88,7 @@ class Api:
         return self._call(method, f"{self.service}/{path}", params=query)
 
     def hub_call(self, method: str, path: str, *, body: object = None, **query: object) -> dict[str, Any]:
-        """Return what the Hub answers; of a list one page.
+        """Return what the Hub answers; of a list one page, its members as ``items``.
 
         Raises:
             CallFailed: it refused, or did not answer.
@@ -137,6 +137,8 @@ class Api:
             body = None
         if succeeded and isinstance(body, dict):
             return body
+        if succeeded and isinstance(body, list):
+            return {"items": body}
         raise _failed(answer, body, url)
 
     def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -44,6 +44,7 @@ COMMANDS = {
     "show": "sessions",
     "end": "sessions",
     "forecast": "sessions",
+    "top": "top",
     "completion": "completion",
 }
 """Each command, and the module of this package that adds it: of those of one module all stand together."""

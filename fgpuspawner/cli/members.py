@@ -1,6 +1,7 @@
 """The command ``fgpu members``: who is in which group of JupyterHub, as one CSV file, written and read.
 
 Groups are JupyterHub's: they are read and changed through its API, with the token of an administrator of the Hub.
+JupyterHub does not tell whether its authenticator brings groups: one that does makes them its own at each log-in.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fgpuspawner.cli.api import TOKEN, URL, Api, CallFailed
+from fgpuspawner.cli.api import TOKEN, URL, Api
 from fgpuspawner.cli.command import JsonReport, add_command
 from fgpuspawner.cli.csv_rows import BadFile, Mistake, Row, read_rows, refuse
 from fgpuspawner.cli.quota import add_apply, told
@@ -21,8 +22,6 @@ from fgpuspawner.text.tables import printable
 COLUMNS = ("hub_group", "user")
 PAGE = 200
 AT_ONCE = 500
-MANAGED = "Group management via API is disabled"
-"""How JupyterHub's words begin where its authenticator says who is in which group."""
 
 Members = dict[str, set[str]]
 
@@ -143,17 +142,11 @@ def _apply(api: Api, changes: list[tuple[str, str, str]]) -> None:
             for at in range(0, len(users), AT_ONCE):
                 yield f"groups/{quote(group, safe='')}", users[at : at + AT_ONCE]
 
-    try:
-        for _, group, _ in (c for c in changes if c[0] == "new group"):
-            api.hub_call("POST", f"groups/{quote(group, safe='')}")
-        for _, users in in_groups("new user"):
-            api.hub_call("POST", "users", body={"usernames": users})
-        for path, users in in_groups("add"):
-            api.hub_call("POST", f"{path}/users", body={"users": users})
-        for path, users in in_groups("remove"):
-            api.hub_call("DELETE", f"{path}/users", body={"users": users})
-    except CallFailed as e:
-        if MANAGED in str(e):
-            said = "the Hub's authenticator says who is in which group (manage_groups): change it where people log in"
-            raise CallFailed("groups_managed", said) from None
-        raise
+    for _, group, _ in (c for c in changes if c[0] == "new group"):
+        api.hub_call("POST", f"groups/{quote(group, safe='')}")
+    for _, users in in_groups("new user"):
+        api.hub_call("POST", "users", body={"usernames": users})
+    for path, users in in_groups("add"):
+        api.hub_call("POST", f"{path}/users", body={"users": users})
+    for path, users in in_groups("remove"):
+        api.hub_call("DELETE", f"{path}/users", body={"users": users})

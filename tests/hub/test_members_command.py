@@ -15,7 +15,7 @@ from hubprocess import HubProcess, running
 
 def fgpu(hub: HubProcess, *words: str, status: int = 0, token: str = "") -> str:
     out, err = io.StringIO(), io.StringIO()
-    own = {**os.environ, "FGPU_HUB_URL": hub.url, "JUPYTERHUB_API_TOKEN": token or hub.token}
+    own = {**os.environ, "FGPU_HUB_URL": hub.url, "JUPYTERHUB_API_TOKEN": token or hub.add_user("admin")}
     with (
         unittest.mock.patch.dict(os.environ, own, clear=True),
         contextlib.redirect_stdout(out),
@@ -58,17 +58,3 @@ def test_members_of_groups_become_those_of_a_file(tmp_path: Path) -> None:
         assert fgpu(hub, "members", "export") == "hub_group,user\nclass,carla\nempty,\n"
 
         assert fgpu(hub, "members", "export", status=1, token=alices).startswith("fgpu: ")
-
-
-def test_groups_that_the_sign_on_brings_are_not_changed_here(tmp_path: Path) -> None:
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    with running(folder, after="c.Authenticator.manage_groups = True\n") as hub:
-        hub.add_user("alice")
-        file = tmp_path / "members.csv"
-        file.write_text("hub_group,user\nclass,alice\n")
-        assert "2 changes; --apply makes them" in fgpu(hub, "members", "import", str(file))
-        said = fgpu(hub, "members", "import", str(file), "--apply", status=1)
-        assert said == (
-            "fgpu: the Hub's authenticator says who is in which group (manage_groups): change it where people log in\n"
-        )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fgpuspawner import service
-from fgpuspawner.service.csv_file import csv_text
+from fgpuspawner.service.csv_file import csv_text, plain
 
 SERVICE = Path(service.__file__).parent
 
@@ -33,9 +33,17 @@ def test_nor_does_one_that_separates_cells_otherwise(separator: str, formula: st
     assert not [cell for cell in cells if cell.strip(' "').startswith(("=", "+", "-", "@", "\uff1d"))], text
 
 
-@pytest.mark.parametrize("plain", ["alice", "0.5 fGPU", "a=1", "", "'=1", "a; b=1", "1;2"])
+@pytest.mark.parametrize("plain", ["alice", "0.5 fGPU", "a=1", "", "a; b=1", "1;2"])
 def test_what_it_would_not_compute_stays_as_it_is(plain: str) -> None:
     assert list(csv.reader(io.StringIO(csv_text(["a", "b"], [[plain, "x"]]))))[1] == [plain, "x"]
+
+
+@pytest.mark.parametrize(
+    "cell", ["alice", "=1", "'=1", "''", " +1", "\t@a", "a;=1", "a\n-1", "o'neil", "\uff1d1", ""]
+)
+def test_what_was_written_is_read_again(cell: str) -> None:
+    written = list(csv.reader(io.StringIO(csv_text(["a"], [[cell]]), newline="")))[1]
+    assert plain(written[0] if written else "") == cell
 
 
 def test_every_csv_file_of_the_service_is_made_here() -> None:
