@@ -39,6 +39,7 @@ COMMANDS = {
     "replay": "replay",
     "quota": "quota",
     "members": "members",
+    "import": "importing",
     "run": "sessions",
     "list": "sessions",
     "show": "sessions",

@@ -34,7 +34,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             ["start"],
             "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'report', 'services', "
             "'firewall', 'node', 'backup', 'restore', 'move', 'upgrade', 'images', "
-            "'kube', 'replay', 'quota', 'members', 'run', 'list', 'show', 'end', 'forecast', 'top', 'completion'); "
+            "'kube', 'replay', 'quota', 'members', 'import', "
+            "'run', 'list', 'show', 'end', 'forecast', 'top', 'completion'); "
             "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),
