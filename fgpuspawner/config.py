@@ -12,6 +12,7 @@ from typing import Any
 
 from jupyterhub.app import JupyterHub
 from jupyterhub.handlers import BaseHandler
+from tornado.log import app_log
 from tornado.web import authenticated
 from traitlets.config.loader import LazyConfigValue
 
@@ -70,6 +71,7 @@ def _configure(c: Any, runtime: str, settings: dict[str, Any]) -> FGPU:
         # setting has its final value, and nothing has been started that a wrong one would leave behind.
         app = JupyterHub.instance()
         app.log.addFilter(is_no_link)
+        app_log.addFilter(logs.without_session_ids)
         only = OnlyHub(app)
         app.observe(lambda change: _start(app, only), names="handlers")
     return found

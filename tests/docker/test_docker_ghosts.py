@@ -100,6 +100,21 @@ def test_a_container_of_another_installation_is_left_alone(
     assert strangers.other not in own_hub.log_text()
 
 
+def test_a_hub_that_starts_says_how_many_sessions_of_others_it_does_not_count(
+    own_hub: DockerHub, strangers: Strangers
+) -> None:
+    own_hub.kill()
+    own_hub.start()
+    installation = strangers.other.split("-")[1]
+    until(
+        lambda: (
+            f"1 sessions of another installation, {installation}, run on the Docker engine"
+            in own_hub.log_text()
+        ),
+        what="the Hub says whose sessions it does not count",
+    )
+
+
 def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(
     own_hub: DockerHub, engine: Engine
 ) -> None:

@@ -45,6 +45,21 @@ def said(found: list[dict[str, Any]], logger: str, words: str, process: str = "h
     )
 
 
+def test_no_line_has_the_cookie_that_a_browser_is_known_by(hub: HubProcess) -> None:
+    browser = requests.Session()
+    browser.get(f"{hub.url}/hub/login", timeout=60)
+    fields = {
+        "username": "ann",
+        "password": "test-password",
+        "_xsrf": browser.cookies.get("_xsrf", path="/hub/"),
+    }
+    browser.post(f"{hub.url}/hub/login?next=/hub/token", data=fields, timeout=60)
+    known_by = browser.cookies.get("jupyterhub-session-id")
+    assert known_by
+    assert "Setting new xsrf cookie for '(not shown)'" in hub.log_text()
+    assert known_by not in hub.log_text()
+
+
 def test_one_id_leads_through_all_of_a_launch(hub: HubProcess) -> None:
     browser = requests.Session()
     assert browser.get(f"{hub.url}/hub/login", timeout=60).ok

@@ -136,6 +136,9 @@ class DockerEngine(Engine):
         self._saver.open(hub)
         for daemon in self.fleet.daemons:
             daemon.containers.removed = self._removed
+            hub.background.run(
+                _warn_of_others(daemon), failed=f"Whose sessions {daemon.address} runs is not known"
+            )
 
     def _warm_pool(self, hub: HubSide) -> WarmPool | None:
         """Return the warm pool of this machine's own daemon; None where it has none."""
@@ -422,6 +425,18 @@ class DockerEngine(Engine):
 
     def image_stores(self) -> Sequence[ImageStore]:
         return [store_of(daemon) for daemon in self.fleet.daemons]
+
+
+async def _warn_of_others(daemon: Daemon) -> None:
+    """Say once whose sessions run there that are counted by nobody here, as after a change of ``db_url``."""
+    for installation, count in (await daemon.containers.of_others()).items():
+        log.warning(
+            "%d sessions of another installation, %s, run on %s: what they hold is not counted here. If they are this "
+            "Hub's, of another database: use `fgpu move` to go on with them, or end them",
+            count,
+            installation,
+            daemon.address,
+        )
 
 
 async def _endpoint(

@@ -1,0 +1,54 @@
+"""The page of installation, typed line by line on a bare Debian 12, up to the first cell of a student."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from baredebian import ROOT, BareDebian, lines_of_the_page, make_base, make_image, python_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("debootstrap") is None,
+        reason="a Debian is made by root, with debootstrap (apt-get install debootstrap)",
+    ),
+]
+
+
+@pytest.fixture
+def bare(tmp_path: Path, engine: object) -> Iterator[BareDebian]:
+    """A machine on which nothing was done yet. ``FGPU_TEST_DIST`` names what `make dist` made, if it did."""
+    dist = Path(os.environ.get("FGPU_TEST_DIST") or tmp_path / "dist")
+    if not dist.is_dir():
+        subprocess.run([ROOT / "scripts/dist.sh", dist], check=True, capture_output=True, timeout=1800)
+    make_image(tmp_path)
+    reference = tomllib.loads((ROOT / "images/base/image.toml").read_text())["base"]
+    machine = BareDebian(f"fgpu-bare-{secrets.token_hex(3)}")
+    try:
+        machine.start(dist, make_base(tmp_path, python_of(reference)), reference)
+        yield machine
+    finally:
+        machine.stop()
+
+
+def test_every_line_of_the_page_works_and_leads_to_a_students_first_cell(bare: BareDebian) -> None:
+    steps = []
+    for line in lines_of_the_page():
+        # As the page says: without a GPU, and where nobody can be asked.
+        more = " --simulated 2 --yes" if " setup " in line else ""
+        steps.append(bare.types(line + more))
+    print(*(f"{step.seconds:7.1f} s  {step.line}" for step in steps), sep="\n")
+    assert bare.a_cell_of("ann", "__import__('os').environ['FGPU_AMOUNT']") == "'0.5'"
+    assert bare.root("systemctl", "--failed", "--quiet", "--no-legend").strip() == ""
+    checked = bare.root(
+        "/opt/fgpu/bin/fgpu", "services", "status", "--config", "/etc/jupyterhub/jupyterhub_config.py"
+    )
+    assert "hub" in checked
