@@ -79,8 +79,12 @@ class Metrics(Collector):
         self.actions = Counter(
             "fgpu_watchdog_actions", "What the watchdog did to sessions.", ["action"], registry=registry
         )
-        self.reads = Histogram(
-            "fgpu_database_read_seconds", "Reading the whole queue once.", buckets=READS_S, registry=registry
+        self.transactions = Histogram(
+            "fgpu_database_seconds",
+            "A transaction of the scheduler's database, with what it waited for. kind: read or write.",
+            ["kind"],
+            buckets=READS_S,
+            registry=registry,
         )
         self.passes = Histogram(
             "fgpu_pass_seconds", "Making one plan, and writing it.", buckets=READS_S, registry=registry
@@ -110,6 +114,10 @@ class Metrics(Collector):
             self.waits.labels(session.request.resource_group).observe(waited_s)
         self.starts.labels(way).observe(took_s)
 
+    def transaction(self, kind: str, took_s: float) -> None:
+        """Note that a transaction of the database has ended. From any thread."""
+        self.transactions.labels(kind).observe(took_s)
+
     def ended(self, session: Session) -> None:
         """Note that a session ends."""
         cause = "unknown" if session.end_cause is None else session.end_cause.value
@@ -123,13 +131,11 @@ class Metrics(Collector):
         Raises:
             FGPUError: it cannot be read; what was read before is then told no longer.
         """
-        began_s = self._now_s()
         try:
             snapshot = await self._queue.snapshot()
         except FGPUError:
             self._reading = None
             raise
-        self.reads.observe(self._now_s() - began_s)
         self._reading = Reading(self._now_s(), snapshot, read_health(self._data))
 
     def describe(self) -> Iterable[Metric]:

@@ -167,6 +167,7 @@ class Runtime:
             ),
         )
         self.metrics = Metrics(self.queue, self.engine.answering, data=self.settings.data_path())
+        self.store.tell_transactions(self.metrics.transaction)
         self.queue.on_end = self._on_end
         self.queue.on_pass, self.queue.on_forecast = (
             self.metrics.passes.observe,

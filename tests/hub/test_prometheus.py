@@ -125,6 +125,7 @@ def test_prometheus_has_an_answer_to_all_that_the_dashboard_asks(prometheus: str
             until(lambda e=expression: result(e), within_s=60, what=expression)
     for expression in (
         "fgpu_pass_seconds_count > 0",
+        'fgpu_database_seconds_count{kind="write"} > 0',
         "fgpu_forecast_seconds_count > 0",
         'fgpu_engine_seconds_count{call="start"} > 0',
         'fgpu_engine_seconds_count{call="stop"} > 0',

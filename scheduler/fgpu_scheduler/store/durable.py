@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection, update
@@ -23,6 +24,10 @@ class Durable:
         self._database = Database(url)
         self._newest = Newest()
         self._installation_id = ""
+
+    def tell_transactions(self, told: Callable[[str, float], None]) -> None:
+        """Have ``told`` know of each transaction: ``read`` or ``write``, and the seconds from asking to its end."""
+        self._database.on_transaction = told
 
     def open(self) -> None:
         """Connect and bring the schema up to date.

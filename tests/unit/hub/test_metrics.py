@@ -20,6 +20,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Snapshot,
+    Store,
     StoreUnavailable,
 )
 from fgpuspawner.hub.metrics import OLD_S, Metrics
@@ -128,6 +129,22 @@ async def test_starts_and_ends_are_counted_by_way_and_cause(told: Told) -> None:
     assert told.of("fgpu_wait_seconds_sum") == {("default",): 40}
     assert told.of("fgpu_start_seconds_count") == {("warm",): 1}
     assert told.of("fgpu_sessions_ended_total") == {("USER", "default"): 1}
+
+
+async def test_reads_and_writes_of_the_database_are_told_apart_and_what_failed_is_none(
+    told: Told, tmp_path: Path
+) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'fgpu.sqlite'}")
+    store.open()
+    store.tell_transactions(told.metrics.transaction)
+    store.snapshot(0)
+    assert told.of("fgpu_database_seconds_count") == {("read",): 1}
+    store.hold_waiting(now_s=0)
+    assert told.of("fgpu_database_seconds_count")["write",] == 1
+    store.close()
+    with pytest.raises(StoreUnavailable):
+        store.snapshot(0)
+    assert told.of("fgpu_database_seconds_count") == {("read",): 1, ("write",): 1}
 
 
 async def test_no_person_and_no_image_is_named(told: Told) -> None:
