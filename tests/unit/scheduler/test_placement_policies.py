@@ -8,6 +8,7 @@ from itertools import permutations
 import placing
 import pytest
 
+from fgpu_scheduler.core import placer
 from fgpu_scheduler.core.asked import asked_of
 from fgpu_scheduler.core.model import NodeState, Request
 from fgpu_scheduler.core.placement import Room, Score, free, place, untouched
@@ -26,6 +27,7 @@ from fgpu_scheduler.core.scores import (
 from fgpu_scheduler.core.scores.chosen import PLACEMENTS, score_for, workload_of
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
+from fgpu_scheduler.core.scores.scarce import Scarce, scarce_nodes
 from fgpu_scheduler.core.scores.worth import prices
 from fgpu_scheduler.testing import World, world
 from fgpu_scheduler.testing.world import request
@@ -187,6 +189,75 @@ def test_a_model_costs_what_those_will_ask_of_it_who_can_use_no_other() -> None:
     assert prices(named("Rare", 9), cluster) == {"Rare": 1000}, "more than there are"
     assert prices(named("Other", 3), cluster) == {}, "there is none of it"
     assert prices(asks(f1000=9), cluster) == {}
+
+
+def few_large_nodes() -> World:
+    """Return four nodes of two GPUs, the first with more CPU than the others."""
+    lab = world(devices=0).node("n1", devices=2, cpu=64)
+    for name in ("n2", "n3", "n4"):
+        lab = lab.node(name, devices=2, cpu=16)
+    return lab
+
+
+def wholes(count: int, *, cpu: int = 32, others: int = 10) -> Workload:
+    """Return a workload of so many who need two GPUs and much CPU, and of others who need one GPU and little of it."""
+    return Workload.counted(
+        [(TypicalRequest(2000, 1000 * cpu, 1024), count), (TypicalRequest(1000, 12000, 1024), others)]
+    )
+
+
+def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such_nodes() -> None:
+    cluster = Cluster.of(few_large_nodes().nodes)
+    assert scarce_nodes(wholes(1), cluster) == (Scarce(2000, 32000, 1024, 2 * 666),)
+    assert scarce_nodes(wholes(10), cluster) == (Scarce(2000, 32000, 1024, 2 * 1000),), "more than there are"
+    assert scarce_nodes(wholes(1, others=15), cluster) == (), "less than half"
+    assert scarce_nodes(wholes(1, cpu=16), cluster) == (), "they fit on all nodes, and are few"
+    assert scarce_nodes(wholes(1, cpu=65), cluster) == (), "they fit on none"
+    assert scarce_nodes(asks(f500=3), cluster) == (), "nobody needs a node whole"
+
+
+def test_those_who_fit_on_the_same_nodes_alone_count_together() -> None:
+    """One has more CPU, the other more memory: only n1 holds either."""
+    cluster = Cluster.of(few_large_nodes().nodes)
+    counts = [
+        (TypicalRequest(2000, 40000, 1024), 1),
+        (TypicalRequest(2000, 32000, 2048), 1),
+        (TypicalRequest(1000, 12000, 1024), 20),
+    ]
+    assert scarce_nodes(Workload.counted(counts), cluster) == (Scarce(2000, 32000, 1024, 2 * 666),)
+
+
+@pytest.mark.parametrize("amount", ["1", "0.5"])
+def test_worth_leaves_a_scarce_node_to_those_who_need_all_of_it(amount: str) -> None:
+    """Of much CPU a GPU, as those who are placed are, more would be left over on n1."""
+    lab = few_large_nodes()
+    asked = request("new", amount, cpu=15)
+    for count, node in ((1, "n2"), (0, "n1")):
+        found = placing.goes_to(lab, asked, worth(wholes(count), Cluster.of(lab.nodes)))
+        assert found is not None
+        assert found[0] == f"GPU-{node}-0"
+
+
+def test_a_scarce_node_that_is_begun_costs_nothing_more() -> None:
+    lab = few_large_nodes().running("a", "1", on="GPU-n1-0")
+    for count in (0, 1):
+        score = worth(wholes(count), Cluster.of(lab.nodes))
+        assert goes_to(lab, "1", score, cpu=15) == ["GPU-n1-1"]
+
+
+@pytest.mark.parametrize("few", [0, placer.FEW])
+@pytest.mark.parametrize(("cpu", "node"), [(8, "n1"), (9, "n5")])
+def test_who_asks_for_cpu_alone_leaves_a_scarce_node_large_enough(
+    cpu: int, node: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 cores that are left on n1 somebody who needs it whole needs 32; n5 has 64. Also with all nodes in columns."""
+    monkeypatch.setattr(placer, "FEW", few)
+    lab = world(devices=0).node("n1", devices=2, cpu=64).running("a", "0", cpu=24)
+    lab = lab.node("n2", devices=2, cpu=16).node("n3", devices=2, cpu=16).node("n5", devices=2, cpu=64)
+    score = worth(wholes(2), Cluster.of(lab.nodes))
+    where = Placer(free(lab), score=score).place(request("new", "0", cpu=cpu))
+    assert where is not None
+    assert where.node_id == node
 
 
 @pytest.mark.parametrize("amount", ["1", "0.5", "2"])

@@ -17,6 +17,14 @@ class Kind(NamedTuple):
     model: str
 
 
+class Host(NamedTuple):
+    """Nodes of which, empty, a request could take as much."""
+
+    capacity_milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
 class Cluster(NamedTuple):
     """The nodes of one resource group, added up."""
 
@@ -25,6 +33,8 @@ class Cluster(NamedTuple):
     """Each kind of device and how many there are, by kind."""
     cpu_milli: int
     memory_mib: int
+    hosts: tuple[tuple[Host, int], ...]
+    """Each kind of node and how many there are, by kind."""
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Cluster:
@@ -32,7 +42,11 @@ class Cluster(NamedTuple):
         found = tuple(nodes)
         kinds = Counter(Kind(d.capacity_milli, d.memory_mib, d.model) for n in found for d in n.devices)
         cpu_milli, memory_mib = sum(n.cpu_milli for n in found), sum(n.memory_mib for n in found)
-        return cls(len(found), tuple(sorted(kinds.items())), cpu_milli, memory_mib)
+        hosts = Counter(
+            Host(sum(d.capacity_milli for d in n.devices), n.cpu_milli, n.memory_mib) for n in found
+        )
+        kept = tuple(sorted(kinds.items())), cpu_milli, memory_mib, tuple(sorted(hosts.items()))
+        return cls(len(found), *kept)
 
     @property
     def devices(self) -> int:

@@ -14,6 +14,7 @@ from fgpu_scheduler.core.scores.cluster import Cluster
 from fgpu_scheduler.core.scores.cutting import residual_values
 from fgpu_scheduler.core.scores.fragmentation import Fragmentation
 from fgpu_scheduler.core.scores.many import many_best_fit
+from fgpu_scheduler.core.scores.scarce import price_of, prices_of, scarce_nodes
 from fgpu_scheduler.core.scores.workload import TypicalRequest, Workload
 
 # Set on seeds 42 to 46 of bench/scheduler/openb.py; half and double of each change little.
@@ -36,9 +37,10 @@ less there. Where they are many, matching is all.
 def worth(workload: Workload, cluster: Cluster) -> Score:
     """Return the score for the nodes of ``cluster``, those that ``workload`` may use, by loss of worth.
 
-    Four terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
+    Five terms, each in thousandths of a GPU: what the free parts of devices lose beside their size, with
     each part worth what popular fractions can be cut from it (`residual_values`); free GPU that the node's
-    CPU and memory cannot serve any more; the price of the model that is taken; and the fragments of FGD.
+    CPU and memory cannot serve any more; the price of the model that is taken; that of a whole node of which
+    there are few (`scarce_nodes`); and the fragments of FGD.
     Equal losses go by best fit; who fills whole GPUs then goes to the node left with the least CPU, as
     much CPU is for whoever needs it. Where people ask for more CPU (or memory) than the nodes have, some
     GPU stays without, whatever is done, and that does not count. On one node, and without a workload, it
@@ -76,6 +78,7 @@ class _Worth:
         self._scale = self._fragments.scale
         self._opened = min(OPENED_AT_MOST, OPENED // max(1, cluster.devices))
         self._prices = prices(workload, cluster)
+        self._scarce = scarce_nodes(workload, cluster)
         self._demand: dict[int, int] = {}
         for shape, count in workload.counts:
             self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
@@ -101,12 +104,15 @@ class _Worth:
         if table is None:
             table = self._tables[capacity] = np.array(self._losses(capacity), dtype=np.int64)
         devices, row = takes.devices, takes.row
-        stranded = self._stranded_many(
-            takes.sum_after(), takes.cpu_after[row], takes.memory_after[row], devices[row], capacity
-        )
+        after = takes.sum_after(), takes.cpu_after[row], takes.memory_after[row]
+        stranded = self._stranded_many(*after, devices[row], capacity)
         before = takes.free_milli.sum(axis=1), takes.cpu_milli, takes.memory_mib
         stranded -= self._stranded_many(*before, devices, capacity)[row]
         lost = RESIDUAL * takes.changed(table) + STRANDED * stranded
+        if self._scarce:
+            lost += PRICE * prices_of(self._scarce, *before)[row]
+            if not takes.devices_taken:  # Whoever takes of its GPU leaves no node whole.
+                lost -= PRICE * prices_of(self._scarce, *after)
         if self._prices and takes.devices_taken:
             price = np.array([self._prices.get(kind.model, 0) for kind in takes.kinds], dtype=np.int64)
             each = 1000 * (takes.before - takes.after) // capacity
@@ -137,7 +143,10 @@ class _Worth:
         stranded = 0
         if served < free_milli:
             stranded = 1000 * (free_milli - served) * len(room.capacity_milli) // sum(room.capacity_milli)
-        return self._scale * (RESIDUAL * residual + STRANDED * stranded) + FRAGMENT * self._fragments(room)
+        lost = RESIDUAL * residual + STRANDED * stranded
+        if self._scarce:
+            lost -= PRICE * price_of(self._scarce, free_milli, room.cpu_milli, room.memory_mib)
+        return self._scale * lost + FRAGMENT * self._fragments(room)
 
     def _stranded_many(self, free_milli: Ints, cpu: Ints, memory: Ints, devices: Ints, capacity: int) -> Ints:
         served = free_milli
