@@ -1,9 +1,10 @@
 """A simulated week of a real Hub: 500 sessions with faults beside them, what grows, and what is left behind.
 
 .venv/bin/python bench/soak.py [--sessions 500] [--minutes 12] [--kind local] [--out bench/results/soak-DATE.json]
+.venv/bin/python bench/soak.py --sessions 60 --postgres | --kind docker --warm 4
 .venv/bin/python bench/soak.py --standing [--out bench/results/standing-DATE.json]
 
-The second has a Hub at its own pace, and says what it needs while no session, 20 and 60 run.
+The third has a Hub at its own pace, and says what it needs while no session, 20 and 60 run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from machine import ROOT, load, machine, source
 sys.path[:0] = [str(ROOT / "tests" / "hub"), str(ROOT / "tests" / "faults")]
 
 from hubprocess import HubProcess, running, until  # noqa: E402
+from outages import Locked, Stopped  # noqa: E402
 from servers import MINI, QUICK, server_lines  # noqa: E402
 from soaking import ASKED, Of, Soak, figures, growth, service_of, size_kib, soaked, wrong  # noqa: E402
 
@@ -52,7 +54,9 @@ def standing(folder: Path) -> list[dict[str, Any]]:
             after_it = each(hub)
             found.append({"sessions": count} | {name: needs(before[name], after_it[name]) for name in before})
             say(f"{count} sessions run: {found[-1]}")
-        found[-1]["database_kib"] = {p.name: size_kib(p) for p in sorted(hub.data.glob("*.sqlite"))}
+        found[-1]["database_kib"] = {
+            p.name: size_kib(f"sqlite:///{p}") for p in sorted(hub.data.glob("*.sqlite"))
+        }
     return found
 
 
@@ -78,7 +82,9 @@ def say(line: str) -> None:
 
 def week(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return what a week was like."""
-    with Soak(folder, factor=WEEK_S / (60 * given.minutes), kind=given.kind) as soak:
+    outages = Stopped if given.postgres else Locked
+    factor = WEEK_S / (60 * given.minutes)
+    with Soak(folder, factor=factor, kind=given.kind, outages=outages, warm=given.warm) as soak:
         rules_at_first = soak.rules()
         samples = soaked(soak, sessions=given.sessions, batch=given.batch, say=say)
         until(lambda: soak.simulated_s() >= WEEK_S, within_s=60 * given.minutes, what="the week is over")
@@ -101,6 +107,10 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=20, help="sessions between two looks (default 20)")
     parser.add_argument("--minutes", type=float, default=12, help="what a week is to take at least")
     parser.add_argument("--kind", choices=("local", "docker"), default="local")
+    parser.add_argument("--postgres", action="store_true", help="a PostgreSQL of its own, which is stopped")
+    parser.add_argument(
+        "--warm", type=int, default=0, help="containers that wait for a session, with --kind docker"
+    )
     parser.add_argument(
         "--standing", action="store_true", help="look at sessions that run, at their own pace"
     )

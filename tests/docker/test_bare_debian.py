@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from baredebian import ROOT, BareDebian, lines_of_the_page, make_base, make_image, python_of
+from baredebian import ROOT, BareDebian, installed, make_base, make_image, python_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,11 +40,7 @@ def bare(tmp_path: Path, engine: object) -> Iterator[BareDebian]:
 
 
 def test_every_line_of_the_page_works_and_leads_to_a_students_first_cell(bare: BareDebian) -> None:
-    steps = []
-    for line in lines_of_the_page():
-        # As the page says: without a GPU, and where nobody can be asked.
-        more = " --simulated 2 --yes" if " setup " in line else ""
-        steps.append(bare.types(line + more))
+    steps = installed(bare)
     print(*(f"{step.seconds:7.1f} s  {step.line}" for step in steps), sep="\n")
     assert bare.a_cell_of("ann", "__import__('os').environ['FGPU_AMOUNT']") == "'0.5'"
     assert bare.root("systemctl", "--failed", "--quiet", "--no-legend").strip() == ""

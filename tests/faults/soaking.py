@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import requests
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from fgpu_scheduler.store.retention import KEPT_EVENTS, TYPICAL_RUNS
 from fgpuspawner.engines.docker import firewall
 from hubprocess import HubProcess, until
 from launched import launched, processes_of
 from leftovers import remove_leftovers
-from outages import Locked
+from outages import Locked, Stopped
 from servers import MINI, QUICK, server_lines
 
 USERS = [f"user{n:02}" for n in range(8)]
@@ -133,6 +134,10 @@ class Soak:
     factor: float
     kind: str = "local"
     plant: str = ""
+    outages: type[Locked | Stopped] = Locked
+    """The scheduler's database, and how it is away."""
+    warm: int = 0
+    """Containers that wait for a session."""
     faults: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     lives: int = 0
@@ -141,10 +146,12 @@ class Soak:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.began_s = int(time.time())
         self._away = self.folder / "engine-is-away"
-        self._outage = Locked(self.folder)
+        self._outage = self.outages(self.folder)
         self._chance = random.Random(20261124)
         paced = PACED.format(factor=self.factor, began_s=self.began_s, least_s=LEAST_PAUSE_S)
-        after = HUBS_OWN + QUICK + server_lines(self.kind, MINI) + SERVICE.format(paced=paced)
+        # What is kept warm is a real server.
+        server = "" if self.warm else server_lines(self.kind, MINI)
+        after = HUBS_OWN + QUICK + server + SERVICE.format(paced=paced)
         self.hub = HubProcess(
             self.folder / "hub",
             before=paced + AWAY.format(away=str(self._away)) + self.plant,
@@ -159,6 +166,7 @@ class Soak:
             watchdog_every_s=1,
             meter_every_s=1,
             disk_every_s=5,
+            **({"warm_pool": {"python": self.warm}} if self.warm else {}),
         )
 
     def __enter__(self) -> Soak:
@@ -172,6 +180,7 @@ class Soak:
         self.hub.close()
         if self.kind == "docker" and installation:
             remove_leftovers(installation)
+        self._outage.close()
 
     def _start(self) -> None:
         self.hub.start()
@@ -183,12 +192,7 @@ class Soak:
     def sessions(self) -> int:
         """Return how many sessions there have been."""
         self.hub.store  # noqa: B018 - It waits until the Hub has made the database.
-        with closing(sqlite3.connect(self._outage_path, timeout=60)) as own:
-            return int(own.execute("SELECT coalesce(max(id), 0) FROM fgpu_sessions").fetchone()[0])
-
-    @property
-    def _outage_path(self) -> str:
-        return self._outage.url.removeprefix("sqlite:///").partition("?")[0]
+        return asked(self._outage.url, "SELECT coalesce(max(id), 0) FROM fgpu_sessions")
 
     def batch(self, count: int, fault: str) -> None:
         """Have users ask for so many sessions more and end them, and a fault in between."""
@@ -338,7 +342,7 @@ class Soak:
             of={name: figures(psutil.Process(pid)) for name, pid in pids.items()},
             rows=self._rows(self.began_s + simulated_s),
             hub_rows=counted(
-                data / "jupyterhub.sqlite",
+                f"sqlite:///{data / 'jupyterhub.sqlite'}",
                 ("users", "spawners", "servers", "api_tokens", "oauth_clients", "oauth_codes"),
             ),
             files={
@@ -347,25 +351,24 @@ class Soak:
                 if path.is_dir()
             },
             database_kib={
-                "scheduler": size_kib(Path(self._outage_path)),
-                "hub": size_kib(data / "jupyterhub.sqlite"),
+                "scheduler": size_kib(self._outage.url),
+                "hub": size_kib(f"sqlite:///{data / 'jupyterhub.sqlite'}"),
             },
             left=self._left(),
         )
 
     def _rows(self, now_s: float) -> dict[str, int]:
-        found = counted(Path(self._outage_path), TABLES)
+        found = counted(self._outage.url, TABLES)
         # Retention looks once an hour, and takes its time: it is about what it could have known three hours ago.
         looked = now_s - 3 * HOUR_S
         old = looked - HISTORY_DAYS * DAY_S
-        of_sessions = "SELECT count(*) FROM fgpu_sessions WHERE ended_at_s < ?"
+        of_sessions = "SELECT count(*) FROM fgpu_sessions WHERE ended_at_s < :old"
         of_events = (
-            "SELECT count(*) FROM fgpu_events WHERE at_s < ?"
-            " AND id <= (SELECT max(id) FROM fgpu_events WHERE at_s < ?) - ?"
+            "SELECT count(*) FROM fgpu_events WHERE at_s < :old"
+            " AND id <= (SELECT max(id) FROM fgpu_events WHERE at_s < :looked) - :kept"
         )
-        with closing(sqlite3.connect(self._outage_path, timeout=60)) as own:
-            sessions = own.execute(of_sessions, (old,)).fetchone()[0]
-            events = own.execute(of_events, (old, looked, KEPT_EVENTS)).fetchone()[0]
+        sessions = asked(self._outage.url, of_sessions, old=old)
+        events = asked(self._outage.url, of_events, old=old, looked=looked, kept=KEPT_EVENTS)
         return {**found, "old_sessions": sessions, "old_events": events}
 
     def _left(self) -> list[str]:
@@ -377,7 +380,7 @@ class Soak:
         left += [f"process {p.pid}" for p in self._processes_of_no_hub()]
         if self.kind == "docker":
             own = f"label=fgpu.installation={self.hub.store.installation_id}"
-            left += [f"container {name}" for name in self._engine_has("ps", own)]
+            left += [f"container {name}" for name in self._engine_has("ps", own) if name not in self._warm()]
             left += [f"network {name}" for name in self._engine_has("network", own)]
             unnamed = f"label=fgpu.unnamed={self.hub.store.installation_id}"
             left += [f"volume {name}" for name in self._engine_has("volume", unnamed)]
@@ -402,9 +405,14 @@ class Soak:
             return 0
         return sum(len(rules) for rules in firewall.state(self.hub.store.installation_id).values())
 
-    def _engine_has(self, what: str, label: str) -> list[str]:
+    def _warm(self) -> list[str]:
+        """Return the containers that wait for a session."""
+        named = f"name=^fgpu-{self.hub.store.installation_id}-warm-"
+        return self._engine_has("ps", named)
+
+    def _engine_has(self, what: str, wanted: str) -> list[str]:
         words = {"ps": ["ps", "--all"], "network": ["network", "ls"], "volume": ["volume", "ls"]}[what]
-        command = ["docker", *words, "--quiet", "--filter", label]
+        command = ["docker", *words, "--quiet", "--filter", wanted]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
@@ -468,19 +476,26 @@ def figures(process: psutil.Process) -> Of:
         )
 
 
-def counted(path: Path, tables: Sequence[str]) -> dict[str, int]:
-    """Return how many rows tables of an SQLite database have."""
-    with closing(sqlite3.connect(path, timeout=60)) as own:
-        return {name: int(own.execute(f"SELECT count(*) FROM {name}").fetchone()[0]) for name in tables}
+def asked(url: str, question: str, **given: float) -> int:
+    """Return the one number that a database answers with. It is waited for a minute."""
+    slow = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    engine = create_engine(url, poolclass=NullPool, **slow)
+    with engine.connect() as own:
+        return int(own.execute(text(question), given).scalar_one())
 
 
-def size_kib(path: Path) -> int:
-    """Return how much an SQLite database holds. Its log beside it is 4 MiB at most."""
-    with closing(sqlite3.connect(path, timeout=60)) as own:
-        pages, page, free = (
-            int(own.execute(f"PRAGMA {what}").fetchone()[0])
-            for what in ("page_count", "page_size", "freelist_count")
-        )
+def counted(url: str, tables: Sequence[str]) -> dict[str, int]:
+    """Return how many rows tables have."""
+    return {name: asked(url, f"SELECT count(*) FROM {name}") for name in tables}
+
+
+def size_kib(url: str) -> int:
+    """Return how much a database holds. SQLite's log beside it is 4 MiB at most."""
+    if not url.startswith("sqlite"):
+        return asked(url, "SELECT pg_database_size(current_database())") // 1024
+    pages, page, free = (
+        asked(url, f"PRAGMA {what}") for what in ("page_count", "page_size", "freelist_count")
+    )
     return (pages - free) * page // 1024
 
 

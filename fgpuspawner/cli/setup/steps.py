@@ -364,7 +364,9 @@ def until_up(answers: Answers) -> None:
         if _answers(answers):
             return
         time.sleep(1)
-    raise BadSettings(f"the Hub has not answered within {UP_WITHIN_S} s; look: journalctl -u {HUB} -n 30")
+    raise BadSettings(
+        f"the Hub has not answered within {UP_WITHIN_S} s; look: journalctl -u {HUB} -u {PROXY} -n 30"
+    )
 
 
 def _answers(answers: Answers) -> bool:
