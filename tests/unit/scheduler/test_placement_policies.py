@@ -211,7 +211,7 @@ def test_a_node_is_scarce_where_those_who_need_it_whole_ask_for_half_of_all_such
     assert scarce_nodes(wholes(1), cluster) == (Scarce(2000, 32000, 1024, 2 * 666),)
     assert scarce_nodes(wholes(10), cluster) == (Scarce(2000, 32000, 1024, 2 * 1000),), "more than there are"
     assert scarce_nodes(wholes(1, others=15), cluster) == (), "less than half"
-    assert scarce_nodes(wholes(1, cpu=16), cluster) == (), "they fit on all nodes, and are few"
+    assert scarce_nodes(wholes(10, cpu=16), cluster) == (), "they fit on all nodes"
     assert scarce_nodes(wholes(1, cpu=65), cluster) == (), "they fit on none"
     assert scarce_nodes(asks(f500=3), cluster) == (), "nobody needs a node whole"
 

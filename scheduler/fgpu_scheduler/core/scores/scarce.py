@@ -33,8 +33,9 @@ class Scarce(NamedTuple):
 def scarce_nodes(workload: Workload, cluster: Cluster) -> tuple[Scarce, ...]:
     """Return the scarce nodes of a cluster by those who need all GPUs of one.
 
-    Whose requests fit on the same nodes count as one. The price is the GPU of a node times the part of all these nodes
-    that will be asked for by those who need one whole and can use no others, if as much is asked for as the cluster has.
+    They have at most half of all GPU. Whose requests fit on the same nodes count as one. The price is the GPU of a node
+    times the part of all these nodes that will be asked for by those who need one whole and can use no others, if as
+    much is asked for as the cluster has.
     """
     # Whoever names a model pays for that.
     asked = [(shape, n) for shape, n in workload.counts if shape.fgpu_milli > 0 and not shape.gpu_model]
@@ -50,6 +51,8 @@ def scarce_nodes(workload: Workload, cluster: Cluster) -> tuple[Scarce, ...]:
     whole = able.any(axis=1) & ~(able & (hosts[None, :, 0] > amounts[:, 0, None])).any(axis=1)
     found = []
     for nodes in np.unique(able[whole], axis=0):
+        if 2 * int(there[nodes].sum()) > cluster.capacity_milli:
+            continue  # Most nodes are such: a price would only keep all of them empty for longer.
         own = amounts[whole & (able == nodes).all(axis=1)].min(axis=0)
         captive = int(demand[whole & ~(able & ~nodes).any(axis=1)].sum())
         part = min(
