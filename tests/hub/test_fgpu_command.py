@@ -209,6 +209,55 @@ def test_commands_side_by_side_start_one_session_each(people: tuple[Person, Pers
     assert error["code"] == "session_exists"
 
 
+def test_top_shows_users_their_sessions_and_administrators_everybodys(
+    hub: HubProcess, people: tuple[Person, Person]
+) -> None:
+    alice, bob = people
+    number = alice.json("run", "--fgpu", "1.5", *SMALL, "--wait")["sessions"][0]["id"]
+    waits = bob.json("run", "--fgpu", "1", *SMALL)["sessions"][0]["id"]
+    admin = Person(hub, "admin", hub.add_user("admin"), alice.home)
+    mine, all_ = alice.json("top", "--once"), admin.json("top", "--once")
+    assert [[s["id"] for s in found["sessions"]] for found in (mine, all_)] == [[number], [number, waits]]
+    assert [entry["user"] for entry in mine["queues"][0]["entries"]] == [None]
+    assert [entry["user"] for entry in all_["queues"][0]["entries"]] == ["bob"]
+    until(lambda: alice.json("top", "--once")["meters"].get(str(number)), what="it is measured")
+    shown, everything = alice.fgpu("top")[0], admin.fgpu("top")[0]
+    assert "[########--] 1.5/2" in shown
+    assert f"/{mine['sessions'][0]['gpu_memory_mib']} MiB" in shown
+    assert "1.5 of 2 fGPU in use, 1 waiting; " in shown
+    assert ("alice" in shown.split("session", 1)[1], "bob" in shown, "somebody" in shown) == (
+        False,
+        False,
+        True,
+    )
+    assert ("alice" in everything, "bob" in everything) == (True, True)
+
+
+def test_a_shell_is_told_the_sessions_images_and_groups_of_who_has_the_token(
+    people: tuple[Person, Person],
+) -> None:
+    alice, bob = people
+    number = alice.json("run", "--fgpu", "0.5", *SMALL)["sessions"][0]["id"]
+
+    def offered(person: Person, line: str) -> list[str]:
+        """Return what the command says to a shell, on the descriptor where it listens."""
+        asked = {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        }
+        # With bash's own way to ask, as `fgpu completion bash` has it.
+        words = ["bash", "-c", 'exec 9>/dev/null; "$0" 8>&1', FGPU]
+        env = person.environment(**asked)
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60).stdout.split()
+
+    assert offered(alice, "fgpu end ") == [str(number)]
+    assert offered(bob, "fgpu end ") == []
+    assert offered(alice, "fgpu run --image py") == ["python"]
+    assert offered(alice, "fgpu run --group ") == ["default"]
+
+
 def test_waiting_goes_on_while_the_service_is_away(people: tuple[Person, Person]) -> None:
     alice, bob = people
     alice.fgpu("run", "--fgpu", "1.5", *SMALL, "--wait")

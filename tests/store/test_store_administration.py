@@ -141,6 +141,27 @@ def test_a_quota_is_changed_removed_added_and_put_back_over_the_file(store: Stor
     ]
 
 
+def test_many_quotas_are_changed_in_one_step_or_none_is(store: Store) -> None:
+    file, edits = (ALICE, EACH), QuotaEdits(store)
+    store.set_quotas(file, now_s=1)
+    before = store.version()
+    stricter, more = replace(EACH, max_fgpu_milli=500), Quota(QuotaScope.GROUP, "class", None, max_pending=1)
+    for wrong in (replace(more, name="x" * 256), replace(more, max_pending=None), stricter):
+        with pytest.raises(BadSettings):
+            edits.put_all([stricter, wrong], without=[ALICE], file=file, by="root", now_s=2)
+    assert (store.version(), edits.all(), audited(store)) == (before, (), [])
+    edits.put_all([stricter, more], without=[ALICE], file=file, by="root", now_s=3)
+    assert store.snapshot(4).quotas == (more, stricter)
+    assert [source for source, _ in sources(store, file)] == [
+        QuotaSource.ADDED,
+        QuotaSource.EDITED,
+        QuotaSource.REMOVED,
+    ]
+    assert [line[1] for line in audited(store)] == ["quota.remove", "quota.set", "quota.set"]
+    edits.put_all([ALICE], without=[more], file=file, by="eve", now_s=5)
+    assert store.snapshot(6).quotas == (stricter, ALICE)
+
+
 def test_the_next_start_of_the_hub_keeps_what_was_changed_over_a_newer_file(url: str) -> None:
     with opened(url) as store:
         store.set_quotas([EACH], now_s=1)
