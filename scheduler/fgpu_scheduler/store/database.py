@@ -144,7 +144,9 @@ class Database:
             if self._reader is None:
                 raise StoreUnavailable(f"{self._shown()} is not open")
             with self._reader.connect() as connection:
-                self._begin(connection, "BEGIN")
+                if not self._in_memory:
+                    # There it is the turn that keeps others from writing meanwhile.
+                    self._begin(connection, "BEGIN")
                 yield connection
         self.on_transaction("read", time.monotonic() - began_s)
 

@@ -102,7 +102,7 @@ HELD_DEVICES = (
     .join_from(sessions, shares)
     .where(is_live, in_states(lifecycle.HOLDING))
 )
-VERSION = select(meta.c.version)
+VERSION = Prepared(select(meta.c.version))
 NEXT_VERSION = Prepared(
     update(meta).values(version=meta.c.version + literal_column("1")).returning(meta.c.version)
 )

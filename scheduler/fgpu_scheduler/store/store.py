@@ -82,7 +82,7 @@ class Store(Durable, SessionStore):
 
     def snapshot(self, now_s: int) -> Snapshot:
         with self._database.reading() as connection:
-            contents = self._newest.at(connection, connection.execute(VERSION).scalar_one())
+            contents = self._newest.at(connection, VERSION.one(connection, {}).scalar_one())
             return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
     def newest(self, now_s: int) -> Snapshot:
@@ -164,7 +164,7 @@ class Store(Durable, SessionStore):
 
     def version(self) -> int:
         with self._database.reading() as connection:
-            return int(connection.execute(VERSION).scalar_one())
+            return int(VERSION.one(connection, {}).scalar_one())
 
     def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
         """Return the oldest events after an id, in the order in which they were committed."""

@@ -1,8 +1,12 @@
-"""Run simulations: one again, ``python -m fgpu_scheduler.testing --seed 7 --events 300``, or many, ``--seeds 0 999``."""
+"""Run simulations: one again, ``python -m fgpu_scheduler.testing --seed 7 --events 300``, or many, ``--seeds 0 999``.
+
+Very many are run in parts: ``--seeds 1 100000 --record FILE --for-s 3600`` goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from pathlib import Path
@@ -13,6 +17,7 @@ from fgpu_scheduler.testing.simulator import Simulation
 
 EVERY = 10
 """Seeds between two lines on how far it is."""
+PASSED, BROKEN = "passed", "broken"
 
 
 def main() -> int:
@@ -27,9 +32,16 @@ def main() -> int:
     )
     parser.add_argument("--log", action="store_true", help="print the whole history of the one seed")
     parser.add_argument("--for-s", type=float, default=None, help="begin no other seed after so many seconds")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="note each seed there, and run none that this very source has passed",
+    )
     asked = parser.parse_args()
     if asked.seeds is not None:
-        return _many(asked.seeds[0], asked.seeds[1], asked.events, asked.for_s, file=asked.file)
+        record = Record(asked.record, asked.events, file=asked.file) if asked.record else None
+        return _many(asked.seeds[0], asked.seeds[1], asked.events, asked.for_s, record, file=asked.file)
     simulation, failed = _one(asked.seed, asked.events, file=asked.file)
     if asked.log:
         print("\n".join(simulation.lines))
@@ -50,26 +62,71 @@ def _one(seed: int, events: int, *, file: bool, quiet: bool = False) -> tuple[Si
     return simulation, None
 
 
-def _many(first: int, last: int, events: int, for_s: float | None, *, file: bool) -> int:
+def _many(
+    first: int, last: int, events: int, for_s: float | None, record: Record | None, *, file: bool
+) -> int:
     began_s = time.monotonic()
     broken: list[int] = []
-    done = 0
+    done, seed = 0, first
+    known = record.passed() if record is not None else frozenset()
+    if known:
+        print(f"{sum(first <= seed <= last for seed in known)} of them have passed before: {record}")
     for seed in range(first, last + 1):
         if for_s is not None and time.monotonic() - began_s > for_s:
             break
+        if seed in known:
+            continue
         _, failed = _one(seed, events, file=file, quiet=True)
         done += 1
         if failed is not None:
             broken.append(seed)
             print(failed, file=sys.stderr, flush=True)
-        if done % EVERY == 0 or seed == last:
-            print(_progress(first, done, events, broken, time.monotonic() - began_s), flush=True)
-    print(_progress(first, done, events, broken, time.monotonic() - began_s))
+        if record is not None:
+            record.note(seed, passed=failed is None)
+        if done % EVERY == 0:
+            print(_progress(seed, done, events, broken, time.monotonic() - began_s), flush=True)
+    print(_progress(seed, done, events, broken, time.monotonic() - began_s))
     return 1 if broken else 0
 
 
-def _progress(first: int, done: int, events: int, broken: list[int], took_s: float) -> str:
-    said = f"seeds {first}..{first + done - 1} x {events} events in {took_s:.0f} s: {len(broken)} broken"
+class Record:
+    """Which seeds were run, a line each: the source, the store, the events, the seed, and how it went.
+
+    Several processes may write one file at a time. What another source has passed is run again.
+    """
+
+    def __init__(self, path: Path, events: int, *, file: bool) -> None:
+        self._path = path
+        self._about = f"{source()} {'file' if file else 'memory'} {events}"
+
+    def passed(self) -> frozenset[int]:
+        """Return the seeds that this source has passed; a line that was cut off counts for nothing."""
+        if not self._path.exists():
+            return frozenset()
+        lines = (line.rsplit(" ", 2) for line in self._path.read_text().splitlines())
+        own = (line[1:] for line in lines if len(line) == 3 and line[0] == self._about)
+        return frozenset(int(seed) for seed, said in own if said == PASSED and seed.isdecimal())
+
+    def note(self, seed: int, *, passed: bool) -> None:
+        """Write how a seed went."""
+        with self._path.open("a") as record:
+            record.write(f"{self._about} {seed} {PASSED if passed else BROKEN}\n")
+
+    def __str__(self) -> str:
+        return f"{self._path} of {self._about} events"
+
+
+def source() -> str:
+    """Return what names the source of the scheduler and its simulator: the same as long as no line of it changes."""
+    root = Path(__file__).parents[1]
+    known = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        known.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return known.hexdigest()[:12]
+
+
+def _progress(seed: int, done: int, events: int, broken: list[int], took_s: float) -> str:
+    said = f"{done} seeds, to {seed}, x {events} events in {took_s:.0f} s: {len(broken)} broken"
     return f"{said} {broken[:20]}" if broken else said
 
 
