@@ -9,11 +9,14 @@ import pytest
 from plain_preempt import plain_victims
 
 from fgpu_scheduler.core import preempt
-from fgpu_scheduler.core.model import EndCause, NodeState, Session, SessionState, Snapshot
+from fgpu_scheduler.core.clearing import Clearings
+from fgpu_scheduler.core.model import EndCause, Groups, NodeState, Session, SessionState, Snapshot
+from fgpu_scheduler.core.parts import Parts, by_id
 from fgpu_scheduler.core.placement import best_fit, free, place
 from fgpu_scheduler.core.planner import Policy, plan
 from fgpu_scheduler.core.policies import ORDERS, group_policy
 from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.store.snapshot_cache import Contents
 from fgpu_scheduler.testing import drawn
 
 NOW_S = 10**6
@@ -76,3 +79,49 @@ def test_the_victims_are_those_of_the_plain_algorithm(monkeypatch: pytest.Monkey
         several += len(found) > 2
     assert chosen > 60, "too few of these worlds have anything to choose"
     assert several > 20, "too few of these worlds need several"
+
+
+def test_what_is_carried_from_round_to_round_chooses_whom_a_round_from_nothing_chooses() -> None:
+    """Between rounds sessions end and start, nodes change, and others are spared or end for another reason."""
+    chosen = changes = 0
+    for seed in range(60):
+        rng = Random(seed)
+        lab, clearings = contested(rng), Clearings()
+        kept = Contents(1, lab.nodes, _sessions(lab), {}, (), (), 99, Groups.of(lab.sessions))
+        for _ in range(8):
+            now = kept.snapshot(NOW_S)
+            step = plan(now, Policy(group_policy()))
+            spared = rng.sample(range(1, 34), rng.choice((0, 0, 3)))
+            ending = rng.sample(range(1, 34), rng.choice((0, 0, 2)))
+            about = {"groups": drawn.GROUPS, "ending": ending, "spared": spared}
+            found = preempt.victims(now, step, Ledger(now), **about, clearings=clearings)
+            assert found == preempt.victims(now, step, Ledger(now), **about), f"seed {seed}"
+            chosen += len(found) > 0
+            kept, changed = _a_moment_later(rng, kept, found)
+            changes += changed
+    assert chosen > 150, "too few of these rounds have anything to choose"
+    assert changes > 150, "too little changes between these rounds"
+
+
+def _sessions(lab: Snapshot) -> Parts[int, Session]:
+    return Parts[int, Session](by_id).then({s.id: s for s in lab.sessions})
+
+
+def _a_moment_later(rng: Random, kept: Contents, found: tuple[int, ...]) -> tuple[Contents, bool]:
+    """Return what is there when some were warned, one ends, one is told to end, and sometimes a GPU is cordoned."""
+    runs = [s for s in kept.sessions.values() if s.state is SessionState.RUNNING]
+    changed = {
+        s.id: replace(s, ends_cause=EndCause.PREEMPTED, ends_at_s=NOW_S)
+        for s in runs
+        if s.id in found and rng.randrange(2)
+    }
+    for session in rng.sample(runs, min(len(runs), rng.choice((0, 1, 2)))):
+        to = rng.choice((SessionState.TERMINATING, SessionState.TERMINATED))
+        changed[session.id] = replace(session, state=to)
+    kept = kept.then(changed, {}, lambda newest_id: kept.asked)
+    if rng.randrange(4) == 0:
+        node = rng.choice(kept.nodes)
+        cordoned = tuple(replace(d, cordon_reason=rng.choice((None, "broken"))) for d in node.devices)
+        nodes = (replace(n, devices=cordoned) if n is node else n for n in kept.nodes)
+        kept = replace(kept, nodes=tuple(nodes))
+    return kept, bool(changed)

@@ -44,6 +44,7 @@ What is told
     unblocking     whose end alone would start the first of a queue
 
 What is taken back
+    clearing       what is free of each node once others have ended, carried from round to round
     preempt        whose place sessions of higher priority take
     reclaim        warnings and ends: lifetime, idleness, priority
     extending      whether a time limit may be longer: where it delays nobody's promise

@@ -5,19 +5,19 @@ Nobody is chosen in vain: only such sessions whose ends, together, let a blocked
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, combinations, count
+from itertools import combinations, count
 from math import comb
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.lifecycle import HOLDING
-from fgpu_scheduler.core.model import EndCause, NodeState, Placement, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.clearing import Clearing, Clearings, Offer, Room, first
+from fgpu_scheduler.core.model import EndCause, Placement, Request, Session, Snapshot
 from fgpu_scheduler.core.placement import NodeFree
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.shares import Shape, explicit, shape
+from fgpu_scheduler.core.shares import Shape, shape
 
 TRIES = 500
 """On each node so many sets of victims are tried for the fewest; beyond that the largest are taken first."""
@@ -26,12 +26,8 @@ SERVED = 32
 """For so many blocked sessions at a time others are ended."""
 
 
-PART = 840
-"""Whoever is on several devices counts for each as a part of one: thousands would be rounded more often."""
-
-_First = tuple[int, int, int, int]
-_Offer = tuple[int, list[_First], str, int, "_Room", list[Session] | None]
-"""How many have to end on a node, who, its id, a serial number, and those sessions; None while that is only the least."""
+_Entry = tuple[Offer, int, Room, list[Session] | None]
+"""What a node offers, a serial number, and who has to end; None while that is only the least that it could be."""
 
 
 def victims(
@@ -42,33 +38,28 @@ def victims(
     groups: Sequence[str],
     ending: Collection[int],
     spared: Collection[int] = (),
+    clearings: Clearings | None = None,
 ) -> tuple[int, ...]:
     """Return, in order, the running sessions of these resource groups that have to end for those of higher priority.
 
     ``ending`` are the sessions that end for another reason; what they and the TERMINATING ones give back is waited
-    for. The ``spared`` ones are not chosen. Who was warned already is chosen again if that will do.
+    for. The ``spared`` ones are not chosen. Who was warned already is chosen again if that will do. With the
+    ``clearings`` of earlier rounds they are the same, sooner.
     """
-    sessions = {s.id: s for s in snapshot.sessions}
-    left = {node.node.id: node for node in placement.free(snapshot)}
+    waiting = {number: s for line in snapshot.groups.waiting.values() for number, s in line.items()}
+    there = (clearings or Clearings()).of(snapshot, groups=groups, ending=ending, spared=spared)
     for placed in plan.placed:
-        session = sessions[placed.session_id]
+        session = waiting[placed.session_id]
         ledger.take(session, placed.placement)
-        left[placed.placement.node_id] = _taken(left, session.request, placed.placement)
-    gone = [s for s in snapshot.sessions if s.state is SessionState.TERMINATING or s.id in ending]
-    for session in gone:
-        _returned(left, session)
-    could = [
-        s
-        for s in snapshot.sessions
-        if s.state is SessionState.RUNNING
-        and s.id not in ending
-        and s.id not in spared
-        and s.request.resource_group in groups
-    ]
-    nodes = _Nodes(left, could)
+        node_id = placed.placement.node_id
+        if node_id in there:
+            left = placement.after(there[node_id].left, session.request, placed.placement)
+            assert left is not None, "what was planned on this snapshot fits it"
+            there[node_id] = there[node_id].then(left, ())
+    nodes = _Nodes(there)
     served = 0
     misfits: list[tuple[Shape, int]] = []
-    for session in _blocked(snapshot, plan, groups):
+    for session in _blocked(snapshot, plan, groups, waiting):
         if served == SERVED:
             break
         asked = session.request
@@ -86,11 +77,12 @@ def victims(
     return tuple(sorted(nodes.ended))
 
 
-def _blocked(snapshot: Snapshot, plan: Plan, groups: Sequence[str]) -> Iterable[Session]:
+def _blocked(
+    snapshot: Snapshot, plan: Plan, groups: Sequence[str], waiting: Mapping[int, Session]
+) -> Iterable[Session]:
     placed = {one.session_id for one in plan.placed}
-    sessions = {s.id: s for s in snapshot.sessions}
     for decision in plan.decisions:
-        session = sessions[decision.session_id]
+        session = waiting[decision.session_id]
         # Whoever was refused a node a moment ago might be refused the one that others are ended for, too.
         waits = not session.held and not session.left_out(snapshot.now_s)
         if session.id not in placed and waits and session.request.resource_group in groups:
@@ -100,16 +92,12 @@ def _blocked(snapshot: Snapshot, plan: Plan, groups: Sequence[str]) -> Iterable[
 class _Nodes:
     """What is left of each node, and who could be ended there."""
 
-    def __init__(self, left: dict[str, NodeFree], could: Iterable[Session]) -> None:
-        self._left = left
-        self._could: dict[str, list[tuple[_First, Session]]] = {}
-        for session in could:
-            if session.placement is not None:
-                self._could.setdefault(session.placement.node_id, []).append((_first(session), session))
-        self._rooms: dict[int, dict[str, _Room]] = {}
-        """For a request of that priority, by node."""
-        self._heaps: dict[tuple[Shape, int], tuple[list[_Offer], int]] = {}
-        """The nodes' offers to requests of a shape and priority, and how many of the changes they know of."""
+    def __init__(self, clearings: dict[str, Clearing]) -> None:
+        self._there = clearings
+        self._rooms: dict[tuple[str, int], dict[str, Room]] = {}
+        """Those of a resource group for requests of a priority, by node."""
+        self._heaps: dict[tuple[Shape, int], tuple[list[_Entry], int]] = {}
+        """What nodes offer to requests of a shape and priority, and how many of the changes that knows of."""
         self._changed: list[str] = []
         self._serial = count()
         self.ended: set[int] = set()
@@ -120,178 +108,59 @@ class _Nodes:
         Nodes are looked at in the order of the best that could be found there, as long as that beats what was found.
         """
         alike = shape(asked), asked.priority
-        rooms = self._rooms.setdefault(asked.priority, {})
+        rooms = self._rooms_for(asked)
         heap, known = self._heaps.get(alike, ([], None))
-        found: list[_Offer] = []
-        for node_id in self._left if known is None else dict.fromkeys(self._changed[known:]):
-            if self._left[node_id].node.resource_group != asked.resource_group:
-                continue
-            room = rooms.get(node_id)
-            if room is None:
-                room = rooms[node_id] = self._room(node_id, asked.priority)
-            least = room.least(asked)
-            if least is not None:
-                found.append((least, room.firsts[:least], node_id, next(self._serial), room, None))
+        changed = () if known is None else dict.fromkeys(self._changed[known:])
+        new = rooms.values() if known is None else [rooms[node_id] for node_id in changed if node_id in rooms]
+        found = [
+            (offer, next(self._serial), room, None)
+            for room in new
+            if (offer := room.offer(alike[0])) is not None
+        ]
         if known is None:
-            heap = found
+            heap = [*found]
             heapify(heap)
         else:
-            for offer in found:
-                heappush(heap, offer)
+            for entry in found:
+                heappush(heap, entry)
         self._heaps[alike] = heap, len(self._changed)
         while heap:
-            least, _, node_id, _, room, ended = heap[0]
-            if room is rooms.get(node_id) and ended is not None:
+            (least, _, node_id), _, room, ended = heap[0]
+            stands = room is rooms[node_id]
+            if stands and ended is not None:
                 where = _fits(asked, room.left, ended)
                 assert where is not None
                 return where, ended
             heappop(heap)
-            if room is rooms.get(node_id) and (ended := _fewest(asked, room, least)) is not None:
-                firsts = sorted(map(_first, ended))
-                heappush(heap, (len(ended), firsts, node_id, next(self._serial), room, ended))
+            if stands and (ended := room.fewest(alike[0], partial(_fewest, asked, room, least))) is not None:
+                offer = len(ended), sorted(map(first, ended)), node_id
+                heappush(heap, (offer, next(self._serial), room, ended))
         return None
 
-    def _room(self, node_id: str, priority: int) -> _Room:
-        there = self._could.get(node_id, ())
-        return _Room(self._left[node_id], [one for one in there if one[1].request.priority < priority])
+    def _rooms_for(self, asked: Request) -> dict[str, Room]:
+        key = asked.resource_group, asked.priority
+        if key not in self._rooms:
+            self._rooms[key] = {
+                node_id: there.room(asked.priority)
+                for node_id, there in self._there.items()
+                if there.left.node.resource_group == asked.resource_group
+            }
+        return self._rooms[key]
 
     def give(self, asked: Request, where: Placement, ended: Sequence[Session]) -> None:
         """Count the place as taken, and these sessions as ended."""
-        for session in ended:
-            _returned(self._left, session)
-            self.ended.add(session.id)
-        self._left[where.node_id] = _taken(self._left, asked, where)
-        if ended:
-            could = self._could[where.node_id]
-            self._could[where.node_id] = [one for one in could if one[1].id not in self.ended]
+        self.ended.update(session.id for session in ended)
+        there = self._there[where.node_id]
+        left = placement.after(_without(there.left, ended), asked, where)
+        assert left is not None, "what was planned on this snapshot fits it"
+        there = self._there[where.node_id] = there.then(left, self.ended)
+        for (_, priority), rooms in self._rooms.items():
+            if where.node_id in rooms:
+                rooms[where.node_id] = there.room(priority)
         self._changed.append(where.node_id)
-        for rooms in self._rooms.values():
-            rooms.pop(where.node_id, None)
 
 
-class _Room:
-    """What is left of a node, and who of lower priority than some request is there.
-
-    The lists say how much is free at the most, of each kind, once so many of them have ended.
-    """
-
-    __slots__ = ("_cpu_milli", "_devices", "_memory_mib", "firsts", "left", "there")
-
-    def __init__(self, left: NodeFree, lower: list[tuple[_First, Session]]) -> None:
-        lower.sort()
-        self.left = left
-        self.firsts = [first for first, _ in lower]
-        self.there = there = [session for _, session in lower]
-        """In the order in which they are taken."""
-        self._cpu_milli = _sums(left.cpu_milli, [s.request.cpu_milli for s in there])
-        self._memory_mib = _sums(left.memory_mib, [s.request.memory_mib for s in there])
-        self._devices: _Devices | None = None
-
-    @property
-    def devices(self) -> _Devices:
-        """Its GPUs. On many nodes of a full cluster the processor says already that nothing fits."""
-        if self._devices is None:
-            self._devices = _Devices(self.left, self.there)
-        return self._devices
-
-    def least(self, asked: Request) -> int | None:
-        """Return of how many the end is needed at least; None where that of all is not enough."""
-        least = max(
-            bisect_left(self._cpu_milli, asked.cpu_milli), bisect_left(self._memory_mib, asked.memory_mib)
-        )
-        if least > len(self.there):
-            return None
-        of_devices = self.devices.least(asked)
-        return None if of_devices is None else max(least, of_devices)
-
-
-class _Devices:
-    """The GPUs of a node that may take sessions, and what those of lower priority hold of them."""
-
-    __slots__ = ("_capacities", "_clear", "_devices", "_fgpu_milli", "_models", "_taken")
-
-    def __init__(self, left: NodeFree, there: Iterable[Session]) -> None:
-        self._taken: dict[str, list[tuple[int, int]]] = {}
-        """Of each device fGPU x 1000 and memory in MiB that each of them holds."""
-        parts: dict[str, int] = {}
-        for session in there:
-            shares = session.placement.shares if session.placement else ()
-            for share in shares:
-                uuid = share.device_uuid
-                self._taken.setdefault(uuid, []).append((share.fgpu_milli, share.memory_mib))
-                parts[uuid] = parts.get(uuid, 0) + PART // len(shares)
-        takes = left.node.state is NodeState.READY
-        self._devices = [d for d in left.devices if takes and not d.device.cordoned]
-        self._models = {d.device.model for d in self._devices}
-        self._capacities = sorted({d.device.capacity_milli for d in self._devices})
-        self._fgpu_milli = self._most([d.fgpu_milli for d in self._devices], 0)
-        clear = [
-            parts.get(d.device.uuid, 0)
-            for d in self._devices
-            if d.shares + len(self._taken.get(d.device.uuid, ())) == d.device.max_shares
-        ]
-        self._clear = list(accumulate(sorted(clear), initial=0))
-        """The same of devices that nobody is on: how many have to end, in parts of one, for so many devices."""
-
-    def _most(self, free: list[int], kind: int) -> list[int]:
-        """Return the most that any device has, once none, one, two... have ended of those on it."""
-        found = [max(free, default=0)]
-        for device, own in zip(self._devices, free, strict=True):
-            taken = self._taken.get(device.device.uuid)
-            if taken is not None:
-                for number, amount in enumerate(_sums(own, [one[kind] for one in taken])):
-                    if number == len(found):
-                        found.append(found[-1])
-                    if amount > found[number]:
-                        found[number] = amount
-        # More never leave less, also where the device of the most has fewer.
-        return list(accumulate(found, max))
-
-    def least(self, asked: Request) -> int | None:
-        """Return of how many the end is needed at least; None where that of all is not enough."""
-        if asked.fgpu_milli == 0 and not explicit(asked):
-            return 0
-        if not self._capacities or (asked.gpu_models and self._models.isdisjoint(asked.gpu_models)):
-            return None
-        if asked.fgpu_milli > self._capacities[-1]:
-            devices = -(-asked.fgpu_milli // self._capacities[-1])
-            return -(-self._clear[devices] // PART) if devices < len(self._clear) else None
-        if explicit(asked):
-            sums = self._most([d.memory_mib for d in self._devices], 1)
-            wanted = asked.gpu_memory_mib or 0
-        else:
-            sums, wanted = self._fgpu_milli, min(asked.fgpu_milli, self._capacities[0])
-        found = bisect_left(sums, wanted)
-        return found if found < len(sums) else None
-
-    def may_fit(self, asked: Request, ended: Iterable[Session]) -> bool:
-        """Return whether enough fGPU is free of enough devices once these have ended."""
-        if asked.fgpu_milli == 0:
-            return True
-        gives: dict[str, int] = {}
-        for session in ended:
-            for share in session.placement.shares if session.placement else ():
-                gives[share.device_uuid] = gives.get(share.device_uuid, 0) + share.fgpu_milli
-        enough = 0
-        for device in self._devices:
-            free_milli = device.fgpu_milli + gives.get(device.device.uuid, 0)
-            enough += free_milli >= min(asked.fgpu_milli, device.device.capacity_milli)
-        return enough >= -(-asked.fgpu_milli // self._capacities[-1])
-
-
-def _sums(free: int, gives: list[int]) -> list[int]:
-    """Return how much is free at the most once none, one, two... of those have ended who give this back."""
-    gives.sort(reverse=True)
-    return list(accumulate(gives, initial=free))
-
-
-def _first(session: Session) -> _First:
-    """Who is taken first of equally many: the warned, then of the lowest priority, then the youngest."""
-    warned = session.ends_cause is EndCause.PREEMPTED
-    return (0 if warned else 1, session.request.priority, -(session.started_at_s or 0), -session.id)
-
-
-def _fewest(asked: Request, room: _Room, least: int) -> list[Session] | None:
+def _fewest(asked: Request, room: Room, least: int) -> list[Session] | None:
     """Return as few of the sessions as possible whose ends let the request start on the node; [] where none has to.
 
     Fewer than ``least`` are not enough.
@@ -331,10 +200,10 @@ def _device_after_device(asked: Request, node: NodeFree, there: Sequence[Session
             on.setdefault(share.device_uuid, []).append(session)
     fewest = sorted(on, key=lambda uuid: (len(on[uuid]), uuid))
     best = list(there)
-    for first in fewest:
-        others = [uuid for uuid in fewest if uuid != first]
+    for cleared in fewest:
+        others = [uuid for uuid in fewest if uuid != cleared]
         ended: dict[int, Session] = {}
-        for session in (*(s for uuid in (first, *others) for s in on[uuid]), *there):
+        for session in (*(s for uuid in (cleared, *others) for s in on[uuid]), *there):
             ended[session.id] = session
             if len(ended) >= len(best) or _starts(asked, node, ended.values()):
                 break
@@ -372,15 +241,3 @@ def _without(node: NodeFree, ended: Iterable[Session]) -> NodeFree:
         assert session.placement is not None
         node = placement.returned(node, session.request, session.placement)
     return node
-
-
-def _returned(left: dict[str, NodeFree], session: Session) -> None:
-    where = session.placement
-    if session.state in HOLDING and where is not None and where.node_id in left:
-        left[where.node_id] = placement.returned(left[where.node_id], session.request, where)
-
-
-def _taken(left: dict[str, NodeFree], asked: Request, where: Placement) -> NodeFree:
-    after = placement.after(left[where.node_id], asked, where)
-    assert after is not None, "what was planned on this snapshot fits it"
-    return after

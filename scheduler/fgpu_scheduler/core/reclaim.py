@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fgpu_scheduler.core.clearing import Clearings
 from fgpu_scheduler.core.lifecycle import moved
 from fgpu_scheduler.core.model import EndCause, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Plan
@@ -83,12 +84,17 @@ Reclaim = Warn | Spare | End
 
 
 def reclaims(
-    snapshot: Snapshot, plan: Plan, rules: AllRules, *, stood_s: Mapping[int, int]
+    snapshot: Snapshot,
+    plan: Plan,
+    rules: AllRules,
+    *,
+    stood_s: Mapping[int, int],
+    clearings: Clearings | None = None,
 ) -> tuple[Reclaim, ...]:
     """Decide of every running session whether it is warned, spared or ended, in the order of their ids.
 
     ``plan`` is the one made on this snapshot. ``stood_s`` is for how many seconds each session's warning has stood,
-    by `Warnings`; of one that is missing, not at all.
+    by `Warnings`; of one that is missing, not at all. With the ``clearings`` of earlier rounds it is the same, sooner.
     """
     ledger = Ledger(snapshot)
     running = [s for s in snapshot.sessions if s.state is SessionState.RUNNING]
@@ -104,7 +110,13 @@ def reclaims(
             if from_s[s.id] > snapshot.now_s + rules.of(s.request.resource_group).grace_s
         ]
         for session_id in victims(
-            snapshot, plan, ledger, groups=preempting, ending=otherwise, spared=too_soon
+            snapshot,
+            plan,
+            ledger,
+            groups=preempting,
+            ending=otherwise,
+            spared=too_soon,
+            clearings=clearings,
         ):
             due[session_id] = _Due(EndCause.PREEMPTED, max(snapshot.now_s, from_s[session_id]), None)
     found = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fgpu_scheduler.core.clearing import Clearings
 from fgpu_scheduler.core.model import Session, SessionState, Snapshot
-from fgpu_scheduler.core.planner import Plan, Policy, plan
+from fgpu_scheduler.core.planner import Memory, Plan, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules, Warnings, reclaims
 from fgpu_scheduler.errors import InvalidTransition, StaleVersion
 from fgpu_scheduler.store.store import Store
@@ -19,6 +20,7 @@ class Reclaiming:
         self._policy = policy
         self._rules = rules
         self._warnings = Warnings()
+        self._memory, self._clearings = Memory(), Clearings()
 
     def watched_for_idleness(self, now_s: int) -> tuple[Session, ...]:
         """Return the running sessions that are ended when they are idle for long, by their rules."""
@@ -56,7 +58,8 @@ class Reclaiming:
         while True:
             snapshot = self._store.snapshot(now_s)
             stood_s = self._warnings.stood_s(snapshot.sessions, steady_s)
-            decided = reclaims(snapshot, self._planned(snapshot), self._rules, stood_s=stood_s)
+            planned = self._planned(snapshot)
+            decided = reclaims(snapshot, planned, self._rules, stood_s=stood_s, clearings=self._clearings)
             if not decided:
                 return ()
             try:
@@ -70,4 +73,4 @@ class Reclaiming:
         """Return the plan that decides who is pre-empted for whom; nothing else asks for it."""
         if not any(own.preempt for own in (self._rules.default, *self._rules.groups.values())):
             return Plan(snapshot.version, ())
-        return plan(snapshot, self._policy)
+        return plan(snapshot, self._policy, self._memory)
