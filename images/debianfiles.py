@@ -92,7 +92,8 @@ def installed() -> Mapping[str, Package]:
     packages = {}
     for line in run(["dpkg-query", "-W", "-f", form]).splitlines():
         status, name, version, depends, pre_depends, provides = line.split("\t")
-        if status.startswith("ii"):
+        # Also one that is on hold, or whose triggers another installation is still to run.
+        if status[1] in "iWt":
             packages[name.partition(":")[0]] = Package(name, version, f"{depends}, {pre_depends}", provides)
     return packages
 

@@ -12,7 +12,7 @@ is_root() { ((EUID == 0)); }
 install_packages() ( # PACKAGE...; on failure prints the reason and returns 1
     missing=() policy=/usr/sbin/policy-rc.d
     for package in "$@"; do
-        dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' ||
+        dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^.[iWt]' ||
             missing+=("$package")
     done
     ((${#missing[@]})) || exit 0

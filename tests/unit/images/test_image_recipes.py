@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -18,7 +19,7 @@ IMAGES = Path(__file__).parents[3] / "images"
 sys.path.insert(0, str(IMAGES))
 
 import onbase  # noqa: E402
-from debianfiles import CannotBuild, write  # noqa: E402
+from debianfiles import CannotBuild, installed, write  # noqa: E402
 
 NAMES = sorted(path.parent.name for path in IMAGES.glob("*/image.toml"))
 ASKED: dict[str, Any] = {
@@ -98,3 +99,24 @@ def test_what_is_put_into_an_image_is_for_its_user_to_read_whoever_builds_it(
         os.umask(before)
     assert written.stat().st_mode & 0o777 == 0o644
     assert written.parent.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs dpkg, of whose packages images are made")
+def test_a_package_is_installed_also_while_its_triggers_are_still_to_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {
+        "plain": "install ok installed",
+        "held": "hold ok installed",
+        "waiting": "install ok triggers-awaited\nTriggers-Awaited: plain",
+        "pending": "install ok triggers-pending\nTriggers-Pending: ldconfig",
+        "half": "install ok half-configured",
+        "unpacked": "install ok unpacked",
+        "removed": "deinstall ok config-files",
+    }
+    paragraph = "Package: {}\nStatus: {}\nArchitecture: all\nVersion: 1\nMaintainer: nobody\nDescription: one\n"
+    (tmp_path / "status").write_text("\n".join(paragraph.format(*state) for state in states.items()))
+    for folder in ("info", "updates", "triggers"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
+    assert sorted(installed.__wrapped__()) == ["held", "pending", "plain", "waiting"]
