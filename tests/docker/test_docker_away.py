@@ -9,7 +9,7 @@ import machines
 import pytest
 from dockerhub import BASE, MINI, DockerHub, Engine, until
 from machines import Machine
-from test_docker_machines import HERE, WHOLE, answers, both, fgpu, node_of, state_of
+from test_docker_machines import HERE, WHOLE, answers, both, fgpu, idle, node_of, state_of
 
 from fgpu_scheduler import NodeState
 from fgpuspawner.engines.docker.daemon import ends_sessions
@@ -24,21 +24,25 @@ def there(engine: Engine, image: str) -> Iterator[Machine]:
         yield machine
 
 
-@pytest.fixture
-def two(make_hub: Callable[..., DockerHub], there: Machine) -> Iterator[DockerHub]:
-    hub = make_hub(
+@pytest.fixture(scope="module")
+def hub_of_two(make_hub: Callable[..., DockerHub], there: Machine) -> DockerHub:
+    return make_hub(
         nodes=[HERE, there.node("there", gpus={"simulated": 1})],
         groups={"default": {}},
         fgpu_per_gpu=2,
         hub_address=there.hub_address,
         after=MINI + IMPATIENT,
     )
-    hub.start()
-    yield hub
-    there.mend()
-    there.thaw()
-    hub.end_all_but(set())
-    hub.kill()
+
+
+@pytest.fixture
+def two(hub_of_two: DockerHub, there: Machine) -> Iterator[DockerHub]:
+    nodes = hub_of_two.settings["nodes"]
+    with idle(hub_of_two, there):
+        yield hub_of_two
+    if hub_of_two.settings["nodes"] != nodes:
+        hub_of_two.kill()
+        hub_of_two.settings["nodes"] = nodes
 
 
 def test_a_session_outlives_a_restart_of_the_hub_while_its_machine_is_cut_off(
