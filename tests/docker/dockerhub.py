@@ -267,8 +267,10 @@ class DockerHub(HubProcess):
 
     def wait_ready(self, user: str, server: str = "", *, within_s: float = 90) -> None:
         """Wait until the Hub says that this server is ready."""
+        key = f"{user}/{server}"
         try:
-            until(lambda: self.ready(user, server), within_s=within_s)
+            # The Hub says it later than the database, and is not to be kept busy with being asked until then.
+            until(lambda: self.states().get(key) == "RUNNING" and self.ready(user, server), within_s=within_s)
         except AssertionError:
             raise AssertionError(
                 f"{user}/{server} is not ready; the Hub says:\n{self.said()[-6000:]}"
