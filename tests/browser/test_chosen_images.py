@@ -73,6 +73,7 @@ def test_image_after_image_each_with_its_own_python_and_version(
         expect(Sessions(page).none).to_be_visible(timeout=START_MS)
 
 
+@pytest.mark.slow
 def test_two_images_at_once_in_tabs_of_their_own_each_with_its_own_python_and_version(
     hub: DockerHub, two: TwoImages, log_in: Callable[..., Person]
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_hidden_tab_has_the_browser_notify_where_it_may(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seconds",
-    [pytest.param(25, id="short"), pytest.param(60, id="minute", marks=pytest.mark.slow)],
+    [pytest.param(15, id="short"), pytest.param(60, id="minute", marks=pytest.mark.slow)],
 )
 def test_an_open_tab_asks_seldom_and_a_hidden_one_next_to_never(
     hub: HubProcess, log_in: Callable[..., Person], seconds: int

@@ -27,9 +27,9 @@ from steps import (
 pytestmark = pytest.mark.timeout(600)
 
 
-# The unit has little to do with what a session runs in: two of the four pairs show both.
+# The unit has little to do with what a session runs in; tests/browser/test_people_pages.py has one of 2 in processes.
 KINDS = [
-    pytest.param(("local", "2"), id="local 2"),
+    pytest.param(("local", "2"), id="local 2", marks=pytest.mark.slow),
     pytest.param(("docker", "1"), id="docker 1"),
     pytest.param(("local", "1"), id="local 1", marks=pytest.mark.slow),
     pytest.param(("docker", "2"), id="docker 2", marks=pytest.mark.slow),

@@ -120,13 +120,15 @@ def test_who_only_wants_to_be_told_is_told(
     hub.end("mallory")
 
 
-@pytest.mark.parametrize("compute", ["strict", "elastic"])
+@pytest.mark.parametrize(
+    ("compute", "seconds"), [("strict", "20"), pytest.param("elastic", "40", marks=pytest.mark.slow)]
+)
 def test_a_session_with_sixteen_data_loaders_is_never_warned(
-    engine: Engine, make_hub: Callable[..., DockerHub], compute: str
+    engine: Engine, make_hub: Callable[..., DockerHub], compute: str, seconds: str
 ) -> None:
     hub = make_hub(after=f'{MINI}\nc.FGPU.compute = "{compute}"\n', watchdog_every_s=1).start()
     running = hub.running("alice", fgpu="0.5", cpu="0.7", memory_mib=700)
-    made = engine.client.exec_create(running.id, [PYTHON, "-c", LOADERS, "40"])
+    made = engine.client.exec_create(running.id, [PYTHON, "-c", LOADERS, seconds])
     pieces = engine.client.exec_start(made["Id"], stream=True)
     children = [int(word) for word in next(pieces).decode().split()]
     assert len(children) == 16

@@ -61,6 +61,8 @@ def docker_there(docker_here: Docker) -> Iterator[Machine]:
             marks=[
                 *([pytest.mark.xdist_group(name)] if issubclass(kind, DockerLab | KubeLab) else []),
                 *([pytest.mark.kubernetes] if issubclass(kind, KubeLab) else []),
+                # Of Docker's three the one with an engine here and one elsewhere has all that the others have.
+                *([pytest.mark.slow] if kind in (DockerLab, MachineLab) else []),
             ],
         )
         for name, kind in KINDS.items()

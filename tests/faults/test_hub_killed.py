@@ -20,7 +20,7 @@ from fgpu_scheduler import HOLDING, EndCause, SessionState
 from hubprocess import HubProcess, until
 from launched import launched, processes_of
 from notebooks import Notebooks
-from servers import ECHO
+from servers import ECHO, MACHINES, ON_ONE_ENGINE
 
 ONE = {"fgpu": "1", "cpu": "0.1", "memory_mib": 256}
 USERS = [f"u{n}" for n in range(8)]
@@ -242,7 +242,6 @@ def commit_and_die(self, *args, **kwargs):
 Store.commit = commit_and_die
 """
 
-MACHINES = pytest.mark.xdist_group("machines")
 STARTING = ["submitted", "committed", "prepared", "created", "started", "answered", "acknowledged"]
 ENDING = ["ending", "taken down", "gone"]
 # A process is created and started in one step: "started" is that one.
@@ -252,11 +251,8 @@ STEPS = [
     for point in (*STARTING, *ENDING)
     if (kind, point) != ("local", "created")
 ]
-SHORT = [
-    *(("local", point) for point in ("committed", "started", "taken down")),
-    *(("docker", point) for point in ("created", "acknowledged", "ending")),
-]
-"""Those of `make test`; the others are slow."""
+SHORT = [*(("local", point) for point in ("committed", "acknowledged", "taken down")), ("docker", "created")]
+"""Those of `make test`: each step of one engine is durable in the same database. The others are slow."""
 
 
 def marks(kind: str, point: str) -> list[pytest.MarkDecorator]:
@@ -322,6 +318,7 @@ def stop_only(hub: HubProcess, user: str) -> None:
         hub.stop(user)
 
 
+@ON_ONE_ENGINE
 def test_a_terminated_hub_leaves_sessions_and_queue_and_takes_them_up_again(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
@@ -358,6 +355,7 @@ def test_a_sessions_token_ends_with_it_also_where_the_hub_is_another_by_then(
     assert hub.api("GET", "user", token=token).status_code == 403
 
 
+@ON_ONE_ENGINE
 def test_a_hub_that_cleans_up_ends_sessions_and_cancels_requests(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:

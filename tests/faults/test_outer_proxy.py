@@ -11,6 +11,7 @@ import requests
 from hubprocess import HubProcess, until
 from launched import launched
 from notebooks import Kernel, run
+from servers import ON_ONE_ENGINE
 
 ONE = {"fgpu": "1", "cpu": "0.5", "memory_mib": 512}
 
@@ -51,6 +52,7 @@ def test_an_open_notebook_computes_on_while_the_hub_is_killed_and_comes_back(
     until(lambda: "/user/alice" not in (hub.routes() or {}), what="its route is gone")
 
 
+@ON_ONE_ENGINE
 def test_a_proxy_that_was_killed_and_started_anew_gets_its_routes_again(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_proxy_that_was_killed_and_started_anew_gets_its_routes_again(
     assert requests.get(f"{hub.url}/user/alice/api", timeout=60).status_code == 200
 
 
+@ON_ONE_ENGINE
 def test_another_token_for_hub_and_proxy_ends_no_session(
     make_hub: Callable[..., HubProcess], kind: str
 ) -> None:
