@@ -16,86 +16,84 @@ if [ "$what" = --quick ]; then
     tests/unit tests/property "$@"
 fi
 
-if [ "$what" != --kube ]; then
+lint() {
   echo "== lint"
   ruff check .
   ruff format --check .
   mypy
   lint-imports
   proselint check docs/*.md README.md CHANGELOG.md CONTRIBUTING.md labextension/README.md
+}
+if [ "$what" = --lint ]; then
+  lint
+  exit
 fi
-[ "$what" = --lint ] && exit 0
 
-echo "== services"
 work=$(mktemp -d)
-kube=
+declare -A jobs
 finish() {
-  # The build, with all that it has started.
-  [ -z "$kube" ] || kill -- "-$kube" 2>/dev/null || true
+  # What still runs, with all that it has started.
+  for job in "${jobs[@]}"; do kill -- "-$job" 2>/dev/null || true; done
   # shellcheck disable=SC1091
   if [ -s "$work/kube.env" ]; then (. "$work/kube.env" && tests/kube/cluster.sh down "$FGPU_TEST_KUBE"); fi
   tests/services.sh stop --dir "$work"
   rm -rf "$work"
 }
 trap finish EXIT
+# NAME COMMAND...: runs it beside all else, in a session of its own; what it says goes to a file
+begin() {
+  setsid "${@:2}" >"$work/$1.log" 2>&1 &
+  jobs[$1]=$!
+}
+# NAME: waits until it has ended; if it failed, says all that it said, and so ends this
+end() {
+  local pid=${jobs[$1]}
+  unset "jobs[$1]"
+  if ! wait "$pid"; then
+    cat "$work/$1.log"
+    exit 1
+  fi
+}
+
+echo "== services, session image, JupyterLab extension"
 only=()
 [ "$what" = --kube ] && only=(--only docker)
-tests/services.sh start --dir "$work" --env "$work/services.env" "${only[@]}"
+begin services tests/services.sh start --dir "$work" --env "$work/services.env" "${only[@]}"
+[ "$what" = --kube ] || lint
+end services
+cat "$work/services.log"
 set -a
 # shellcheck disable=SC1091
 . "$work/services.env"
 set +a
-
-# The first time on a machine Kubernetes is built, in 6 to 15 minutes, while other tests run; its own are the last then.
+# The first time on a machine Kubernetes is built, in a few minutes.
+with_kube=
 if [ "$what" = --kube ] || [ "${CI:-}" = true ] || { [ "$(id -u)" = 0 ] && tests/kube/build.sh --check >/dev/null; }; then
-  setsid nice tests/kube/build.sh >"$work/kube.log" 2>&1 &
-  kube=$!
+  with_kube=1
+  begin kube tests/kube/build.sh
 fi
-
-echo "== session image, JupyterLab extension"
-# Side by side: each keeps one core busy.
-image=
-if [ -n "${FGPU_TEST_DOCKER:-}" ]; then
-  scripts/image.sh base host >"$work/image.log" 2>&1 &
-  image=$!
-fi
+[ -z "${FGPU_TEST_DOCKER:-}" ] || begin image scripts/image.sh base host
 [ "$what" = --kube ] || (cd labextension && python -m pytest -q && jlpm test)
-if [ -n "$image" ] && ! wait "$image"; then
-  cat "$work/image.log"
-  exit 1
-fi
-
-echo "== tests"
-# Most of them wait for a Hub or an engine: one more at a time than there are cores keeps these busy.
-workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 1))}" --dist loadgroup)
-slow=" and not slow"
-[ "$what" = --slow ] && slow=
-# With arguments it may be that none of the tests is one of these.
-run() { python -m pytest "${workers[@]}" -m "$@" || { [ $? = 5 ] && [ $# -gt 1 ]; }; }
-cluster() {
-  if ! wait "$kube"; then
-    cat "$work/kube.log"
-    exit 1
-  fi
-  kube=
-  tests/kube/cluster.sh up --env "$work/kube.env"
+[ -z "${FGPU_TEST_DOCKER:-}" ] || end image
+if [ -n "$with_kube" ]; then
+  end kube
+  begin cluster tests/kube/cluster.sh up --env "$work/kube.env"
+  end cluster
   set -a
   # shellcheck disable=SC1091
   . "$work/kube.env"
   set +a
-}
-if [ -z "$kube" ]; then
-  run "not kubernetes$slow" "$@"
-  echo "== Kubernetes: its tests are left out; make test-kube builds it"
-elif [ "$what" = --kube ]; then
-  cluster
-  run "kubernetes$slow" "$@"
-elif tests/kube/build.sh --check >/dev/null; then
-  # Its tests wait for pods most of the time.
-  cluster
-  run "${slow:+not slow}" "$@"
 else
-  run "not kubernetes$slow" "$@"
-  cluster
-  run "kubernetes$slow" "$@"
+  echo "== Kubernetes: its tests are left out; make test-kube builds it"
 fi
+
+echo "== tests"
+# Most of them wait for a Hub or an engine: one more at a time than there are cores keeps these busy.
+# The longest first, as tests/conftest.py has put them.
+workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 1))}" --dist loadgroup --no-loadscope-reorder)
+which="not slow"
+[ "$what" = --slow ] && which="slow or not slow"
+[ "$what" = --kube ] && which="$which and kubernetes"
+[ -n "$with_kube" ] || which="($which) and not kubernetes"
+# With arguments it may be that none of the tests is one of these.
+python -m pytest "${workers[@]}" -m "$which" "$@" || { [ $? = 5 ] && [ $# -gt 0 ]; }

@@ -5,6 +5,7 @@ import importlib
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,8 @@ TOGETHER = ("browser", "docker")
 HUBS = {"shared_hub", "shared", "world", "filled", "site", "alice"}
 """Fixtures of tests/hub that start a Hub for a module."""
 HERE = Path(__file__).parent
+LONGEST = ("kube", "docker", "browser", "faults", "engines", "hub", "isolation", "simulation")
+"""Folders whose tests take longest: what is short is left for the end, when workers would wait for each other."""
 LOG_SHOWN = 3000
 WRITERS = [f"schemathesis.reporting.{name}" for name in ("allure", "html.writer", "junitxml")]
 
@@ -45,6 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Two marks would be a third group.
         if shares and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(f"{folder}/{path.name}"))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[int, int]:
+    """Return when a test's turn comes: those of Docker and the browser in turn, as these compute and those wait."""
+    folder, _, name = Path(item.path).relative_to(HERE).as_posix().partition("/")
+    if folder not in LONGEST:
+        return len(LONGEST), 0
+    return {"browser": LONGEST.index("docker")}.get(folder, LONGEST.index(folder)), crc32(name.encode())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
