@@ -1,7 +1,7 @@
 # make run     start the example Hub on http://127.0.0.1:8000 (PORT, RUNTIME=docker, SIMULATED_GPUS, FGPU_PER_GPU)
 # make test    install what the tests need and run them all;  make test-all  runs the slow ones too
 # make test-quick  only those that need no Hub, engine or browser: a minute
-# make test-kube   those that need a Kubernetes cluster; builds it the first time, in 6 to 15 minutes (root, Debian 12)
+# make test-kube   those that need a Kubernetes cluster; builds it the first time, in some minutes (root, Debian 12)
 # make docs    the documentation as a site, in build/docs
 # make dist    what a release is made of, in dist/: wheels and sdists of both packages, checksums, SBOM
 # make gpu-check  what only a GPU can say, in parts (PARTS="facts shares"; LIST=1 says which, and what to carry; SIMULATED=1)

@@ -329,7 +329,7 @@ END
  "makeIPTablesUtilChains": false, "resolvConf": "$run/resolv.conf", "volumePluginDir": "$run/own/plugins",
  "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
  "imageGCHighThresholdPercent": 99, "imageGCLowThresholdPercent": 98,
- "nodeStatusUpdateFrequency": "4s", "syncFrequency": "10s", "maxPods": 60}
+ "nodeStatusUpdateFrequency": "4s", "syncFrequency": "2s", "maxPods": 60}
 END
 }
 

@@ -101,7 +101,9 @@ def test_what_is_put_into_an_image_is_for_its_user_to_read_whoever_builds_it(
     assert written.parent.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs dpkg, of whose packages images are made")
+@pytest.mark.skipif(
+    shutil.which("dpkg-query") is None, reason="needs dpkg, of whose packages images are made"
+)
 def test_a_package_is_installed_also_while_its_triggers_are_still_to_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +116,9 @@ def test_a_package_is_installed_also_while_its_triggers_are_still_to_be_run(
         "unpacked": "install ok unpacked",
         "removed": "deinstall ok config-files",
     }
-    paragraph = "Package: {}\nStatus: {}\nArchitecture: all\nVersion: 1\nMaintainer: nobody\nDescription: one\n"
+    paragraph = (
+        "Package: {}\nStatus: {}\nArchitecture: all\nVersion: 1\nMaintainer: nobody\nDescription: one\n"
+    )
     (tmp_path / "status").write_text("\n".join(paragraph.format(*state) for state in states.items()))
     for folder in ("info", "updates", "triggers"):
         (tmp_path / folder).mkdir()
