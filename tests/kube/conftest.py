@@ -9,6 +9,8 @@ from hubs import Cluster
 from kubeapi import KubeApi
 
 
+# First: pytest-xdist reads the marks that are there.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One after the other: they share a cluster of one small node."""
     for item in items:
