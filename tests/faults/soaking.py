@@ -375,13 +375,20 @@ class Soak:
         """Return what is left of sessions, though none lives."""
         data = self.hub.data
         left = [f"a server of session {number}" for number in launched(self.hub, self.kind)]
-        left += [str(p.relative_to(data)) for folder in ("limits", "run") for p in (data / folder).glob("*")]
+        left += [
+            str(p.relative_to(data))
+            for folder in ("limits", "run")
+            for p in (data / folder).glob("*")
+            if "-warm-" not in p.name
+        ]
         left += [f"accounting of {p.name}" for p in self.hub.accounts.glob("fgpu-*/[0-9]*")]
         left += [f"process {p.pid}" for p in self._processes_of_no_hub()]
         if self.kind == "docker":
             own = f"label=fgpu.installation={self.hub.store.installation_id}"
-            left += [f"container {name}" for name in self._engine_has("ps", own) if name not in self._warm()]
-            left += [f"network {name}" for name in self._engine_has("network", own)]
+            warm = self._warm()
+            left += [f"container {name}" for name in self._engine_has("ps", own) if name not in warm]
+            waits = self._networks_of(warm)
+            left += [f"network {name}" for name in self._engine_has("network", own) if name not in waits]
             unnamed = f"label=fgpu.unnamed={self.hub.store.installation_id}"
             left += [f"volume {name}" for name in self._engine_has("volume", unnamed)]
         return left
@@ -409,6 +416,19 @@ class Soak:
         """Return the containers that wait for a session."""
         named = f"name=^fgpu-{self.hub.store.installation_id}-warm-"
         return self._engine_has("ps", named)
+
+    def _networks_of(self, containers: list[str]) -> set[str]:
+        """Return the networks that containers are in, by the first letters of their ids."""
+        command = [
+            "docker",
+            "inspect",
+            "--format",
+            "{{range .NetworkSettings.Networks}}{{.NetworkID}} {{end}}",
+        ]
+        said = subprocess.run(
+            [*command, *containers], capture_output=True, text=True, check=False, timeout=60
+        )
+        return {network[:12] for network in said.stdout.split()}
 
     def _engine_has(self, what: str, wanted: str) -> list[str]:
         words = {"ps": ["ps", "--all"], "network": ["network", "ls"], "volume": ["volume", "ls"]}[what]
