@@ -59,7 +59,8 @@ echo "== services, session image, JupyterLab extension"
 only=()
 [ "$what" = --kube ] && only=(--only docker)
 begin services tests/services.sh start --dir "$work" --env "$work/services.env" "${only[@]}"
-[ "$what" = --kube ] || lint
+# Not behind ||: there the first command that fails would end nothing.
+if [ "$what" != --kube ]; then lint; fi
 end services
 cat "$work/services.log"
 set -a
