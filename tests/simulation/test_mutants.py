@@ -176,10 +176,10 @@ def test_a_pending_quota_that_nobody_looks_at_is_noticed(monkeypatch):
 def test_an_end_without_a_warning_is_noticed(monkeypatch):
     real = reclaim.reclaims
 
-    def hasty(snapshot, plan, rules, *, stood_s):
+    def hasty(*about, **more):
         return tuple(
             reclaim.End(one.session_id, one.cause, "now") if isinstance(one, reclaim.Warn) else one
-            for one in real(snapshot, plan, rules, stood_s=stood_s)
+            for one in real(*about, **more)
         )
 
     monkeypatch.setattr(reclaiming, "reclaims", hasty)
@@ -202,7 +202,7 @@ def test_a_grace_that_a_jump_of_the_clock_shortens_is_noticed(monkeypatch):
 
 
 def test_a_pre_emption_of_anybody_is_noticed(monkeypatch):
-    def anybody(snapshot, plan, ledger, *, groups, ending, spared):
+    def anybody(snapshot, *about, **more):
         return tuple(s.id for s in snapshot.sessions if s.state is SessionState.RUNNING)[:1]
 
     monkeypatch.setattr(reclaim, "victims", anybody)

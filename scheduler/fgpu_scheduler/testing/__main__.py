@@ -67,7 +67,7 @@ def _many(
 ) -> int:
     began_s = time.monotonic()
     broken: list[int] = []
-    done, seed = 0, first
+    done = newest = 0
     known = record.passed() if record is not None else frozenset()
     if known:
         print(f"{sum(first <= seed <= last for seed in known)} of them have passed before: {record}")
@@ -77,7 +77,7 @@ def _many(
         if seed in known:
             continue
         _, failed = _one(seed, events, file=file, quiet=True)
-        done += 1
+        done, newest = done + 1, seed
         if failed is not None:
             broken.append(seed)
             print(failed, file=sys.stderr, flush=True)
@@ -85,7 +85,7 @@ def _many(
             record.note(seed, passed=failed is None)
         if done % EVERY == 0:
             print(_progress(seed, done, events, broken, time.monotonic() - began_s), flush=True)
-    print(_progress(seed, done, events, broken, time.monotonic() - began_s))
+    print(_progress(newest, done, events, broken, time.monotonic() - began_s))
     return 1 if broken else 0
 
 
