@@ -121,7 +121,7 @@ def test_who_only_wants_to_be_told_is_told(
 
 
 @pytest.mark.parametrize(
-    ("compute", "seconds"), [("strict", "20"), pytest.param("elastic", "40", marks=pytest.mark.slow)]
+    ("compute", "seconds"), [("strict", "30"), pytest.param("elastic", "40", marks=pytest.mark.slow)]
 )
 def test_a_session_with_sixteen_data_loaders_is_never_warned(
     engine: Engine, make_hub: Callable[..., DockerHub], compute: str, seconds: str
