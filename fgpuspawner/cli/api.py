@@ -87,6 +87,14 @@ class Api:
         """
         return self._call(method, f"{self.service}/{path}", params=query)
 
+    def change(self, method: str, path: str, body: dict[str, object]) -> dict[str, Any]:
+        """Send the service a JSON object, and return what it answers.
+
+        Raises:
+            CallFailed: it refused, or did not answer.
+        """
+        return self._call(method, f"{self.service}/{path}", json=body)
+
     def hub_call(self, method: str, path: str, *, body: object = None, **query: object) -> dict[str, Any]:
         """Return what the Hub answers; of a list one page, its members as ``items``.
 

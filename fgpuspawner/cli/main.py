@@ -45,6 +45,7 @@ COMMANDS = {
     "show": "sessions",
     "end": "sessions",
     "forecast": "sessions",
+    "grow": "grow",
     "top": "top",
     "completion": "completion",
 }

@@ -46,7 +46,7 @@ ASKED = [name for name in FIELDS if name != "gpu_model"]
 def add_to(commands: Any) -> None:
     """Add the commands to the parser of ``fgpu``."""
     where = f"The Hub is named by {URL}, and the token by {TOKEN}."
-    starting = _add(
+    starting = add_users_command(
         commands, run, "run", "start sessions, or queue them", f"Start sessions, or queue them. {where}"
     )
     _add_fields(starting)
@@ -55,7 +55,7 @@ def add_to(commands: Any) -> None:
     )
     starting.add_argument("--name", default=None, help="the server's name; default: the first free one")
     starting.add_argument("--wait", action="store_true", help="wait until all run; 1 if one does not")
-    listing = _add(commands, list_, "list", "your sessions", f"List your live sessions. {where}")
+    listing = add_users_command(commands, list_, "list", "your sessions", f"List your live sessions. {where}")
     listing.add_argument(
         "--all", action="store_true", help="everybody's, for administrators; or their group's"
     )
@@ -64,16 +64,18 @@ def add_to(commands: Any) -> None:
         ("show", show, "all that is known of one session"),
         ("end", end, "end a session, or cancel its request"),
     ):
-        parser = _add(commands, does, name, what, f"{what[0].upper()}{what[1:]}. {where}")
-        number = parser.add_argument("session", type=_number, metavar="SESSION", help="its number")
+        parser = add_users_command(commands, does, name, what, f"{what[0].upper()}{what[1:]}. {where}")
+        number = parser.add_argument("session", type=session_number, metavar="SESSION", help="its number")
         offers(number, completion.sessions)
     about = f"Say what would become of a request, without making it. {where}"
-    _add_fields(_add(commands, forecast, "forecast", "when a request would start", about))
+    _add_fields(add_users_command(commands, forecast, "forecast", "when a request would start", about))
 
 
-def _add(
+def add_users_command(
     commands: Any, does: Callable[[argparse.Namespace, Api], list[str]], name: str, what: str, about: str
 ) -> argparse.ArgumentParser:
+    """Add a command that asks the Hub and the service, and return its parser for more."""
+
     def called(given: argparse.Namespace) -> list[str]:
         api = Api.from_environment(given.token_file)
         try:
@@ -100,7 +102,8 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
             offers(field, OFFERED[name])
 
 
-def _number(text: str) -> int:
+def session_number(text: str) -> int:
+    """Return the number of a session, as an argument."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise argparse.ArgumentTypeError(
             f"{printable(text[:40])!r} is not the number of a session; fgpu list has them"
@@ -223,7 +226,7 @@ def _new(api: Api, name: str, last: int, many: int) -> dict[int, Json]:
     """Return the sessions of the start that was just asked for, as soon as they are there."""
     until = time.monotonic() + FOUND_WITHIN_S
     while True:
-        found = _patiently(lambda: _mine(api))
+        found = patiently(lambda: _mine(api))
         first = min((i for i, s in found.items() if i > last and s["server_name"] == name), default=None)
         if first is not None:
             # All of one start are queued in one step, with numbers one after the other.
@@ -245,17 +248,17 @@ def _wait(sessions: dict[int, Json], api: Api) -> int:
                 words = _words(session)
                 if told.get(i) != words:
                     told[i] = words
-                    _say(f"session {i}: {words}")
+                    say(f"session {i}: {words}")
             left = [i for i, s in sessions.items() if s["state"] != RUNNING and s["state"] not in ENDED]
             if not left:
                 return int(any(s["state"] in ENDED for s in sessions.values()))
             time.sleep(LOOK_EVERY_S)
             for i in left:
                 ask = functools.partial(api.service_call, "GET", f"sessions/{i}")
-                sessions[i] = _patiently(ask)["session"]
+                sessions[i] = patiently(ask)["session"]
     except KeyboardInterrupt:
         numbers = [i for i, s in sessions.items() if s["state"] not in ENDED]
-        _say(
+        say(
             f"no longer waiting; what was asked for stays: fgpu end {numbers[0]} ends it"
             if numbers
             else "interrupted"
@@ -263,7 +266,7 @@ def _wait(sessions: dict[int, Json], api: Api) -> int:
         return INTERRUPTED
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
+def patiently(ask: Callable[[], Any]) -> Any:
     """Return the answer, and ask again while Hub or service are away: what was asked for stays."""
     told = ""
     while True:
@@ -274,11 +277,12 @@ def _patiently(ask: Callable[[], Any]) -> Any:
                 raise
             if told != str(e):
                 told = str(e)
-                _say(f"{told}; asking again")
+                say(f"{told}; asking again")
             time.sleep(LOOK_EVERY_S)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line beside the answer."""
     print(f"fgpu: {printable(line)}", file=sys.stderr, flush=True)
 
 

@@ -76,6 +76,12 @@ class Metrics(Collector):
             ["group", "cause"],
             registry=registry,
         )
+        self.resizes = Counter(
+            "fgpu_resizes",
+            "Wishes to resize a running session, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
         self.actions = Counter(
             "fgpu_watchdog_actions", "What the watchdog did to sessions.", ["action"], registry=registry
         )

@@ -45,6 +45,7 @@ from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import Metrics
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
+from fgpuspawner.hub.resizing import resizer_of
 from fgpuspawner.hub.retention import keep_forgetting
 from fgpuspawner.hub.slots_asked import slots_of
 from fgpuspawner.hub.watchdog import Watchdog
@@ -248,6 +249,16 @@ class Runtime:
             await asyncio.to_thread(self.isolation.prune, [s.id for s in live])
         except OSError as e:
             log.error("What ended sessions left cannot be removed yet; the next launch tries it again: %s", e)
+        self.resizer = resizer_of(
+            self.store,
+            self.queue,
+            self.engine,
+            self.isolation,
+            self.settings,
+            simulated=self.is_simulated,
+            told=lambda outcome: self.metrics.resizes.labels(outcome).inc(),
+        )
+        await self.resizer.heal(live)
         for session in live:
             if session.state is SessionState.RUNNING and _server_of(session) not in self._served:
                 message = "the Hub had no server for this session any more when it restarted"
@@ -306,6 +317,7 @@ class Runtime:
         self._watch_disks()
         self.metrics.begin(self.background)
         self.inventory.begin(self.background)
+        self.resizer.begin(self.background)
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
         self.engine.begin()

@@ -120,6 +120,8 @@ class Backend:
     """Whether the limits file is what holds compute."""
     lends_compute = False
     """Whether sessions can lend each other compute."""
+    resizes = False
+    """Whether the slice of a session can change while it runs."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -127,6 +129,15 @@ class Backend:
     def available(self, devices: Sequence[Device]) -> str | None:
         """Return why it cannot be used for these devices, or None if it can."""
         return None
+
+    @property
+    def fixed(self) -> str:
+        """Why a slice cannot change while a session runs, in words for its owner; empty where it can."""
+        if self.host.elsewhere:
+            return "on this machine a session keeps the slice that it started with, as its files are copies"
+        if not self.resizes:
+            return f"on this machine a session keeps the slice that it started with (isolation {self.name!r})"
+        return ""
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
         """Return what a probe's report from inside the session says against these limits; empty if nothing.
@@ -160,6 +171,8 @@ class Backend:
             make_folder(own.parent, mode=0o755)
             make_folder(own, mode=0o755)
             files = [limits_file.write(own, found)]
+            if not self.fixed:
+                files.append(limits_file.begin_revisions(own))
             if not self.host.own_root:
                 files.append(make_empty(own / "log", mode=0o666))
         except (BadLimits, OSError) as e:
@@ -193,10 +206,9 @@ class Backend:
             paths = {"PATH": str(self.host.commands)} if self.host.commands else {}
             return with_more(prepared, search_paths=paths)
         # The folder is a mount as well: in an image where /run is the user's it could be moved away otherwise.
-        mounts = [
-            Mount(own, IN_CONTAINER),
-            Mount(own / "limits", f"{IN_CONTAINER}/limits"),
-        ]
+        mounts = [Mount(own, IN_CONTAINER)]
+        if not (own / limits_file.REVISION).exists():
+            mounts.append(Mount(own / limits_file.NAME, f"{IN_CONTAINER}/{limits_file.NAME}"))
         for name, source in self._commands().items():
             mounts += [
                 Mount(source, in_folder(own, name)),

@@ -77,16 +77,19 @@ def choose(setting: str, node: Node, backends: Mapping[str, Backend]) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A node's backend and why, as the Hub wrote them down."""
+    """A node's backend and why, as the Hub wrote them down; and why a slice cannot change there, if it cannot."""
 
     node_id: str
     backend: str
     reason: str
+    fixed: str = ""
 
 
 def write_choices(data: Path, choices: Iterable[Choice]) -> None:
     """Write each node's backend and reason where `read_choices` finds them."""
-    found = {c.node_id: {"backend": c.backend.name, "reason": c.reason} for c in choices}
+    found = {
+        c.node_id: {"backend": c.backend.name, "reason": c.reason, "fixed": c.backend.fixed} for c in choices
+    }
     write_whole(data / WRITTEN, json.dumps(found, indent=2).encode(), mode=0o644)
 
 
@@ -95,7 +98,8 @@ def read_choices(data: Path) -> tuple[Chosen, ...]:
     try:
         found = json.loads((data / WRITTEN).read_text())
         return tuple(
-            Chosen(node_id, str(own["backend"]), str(own["reason"])) for node_id, own in sorted(found.items())
+            Chosen(node_id, str(own["backend"]), str(own["reason"]), str(own.get("fixed", "")))
+            for node_id, own in sorted(found.items())
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()

@@ -21,6 +21,7 @@ class DriverCgroup(Interposer):
     """Memory is held by the driver; libfgpu holds what that leaves out: managed memory and compute."""
 
     name = "driver-cgroup"
+    resizes = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         """Return why the driver cannot hold sessions on these devices, or None if it can."""

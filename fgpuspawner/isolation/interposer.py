@@ -32,6 +32,7 @@ class Interposer(Backend):
     verified = True
     watched = True
     lends_compute = True
+    resizes = True
 
     def available(self, devices: Sequence[Device]) -> str | None:
         """Return why libfgpu cannot be loaded, or None if it can."""

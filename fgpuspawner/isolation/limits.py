@@ -6,6 +6,9 @@ line for each share, ``end``. libfgpu refuses every allocation where it cannot r
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +22,10 @@ from fgpuspawner.settings.isolation import MANAGED
 from fgpuspawner.text.sessions import fgpu_of
 
 VERSION = 1
+REVISION_BYTES = 8
 NAME = "limits"
+REVISION = "revision"
+"""Beside it, where a slice can change: 8 bytes that count its changes. libfgpu looks at them before each allocation."""
 LARGEST_BYTES = 16 * 1024
 NOTHING = "fgpu-limits 1\nsession=0\nmanaged=refuse\nend\n"
 """Of no device, so that libfgpu refuses every allocation."""
@@ -119,6 +125,34 @@ def limits_of(
     return Limits(session.id, managed, tuple(found))
 
 
+def resized(limits: Limits, session: Session, neighbours: Iterable[Limits]) -> Limits:
+    """Return a session's limits as its share of its one device is now. What its contexts are charged stays.
+
+    Raises:
+        BadLimits: it has shares of other devices.
+    """
+    assert session.placement is not None, "a session without shares has no limits"
+    shares = session.placement.shares
+    if [share.device_uuid for share in shares] != [limit.uuid for limit in limits.devices] or len(
+        shares
+    ) != 1:
+        raise BadLimits(f"the limits of session {session.id} are of other GPUs than its shares")
+    (share,), (limit,) = shares, limits.devices
+    percent = limit.compute_percent if limit.mode is ShareMode.MEMORY else share.compute_percent
+    memory_mib = min(share.memory_mib, limit.device_mib)
+    if (memory_mib, percent) == (limit.memory_mib, limit.compute_percent):
+        return limits
+    beside = [d.slots for n in neighbours for d in n.devices if d.uuid == limit.uuid]
+    changed = replace(
+        limit,
+        memory_mib=memory_mib,
+        compute_percent=percent,
+        slots=slots.assign(beside, percent) if limit.mode is ShareMode.MEMORY_COMPUTE else (),
+        most_percent=max(percent, limit.most_percent),
+    )
+    return replace(limits, devices=(changed,))
+
+
 def _free_number(others: Iterable[DeviceLimit]) -> int:
     """Return the least number that no other has. There are as many as there can be shares."""
     used = {limit.lending for limit in others}
@@ -190,6 +224,40 @@ def write(folder: Path, limits: Limits) -> Path:
     if len(text) > LARGEST_BYTES:
         raise BadLimits(f"the limits of {len(limits.devices)} devices are more than {LARGEST_BYTES} bytes")
     return write_whole(folder / NAME, text, mode=0o444)
+
+
+def begin_revisions(folder: Path) -> Path:
+    """Write the file that counts changes of the limits into a session's folder, and return its path."""
+    return write_whole(folder / REVISION, bytes(REVISION_BYTES), mode=0o444)
+
+
+def change(folder: Path, limits: Limits) -> None:
+    """Write other limits, and have libfgpu read them before it grants anything more.
+
+    In this order: who sees the new number finds the new limits. After a crash in between, processes that had read the
+    old ones keep them until the next change.
+
+    Raises:
+        BadLimits: the session's limits cannot change: it was not launched so.
+    """
+    path = folder / REVISION
+    if not path.is_file():
+        raise BadLimits(f"{path} is not there: the session was launched with limits that stay")
+    write(folder, limits)
+    path.chmod(0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with mmap.mmap(descriptor, REVISION_BYTES) as page:
+                # One store of an aligned word: whoever reads it sees the old number or the new one.
+                word = ctypes.c_uint64.from_buffer(page)
+                word.value += 1
+                del word
+                page.flush()
+        finally:
+            os.close(descriptor)
+    finally:
+        path.chmod(0o444)
 
 
 def read(folder: Path) -> Limits:

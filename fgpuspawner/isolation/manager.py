@@ -211,6 +211,33 @@ class Isolation:
             self._write_owners([*neighbours, prepared.limits])
             return prepared
 
+    def resizes(self, session: Session) -> str | None:
+        """Return why the slice of a running session cannot change, in words for its owner, or None if it can."""
+        try:
+            fixed = self.backend_of(session).fixed
+        except CannotPrepare as e:
+            return str(e)
+        if fixed:
+            return fixed
+        if not (self.folder(session.id) / limits.REVISION).is_file():
+            return "this session was started by an earlier version, and keeps its slice"
+        return None
+
+    def resize(self, session: Session) -> Limits:
+        """Have the limits of a running session be those of its shares, for what runs in it, too; return them.
+
+        Raises:
+            BadLimits, OSError: that cannot be done. What was in force still is.
+        """
+        with self._preparing:
+            own, neighbours = self.folder(session.id), self._neighbours(session.id)
+            before = limits.read(own)
+            after = limits.resized(before, session, neighbours)
+            # Also where they are the same: a Hub that died may have written them and not said so.
+            limits.change(own, after)
+            self._write_owners([*neighbours, after])
+            return after
+
     def _write_owners(self, sessions: Sequence[Limits]) -> None:
         """Tell the sessions of each GPU whose the hundredths of the period are. It is said again at each change."""
         if self.host.accounting is not None:

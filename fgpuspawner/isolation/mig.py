@@ -13,6 +13,7 @@ class Mig(Interposer):
     """Instances are held by the hardware; of sessions that share one, each is held by libfgpu."""
 
     name = "mig"
+    resizes = False
 
     def available(self, devices: Sequence[Device]) -> str | None:
         """Return None if all of these devices are instances."""

@@ -19,6 +19,7 @@ class Mps(Interposer):
     """Compute is held by MPS, memory by MPS and libfgpu: MPS does not show a session its limit."""
 
     name = "mps"
+    resizes = False
     limits_compute = False
 
     def available(self, devices: Sequence[Device]) -> str | None:

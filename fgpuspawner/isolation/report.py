@@ -114,13 +114,15 @@ class Report:
 class Slots:
     """Whose slots in libfgpu's account are held, and which of the processes that were asked for run.
 
-    ``amounts`` have of such a process its number, and what it was charged of each device, in bytes.
+    ``amounts`` have of such a process its number, and what it was charged of each device, in bytes. ``held`` is what all
+    of them hold of each device; nothing where nobody has allocated yet.
     """
 
     probe: Literal[1]
     slots: tuple[Number, ...]
     running: tuple[Number, ...]
     amounts: tuple[tuple[Number, ...], ...] = ()
+    held: tuple[Number, ...] = ()
     nonce: object = None
 
 

@@ -39,14 +39,16 @@ def lately(spent: Iterable[Spent], now_s: int) -> Lately:
     hours, days = [0.0] * HOURS, [0.0] * DAYS
     waits: list[tuple[int, int]] = []
     for one in spent:
-        begin_s, end_s = one.scheduled_at_s, now_s if one.ended_at_s is None else one.ended_at_s
-        for bins, length_s in ((hours, HOUR_S), (days, DAY_S)):
-            first_s = now_s - len(bins) * length_s
-            last = min(len(bins), -(-(end_s - first_s) // length_s))
-            for n in range(max(0, (begin_s - first_s) // length_s), last):
-                from_s = first_s + n * length_s
-                held_s = min(end_s, from_s + length_s) - max(begin_s, from_s)
-                bins[n] += max(0, held_s) * one.gpu_millionths / 1e6 / length_s
+        for begin_s, end_s, _, gpu_millionths in one.held(
+            now_s if one.ended_at_s is None else one.ended_at_s
+        ):
+            for bins, length_s in ((hours, HOUR_S), (days, DAY_S)):
+                first_s = now_s - len(bins) * length_s
+                last = min(len(bins), -(-(end_s - first_s) // length_s))
+                for n in range(max(0, (begin_s - first_s) // length_s), last):
+                    from_s = first_s + n * length_s
+                    held_s = min(end_s, from_s + length_s) - max(begin_s, from_s)
+                    bins[n] += max(0, held_s) * gpu_millionths / 1e6 / length_s
         if one.started_at_s is not None and now_s - WEEK_S <= one.started_at_s <= now_s:
             waits.append((one.started_at_s, max(0, one.started_at_s - one.waits_since_s)))
     return Lately(

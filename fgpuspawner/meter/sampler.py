@@ -136,16 +136,33 @@ class Sampler:
     async def _take_up(self, running: Sequence[Session]) -> None:
         """Go on with what was counted before a restart, and begin with who is new."""
         new = [s for s in running if s.id not in self._tallies]
-        if new:
-            self._held_to |= await asyncio.to_thread(self._limits_of, [s.id for s in new])
+        resized = [s for s in running if s not in new and self._is_resized(s)]
+        if new or resized:
+            self._held_to |= await asyncio.to_thread(self._limits_of, [s.id for s in (*new, *resized)])
+        for session in resized:
+            begun = self._begun(session)
+            tally = self._tallies[session.id]
+            self._tallies[session.id] = tally.resized(begun.gpu_millionths, begun.limit_mib)
         known = await asyncio.to_thread(self._meters.of, [s.id for s in new]) if new else {}
         for session in new:
             self._tallies[session.id] = (
                 going_on(known[session.id]) if session.id in known else self._begun(session)
             )
+            if self._is_resized(session):
+                # While nobody counted.
+                begun = self._begun(session)
+                self._tallies[session.id] = self._tallies[session.id].resized(
+                    begun.gpu_millionths, begun.limit_mib
+                )
+
+    def _is_resized(self, session: Session) -> bool:
+        placed = session.placement.shares if session.placement else ()
+        return bool(session.sizes) and self._tallies[session.id].limit_mib != sum(
+            s.memory_mib for s in placed
+        )
 
     def _limits_of(self, session_ids: Sequence[int]) -> dict[int, Mapping[str, DeviceLimit]]:
-        """Return what these sessions are held to, as it was settled when they were launched."""
+        """Return what these sessions are held to, by their limits files."""
         found: dict[int, Mapping[str, DeviceLimit]] = {}
         for session_id in session_ids:
             with contextlib.suppress(BadLimits):

@@ -79,6 +79,14 @@ class Tally:
             )
         return new
 
+    def resized(self, gpu_millionths: int, limit_mib: int) -> Tally:
+        """Return the tally of a session whose slice has changed: what was counted stays, by percent of the new limit."""
+        memory: dict[int, int] = {}
+        for percent, times in self.memory.items():
+            now = min(HIGHEST_MEMORY, -(-percent * self.limit_mib // limit_mib))
+            memory[now] = memory.get(now, 0) + times
+        return replace(self, gpu_millionths=gpu_millionths, limit_mib=limit_mib, memory=memory)
+
     @property
     def p95_mib(self) -> int | None:
         """What it held of memory at most during 95 % of the time; None where nothing is known."""

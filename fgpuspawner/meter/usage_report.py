@@ -80,10 +80,10 @@ def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: in
     total = _Sum()
     begin_s, end_s = starts_at_s(first), min(starts_at_s(last) + DAY_S, now_s)
     for one in spent:
-        for from_s, to_s in _pieces(one, begin_s, end_s, by):
-            for name in _names(one, by, from_s):
-                _add(sums.setdefault(name, _Sum()), one, from_s, to_s)
-            _add(total, one, from_s, to_s)
+        for piece in _pieces(one, begin_s, end_s, by):
+            for name in _names(one, by, piece[0]):
+                _add(sums.setdefault(name, _Sum()), one, piece)
+            _add(total, one, piece)
         if one.started_at_s is not None and begin_s <= one.started_at_s < end_s:
             wait_s = max(0, one.started_at_s - one.waits_since_s)
             for name in _names(one, by, one.started_at_s):
@@ -120,15 +120,20 @@ def p95(values: Sequence[int]) -> int | None:
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 
 
-def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[tuple[int, int]]:
-    """Return when a session held its shares within the span; of days one piece for each."""
+Piece = tuple[int, int, int, int]
+"""From when until when what was held: in thousandths of an fGPU, and millionths of a GPU."""
+
+
+def _pieces(one: Spent, begin_s: int, end_s: int, by: By) -> Iterator[Piece]:
+    """Return when a session held how much within the span: a piece for each amount, and of days one for each."""
     until_s = end_s if one.ended_at_s is None else min(one.ended_at_s, end_s)
-    at_s = max(one.scheduled_at_s, begin_s)
-    while at_s < until_s:
-        midnight_s = at_s - at_s % DAY_S + DAY_S
-        to_s = min(until_s, midnight_s) if by is By.DAY else until_s
-        yield at_s, to_s
-        at_s = to_s
+    for from_s, held_until_s, fgpu_milli, gpu_millionths in one.held(until_s):
+        at_s = max(from_s, begin_s)
+        while at_s < held_until_s:
+            midnight_s = at_s - at_s % DAY_S + DAY_S
+            to_s = min(held_until_s, midnight_s) if by is By.DAY else held_until_s
+            yield at_s, to_s, fgpu_milli, gpu_millionths
+            at_s = to_s
 
 
 def _names(one: Spent, by: By, at_s: int) -> tuple[str, ...]:
@@ -145,10 +150,11 @@ def _names(one: Spent, by: By, at_s: int) -> tuple[str, ...]:
             return (one.image,)
 
 
-def _add(found: _Sum, one: Spent, from_s: int, to_s: int) -> None:
+def _add(found: _Sum, one: Spent, piece: Piece) -> None:
+    from_s, to_s, fgpu_milli, gpu_millionths = piece
     found.ids.add(one.session_id)
-    found.gpu_millionths_s += one.gpu_millionths * (to_s - from_s)
-    found.fgpu_milli_s += one.fgpu_milli * (to_s - from_s)
+    found.gpu_millionths_s += gpu_millionths * (to_s - from_s)
+    found.fgpu_milli_s += fgpu_milli * (to_s - from_s)
 
 
 def _hours(parts_s: int, of: int) -> float:

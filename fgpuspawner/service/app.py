@@ -50,6 +50,7 @@ PAGES: tuple[tuple[str, type[RequestHandler]], ...] = (
     (f"end/{ID}", sessions_end.EndPage),
     (f"keep/{ID}", sessions_end.KeepPage),
     (f"extend/{ID}", sessions_end.ExtendPage),
+    (f"resize/{ID}", sessions_end.ResizePage),
     ("map", map.MapPage),
     ("history", history.HistoryPage),
     (r"history\.csv", history.HistoryFile),

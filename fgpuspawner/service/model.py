@@ -21,6 +21,7 @@ from fgpu_scheduler import (
     Notice,
     PrivateImage,
     Request,
+    Resize,
     Session,
     SessionState,
     Share,
@@ -102,7 +103,8 @@ class World:
     each node; ``rules`` what ends them; ``pulls`` how far the images are that sessions wait for; ``private`` every
     private image, and ``savers`` who may save a session as one; ``banner`` what every page announces; ``meters`` what
     running sessions hold and use of their GPUs, ``disks`` what they take of the disk; ``extension`` what owners may add
-    to a time limit; ``gpus`` how each GPU is.
+    to a time limit; ``gpus`` how each GPU is; ``resizes`` the last wish for each session that was to be resized, in steps
+    of ``step_milli`` of an fGPU.
     """
 
     snapshot: Snapshot
@@ -118,6 +120,8 @@ class World:
     disks: DiskTold = field(default_factory=DiskTold)
     extension: Extension = field(default_factory=Extension)
     gpus: HealthTold = field(default_factory=HealthTold)
+    resizes: Mapping[int, Resize] = field(default_factory=dict)
+    step_milli: int = 100
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:

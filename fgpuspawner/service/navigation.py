@@ -30,7 +30,7 @@ class Entry:
 
 
 PAGES = (
-    Entry("", "Sessions", also=("end", "keep", "extend", "save")),
+    Entry("", "Sessions", also=("end", "keep", "extend", "resize", "save")),
     Entry("map", "Cluster map"),
     Entry("history", "History"),
     Entry("private-images", "My images", of_saved=True),

@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     PrivateImages,
     QueueReader,
     RequestForecast,
+    Resizes,
     Session,
     Snapshot,
     StaleVersion,
@@ -454,6 +455,8 @@ class Reader:
             disks=read_disk(self.settings.data_path()),
             extension=self.extension,
             gpus=read_health(self.settings.data_path()),
+            resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
+            step_milli=self.settings.caps().fgpu_step_milli,
         )
 
     def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:

@@ -20,10 +20,10 @@ from fgpuspawner.engines.base import (
 )
 from fgpuspawner.hub.runtime import Runtime
 from fgpuspawner.hub.session_server import it_answers
+from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Image
 from fgpuspawner.isolation.base import Prepared
 from fgpuspawner.spans import span
-from fgpuspawner.spawner.verification import Verification
 
 log = logging.getLogger("fgpu")
 

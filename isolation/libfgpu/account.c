@@ -11,18 +11,28 @@ enum { USED, PAID, LENT }; /* words; two only grow: what the session was ever ch
 _Static_assert(ACCOUNT_FIRST_WORD + ACCOUNT_WORDS == sizeof(struct fgpu_time_account) / sizeof(uint64_t), "all words");
 _Static_assert(WORD_NS * ACCOUNT_WORDS > 2 * SLOTS_PERIOD_NS, "what overlaps is seldom reported later");
 
+/* Used is compared with what was entitled to since the beginning of time, by slots of one revision: by others that was
+ * another time. Which revision is in its upper 8 bits, so that both change at once; the lower ones hold two years. Whoever
+ * finds another revision than its own begins anew; who has not learnt of the newest yet does so once or twice. */
+#define SUM_BITS 56
+
+static uint64_t tagged(const struct slots *slots, uint64_t sum) {
+    return slots->revision << SUM_BITS | (sum & ((UINT64_C(1) << SUM_BITS) - 1));
+}
+
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled) {
     uint64_t used = atomic_load_explicit(&account->words[USED], memory_order_relaxed), most = slots->per_period / 2;
     for (;;) {
-        int64_t balance = (int64_t)(entitled - used), bounded = balance;
-        if (__builtin_expect(used == 0, 0))
+        int64_t balance = (int64_t)((entitled - used) << (64 - SUM_BITS)) >> (64 - SUM_BITS), bounded = balance;
+        bool others = (uint8_t)(used >> SUM_BITS) != (uint8_t)slots->revision;
+        if (__builtin_expect(used == 0 || others, 0))
             bounded = 0;
         else if (balance > (int64_t)most)
             bounded = (int64_t)most;
         else if (balance < -(int64_t)ACCOUNT_MOST_OWED_NS)
             bounded = -(int64_t)ACCOUNT_MOST_OWED_NS;
-        if (__builtin_expect(balance == bounded, 1) ||
-            atomic_compare_exchange_weak(&account->words[USED], &used, entitled - (uint64_t)bounded))
+        if (__builtin_expect(balance == bounded && !others, 1) ||
+            atomic_compare_exchange_weak(&account->words[USED], &used, tagged(slots, entitled - (uint64_t)bounded)))
             return bounded;
     }
 }

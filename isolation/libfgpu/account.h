@@ -21,8 +21,8 @@
 #define ACCOUNT_MOST_OWED_NS UINT64_C(60000000000)
 
 /* The balance in nanoseconds, negative when something is owed, with what slots_entitled() says. It begins with nothing,
- * and what was not used is kept up to half a period's slots: enough to make up for what a slot's end wasted, too little to
- * hoard. */
+ * anew with each revision of the slots. What was not used is kept up to half a period's slots: enough to make up for what
+ * a slot's end wasted, too little to hoard. */
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled);
 
 /* Pays in advance for work that is expected to take so long: other processes see it at once, and if this one is killed,

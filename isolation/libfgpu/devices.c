@@ -48,16 +48,19 @@ int fgpu_device_by_bytes(const CUuuid *bytes) {
     return -1;
 }
 
-uint64_t fgpu_visible_total(int device, uint64_t real_total) {
-    const struct fgpu_device *named = &fgpu_limits()->devices[device];
-    if (named->memory_bytes <= real_total)
+static uint64_t visible(const struct fgpu_device *named, uint64_t real) {
+    if (named->memory_bytes <= real)
         return named->memory_bytes;
     if (named->memory_bytes == named->device_bytes) /* the whole of it; the driver keeps some to itself */
-        return real_total;
+        return real;
     fgpu_log("larger", "device %s has %llu bytes, less than its limit of %llu (and that is not its device_mib either); "
-             "nothing is granted of it", named->uuid, (unsigned long long)real_total,
+             "nothing is granted of it", named->uuid, (unsigned long long)real,
              (unsigned long long)named->memory_bytes);
     return 0;
+}
+
+uint64_t fgpu_visible_total(int device, uint64_t real) {
+    return visible(&fgpu_limits()->devices[device], real);
 }
 
 /* ---- CUDA devices ---- */
@@ -65,7 +68,7 @@ uint64_t fgpu_visible_total(int device, uint64_t real_total) {
 /* Of each CUDA device, 0 if it was not asked for yet, else what it is, plus 3. */
 static _Atomic(int) known[ORDINALS];
 static _Atomic(int) ordinals[FGPU_MAX_DEVICES];
-static _Atomic(uint64_t) held_to[FGPU_MAX_DEVICES];
+static _Atomic(uint64_t) real_total[FGPU_MAX_DEVICES];
 
 void fgpu_devices_forget(void) {
     for (int i = 0; i < ORDINALS; i++)
@@ -87,10 +90,9 @@ static int identify(CUdevice ordinal) {
     }
     if (DRIVER(cuDeviceTotalMem_v2) == NULL || DRIVER(cuDeviceTotalMem_v2)(&total, ordinal) != CUDA_SUCCESS)
         return FGPU_UNKNOWN;
-    uint64_t limit = fgpu_visible_total(device, total);
-    if (limit == 0)
+    if (fgpu_visible_total(device, total) == 0)
         return FGPU_UNNAMED;
-    atomic_store(&held_to[device], limit);
+    atomic_store(&real_total[device], total);
     atomic_store(&ordinals[device], ordinal);
     return device;
 }
@@ -112,7 +114,25 @@ CUdevice fgpu_ordinal_of(int device) {
 }
 
 uint64_t fgpu_limit_of(int device) {
-    return atomic_load_explicit(&held_to[device], memory_order_relaxed);
+    const struct fgpu_limits *limits;
+    do {
+        limits = fgpu_limits();
+        if (limits == NULL)
+            return 0;
+    } while (!fgpu_limits_in_force(limits) && limits != fgpu_limits());
+    if (!fgpu_limits_in_force(limits))
+        return 0;
+    return visible(&limits->devices[device], atomic_load_explicit(&real_total[device], memory_order_relaxed));
+}
+
+enum fgpu_verdict fgpu_reserve_in_force(int device, uint64_t bytes) {
+    for (;;) {
+        uint64_t revision = fgpu_revision();
+        enum fgpu_verdict verdict = fgpu_reserve(device, bytes, fgpu_limit_of(device));
+        if (verdict != FGPU_GRANTED || __builtin_expect(fgpu_revision() == revision, 1))
+            return verdict;
+        fgpu_release(device, bytes);
+    }
 }
 
 int fgpu_current_device(void) {
@@ -179,12 +199,11 @@ void fgpu_trim(int device) {
 }
 
 static __attribute__((noinline)) bool claim_after_settling(int device, uint64_t bytes) {
-    uint64_t limit = fgpu_limit_of(device);
     fgpu_settle(device);
-    enum fgpu_verdict verdict = fgpu_reserve(device, bytes, limit);
-    if (verdict == FGPU_OVER && bytes <= limit) {
+    enum fgpu_verdict verdict = fgpu_reserve_in_force(device, bytes);
+    if (verdict == FGPU_OVER && bytes <= fgpu_limit_of(device)) {
         fgpu_trim(device);
-        verdict = fgpu_reserve(device, bytes, limit);
+        verdict = fgpu_reserve_in_force(device, bytes);
     }
     return verdict == FGPU_GRANTED;
 }
@@ -208,7 +227,7 @@ bool fgpu_claim(int device, uint64_t bytes) {
     if (device < 0 || bytes == UINT64_MAX)
         return false;
     fgpu_see_primary(device);
-    enum fgpu_verdict verdict = fgpu_reserve(device, bytes, fgpu_limit_of(device));
+    enum fgpu_verdict verdict = fgpu_reserve_in_force(device, bytes);
     if (__builtin_expect(verdict == FGPU_GRANTED, 1))
         return true;
     return verdict == FGPU_OVER && claim_after_settling(device, bytes);

@@ -55,6 +55,7 @@ struct fgpu_device {
 };
 
 struct fgpu_limits {
+    uint64_t revision; /* of the file `revision`, when they were read */
     uint64_t session;
     bool managed_refused;
     unsigned device_count;
@@ -64,9 +65,16 @@ struct fgpu_limits {
 /* Parses a limits file's text. Returns false, with a reason that names line, field and what would do. Pure. */
 bool fgpu_limits_parse(const char *text, size_t size, struct fgpu_limits *out, char *reason, size_t reason_size);
 
-/* The limits of this session, read once per process; NULL if they cannot be read in full: refuse everything.
- * The reason is in the log by then. Thread-safe. */
+/* The limits of this session; NULL if they cannot be read in full: refuse everything. The reason is in the log by then.
+ * They are read again when their revision changes; those that can then not be read stay those that were known before, for
+ * what is not an allocation. Session, devices and their order never change. Thread-safe, and what was returned stays. */
 const struct fgpu_limits *fgpu_limits(void);
+
+/* Which revision of the limits is in force: another number after each change. 0 where they cannot change. */
+uint64_t fgpu_revision(void);
+
+/* Whether these are of the revision that is in force. */
+bool fgpu_limits_in_force(const struct fgpu_limits *limits);
 
 /* The index in `devices` of this UUID, or -1. */
 int fgpu_device_by_uuid(const char *uuid);
@@ -158,7 +166,7 @@ static inline void fgpu_launch_end(const struct fgpu_launch *launch, int result)
 void fgpu_wait_begins(void *stream, bool per_thread);
 
 /* True while no device of this session is limited in compute: then launch hooks call straight through. Constant after
- * the first call of fgpu_limits(). Loaded on every launch. */
+ * the first launch: a session whose slices are whole GPUs keeps them. Loaded on every launch. */
 extern _Atomic(bool) fgpu_unthrottled;
 
 /* A context was destroyed, or (`context` NULL) the primary one and whatever else the device had: its events are gone. */

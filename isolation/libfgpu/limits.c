@@ -1,4 +1,4 @@
-/* The limits of the session: read once, in full or not at all.
+/* The limits of the session: read in full or not at all, and again when their revision changes.
  *
  * Each limits file has one spelling: numbers have no leading zeros, fields have one order, one space stands between
  * them. So a file is either what the spawner wrote or refused. */
@@ -277,44 +277,113 @@ static long read_whole(char *text, size_t size, const char **why) {
     return *why == NULL ? got : -1;
 }
 
-/* The text has its place behind the limits, as the stack of a thread may be small. */
-struct pages {
-    struct fgpu_limits limits;
-    char text[FILE_BYTES + 1];
-};
+/* ---- Their revision ---- */
 
-static bool read_limits(struct pages *pages) {
-    char reason[256];
+/* A word that the host counts up after each change of the limits; without the file they never change. */
+static const _Atomic(uint64_t) never;
+static const _Atomic(uint64_t) *_Atomic revision;
+
+static bool find_revision(void) {
+    struct stat status;
     const char *why;
-    long size = read_whole(pages->text, sizeof pages->text, &why);
-    if (size < 0)
-        fgpu_log("limits", "the limits file %s; every allocation is refused", why);
-    else if (!fgpu_limits_parse(pages->text, (size_t)size, &pages->limits, reason, sizeof reason))
-        fgpu_log("limits", "the limits file is malformed: %s; every allocation is refused", reason);
-    else
+    if (atomic_load_explicit(&revision, memory_order_acquire) != NULL)
         return true;
-    return false;
+    const _Atomic(uint64_t) *found = &never;
+    errno = 0;
+    int descriptor = fgpu_open("revision", O_RDONLY, &status, &why);
+    if (descriptor >= 0) {
+        /* One that is too short would end every process that reads it. */
+        void *page = status.st_size < (off_t)sizeof *found
+                         ? MAP_FAILED
+                         : mmap(NULL, sizeof *found, PROT_READ, MAP_SHARED, descriptor, 0);
+        fgpu_close(descriptor);
+        why = "cannot be mapped";
+        found = page == MAP_FAILED ? NULL : page;
+    } else if (errno != ENOENT) {
+        found = NULL;
+    }
+    if (found == NULL) {
+        fgpu_log("revision", "the file revision %s; every allocation is refused", why);
+        return false;
+    }
+    const _Atomic(uint64_t) *nobodys = NULL;
+    if (!atomic_compare_exchange_strong(&revision, &nobodys, found) && found != &never)
+        munmap((void *)(uintptr_t)found, sizeof *found);
+    return true;
 }
 
+uint64_t fgpu_revision(void) {
+    const _Atomic(uint64_t) *word = atomic_load_explicit(&revision, memory_order_acquire);
+    return word == NULL ? 0 : atomic_load(word);
+}
+
+/* ---- Those that are known ---- */
+
+static bool read_limits(struct fgpu_limits *limits) {
+    char reason[256];
+    const char *why;
+    bool good = false;
+    /* Not on the stack, as that of a thread may be small. */
+    char *text = mmap(NULL, FILE_BYTES + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (text == MAP_FAILED)
+        return false;
+    long size = read_whole(text, FILE_BYTES + 1, &why);
+    if (size < 0)
+        fgpu_log("limits", "the limits file %s; every allocation is refused", why);
+    else if (!fgpu_limits_parse(text, (size_t)size, limits, reason, sizeof reason))
+        fgpu_log("limits", "the limits file is malformed: %s; every allocation is refused", reason);
+    else
+        good = true;
+    munmap(text, FILE_BYTES + 1);
+    return good;
+}
+
+/* What is counted by a device's place, and what contexts were charged, stays what it was. */
+static bool follows(const struct fgpu_limits *before, const struct fgpu_limits *after) {
+    bool same = before->session == after->session && before->device_count == after->device_count;
+    for (unsigned i = 0; same && i < after->device_count; i++)
+        same = strcmp(before->devices[i].uuid, after->devices[i].uuid) == 0 &&
+               before->devices[i].context_bytes == after->devices[i].context_bytes;
+    if (!same)
+        fgpu_log("changed", "the limits file has become another session's, or has other devices; every allocation is refused");
+    return same;
+}
+
+static const struct fgpu_limits unreadable;
+static const struct fgpu_limits *_Atomic result;
+
 /* Threads that ask at once each read the file, and the first result counts: no lock that a fork could leave locked.
- * The result is on pages of its own that nobody can write by mistake. */
-const struct fgpu_limits *fgpu_limits(void) {
-    static const struct fgpu_limits unreadable;
-    static const struct fgpu_limits *_Atomic result;
-    const struct fgpu_limits *found = atomic_load_explicit(&result, memory_order_acquire);
-    if (found == NULL) {
-        struct pages *mine = mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (mine == MAP_FAILED)
-            return NULL;
-        const struct fgpu_limits *outcome = &unreadable;
-        if (read_limits(mine) && mprotect(mine, sizeof *mine, PROT_READ) == 0)
-            outcome = &mine->limits;
-        if (atomic_compare_exchange_strong(&result, &found, outcome))
-            found = outcome;
-        if (found != &mine->limits)
-            munmap(mine, sizeof *mine);
+ * The result is on pages of its own that nobody can write by mistake, and that stay, as others may be reading them.
+ * What cannot be read at first stays so; what cannot be read again is asked for each time. */
+static __attribute__((noinline)) const struct fgpu_limits *read_again(const struct fgpu_limits *found) {
+    if (!find_revision())
+        return found;
+    struct fgpu_limits *mine = mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mine == MAP_FAILED)
+        return found;
+    const struct fgpu_limits *outcome = found == NULL ? &unreadable : found;
+    uint64_t now = fgpu_revision(); /* before the file, so that what is read is of this revision or a later one */
+    if (read_limits(mine) && (found == NULL || found == &unreadable || follows(found, mine))) {
+        mine->revision = now;
+        if (mprotect(mine, sizeof *mine, PROT_READ) == 0)
+            outcome = mine;
     }
+    if (outcome != found && atomic_compare_exchange_strong(&result, &found, outcome))
+        found = outcome;
+    if (found != mine)
+        munmap(mine, sizeof *mine);
+    return found;
+}
+
+const struct fgpu_limits *fgpu_limits(void) {
+    const struct fgpu_limits *found = atomic_load_explicit(&result, memory_order_acquire);
+    if (__builtin_expect(found == NULL || found->revision != fgpu_revision(), 0))
+        found = read_again(found);
     return found == &unreadable ? NULL : found;
+}
+
+bool fgpu_limits_in_force(const struct fgpu_limits *limits) {
+    return limits->revision == fgpu_revision();
 }
 
 int fgpu_device_by_uuid(const char *uuid) {

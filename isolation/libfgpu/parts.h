@@ -19,8 +19,13 @@ int fgpu_device_of(CUdevice device);
 /* The CUDA device of an index that fgpu_device_of() has returned. */
 CUdevice fgpu_ordinal_of(int device);
 
-/* What is held to: the limit, or for a share of the whole device what the driver says it has, if that is less. */
+/* What is held to: the limit in force, or for a share of the whole device what the driver says it has, if that is less.
+ * 0 while the limits have changed and cannot be read. */
 uint64_t fgpu_limit_of(int device);
+
+/* fgpu_reserve() within that limit. What is granted is within the limit that is in force when this returns: whoever makes
+ * the limit smaller and then sums what is committed sees all that was granted before. */
+enum fgpu_verdict fgpu_reserve_in_force(int device, uint64_t bytes);
 
 /* The total that NVML or the CUDA driver reports is shown as this; 0: the device is not to be used (logged). */
 uint64_t fgpu_visible_total(int device, uint64_t real_total);

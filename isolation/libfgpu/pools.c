@@ -251,7 +251,7 @@ static CUresult allocate_with(const struct request *request, struct pool *pool, 
     uint64_t growth = held > pool->charged ? held - pool->charged : 0;
     learn(unused, expected, growth);
     bool within = growth <= claimed ||
-                  fgpu_reserve(pool->device, growth - claimed, fgpu_limit_of(pool->device)) == FGPU_GRANTED;
+                  fgpu_reserve_in_force(pool->device, growth - claimed) == FGPU_GRANTED;
     if (within) {
         pool->charged += growth;
         if (growth < claimed)
@@ -284,10 +284,9 @@ static uint64_t claim_for(const struct pool *pool, uint64_t bytes) {
 /* At the limit, what the pool has free may serve: tried without a claim, and taken back if the pool has grown. Last, all
  * that nobody uses is given back to the device. */
 static CUresult allocate_at_the_limit(const struct request *request, struct pool *pool, uint64_t bytes) {
-    uint64_t limit = fgpu_limit_of(pool->device);
     fgpu_settle(pool->device);
     uint64_t claim = claim_for(pool, bytes);
-    if (fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED)
+    if (fgpu_reserve_in_force(pool->device, claim) == FGPU_GRANTED)
         return allocate_with(request, pool, claim);
     if (growth_for(pool, bytes) == 0) {
         CUresult result = allocate_with(request, pool, 0);
@@ -296,15 +295,15 @@ static CUresult allocate_at_the_limit(const struct request *request, struct pool
     }
     fgpu_trim(pool->device);
     claim = claim_for(pool, bytes);
-    if (fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED)
+    if (fgpu_reserve_in_force(pool->device, claim) == FGPU_GRANTED)
         return allocate_with(request, pool, claim);
     if (step <= USUAL_STEP)
         return CUDA_ERROR_OUT_OF_MEMORY;
     /* Nothing would ever show that steps are not that large, if all that is smaller were refused. */
     step = USUAL_STEP;
     claim = claim_for(pool, bytes);
-    return fgpu_reserve(pool->device, claim, limit) == FGPU_GRANTED ? allocate_with(request, pool, claim)
-                                                                    : CUDA_ERROR_OUT_OF_MEMORY;
+    return fgpu_reserve_in_force(pool->device, claim) == FGPU_GRANTED ? allocate_with(request, pool, claim)
+                                                                      : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult allocate_in(const struct request *request, struct pool *pool) {
@@ -319,7 +318,7 @@ static CUresult allocate_in(const struct request *request, struct pool *pool) {
         return ask(request);
     }
     uint64_t claim = claim_for(pool, bytes);
-    enum fgpu_verdict verdict = fgpu_reserve(pool->device, claim, fgpu_limit_of(pool->device));
+    enum fgpu_verdict verdict = fgpu_reserve_in_force(pool->device, claim);
     CUresult result = verdict == FGPU_GRANTED ? allocate_with(request, pool, claim) : CUDA_ERROR_OUT_OF_MEMORY;
     /* Where it would have grown by more than was claimed, its free memory was in pieces: given back, it may do. */
     return verdict == FGPU_REFUSED || result != CUDA_ERROR_OUT_OF_MEMORY ? result

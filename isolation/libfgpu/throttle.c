@@ -18,7 +18,6 @@
 
 _Atomic(bool) fgpu_unthrottled;
 
-static struct slots slots_of[FGPU_MAX_DEVICES];
 static struct context *_Atomic contexts[CONTEXTS];
 static _Atomic(int) captures;
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -28,12 +27,8 @@ static __attribute__((noinline)) void read_limits(void) {
     const struct fgpu_limits *limits = fgpu_limits();
     bool any = false;
     pthread_mutex_lock(&contexts_lock);
-    for (unsigned n = 0; !limits_known && limits != NULL && n < limits->device_count; n++) {
-        if (limits->devices[n].compute) {
-            slots_from_limits(&slots_of[n], &limits->devices[n]);
-            any = true;
-        }
-    }
+    for (unsigned n = 0; !limits_known && limits != NULL && n < limits->device_count; n++)
+        any |= limits->devices[n].compute;
     if (!limits_known)
         atomic_store(&fgpu_unthrottled, !any);
     atomic_store(&limits_known, true);
@@ -50,16 +45,35 @@ void fgpu_throttle_forget(void) {
 
 /* ---- Contexts ---- */
 
+/* What there is of the device from now on. */
+static void take_slots(struct context *context, const struct fgpu_limits *limits) {
+    const struct fgpu_device *device = &limits->devices[context->device];
+    context->limits = limits;
+    if (device->slot_count == 0)
+        return; /* compute is not limited any more: what has begun goes on as it was */
+    slots_from_limits(&context->slots_held, device);
+    context->slots_held.revision = limits->revision;
+    context->slots = &context->slots_held;
+    context->slot = (struct slot){0};
+    context->lending.own = device->lending;
+    context->lending.most = device->most_percent;
+    context->lending.slots = device->compute_percent;
+}
+
+/* The slice may have become another one. Asked before each launch: it is two loads. */
+static inline void see_limits(struct context *context) {
+    const struct fgpu_limits *limits = fgpu_limits();
+    if (__builtin_expect(limits != context->limits && limits != NULL, 0))
+        take_slots(context, limits);
+}
+
 /* With the lock held: a place that is free becomes this context's. */
 static void begin_context(struct context *context, CUcontext handle, int device) {
     memset(&context->sentinels, 0, sizeof *context - offsetof(struct context, sentinels));
     context->device = device;
     context->account = fgpu_time_account(device);
-    context->slots = &slots_of[device];
-    const struct fgpu_device *limits = &fgpu_limits()->devices[device];
-    context->lending = (struct lending){.own = limits->lending, .most = limits->most_percent,
-                                        .slots = limits->compute_percent};
-    context->said_until = limits->lending == 0 ? UINT64_MAX : 0;
+    take_slots(context, fgpu_limits());
+    context->said_until = context->lending.own == 0 ? UINT64_MAX : 0;
     context->patience = THROTTLE_PATIENCE_NS;
     atomic_store_explicit(&context->handle, handle, memory_order_release);
 }
@@ -275,6 +289,7 @@ static __attribute__((noinline)) uint64_t pass(struct context *context, uint64_t
     uint64_t since = 0, settled = context->settled;
     for (;;) {
         uint64_t now = fgpu_now();
+        see_limits(context);
         if (__builtin_expect(now >= context->said_until, 0))
             say_busy(context, now);
         if (context->closed_count > 0 && now > context->began_at + context->in_flight) {
@@ -346,6 +361,7 @@ void fgpu_launch_begin(struct fgpu_launch *launch) {
     if (__builtin_expect(capture, 0) && !begin_captured(handle, &mode))
         return;
     pthread_mutex_lock(&context->lock);
+    see_limits(context);
     uint64_t now = fgpu_now();
     struct kind *kind = batches_kind(context, key);
     if (__builtin_expect(!is_open(context, kind, now), 0)) {

@@ -59,7 +59,9 @@ struct context {
     struct sentinels sentinels;
     int device;
     struct fgpu_time_account *account;
-    const struct slots *slots;
+    const struct fgpu_limits *limits; /* that the slots are from */
+    const struct slots *slots;        /* those below */
+    struct slots slots_held;
     struct slot slot;  /* the one that was last asked for */
     uint64_t entitled; /* at its end */
     struct lending lending;

@@ -84,6 +84,26 @@ static void tell_amounts(struct json *json, int descriptor, const char *processe
     }
 }
 
+/* Of each device, what all of them hold: no more is granted by an older limit than what is committed here. */
+static void tell_held(struct json *json, int descriptor)
+{
+    for (unsigned device = 0; device < FGPU_MAX_DEVICES; device++) {
+        uint64_t sum = 0;
+
+        for (unsigned slot = 0; slot < REGION_SLOTS; slot++) {
+            uint64_t amount = 0;
+            off_t place = (off_t)(offsetof(struct region, cell[0][0].committed) +
+                                  (device * REGION_SLOTS + slot) * sizeof(struct region_cell));
+
+            if (held[slot] && pread(descriptor, &amount, sizeof(amount), place) != (ssize_t)sizeof(amount))
+                amount = (uint64_t)1 << 62; /* not known: too much */
+            sum += amount;
+        }
+        json_next(json);
+        json_number(json, sum);
+    }
+}
+
 /* It has memory of its own: neither ended, nor being taken apart, which with a GPU can take a while. */
 static bool runs(unsigned long process)
 {
@@ -131,6 +151,11 @@ void probe_slots(struct json *json, const struct options *options)
     json_raw(json, "[");
     if (descriptor >= 0)
         tell_amounts(json, descriptor, options->processes);
+    json_raw(json, "]");
+    json_name(json, "held");
+    json_raw(json, "[");
+    if (descriptor >= 0)
+        tell_held(json, descriptor);
     json_raw(json, "]");
     if (descriptor >= 0)
         close(descriptor);

@@ -300,6 +300,10 @@ const struct fgpu_limits *fgpu_limits(void) {
     return &running->process->tenant->limits;
 }
 
+uint64_t fgpu_revision(void) {
+    return fgpu_limits()->revision;
+}
+
 struct fgpu_time_account *fgpu_time_account(int device) {
     (void)device;
     return &running->process->tenant->account;

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         SessionState,
         Share,
         ShareMode,
+        Size,
         Snapshot,
         Usage,
         WaitReason,
@@ -86,9 +87,10 @@ if TYPE_CHECKING:
     )
     from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
     from fgpu_scheduler.core.reconcile import Observed
-    from fgpu_scheduler.core.records import Measured, Past, Spent
+    from fgpu_scheduler.core.records import Measured, Past, Spent, held_between
     from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
     from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
+    from fgpu_scheduler.core.resizing import Amount, NotResized, fixed, grows, left_for, resized
     from fgpu_scheduler.core.shares import takes_model as takes_model
     from fgpu_scheduler.core.starts import Ahead
     from fgpu_scheduler.core.unblocking import Unblocking
@@ -164,6 +166,7 @@ if TYPE_CHECKING:
         listed_quotas,
     )
     from fgpu_scheduler.store.quotas import limits_words
+    from fgpu_scheduler.store.resizes import Resize, Resizes, ResizeState
     from fgpu_scheduler.store.retention import Retention
     from fgpu_scheduler.store.store import Store
 else:

@@ -15,6 +15,7 @@ from fgpu_scheduler.core.forecast import Forecast, Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
 from fgpu_scheduler.core.records import Event, Past, Spent
 from fgpu_scheduler.core.request_forecast import Beside, RequestForecast
+from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.errors import FGPUError
 
@@ -168,6 +169,24 @@ class Queue(Protocol):
         """Commit what the owner of a running session is warned of, and what it may be ended for; None: of nothing.
 
         One that is not RUNNING any more is left as it is.
+        """
+        ...
+
+    async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
+        """Return a running session as it would be with another amount of its GPU, or what is against it now.
+
+        Raises:
+            UnknownSession: there is none with this id.
+        """
+        ...
+
+    async def resize(self, session_id: int, amount: Amount) -> Session | NotResized:
+        """Commit that a running session holds another amount of its GPU from now on; or return what is against it.
+
+        What it gives back is free at once. It takes nothing that is kept for somebody who waits.
+
+        Raises:
+            UnknownSession: there is none with this id.
         """
         ...
 

@@ -121,8 +121,8 @@ def test_a_session_cannot_change_its_limits(engine: Engine, half: Running) -> No
 def test_the_limits_are_read_only_on_the_host_too(half: Running, shared_hub: DockerHub) -> None:
     path = shared_hub.data / "limits" / str(half.session.id) / "limits"
     assert path.stat().st_mode & 0o777 == 0o444
-    mount = next(m for m in half.container["Mounts"] if m["Destination"] == "/run/fgpu/limits")
-    assert (mount["Type"], mount["RW"], mount["Source"]) == ("bind", False, str(path))
+    mount = next(m for m in half.container["Mounts"] if m["Destination"] == "/run/fgpu")
+    assert (mount["Type"], mount["RW"], mount["Source"]) == ("bind", False, str(path.parent))
 
 
 def test_the_environment_informs_and_limits_nothing(engine: Engine, half: Running) -> None:

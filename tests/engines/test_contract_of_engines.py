@@ -13,8 +13,8 @@ from labs import Lab, MachineLab
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Ended, Endpoint, Engine, EngineSilent, LaunchFailed, PullFailed
 from fgpuspawner.hub.session_server import it_answers
+from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Image
-from fgpuspawner.spawner.verification import Verification
 
 PATIENCE_S = 60
 

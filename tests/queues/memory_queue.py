@@ -31,6 +31,7 @@ from fgpu_scheduler.core.model import (
     Snapshot,
     WaitReason,
 )
+from fgpu_scheduler.core.resizing import Amount, NotResized, resized
 from fgpu_scheduler.core.settling import settled
 from fgpu_scheduler.errors import NoRoom, SessionExists, TooManyPending, UnknownSession
 from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
@@ -97,6 +98,17 @@ class MemoryQueue(Queue):
         if session.state not in (S.SCHEDULED, *LAUNCHING, S.RUNNING):
             raise SessionEnded(session)
         return session
+
+    async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
+        session = await self.session(session_id)
+        return resized(await self.snapshot(), session, amount)
+
+    async def resize(self, session_id: int, amount: Amount) -> Session | NotResized:
+        found = await self.resizable(session_id, amount)
+        if isinstance(found, Session):
+            self._put(found)
+            self._fill()
+        return found
 
     @contextlib.contextmanager
     def launching(self, session_id: int) -> Iterator[None]:

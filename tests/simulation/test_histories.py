@@ -17,7 +17,7 @@ from fgpu_scheduler.testing.virtual import VirtualLoop
 ROOT = Path(__file__).parents[2]
 EVENTS = 120
 SEEDS = range(6)
-FILE_SEEDS = range(100, 102)
+FILE_SEEDS = range(105, 107)
 SLOW_SEEDS = range(1000, 1100)
 SLOW_FILE_SEEDS = range(2000, 2020)
 
@@ -42,6 +42,7 @@ ASKED = [
 ]
 STARTED = [
     *("starts as promised", "starts on several devices", "queued again", "kept", "extended"),
+    *("grown", "shrunk"),
     *("starts on the model liked most", "starts on a model liked less"),
     *(f"starts a share of {mode}" for mode in ShareMode),
     *(f"starts beside a quota of {scope}" for scope in QuotaScope),

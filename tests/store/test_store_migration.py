@@ -18,6 +18,7 @@ from fgpu_scheduler.core.model import (
     Session,
     Share,
     ShareMode,
+    Size,
     WaitReason,
 )
 from fgpu_scheduler.store import migrations
@@ -136,6 +137,7 @@ FULL_SESSION = Session(
     2**33 + 4,
     2**33 + 5,
     (RefusedNode("n1", 2**33 + 6, 3, 'no "room"'), RefusedNode("n2", 7, 1, "tainted")),
+    (Size(2**33 + 7, 250, 250_000, 2048, 25), Size(2**33 + 8, 750, 750_000, 6144, 75)),
 )
 
 

@@ -22,6 +22,7 @@ from fgpuspawner.engines.base import (
     Engine,
     HubSide,
     Installation,
+    Launched,
     LaunchFailed,
     LaunchSpec,
 )
@@ -63,6 +64,7 @@ class LocalEngine(Engine):
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     def open(self, hub: HubSide) -> None:
+        self._folder_of = hub.isolation.folder
         self._processes.forget_ended()
 
     async def observe(self) -> Seen:
@@ -108,7 +110,7 @@ class LocalEngine(Engine):
         self, session: Session, command: Sequence[str], *, told: Mapping[str, str], timeout_s: float
     ) -> Answer:
         """Run a probe beside the server, with the environment that the server and its children really have."""
-        port, folder = self._launched[session.id]
+        port, folder = self._launched.get(session.id) or self._known(session)
         look = functools.partial(self._processes.environment, session, port)
         environment = await self._in(self._lookers, look)
         if environment is None:
@@ -116,6 +118,13 @@ class LocalEngine(Engine):
         program, *arguments = command
         words = [str(folder / program), *arguments]
         return await in_a_thread_of_its_own(run_beside, words, environment, timeout_s)
+
+    def _known(self, session: Session) -> tuple[int, Path]:
+        """Return port and folder of a session that an earlier Hub process has started."""
+        launched = Launched.from_json(session.launched)
+        if launched is None:
+            raise LaunchFailed("it is not known where the session's server is")
+        return launched.port, self._folder_of(session.id)
 
     async def stop(self, session: Session, *, now: bool) -> bool:
         self._launched.pop(session.id, None)

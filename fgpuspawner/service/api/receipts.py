@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import Past
+from fgpu_scheduler import Past, held_between
 from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
@@ -80,11 +80,13 @@ def gpu_hours(past: Past, world: World, until_s: int) -> float:
     session = past.session
     if session.placement is None or session.scheduled_at_s is None:
         return 0.0
-    return gpus_of(past, world) * max(0, until_s - session.scheduled_at_s) / 3600
+    now_millionths = round(1_000_000 * gpus_of(past, world))
+    held = held_between(session.scheduled_at_s, until_s, session.sizes, 0, now_millionths)
+    return sum((to_s - from_s) * millionths for from_s, to_s, _, millionths in held) / 1_000_000 / 3600
 
 
 def gpus_of(past: Past, world: World) -> float:
-    """Return how many GPUs a session's shares come to.
+    """Return how many GPUs the shares that a session has now come to.
 
     As it was measured while it ran; of one that was not, by what its GPUs are worth now, or else by its compute.
     """

@@ -36,6 +36,7 @@ from fgpuspawner.service.model import (
     share_is_simulated,
     whose,
 )
+from fgpuspawner.service.slices import resize_object
 from fgpuspawner.text.sessions import (
     WITHDRAWN,
     ahead_words,
@@ -97,6 +98,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "can_save": may_save(session, world, viewer),
         "meter": meter_object(meter_of(session, world)),
         "disk": _disk(session, world, viewer),
+        "resize": resize_object(session, world),
     }
 
 

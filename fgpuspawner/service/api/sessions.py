@@ -1,12 +1,14 @@
-"""The API's sessions: those that are there, one of them, ending, keeping and extending it."""
+"""The API's sessions: those that are there, one of them, ending, keeping, extending and resizing it."""
 
 from __future__ import annotations
 
 from fgpuspawner import scopes
 from fgpuspawner.service.api.base import Api, sent_json
 from fgpuspawner.service.api.session_objects import sessions_object
+from fgpuspawner.service.handler import needs
 from fgpuspawner.service.model import live_sessions
-from fgpuspawner.service.problems import bad_argument
+from fgpuspawner.service.problems import bad_argument, forbidden
+from fgpuspawner.service.resizing import FIELDS, resize_session
 from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
 
 ENDED_SHOWN = 50
@@ -28,6 +30,12 @@ class OneSession(Api):
 
     async def delete(self, session_id: str) -> None:
         await self.answer_session(await end_session(self, session_id, message=self._message()), status=202)
+
+    async def patch(self, session_id: str) -> None:
+        if not self.hub_auth.check_scopes(scopes.KEEP, self.current_user):
+            raise forbidden(needs(scopes.KEEP))
+        session = await resize_session(self, session_id, self.body(FIELDS))
+        await self.answer_session(session, status=202)
 
     def _message(self) -> str:
         """Return the message in the JSON object that was sent, if there is one."""

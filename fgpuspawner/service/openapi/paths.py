@@ -55,6 +55,15 @@ PATHS = paths(
         errors=("502",),
     ),
     call(
+        "PATCH /sessions/{id}",
+        "resizeSession",
+        "Give a running session another amount of its GPU",
+        "one_session",
+        body=some_of("fgpu:amount gpu_memory_mib:count compute_percent:count"),
+        status="202",
+        scope=scopes.KEEP,
+    ),
+    call(
         "POST /sessions/{id}/keep",
         "keepSession",
         "Put off the end of an idle session",

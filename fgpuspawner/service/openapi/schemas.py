@@ -47,6 +47,12 @@ SCHEMAS: dict[str, Schema] = {
         can_keep:yes_no extend_by_s:count? url:text pending_url:text can_save:yes_no meter:meter? disk:text?
         """,
         state=STATE,
+        resize=maybe(
+            thing(
+                "why_not:text? amounts:amount[] asked:text? message:text?",
+                state=maybe(one_of("ASKED", "DONE", "REFUSED")),
+            )
+        ),
         gpus=many(
             thing("uuid:text model:text? fgpu:amount memory_mib:count compute_percent:count simulated:yes_no")
         ),

@@ -47,7 +47,15 @@ RANGE_GRAIN_S = 300
 """Ends of a range are told to five minutes; one that is not longer than two of these is an instant."""
 
 
-IN_WORDS = ("meter", "expected_start_at_s", "early_start_at_s", "late_start_at_s", "pull", "waits_for")
+IN_WORDS = (
+    "meter",
+    "expected_start_at_s",
+    "early_start_at_s",
+    "late_start_at_s",
+    "pull",
+    "waits_for",
+    "resize",
+)
 """Of a session's object: what moves more often than the words that a line has for it."""
 
 
@@ -73,6 +81,8 @@ class Row:
     time_limit: str
     interrupted_from_s: int | None
     extend_by: str
+    can_resize: bool
+    resizing: str
     room: str
     open_url: str | None
     wait_url: str | None
@@ -125,6 +135,8 @@ def row(session: Json, hub_host: str = "") -> Row:
         time_limit="" if session["time_limit_s"] is None else duration(session["time_limit_s"]),
         interrupted_from_s=_interrupted_from_s(session),
         extend_by=duration(session["extend_by_s"] or 0),
+        can_resize=session["resize"] is not None and session["resize"]["why_not"] is None,
+        resizing=resizing_words(session["resize"]),
         room=f"{session['cpu']} CPU, {memory_words(session['memory_mib'])} memory",
         # Others' servers are not for an administrator to walk into from here.
         open_url=own_path + session["url"] if running and own_path is not None else None,
@@ -154,6 +166,15 @@ def saving_words(saving: Json | None) -> str:
         return ""
     how_far = saving["message"] or "it waits for its turn"
     return f"being saved as {saving['name']}: {how_far}"
+
+
+def resizing_words(resize: Json | None) -> str:
+    """Return what became of the last wish to resize a session; empty where it has it, or nothing was wished."""
+    if resize is None or resize["state"] in (None, "DONE"):
+        return ""
+    if resize["state"] == "ASKED":
+        return f"being resized to {resize['asked']}"
+    return f"not resized to {resize['asked']}: {resize['message']}"
 
 
 def ahead_words(ahead: int) -> str:

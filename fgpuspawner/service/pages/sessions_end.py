@@ -1,12 +1,15 @@
-"""Ending, keeping and extending a session without scripts: what the script does in a dialogue."""
+"""Ending, keeping, extending and resizing a session without scripts: what the script does in a dialogue."""
 
 from __future__ import annotations
 
-from fgpu_scheduler import MOST_MESSAGE_TEXT
+from fgpu_scheduler import MOST_MESSAGE_TEXT, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.pages.base import PageHandler
+from fgpuspawner.service.resizing import FIELDS, resize_session
 from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
+
+MOST_DIGITS = 10
 
 
 class EndPage(PageHandler):
@@ -20,6 +23,37 @@ class EndPage(PageHandler):
 
     async def post(self, session_id: str) -> None:
         await end_session(self, session_id, message=self.field("message"))
+        self.redirect(self.service.prefix, status=303)
+
+
+class ResizePage(PageHandler):
+    """Asks which amount a running session is to have, and has the Hub give it that."""
+
+    needs_scope = scopes.KEEP
+
+    async def get(self, session_id: str) -> None:
+        session = await self.visible_session(session_id)
+        world = await self.service.reader.world()
+        shown = session_object(session, world, self.viewer, self.service.site)
+        resize = shown["resize"]
+        memory_mib = shown["gpu_memory_mib"]
+        self.render(
+            "resize.html",
+            session=shown,
+            gpu_memory="" if memory_mib is None else memory_words(memory_mib),
+            exact=session.request.gpu_memory_mib is not None,
+            percent=session.request.compute_percent,
+            why_not="Only a running session can be resized." if resize is None else resize["why_not"],
+            xsrf=self.xsrf,
+        )
+
+    async def post(self, session_id: str) -> None:
+        given: dict[str, object] = {name: text for name in FIELDS if (text := self.field(name))}
+        for name in FIELDS[1:]:
+            number = self.field(name)
+            if number.isascii() and number.isdigit() and len(number) < MOST_DIGITS:
+                given[name] = int(number)
+        await resize_session(self, session_id, given)
         self.redirect(self.service.prefix, status=303)
 
 

@@ -190,6 +190,17 @@ class Placement:
     shares: tuple[Share, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a session held until an instant, when it was resized: fGPU x 1000, millionths of a GPU, memory and compute."""
+
+    until_s: int
+    fgpu_milli: int
+    gpu_millionths: int
+    memory_mib: int
+    compute_percent: int
+
+
 REFUSED_S = 30
 REFUSED_MOST_S = 300
 """So long a node that was refused is left out at first, and, doubled each time, at the most."""
@@ -223,7 +234,8 @@ class Session:
     first of those that it goes back to. ``asked_priority`` is what its user asked for, where an administrator has given
     it another priority since. ``queued_at_s`` is when one was queued again; its submission is that of the one before.
     ``extended_s`` is what its owner has added to the time limit that was asked for. ``refused`` are the nodes that it
-    was placed on and then not given, the last one last.
+    was placed on and then not given, the last one last. ``sizes`` are the amounts that it held before the one it has,
+    in order; its request is for that one.
     """
 
     id: int
@@ -251,6 +263,7 @@ class Session:
     queued_at_s: int | None = None
     extended_s: int = 0
     refused: tuple[RefusedNode, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
     def left_out(self, now_s: int) -> tuple[RefusedNode, ...]:
         """Return the nodes that it is not put on now, because it was refused there a moment ago."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fgpu_scheduler.core.model import Session, SessionState
+from fgpu_scheduler.core.model import Session, SessionState, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Event:
     - "idle": IDLE since it is, or None (not any more);
     - "kept": IDLE, when the owner asked to keep it all the same;
     - "extended": TIME_LIMIT, when the owner has made its time limit longer;
+    - "resized": the amount that it had and the one that it has;
+    - "answered": what became of a wish to resize it, DONE or REFUSED;
     - "priority": the priority that it had and the one that an administrator gave it;
     - "nodes" and "quotas", of no session: what became of which node or quota;
     - "history", of no session: how much of what ended long ago was forgotten;
@@ -74,7 +77,8 @@ class Past:
 class Spent:
     """A session that held shares: of what it was, when, and how much, in thousandths of a GPU and of an fGPU.
 
-    It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still.
+    It held them from ``scheduled_at_s`` until ``ended_at_s``; None: it holds them still. ``sizes`` are what it held
+    before it was resized.
     """
 
     session_id: int
@@ -88,3 +92,21 @@ class Spent:
     ended_at_s: int | None
     gpu_millionths: int
     fgpu_milli: int
+    sizes: tuple[Size, ...] = ()
+
+    def held(self, until_s: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield from when until when it held how much, in thousandths of an fGPU and millionths of a GPU, until then."""
+        return held_between(self.scheduled_at_s, until_s, self.sizes, self.fgpu_milli, self.gpu_millionths)
+
+
+def held_between(
+    since_s: int, until_s: int, sizes: Iterable[Size], fgpu_milli: int, gpu_millionths: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the stretches in which a session held one amount each, and last the one that it has; see `Spent.held`."""
+    for size in sizes:
+        to_s = min(size.until_s, until_s)
+        if to_s > since_s:
+            yield since_s, to_s, size.fgpu_milli, size.gpu_millionths
+            since_s = to_s
+    if until_s > since_s:
+        yield since_s, until_s, fgpu_milli, gpu_millionths

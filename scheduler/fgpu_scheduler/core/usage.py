@@ -23,7 +23,13 @@ def fgpu_seconds(session: Session, now_s: int) -> int:
     if session.placement is None or session.scheduled_at_s is None:
         return 0
     until_s = now_s if session.ended_at_s is None else session.ended_at_s
-    return taken_milli(session) * max(0, until_s - session.scheduled_at_s)
+    if not session.sizes:
+        return taken_milli(session) * max(0, until_s - session.scheduled_at_s)
+    used, since_s = 0, session.scheduled_at_s
+    for size in session.sizes:
+        used += size.fgpu_milli * max(0, size.until_s - since_s)
+        since_s = max(since_s, size.until_s)
+    return used + taken_milli(session) * max(0, until_s - since_s)
 
 
 def taken_milli(session: Session) -> int:

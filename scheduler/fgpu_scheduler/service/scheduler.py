@@ -12,25 +12,30 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fgpu_scheduler.core import resizing
 from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.forecast import Forecast
 from fgpu_scheduler.core.lifecycle import LAUNCHING
 from fgpu_scheduler.core.model import EndCause, Node, NodeState, Quota, Session, SessionState, Snapshot
 from fgpu_scheduler.core.planner import Memory, Policy, plan
 from fgpu_scheduler.core.reclaim import AllRules
+from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import duration
-from fgpu_scheduler.errors import InvalidTransition, StaleVersion
+from fgpu_scheduler.errors import InvalidTransition, StaleVersion, StoreUnavailable, UnknownSession
 from fgpu_scheduler.ports import Activity, Clock, Launcher, SystemClock
 from fgpu_scheduler.service.forecasts import Forecasts
 from fgpu_scheduler.service.healing import Healer
 from fgpu_scheduler.service.reclaiming import Reclaiming
 from fgpu_scheduler.service.steps import Steps
 from fgpu_scheduler.service.store_thread import AGAIN_S
+from fgpu_scheduler.store.sessions import amount_words
 from fgpu_scheduler.store.store import Store
 
 log = logging.getLogger("fgpu.scheduler")
 
 S = SessionState
+WRITTEN_ANEW = 20
+"""So often a decision is made anew because somebody else wrote in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,54 @@ class Scheduler(Steps):
                 if decided.version == refused:
                     raise
                 read, refused, self._memory = self.store.snapshot, decided.version, Memory()
+
+    async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
+        found, _ = await self.call(self._resized, session_id, amount)
+        return found
+
+    async def resize(self, session_id: int, amount: Amount) -> Session | NotResized:
+        before = await self.session(session_id)
+        found = await self.call(self._resize, session_id, amount)
+        if isinstance(found, Session) and found != before:
+            log.info(
+                "Session %d (%s/%s): resized, %s -> %s",
+                found.id,
+                found.request.user,
+                found.request.server_name,
+                amount_words(before),
+                amount_words(found),
+            )
+            self.nudge()
+            # What it has given back somebody may have.
+            self.wake()
+        return found
+
+    def _resized(self, session_id: int, amount: Amount) -> tuple[Session | NotResized, int]:
+        """Return what would become of a session, and at which version; in the store's thread."""
+        world = self.store.snapshot(self.clock.now_s())
+        session = world.session(session_id)
+        if session is None:
+            known = self.store.session(session_id)
+            if known is None:
+                raise UnknownSession(f"there is no session {session_id}")
+            return NotResized.NOT_RUNNING, world.version
+        found = resizing.resized(world, session, amount)
+        if isinstance(found, Session) and found.placement != session.placement:
+            assert session.placement is not None
+            assert found.placement is not None
+            grown = resizing.grows(session.placement.shares[0], found.placement.shares[0])
+            if grown and resizing.takes_what_is_kept(world, found, self.policy):
+                return NotResized.PROMISED, world.version
+        return found, world.version
+
+    def _resize(self, session_id: int, amount: Amount) -> Session | NotResized:
+        for _ in range(WRITTEN_ANEW):
+            found, version = self._resized(session_id, amount)
+            if isinstance(found, NotResized):
+                return found
+            with contextlib.suppress(StaleVersion):  # Somebody else wrote meanwhile.
+                return self.store.resize(session_id, amount, version, now_s=self.clock.now_s())
+        raise StoreUnavailable("the scheduler's database changes too fast; try again in a moment")
 
     async def _resuming(self) -> bool:
         """Return whether placing has to wait until the requests of the last run are back in their order."""

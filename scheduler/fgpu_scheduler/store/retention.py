@@ -11,7 +11,16 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, not_, or_,
 
 from fgpu_scheduler.core.asked import counted_ids
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.schema import end_messages, events, foretold, is_live, meters, sessions, shares
+from fgpu_scheduler.store.schema import (
+    end_messages,
+    events,
+    foretold,
+    is_live,
+    meters,
+    resizes,
+    sessions,
+    shares,
+)
 
 STEP = 200
 """So many rows are forgotten in one transaction."""
@@ -73,7 +82,7 @@ class Retention:
 
 
 def _forget(connection: Connection, ids: Sequence[int]) -> None:
-    for table in (meters, shares, end_messages, foretold):
+    for table in (meters, shares, end_messages, foretold, resizes):
         connection.execute(delete(table).where(table.c.session_id.in_(ids)))
     connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 

@@ -23,6 +23,7 @@ from fgpu_scheduler.core.model import (
     SessionState,
     Share,
     ShareMode,
+    Size,
     WaitReason,
 )
 from fgpu_scheduler.core.records import Event
@@ -65,6 +66,8 @@ _REQUEST = {f.name: "user_name" if f.name == "user" else f.name for f in fields(
 _LIFE = tuple(f.name for f in fields(Session) if f.name not in ("id", "request", "placement"))
 """The fields of a session that are columns of the same names, and change in its life."""
 _life = attrgetter(*_LIFE)
+_SIZED = ("fgpu_milli", "gpu_memory_mib", "compute_percent")
+"""What changes of a request when its session is resized."""
 _WORDS: dict[str, type[StrEnum]] = {
     "state": SessionState,
     "wait_reason": WaitReason,
@@ -91,6 +94,7 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
     for name, word in _WORDS.items():
         if life[name] is not None:
             life[name] = word(life[name])
+    life["sizes"] = sizes_of(life["sizes"])
     life["refused"] = () if life["refused"] == NONE else _refused_of(life["refused"])
     placement = None if node_id is None else Placement(node_id, tuple(held.get(id_, ())))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
@@ -98,6 +102,11 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
 
 def _refused_of(column: str) -> tuple[RefusedNode, ...]:
     return tuple(RefusedNode(*node) for node in json.loads(column))
+
+
+def sizes_of(column: str) -> tuple[Size, ...]:
+    """Return what a session held before it was resized, of a column; almost none was, and is parsed."""
+    return () if column == NONE else tuple(Size(*size) for size in json.loads(column))
 
 
 def groups_of(column: str) -> tuple[str, ...]:
@@ -111,7 +120,7 @@ def models_of(column: str | None) -> tuple[str, ...]:
 
 
 def request_values(request: Request) -> dict[str, Any]:
-    """Return the columns that a session has from its request and never changes."""
+    """Return the columns that a session has from its request."""
     values = {column: getattr(request, name) for name, column in _REQUEST.items()}
     models = json.dumps(request.gpu_models) if request.gpu_models else None
     return {**values, "groups": json.dumps(request.groups), "gpu_models": models}
@@ -131,6 +140,11 @@ def life_values(session: Session, before: Session | None = None) -> dict[str, An
         values["refused"] = (
             json.dumps([astuple(node) for node in session.refused]) if session.refused else NONE
         )
+    if "sizes" in values:
+        values["sizes"] = json.dumps([astuple(size) for size in session.sizes]) if session.sizes else NONE
+    if before is not None and session.request is not before.request:
+        asked, was_asked = session.request, before.request
+        values |= {n: getattr(asked, n) for n in _SIZED if getattr(asked, n) != getattr(was_asked, n)}
     if before is None or session.placement is not before.placement:
         values["node_id"] = session.placement.node_id if session.placement else None
     return values

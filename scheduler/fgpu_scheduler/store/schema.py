@@ -120,6 +120,8 @@ sessions = Table(
     Column("extended_s", BigInteger, nullable=False, server_default="0"),
     # A JSON array of the nodes that it was placed on and not given.
     Column("refused", Text, nullable=False, server_default="[]"),
+    # A JSON array of what it held before it was resized.
+    Column("sizes", Text, nullable=False, server_default="[]"),
     # Ids are never reused, even after the newest row were deleted: they name containers.
     sqlite_autoincrement=True,
 )
@@ -187,6 +189,20 @@ banner = Table(
     Column("set_by", Text, nullable=False),
     Column("set_at_s", BigInteger, nullable=False),
     CheckConstraint("id = 1", name="fgpu_banner_one_row"),
+)
+
+resizes = Table(
+    "fgpu_resizes",
+    metadata,
+    # The last wish for a session's slice, and what became of it.
+    Column("session_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("fgpu_milli", BigInteger, nullable=False),
+    Column("gpu_memory_mib", BigInteger),
+    Column("compute_percent", Integer),
+    Column("state", Text, nullable=False),
+    Column("message", Text),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_at_s", BigInteger, nullable=False),
 )
 
 end_messages = Table(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
-from fgpu_scheduler.core import lifecycle, reclaim, settling
+from fgpu_scheduler.core import lifecycle, reclaim, resizing, settling
 from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import (
@@ -25,6 +25,8 @@ from fgpu_scheduler.core.model import (
 )
 from fgpu_scheduler.core.planner import Plan
 from fgpu_scheduler.core.reclaim import End, Reclaim
+from fgpu_scheduler.core.resizing import Amount, NotResized
+from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
 from fgpu_scheduler.errors import InvalidTransition, NoRoom, SessionExists, StaleVersion, TooManyPending
 from fgpu_scheduler.store import quotas as accounts
@@ -356,6 +358,27 @@ class SessionStore(ABC):
                 write.event("ends", new)
             return new
 
+    def resize(self, session_id: int, amount: Amount, version: int, *, now_s: int) -> Session | NotResized:
+        """Give a running session another amount of its GPU, as decided on the snapshot of ``version``.
+
+        Returns what is against it, if anything is; then nothing is written.
+
+        Raises:
+            UnknownSession: no session has this id.
+            StaleVersion: the store has changed since.
+        """
+        with self.writing(now_s=now_s) as write:
+            self._check_version(write, version)
+            old = write.one(session_id)
+            new = resizing.resized(write.world.snapshot(now_s), old, amount)
+            if isinstance(new, NotResized) or new == old:
+                return new
+            write.take_shares(new.id)
+            write.save([new])
+            write.give_shares([new])
+            write.event("resized", new, reason=f"{amount_words(old)} -> {amount_words(new)}")
+            return new
+
     def note_idle(self, session_id: int, since_s: int | None, *, now_s: int) -> Session:
         """Keep since when both the GPU and the kernels of a session are idle; None: they are not.
 
@@ -465,6 +488,15 @@ class SessionStore(ABC):
         before, at_s = write.world.used.get((user, group), (0.0, write.now_s))
         before = decayed(before, age_s=write.now_s - at_s, half_life_s=self._half_life_s(group))
         write.set_used(user, group, amount + before)
+
+
+def amount_words(session: Session) -> str:
+    """Return what a session asks for of its GPU, for the log: "0.5 fGPU", "4096 MiB", "4096 MiB, 25 %"."""
+    asked = session.request
+    if asked.gpu_memory_mib is None:
+        return f"{format_milli(asked.fgpu_milli)} fGPU"
+    percent = "" if asked.compute_percent is None else f", {asked.compute_percent} %"
+    return f"{asked.gpu_memory_mib} MiB{percent}"
 
 
 def _devices_of(session: Session) -> str:

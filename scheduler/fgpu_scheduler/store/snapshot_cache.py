@@ -16,6 +16,7 @@ from fgpu_scheduler.core.lengths import PastRuns
 from fgpu_scheduler.core.lifecycle import ENDED, past_runs
 from fgpu_scheduler.core.model import Asked, Groups, Node, Quota, Session, Snapshot, Usage
 from fgpu_scheduler.core.parts import Parts, by_id
+from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.core.usage import HalfLife, decayed
 from fgpu_scheduler.store.rows import Used
 from fgpu_scheduler.store.statements import (
@@ -93,7 +94,10 @@ class Contents:
         changes = [(self.sessions.get(number), session) for number, session in live.items()]
         runs = past_runs(changed.values())
         newest_id = max(self.newest_id, *changed) if changed else self.newest_id
-        again = counted_ids(newest_id) != counted_ids(self.newest_id)
+        again = counted_ids(newest_id) != counted_ids(self.newest_id) or any(
+            old is not None and new is not None and shape(old.request) != shape(new.request)
+            for old, new in changes
+        )
         # What stays the same is the same object: it need not be counted again.
         return replace(
             self,

@@ -11,7 +11,7 @@ from sqlalchemy import or_, select
 
 from fgpu_scheduler.core.records import Spent
 from fgpu_scheduler.store.durable import Durable
-from fgpu_scheduler.store.rows import groups_of
+from fgpu_scheduler.store.rows import groups_of, sizes_of
 from fgpu_scheduler.store.schema import devices, meters, sessions, shares
 
 AT_ONCE = 1000
@@ -68,6 +68,7 @@ _COLUMNS = (
     sessions.c.scheduled_at_s,
     sessions.c.started_at_s,
     sessions.c.ended_at_s,
+    sessions.c.sizes,
 )
 
 
@@ -84,6 +85,7 @@ def _spent(row: Any, parts: Sequence[Any]) -> Spent:
         row.ended_at_s,
         _gpu_millionths(row.gpu_millionths, parts),
         sum(part.fgpu_milli for part in parts),
+        sizes_of(row.sizes),
     )
 
 

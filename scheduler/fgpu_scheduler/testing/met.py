@@ -42,6 +42,9 @@ class Met:
                 self._counts["kept"] += 1
             if session.extended_s and (old is None or not old.extended_s):
                 self._counts["extended"] += 1
+            if old is not None and len(session.sizes) > len(old.sizes) and session.placement is not None:
+                grown = session.placement.shares[0].memory_mib > session.sizes[-1].memory_mib
+                self._counts["grown" if grown else "shrunk"] += 1
             if session.state is S.SCHEDULED and old is not None and old.state is S.PENDING:
                 self._counts.update(_of_start(session, now))
 

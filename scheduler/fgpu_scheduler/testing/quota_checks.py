@@ -11,7 +11,7 @@ S = SessionState
 
 
 def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
-    """Nobody is placed over a quota, and nobody queued over one; a quota that was lowered ends nobody."""
+    """Nobody is placed, grows or is queued over a quota; one that was lowered ends nobody."""
     for quota in now.quotas:
         for name in sorted({n for s in now.sessions for n in names(quota, s.request)}):
             own = [s for s in now.sessions if name in names(quota, s.request)]
@@ -21,7 +21,8 @@ def over_quota(before: Mapping[int, Session], now: Snapshot) -> Iterator[str]:
             fgpu_milli = sum(_taken_milli(s) for s in holding)
             if new and quota.max_sessions is not None and len(holding) > quota.max_sessions:
                 yield f"{said}: {len(holding)} sessions are held, and {quota.max_sessions} are allowed"
-            if new and quota.max_fgpu_milli is not None and fgpu_milli > quota.max_fgpu_milli:
+            more = new or any(_has_grown(s, before) for s in holding)
+            if more and quota.max_fgpu_milli is not None and fgpu_milli > quota.max_fgpu_milli:
                 yield f"{said}: {fgpu_milli} milli-fGPU are held, and {quota.max_fgpu_milli} are allowed"
             waiting = [s for s in own if s.state is S.PENDING]
             comes = any(s.id not in before and s.replaces is None for s in waiting)
@@ -71,6 +72,11 @@ def names(quota: Quota, asked: Request) -> list[str]:
 def _is_new(session: Session, before: Mapping[int, Session]) -> bool:
     old = before.get(session.id)
     return old is None or old.state not in HOLDING
+
+
+def _has_grown(session: Session, before: Mapping[int, Session]) -> bool:
+    old = before.get(session.id)
+    return old is not None and _taken_milli(session) > _taken_milli(old)
 
 
 def _taken_milli(session: Session) -> int:

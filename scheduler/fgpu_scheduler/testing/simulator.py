@@ -45,11 +45,12 @@ OUTSIDE: tuple[tuple[int, str], ...] = (
     (2, "foretell"),
     (12, "idles"),
     (2, "keeps"),
+    (7, "resizes"),
     (1, "quotas_change"),
 )
 """What happens from outside, and how often."""
 
-USERS = ("submit", "user_ends", "resume", "foretell", "idles", "keeps")
+USERS = ("submit", "user_ends", "resume", "foretell", "idles", "keeps", "resizes")
 """What happens without `Faults.outages` too."""
 
 

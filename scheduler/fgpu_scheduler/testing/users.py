@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fgpu_scheduler.core import admission, forecast, lifecycle, placement, planner, request_forecast
 from fgpu_scheduler.core.extending import Extension, delays_a_promise, not_extended
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, Snapshot
+from fgpu_scheduler.core.resizing import Amount
 from fgpu_scheduler.core.shares import explicit
-from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, TooManyPending
+from fgpu_scheduler.errors import (
+    InvalidTransition,
+    SessionExists,
+    StaleVersion,
+    StoreUnavailable,
+    TooManyPending,
+)
 from fgpu_scheduler.testing import drawn
 from fgpu_scheduler.testing.checks import Violation
 from fgpu_scheduler.testing.hub import Hub
@@ -144,6 +152,29 @@ class Users(Hub):
         except (InvalidTransition, StaleVersion):
             return
         self._say(f"session {session.id} is kept")
+
+    def _resizes(self) -> None:
+        """Somebody wants more or less of the GPU that their session has."""
+        running = [s for s in self._snapshot().sessions if s.state is S.RUNNING]
+        if running and self._ready:
+            session = self._rng.choice(running)
+            asked = session.request
+            # About what it has: most other amounts are impossible.
+            part = self._rng.choice((25, 50, 75, 125, 150, 200))
+            if explicit(asked):
+                memory_mib = (asked.gpu_memory_mib or 0) * part // 100 // 128 * 128
+                percent = (
+                    None if asked.compute_percent is None else max(5, asked.compute_percent * part // 500 * 5)
+                )
+                amount = Amount(0, memory_mib, percent)
+            else:
+                amount = Amount(self._rng.choice((asked.fgpu_milli * part // 100, *self._amounts)))
+            self._spawn(self._resize(session.id, amount))
+
+    async def _resize(self, session_id: int, amount: Amount) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            found = await self._queue.resize(session_id, amount)
+            self._say(f"session {session_id} is to have {amount}: {found}")
 
     def _extends(self, session: Session, snapshot: Snapshot) -> bool:
         """Extend a session where that is allowed; return whether it was."""

@@ -35,7 +35,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'report', 'services', "
             "'firewall', 'node', 'backup', 'restore', 'move', 'upgrade', 'images', "
             "'kube', 'replay', 'quota', 'members', 'import', "
-            "'run', 'list', 'show', 'end', 'forecast', 'top', 'completion'); "
+            "'run', 'list', 'show', 'end', 'forecast', 'grow', 'top', 'completion'); "
             "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),

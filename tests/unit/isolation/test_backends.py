@@ -212,7 +212,6 @@ LIBFGPU = {
     "/run/fgpu",
     "/etc/ld.so.preload",
     "/run/fgpu/libfgpu.so",
-    "/run/fgpu/limits",
     "/run/fgpu/probe",
     "/run/fgpu/probe-static",
     "/run/fgpu/fgpu-smi",
@@ -220,6 +219,8 @@ LIBFGPU = {
     "/usr/local/bin/fgpu-smi",
     "/usr/local/bin/fgpu-verify",
 }
+STAYS = LIBFGPU | {"/run/fgpu/limits"}
+"""Where a slice cannot change while a session runs."""
 
 
 def test_a_container_has_libfgpu_from_read_only_files_of_their_own(prepare: Prepare, host: Host) -> None:
@@ -230,7 +231,7 @@ def test_a_container_has_libfgpu_from_read_only_files_of_their_own(prepare: Prep
     assert found.pop("/run/fgpu") == Mount(host.data / "limits" / "7", "/run/fgpu")
     assert all(mount.source.is_file() for mount in found.values())
     assert found["/etc/ld.so.preload"].source.read_text() == "/run/fgpu/libfgpu.so\n"
-    assert found["/run/fgpu/limits"].source == host.data / "limits" / "7" / "limits"
+    assert "/run/fgpu/limits" not in found, "what is mounted as a file stays the file that it was"
     assert limits.read(host.data / "limits" / "7") == prepared.limits
     assert prepared.environment == {}, "no limit is in the environment, where it could be changed"
     assert prepared.search_paths == {}
@@ -281,7 +282,9 @@ def test_modes_are_what_they_have_to_be_whatever_the_umask(prepare: Prepare, hos
     finally:
         os.umask(before)
     modes = {target: stat.S_IMODE(mount.source.stat().st_mode) for target, mount in found.items()}
-    assert [modes[target] for target in ("/run/fgpu/limits", "/etc/ld.so.preload")] == [0o444, 0o444]
+    own = host.data / "limits" / "7"
+    assert modes["/etc/ld.so.preload"] == 0o444
+    assert [stat.S_IMODE((own / name).stat().st_mode) for name in ("limits", "revision")] == [0o444, 0o444]
     assert stat.S_IMODE((host.data / "limits" / "7" / "written").stat().st_mode) == 0o777
 
 
@@ -346,6 +349,7 @@ def test_a_local_process_finds_the_same_in_its_folder(prepare: Prepare, host: Ho
     assert {path.name for path in own.iterdir()} == {
         "libfgpu.so",
         "limits",
+        "revision",
         "accounting",
         "log",
         "probe",
@@ -371,7 +375,7 @@ def test_the_toolkits_hook_is_asked_for_the_drivers_limit_by_both_names(prepare:
         "NVIDIA_GPU_MEMORY_REQUEST": "10240",
         "NVIDIA_GPU_MEMORY_LIMIT": "10240",
     }
-    assert set(by_target(prepared)) == LIBFGPU, "libfgpu holds what the driver leaves out"
+    assert set(by_target(prepared)) == STAYS, "libfgpu holds what the driver leaves out"
 
 
 def test_whole_devices_need_no_limit_of_the_drivers(prepare: Prepare) -> None:
@@ -420,7 +424,7 @@ async def test_whole_devices_need_no_question_to_the_driver(prepare: Prepare, ho
 
 def test_a_part_of_an_instance_is_held_by_libfgpu(prepare: Prepare) -> None:
     prepared = prepare("mig", MIG)
-    assert set(by_target(prepared)) == LIBFGPU
+    assert set(by_target(prepared)) == STAYS
     assert (prepared.limits.devices[0].uuid, prepared.limits.devices[0].memory_mib) == ("MIG-2a", 1152)
 
 
@@ -440,7 +444,7 @@ def test_mps_gets_exactly_one_entry_for_each_visible_device(prepare: Prepare, ho
 def test_mps_shares_its_pipes_and_memory_and_holds_compute_itself(prepare: Prepare, host: Host) -> None:
     prepared = prepare("mps", GPU)
     found = by_target(prepared)
-    assert set(found) - LIBFGPU == {str(host.mps_pipe)}
+    assert set(found) - STAYS == {str(host.mps_pipe)}
     assert found[str(host.mps_pipe)].read_only is False
     assert prepared.hosts_ipc
     assert prepared.limits.devices[0].slots == (), "libfgpu's slots would halve MPS's part again"

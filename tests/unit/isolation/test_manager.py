@@ -291,3 +291,54 @@ def test_a_childs_environment_loads_nothing_of_the_hubs(monkeypatch: pytest.Monk
     found = facts.clean_environment()
     assert found["LANG"] == "C"
     assert not [name for name in found if name.startswith(("LD_", "CUDA_", "FGPU_", "PYTHON"))]
+
+
+# --- A slice that changes ---
+
+
+def resized(held: Session, milli: int) -> Session:
+    return session(held.id, milli)
+
+
+def test_a_slice_that_changes_has_other_limits_and_another_revision(tmp_path: Path) -> None:
+    isolation = opened(tmp_path)
+    held, neighbour = session(1, 500), session(2, 500)
+    for one in (held, neighbour):
+        isolation.prepare(one, [1, 2])
+    before = limits.read(isolation.folder(1)).devices[0]
+    assert isolation.resizes(held) is None
+    isolation.resize(resized(held, 1000))
+    (after,) = limits.read(isolation.folder(1)).devices
+    assert (after.memory_mib, after.compute_percent) == (4096, 50)
+    assert (before.memory_mib, before.context_mib) == (2048, after.context_mib)
+    beside = limits.read(isolation.folder(2)).devices[0].slots
+    taken = {h for first, end in after.slots for h in range(first, end)}
+    assert len(taken) == 50
+    assert not taken & {h for first, end in beside for h in range(first, end)}
+    assert (isolation.folder(1) / "revision").read_bytes() == (1).to_bytes(8, "little")
+    modes = [stat.S_IMODE((isolation.folder(1) / name).stat().st_mode) for name in ("limits", "revision")]
+    assert modes == [0o444, 0o444]
+
+
+def test_a_revision_stays_the_file_that_processes_have_mapped(tmp_path: Path) -> None:
+    isolation = opened(tmp_path)
+    isolation.prepare(session(1), [1])
+    before = (isolation.folder(1) / "revision").stat().st_ino
+    isolation.resize(session(1, 1000))
+    assert (isolation.folder(1) / "revision").stat().st_ino == before
+
+
+def test_a_session_of_an_earlier_version_keeps_its_limits(tmp_path: Path) -> None:
+    isolation = opened(tmp_path)
+    isolation.prepare(session(1), [1])
+    (isolation.folder(1) / "revision").unlink()
+    assert "earlier version" in (isolation.resizes(session(1)) or "")
+    with pytest.raises(limits.BadLimits):
+        isolation.resize(session(1, 1000))
+    assert limits.read(isolation.folder(1)).devices[0].memory_mib == 2048
+
+
+def test_where_somebody_else_holds_a_session_its_slice_stays(tmp_path: Path, built: Native) -> None:
+    isolation = opened(tmp_path, isolation="none")
+    isolation.prepare(session(1), [1])
+    assert "(isolation 'none')" in (isolation.resizes(session(1)) or "")

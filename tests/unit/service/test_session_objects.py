@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     Share,
     WaitReason,
     forecast,
+    format_milli,
 )
 from fgpu_scheduler.testing import lasting
 from fgpuspawner.images.pull_state import Phase, Progress, PullState
@@ -89,6 +90,13 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
         "meter": None,
         "disk": None,
+        "resize": {
+            "why_not": None,
+            "amounts": [format_milli(amount) for amount in range(100, 2001, 100)],
+            "asked": None,
+            "state": None,
+            "message": None,
+        },
         "mine": True,
         "simulated": True,
     }

@@ -13,6 +13,7 @@ from traitlets.config import Config
 from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import Endpoint, Installation, LaunchFailed
 from fgpuspawner.engines.local.engine import LocalEngine
+from fgpuspawner.hub.verification import Verification
 from fgpuspawner.images.model import Catalogue
 from fgpuspawner.isolation.base import Backend, Host, Prepared
 from fgpuspawner.isolation.interposer import Interposer
@@ -20,7 +21,6 @@ from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.report import Answer
 from fgpuspawner.isolation.verified import read_verdicts
 from fgpuspawner.settings import FGPU
-from fgpuspawner.spawner.verification import Verification
 
 ASKED = Request("alice", "", "python", "default", 500, 1000, 1024)
 SESSION = Session(

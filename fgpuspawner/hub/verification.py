@@ -11,6 +11,7 @@ from pathlib import Path
 from fgpu_scheduler import EndCause, Session
 from fgpuspawner.engines.base import Endpoint, Engine, LaunchFailed
 from fgpuspawner.isolation.base import Backend, Prepared
+from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.report import (
     BadReport,
     Report,
@@ -48,7 +49,7 @@ class Verification:
         if not endpoint.has_driver:
             log.warning("Session %d is not verified: it was given no GPU driver", session.id)
             return
-        problems = await self._problems(session, prepared, told)
+        problems = await self.problems(session, prepared.limits, told)
         await asyncio.to_thread(note_verdict, self._data, session, name, problems)
         if not problems:
             log.info("Session %d is verified: %s", session.id, name)
@@ -58,11 +59,11 @@ class Verification:
             not_in_force(prepared.limits, problems, image=session.request.image), EndCause.ISOLATION_FAILED
         )
 
-    async def _problems(self, session: Session, prepared: Prepared, told: Mapping[str, str]) -> Sequence[str]:
-        limits = prepared.limits
+    async def problems(self, session: Session, limits: Limits, told: Mapping[str, str]) -> Sequence[str]:
+        """Return where a session sees other than these limits, or could take more; empty if nowhere."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                report, static = await self._reports(session, prepared, told)
+                report, static = await self._reports(session, limits, told)
                 driver_says = await self._backend.driver_problems(limits, await self._engine.cgroup(session))
         except BadReport as e:
             return [str(e)]
@@ -71,12 +72,12 @@ class Verification:
         return [*self._backend.verify(limits, report, static), *driver_says]
 
     async def _reports(
-        self, session: Session, prepared: Prepared, told: Mapping[str, str]
+        self, session: Session, limits: Limits, told: Mapping[str, str]
     ) -> tuple[Report, Report | None]:
         """Return what the probe says, and where the session has an image of its own what the static one does."""
         timeout_s = self._timeout_s * 4 // 5 or 1
         nonces = secrets.token_hex(16), secrets.token_hex(16)
-        commands = [probe_command(nonces[0], prepared.limits, timeout_s=timeout_s)]
+        commands = [probe_command(nonces[0], limits, timeout_s=timeout_s)]
         if self._engine.capabilities.own_root:
             commands.append(static_command(nonces[1], timeout_s=timeout_s))
         probes = (

@@ -1,0 +1,296 @@
+"""Gives running sessions other slices, as their owners wish: decision 0063 has the order, and why.
+
+Everything here can be begun anew. The wish is a row until it is done or refused; a session's limits file never allows
+more than the record of its shares, after a crash at any point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from fgpu_scheduler import (
+    Amount,
+    Clock,
+    FGPUError,
+    NotResized,
+    Queue,
+    Resize,
+    Resizes,
+    ResizeState,
+    Session,
+    SessionState,
+    Share,
+    Store,
+    SystemClock,
+    UnknownSession,
+    grows,
+)
+from fgpuspawner.concurrency.background import Background
+from fgpuspawner.engines.base import Engine, EngineSilent, LaunchFailed
+from fgpuspawner.hub.slots_asked import slots_of
+from fgpuspawner.hub.verification import Verification
+from fgpuspawner.isolation import limits
+from fgpuspawner.isolation.base import IN_CONTAINER
+from fgpuspawner.isolation.limits import BadLimits, Limits
+from fgpuspawner.isolation.manager import Isolation
+from fgpuspawner.isolation.report import BadReport
+from fgpuspawner.settings import FGPU
+from fgpuspawner.text.resizing import in_use_words, not_resized_words
+
+log = logging.getLogger("fgpu.isolation")
+
+LOOK_EVERY_S = 0.5
+AGAIN_AFTER_S = 5.0
+SETTLES_WITHIN_S = 3.0
+"""So long what was granted by the old limit may be taken back: a moment, unless the machine is very busy."""
+ASK_AGAIN_S = 0.2
+MIB = 2**20
+
+Held = Callable[[Session], Awaitable[int]]
+"""Asks a session what libfgpu has granted of its GPU, in bytes. Raises FGPUError where that cannot be told."""
+Problems = Callable[[Session, Limits], Awaitable[Sequence[str]]]
+"""Asks from inside a session where these limits are not in force."""
+
+
+class Refusal(FGPUError):
+    """A wish that is not done; the message is for the owner."""
+
+    code = "not_resized"
+
+
+class Resizer:
+    """One for the Hub."""
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue,
+        isolation: Isolation,
+        clock: Clock,
+        *,
+        held: Held,
+        problems: Problems,
+        step_milli: int,
+        told: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
+        self._wishes = Resizes(store)
+        self._queue = queue
+        self._isolation = isolation
+        self._clock = clock
+        self._held = held
+        self._problems = problems
+        self._step_milli = step_milli
+        self._told = told
+        self._busy: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, background: Background) -> None:
+        """Act from now on."""
+        background.every(LOOK_EVERY_S, self.look, failed="Sessions are not resized now")
+
+    async def look(self) -> None:
+        """Begin what is wished."""
+        for wish in await asyncio.to_thread(self._wishes.asked):
+            if wish.session_id not in self._busy:
+                task = asyncio.create_task(self._guarded(wish))
+                self._busy[wish.session_id] = task
+
+    async def done(self) -> None:
+        """Return when nothing is being done."""
+        while self._busy:
+            await asyncio.wait(tuple(self._busy.values()))
+
+    async def heal(self, sessions: tuple[Session, ...]) -> None:
+        """Make the limits of running sessions those of their records, where a Hub that died has left others."""
+        for session in sessions:
+            if session.state is SessionState.RUNNING and self._isolation.resizes(session) is None:
+                try:
+                    await asyncio.to_thread(self._as_recorded, session)
+                except (FGPUError, OSError) as e:
+                    log.error(
+                        "Session %d: its limits could not be compared with its record: %s", session.id, e
+                    )
+
+    async def act(self, wish: Resize) -> None:
+        """Act on a wish and say what became of it. What else is raised, it can be begun anew after."""
+        state, message = ResizeState.DONE, None
+        try:
+            await self._resize(wish)
+        except Refusal as e:
+            state, message = ResizeState.REFUSED, str(e)
+        answer = self._wishes.answer
+        await asyncio.to_thread(answer, wish.session_id, state, message, now_s=self._clock.now_s())
+        self._queue.nudge()
+        self._told(state.value.lower())
+        why = f": {message}" if message else ""
+        log.info("Session %d: its wish to be resized is %s%s", wish.session_id, state, why)
+
+    async def _guarded(self, wish: Resize) -> None:
+        """Act on a wish; what fails in a way that is no answer is tried again."""
+        try:
+            await self.act(wish)
+        except Exception as e:
+            foreseen = isinstance(e, FGPUError | OSError)
+            log.warning(
+                "Session %d is not resized yet, trying on: %s",
+                wish.session_id,
+                e,
+                exc_info=None if foreseen else e,
+            )
+            await asyncio.sleep(AGAIN_AFTER_S)
+        finally:
+            del self._busy[wish.session_id]
+
+    async def _resize(self, wish: Resize) -> None:
+        """Do it, or raise why not. Whatever is raised, the file allows no more than the record."""
+        try:
+            session = await self._queue.session(wish.session_id)
+        except UnknownSession:
+            raise Refusal("The session has ended.") from None
+        if session.state is not SessionState.RUNNING:
+            raise Refusal("The session has ended.")
+        fixed = self._isolation.resizes(session)
+        if fixed is not None:
+            raise Refusal(f"This session can't be resized: {fixed}.")
+        # What a Hub that died in the middle has left is made good first.
+        await asyncio.to_thread(self._as_recorded, session)
+        would = await self._queue.resizable(session.id, wish.amount)
+        if isinstance(would, NotResized):
+            raise await self._refused(would, session, wish.amount)
+        had, share = _share(session), _share(would)
+        if share == had:
+            before = Amount.before(session)
+            # It may be that the record has it, and it was not proved yet.
+            await self._prove(session, before if before is not None else wish.amount)
+        elif grows(had, share):
+            await self._grow(session, wish.amount)
+        else:
+            await self._shrink(session, would, wish.amount)
+
+    async def _grow(self, session: Session, amount: Amount) -> None:
+        found = await self._queue.resize(session.id, amount)
+        if isinstance(found, NotResized):
+            raise await self._refused(found, session, amount)
+        await self._prove(found, Amount.of(session))
+
+    async def _prove(self, session: Session, before: Amount) -> None:
+        """Put a session's record in force, or give it back what it had."""
+        try:
+            held_to = await asyncio.to_thread(self._isolation.resize, session)
+            problems = await self._asked(session, held_to)
+        except (BadLimits, OSError) as e:
+            problems = [str(e)]
+        if not problems:
+            return
+        log.error("Session %d was resized, and that is not in force: %s", session.id, "; ".join(problems))
+        would = await self._queue.resizable(session.id, before)
+        if not isinstance(would, NotResized) and _share(would) != _share(session):
+            await self._shrink(session, would, before, proves=False)
+        raise Refusal(
+            f"The new slice could not be put in force ({problems[0][:200]}). The session keeps what it had."
+        )
+
+    async def _shrink(self, session: Session, would: Session, amount: Amount, *, proves: bool = True) -> None:
+        """Lower the limit, see that all that is held is below it, and give the rest back."""
+        most_mib = _share(would).memory_mib
+        used_mib = await self._held_mib(session)
+        if used_mib > most_mib:
+            raise await self._in_use(session, used_mib)
+        problems: Sequence[str] = ()
+        try:
+            held_to = await asyncio.to_thread(self._isolation.resize, would)
+            used_mib = await self._settled_mib(session, most_mib)
+            if used_mib <= most_mib and proves:
+                problems = await self._asked(would, held_to)
+            if used_mib > most_mib:
+                raise await self._in_use(session, used_mib)
+            if problems:
+                raise Refusal(
+                    f"The smaller slice could not be put in force ({problems[0][:200]}). The session keeps what it had."
+                )
+            found = await self._queue.resize(session.id, amount)
+            if isinstance(found, NotResized):
+                raise await self._refused(found, session, amount)
+        except Refusal:
+            await asyncio.to_thread(self._isolation.resize, session)
+            raise
+
+    async def _settled_mib(self, session: Session, most_mib: int) -> int:
+        """Return what a session holds once what was granted by its old limit is taken back, or stays."""
+        end_s = asyncio.get_running_loop().time() + SETTLES_WITHIN_S
+        while True:
+            used_mib = await self._held_mib(session)
+            if used_mib <= most_mib or asyncio.get_running_loop().time() > end_s:
+                return used_mib
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _held_mib(self, session: Session) -> int:
+        try:
+            return -(-await self._held(session) // MIB)
+        except (BadReport, LaunchFailed, EngineSilent) as e:
+            raise Refusal(
+                f"It can't be told what the session holds of its GPU ({e}). It keeps what it had."
+            ) from e
+
+    async def _asked(self, session: Session, held_to: Limits) -> Sequence[str]:
+        try:
+            return await self._problems(session, held_to)
+        except (LaunchFailed, EngineSilent) as e:
+            return [str(e)]
+
+    async def _in_use(self, session: Session, used_mib: int) -> Refusal:
+        world = await self._queue.snapshot()
+        return Refusal(in_use_words(session, world, used_mib, step_milli=self._step_milli))
+
+    async def _refused(self, why: NotResized, session: Session, amount: Amount) -> Refusal:
+        world = await self._queue.snapshot()
+        return Refusal(not_resized_words(why, session, amount, world, step_milli=self._step_milli))
+
+    def _as_recorded(self, session: Session) -> None:
+        found = limits.read(self._isolation.folder(session.id))
+        if len(found.devices) == 1 and limits.resized(found, session, ()) != found:
+            log.warning("Session %d: its limits are not those of its record; they are now", session.id)
+            self._isolation.resize(session)
+
+
+def _share(session: Session) -> Share:
+    assert session.placement is not None
+    return session.placement.shares[0]
+
+
+def resizer_of(
+    store: Store,
+    queue: Queue,
+    engine: Engine,
+    isolation: Isolation,
+    settings: FGPU,
+    *,
+    simulated: Callable[[Session], bool],
+    told: Callable[[str], None],
+) -> Resizer:
+    """Return the Hub's, which asks sessions through their engine."""
+
+    async def held(session: Session) -> int:
+        found = (await slots_of(engine, isolation, session, ())).held
+        return found[0] if found else 0
+
+    async def problems(session: Session, held_to: Limits) -> Sequence[str]:
+        folder = IN_CONTAINER if engine.capabilities.own_root else isolation.folder(session.id)
+        path = f"{folder}/{limits.NAME}"
+        said = limits.environment(session, limits_path=path, simulated=simulated(session))
+        backend, timeout_s = isolation.backend_of(session), settings.verify_timeout_s
+        verification = Verification(engine, backend, timeout_s=timeout_s, data=settings.data_path())
+        return await verification.problems(session, held_to, said)
+
+    step_milli = settings.caps().fgpu_step_milli
+    return Resizer(
+        store,
+        queue,
+        isolation,
+        SystemClock(),
+        held=held,
+        problems=problems,
+        step_milli=step_milli,
+        told=told,
+    )

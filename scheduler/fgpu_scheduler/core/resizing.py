@@ -1,0 +1,230 @@
+"""A running session's slice changes in place: by how much it may, and what it is then. Pure.
+
+It grows by what is free of its own GPU now, within its user's quotas, and never by what is kept for somebody who waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fgpu_scheduler.core import placement
+from fgpu_scheduler.core.model import (
+    Device,
+    Node,
+    NodeState,
+    Placement,
+    Session,
+    SessionState,
+    Share,
+    Size,
+    Snapshot,
+)
+from fgpu_scheduler.core.planner import Place, Reserve, Wait, plan
+from fgpu_scheduler.core.policies import Backfill, Policy
+from fgpu_scheduler.core.quota import Ledger
+from fgpu_scheduler.core.settling import fitted
+from fgpu_scheduler.core.shares import explicit, shares_of
+
+MOST_SIZES = 100
+"""So often a session may be resized: each amount that it had is kept with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What a session is to have of its GPU: the fields are those of a `Request`."""
+
+    fgpu_milli: int
+    gpu_memory_mib: int | None = None
+    compute_percent: int | None = None
+
+    @classmethod
+    def of(cls, session: Session) -> Amount:
+        """Return what a session has been asked for, or resized to."""
+        asked = session.request
+        return cls(asked.fgpu_milli, asked.gpu_memory_mib, asked.compute_percent)
+
+    @classmethod
+    def before(cls, session: Session) -> Amount | None:
+        """Return what a session had before the amount that it has; None: it was never resized."""
+        if not session.sizes:
+            return None
+        size, asked = session.sizes[-1], session.request
+        if not explicit(asked):
+            return cls(size.fgpu_milli)
+        return cls(0, size.memory_mib, None if asked.compute_percent is None else size.compute_percent)
+
+
+class NotResized(StrEnum):
+    """Why a session is not resized."""
+
+    NOT_RUNNING = "NOT_RUNNING"
+    NO_GPU = "NO_GPU"
+    SEVERAL_GPUS = "SEVERAL_GPUS"
+    WHOLE_GPU = "WHOLE_GPU"
+    GPU_GONE = "GPU_GONE"
+    OTHER_KIND = "OTHER_KIND"
+    IMPOSSIBLE = "IMPOSSIBLE"
+    BOTH_WAYS = "BOTH_WAYS"
+    TOO_OFTEN = "TOO_OFTEN"
+    CORDONED = "CORDONED"
+    NO_ROOM = "NO_ROOM"
+    QUOTA = "QUOTA"
+    PROMISED = "PROMISED"
+
+
+def resized(world: Snapshot, session: Session, amount: Amount) -> Session | NotResized:
+    """Return a session as it is with another amount from now on, or what is against it. Nobody who waits is looked at.
+
+    What it gives back others may have; what it takes is free on its GPU, and within its user's quotas.
+    """
+    against = fixed(world, session)
+    if against is not None:
+        return against
+    node, device = _where(world, session)
+    assert node is not None
+    assert device is not None
+    where = session.placement
+    assert where is not None
+    (had,) = where.shares
+    asked = replace(
+        session.request,
+        fgpu_milli=amount.fgpu_milli,
+        gpu_memory_mib=amount.gpu_memory_mib,
+        compute_percent=amount.compute_percent,
+    )
+    # Not the models that were liked: it has its GPU.
+    shares = shares_of(replace(asked, gpu_models=()), (device,))
+    if explicit(asked) is not explicit(session.request):
+        return NotResized.OTHER_KIND
+    if not shares:
+        return NotResized.IMPOSSIBLE
+    (share,) = shares
+    if share.mode is not had.mode:
+        return NotResized.OTHER_KIND
+    if share == had:
+        return replace(session, request=asked)
+    if len(session.sizes) >= MOST_SIZES:
+        return NotResized.TOO_OFTEN
+    new = replace(
+        session,
+        request=asked,
+        placement=Placement(where.node_id, shares),
+        sizes=(*session.sizes, _size(had, device, world.now_s)),
+    )
+    if grows(had, share) and shrinks(had, share):
+        return NotResized.BOTH_WAYS
+    if grows(had, share):
+        return _not_grown(world, node, new, share.fgpu_milli - had.fgpu_milli) or new
+    return new
+
+
+def fixed(world: Snapshot, session: Session) -> NotResized | None:
+    """Return why a session cannot have another amount, whichever, or None."""
+    where = session.placement
+    if session.state is not SessionState.RUNNING or where is None:
+        return NotResized.NOT_RUNNING
+    if not where.shares:
+        return NotResized.NO_GPU
+    if len(where.shares) > 1:
+        return NotResized.SEVERAL_GPUS
+    _, device = _where(world, session)
+    if device is None:
+        return NotResized.GPU_GONE
+    # libfgpu does not time what runs on a whole GPU, and cannot begin to in the middle.
+    return NotResized.WHOLE_GPU if where.shares[0].memory_mib >= device.memory_mib else None
+
+
+def grows(had: Share, share: Share) -> bool:
+    """Return whether a share is more than another in anything."""
+    return (
+        share.fgpu_milli > had.fgpu_milli
+        or share.memory_mib > had.memory_mib
+        or share.compute_percent > had.compute_percent
+    )
+
+
+def shrinks(had: Share, share: Share) -> bool:
+    """Return whether a share is less than another in anything."""
+    return grows(share, had)
+
+
+def left_for(world: Snapshot, session: Session) -> placement.DeviceFree | None:
+    """Return what a session may have of its GPU now, with what it has; None where its GPU is not there any more."""
+    node, device = _where(world, session)
+    if node is None or device is None:
+        return None
+    left = _beside(world, node, session)
+    return next((d for d in left.devices if d.device.uuid == device.uuid), None)
+
+
+def takes_what_is_kept(world: Snapshot, session: Session, policy: Policy) -> bool:
+    """Return whether somebody who waits would lose their place, or start later, if a session were as it is here.
+
+    It is not asked whether the same could not happen to somebody behind them.
+    """
+    group = session.request.resource_group
+    own = world.of_group(group)
+    if not own.groups.waiting.get(group):
+        return False
+    before = plan(own, policy)
+    if policy.of(group).backfill is Backfill.STRICT and any(isinstance(d, Wait) for d in before.decisions):
+        return True
+    grown = own.with_sessions(session if s.id == session.id else s for s in own.sessions)
+    after = plan(grown, policy)
+    placed = {d.session_id for d in after.placed}
+    late = {d.session_id: d.starts_at_s for d in after.decisions if isinstance(d, Reserve)}
+    return any(
+        _harmed(decision, placed, late, session)
+        for decision in before.decisions
+        if not isinstance(decision, Wait)
+    )
+
+
+def _harmed(
+    decision: Place | Reserve, placed: set[int], late: dict[int, int | None], session: Session
+) -> bool:
+    if isinstance(decision, Place):
+        return decision.session_id not in placed
+    if decision.starts_at_s is None:
+        # Nobody knows when: nothing of that place is given to anybody else.
+        assert session.placement is not None
+        return any(share.device_uuid in decision.device_uuids for share in session.placement.shares)
+    if decision.session_id in placed:
+        return False
+    starts_at_s = late.get(decision.session_id)
+    return starts_at_s is None or starts_at_s > decision.starts_at_s
+
+
+def _where(world: Snapshot, session: Session) -> tuple[Node | None, Device | None]:
+    where = session.placement
+    node = next((n for n in world.nodes if where is not None and n.id == where.node_id), None)
+    own = {share.device_uuid for share in where.shares} if where is not None else set()
+    return node, next((d for d in (node.devices if node else ()) if d.uuid in own), None)
+
+
+def _beside(world: Snapshot, node: Node, session: Session) -> placement.NodeFree:
+    there = {i: s for i, s in world.groups.on_node.get(node.id, {}).items() if i != session.id}
+    return placement.left_beside(node, there)
+
+
+def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> NotResized | None:
+    where = new.placement
+    assert where is not None
+    (share,) = where.shares
+    device = next(d for d in node.devices if d.uuid == share.device_uuid)
+    if node.state is not NodeState.READY or device.cordoned:
+        return NotResized.CORDONED
+    # CPU and memory stay as they are, also where a node was made smaller than what it holds.
+    left = replace(
+        _beside(world, node, new), cpu_milli=new.request.cpu_milli, memory_mib=new.request.memory_mib
+    )
+    if fitted(left, new, where) is None:
+        return NotResized.NO_ROOM
+    room = Ledger(world).left(new.request).fgpu_milli
+    return NotResized.QUOTA if room is not None and more_milli > room else None
+
+
+def _size(share: Share, device: Device, until_s: int) -> Size:
+    millionths = round(1_000_000 * share.fgpu_milli / device.capacity_milli)
+    return Size(until_s, share.fgpu_milli, millionths, share.memory_mib, share.compute_percent)

@@ -1,0 +1,222 @@
+"""Limits that change while processes run: each follows at its next allocation or launch, and none is ever above."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sessionfolders import UUID, preloaded
+
+from fgpuspawner.isolation import accounting, limits
+
+MIB = 2**20
+DEVICE_MIB = 8192
+PEAK = 4096 + 96 + 8
+"""Where the simulated driver's ledger has the most that was held at once (isolation/simulated/machine.h)."""
+
+
+@pytest.fixture
+def changing(session_folder: Callable[..., Path]) -> Callable[..., Path]:
+    """Make the folder of a session whose limits can change."""
+
+    def changing(memory_mib: int = 2048, **more: object) -> Path:
+        folder = session_folder(devices=[(UUID, memory_mib)], **more)
+        limits.begin_revisions(folder)
+        return folder
+
+    return changing
+
+
+def set_limit(folder: Path, memory_mib: int, **more: object) -> None:
+    """Give a session another limit, as the Hub does."""
+    now = limits.read(folder)
+    (device,) = now.devices
+    limits.change(folder, replace(now, devices=(replace(device, memory_mib=memory_mib, **more),)))  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+size, device, context = ctypes.c_size_t, ctypes.c_int(), ctypes.c_void_p()
+assert cuda.cuInit(0) == cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
+held = []
+for line in sys.stdin:
+    word, *numbers = line.split()
+    if word == "take":
+        address = ctypes.c_uint64()
+        status = cuda.cuMemAlloc_v2(ctypes.byref(address), size(int(numbers[0]) << 20))
+        held += [address] if status == 0 else []
+        print(status, flush=True)
+    elif word == "give":
+        print(cuda.cuMemFree_v2(held.pop()), flush=True)
+    else:
+        free, total, whole = size(), size(), size()
+        assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+        assert cuda.cuDeviceTotalMem_v2(ctypes.byref(whole), device) == 0
+        import pynvml
+        pynvml.nvmlInit()
+        seen = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+        print(free.value >> 20, total.value >> 20, whole.value >> 20, seen.total >> 20, flush=True)
+"""
+
+
+class Program:
+    """A process of a session that does as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=preloaded(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line: str) -> str:
+        """Return the answer to a line."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Program]:
+    """Have a process of a session run."""
+    program = Program(folder)
+    try:
+        yield program
+    finally:
+        program.end()
+
+
+OUT_OF_MEMORY = "2"
+
+
+def test_a_process_that_runs_may_take_what_its_session_has_grown_by(changing: Callable[..., Path]) -> None:
+    folder = changing(1024)
+    with running(folder) as program:
+        assert [program.ask("take 1024"), program.ask("take 1")] == ["0", OUT_OF_MEMORY]
+        set_limit(folder, 2048)
+        assert [program.ask("take 1024"), program.ask("take 1")] == ["0", OUT_OF_MEMORY]
+    assert (folder / "log").read_text() == ""
+
+
+def test_a_process_that_runs_is_refused_what_its_session_has_given_back(
+    changing: Callable[..., Path],
+) -> None:
+    folder = changing(2048)
+    with running(folder) as program:
+        assert program.ask("take 512") == "0"
+        set_limit(folder, 1024)
+        assert [program.ask("take 513"), program.ask("take 512")] == [OUT_OF_MEMORY, "0"]
+
+
+def test_what_a_process_is_shown_changes_at_once(changing: Callable[..., Path]) -> None:
+    folder = changing(2048)
+    with running(folder) as program:
+        assert program.ask("look") == "2048 2048 2048 2048"
+        set_limit(folder, 1024)
+        assert program.ask("look") == "1024 1024 1024 1024"
+
+
+def test_limits_of_a_session_that_was_launched_without_revisions_stay(
+    session_folder: Callable[..., Path],
+) -> None:
+    folder = session_folder(devices=[(UUID, 1024)])
+    with pytest.raises(limits.BadLimits, match="limits that stay"):
+        set_limit(folder, 2048)
+    assert limits.read(folder).devices[0].memory_mib == 1024
+
+
+@pytest.mark.parametrize("what", ["fgpu-limits 1\n", "", None])
+def test_nothing_is_granted_while_changed_limits_cannot_be_read(
+    changing: Callable[..., Path], what: str | None
+) -> None:
+    folder = changing(1024)
+    with running(folder) as program:
+        assert program.ask("take 100") == "0"
+        good = (folder / "limits").read_bytes()
+        set_limit(folder, 2048)
+        (folder / "limits").unlink()
+        if what is not None:
+            (folder / "limits").write_text(what)
+            (folder / "limits").chmod(0o444)
+        assert [program.ask("take 1"), program.ask("give")] == [OUT_OF_MEMORY, "0"]
+        (folder / "limits").unlink(missing_ok=True)
+        (folder / "limits").write_bytes(good)
+        (folder / "limits").chmod(0o444)
+        assert program.ask("take 1024") == "0"
+
+
+def test_limits_that_become_another_sessions_grant_nothing(changing: Callable[..., Path]) -> None:
+    folder = changing(1024)
+    with running(folder) as program:
+        assert program.ask("take 1") == "0"
+        limits.change(folder, replace(limits.read(folder), session_id=18))
+        assert program.ask("take 1") == OUT_OF_MEMORY
+    assert "another session's" in (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_a_limit_that_moves_up_and_down_in_a_storm_is_never_exceeded(
+    changing: Callable[..., Path], compile_c: Callable[..., Path], seed: int
+) -> None:
+    """As the Hub shrinks: the smaller limit first, then what is held. The driver's own ledger has the last word."""
+    folder = changing(4096, context_mib=32, device_mib=DEVICE_MIB)
+    worker = compile_c("tests/storm_cuda.c", "-ldl")
+    workers = [
+        subprocess.Popen([worker, str(seed * 100 + n)], env=preloaded(folder), stderr=subprocess.PIPE)
+        for n in range(6)
+    ]
+    shrunk = given_up = 0
+    try:
+        wanted, end = 25 if seed == 1 else 500, time.monotonic() + 200
+        with (folder / "simulated" / "ledger").open("r+b") as file, mmap.mmap(file.fileno(), 8192) as ledger:
+            while shrunk < wanted and time.monotonic() < end:
+                # Far up, and down to about what they hold: what is granted in between decides.
+                least = 1024 + 97 * (shrunk % 16)
+                set_limit(folder, 4096)
+                time.sleep(0.02)
+                set_limit(folder, least)
+                if not _held_within(folder, least, within_s=0.5):
+                    given_up += 1
+                    continue
+                struct.pack_into("<Q", ledger, PEAK, 0)
+                time.sleep(0.01)
+                (peak,) = struct.unpack_from("<Q", ledger, PEAK)
+                assert peak <= least * MIB, f"{peak / MIB} MiB were held of {least} MiB"
+                shrunk += 1
+    finally:
+        for one in workers:
+            assert one.poll() is None, one.stderr
+            one.kill()
+            one.wait()
+            assert one.stderr is not None
+            one.stderr.close()
+    assert shrunk == wanted, given_up
+
+
+def _held_within(folder: Path, most_mib: int, *, within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if accounting.read(folder / "accounting").devices[0].committed_bytes <= most_mib * MIB:
+            return True
+        os.sched_yield()
+    return False

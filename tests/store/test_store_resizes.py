@@ -1,0 +1,102 @@
+"""Running sessions with another amount than they began with, in the store; and the wishes for that."""
+
+from __future__ import annotations
+
+import pytest
+from store_worlds import S, ask, assert_nothing_is_oversold, node, run
+
+from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.core.resizing import Amount, NotResized
+from fgpu_scheduler.errors import InvalidTransition, StaleVersion
+from fgpu_scheduler.store.resizes import Resizes, ResizeState
+from fgpu_scheduler.store.retention import Retention
+from fgpu_scheduler.store.spent import spent_between
+from fgpu_scheduler.store.store import Store
+
+
+@pytest.fixture
+def running(store: Store) -> Session:
+    store.set_nodes([node(devices=1)], now_s=0)
+    return run(store, ask("alice", fgpu_milli=500), now_s=1)
+
+
+def resize(store: Store, session: Session, milli: int, *, now_s: int = 100) -> Session | NotResized:
+    return store.resize(session.id, Amount(milli), store.version(), now_s=now_s)
+
+
+def test_a_resized_session_holds_the_new_amount_and_remembers_the_old_one(
+    store: Store, running: Session
+) -> None:
+    grown = resize(store, running, 750)
+    assert isinstance(grown, Session)
+    assert store.session(running.id) == grown
+    assert store.snapshot(100).session(running.id) == grown
+    assert grown.placement is not None
+    assert [share.fgpu_milli for share in grown.placement.shares] == [750]
+    assert (grown.request.fgpu_milli, [size.fgpu_milli for size in grown.sizes]) == (750, [500])
+    last = store.events(limit=100)[-1]
+    assert (last.kind, last.session_id, last.reason) == ("resized", running.id, "0.5 fGPU -> 0.75 fGPU")
+    assert_nothing_is_oversold(store)
+
+
+def test_what_a_refused_resize_would_change_stays(store: Store, running: Session) -> None:
+    before = store.version()
+    assert resize(store, running, 9000) is NotResized.IMPOSSIBLE
+    assert store.version() == before
+    assert store.session(running.id) == running
+
+
+def test_a_resize_that_was_decided_on_an_older_version_is_refused(store: Store, running: Session) -> None:
+    version = store.version()
+    store.submit([ask("bob", fgpu_milli=100)], now_s=5)
+    with pytest.raises(StaleVersion):
+        store.resize(running.id, Amount(600), version, now_s=6)
+
+
+def test_what_a_session_gave_back_another_gets(store: Store, running: Session) -> None:
+    resize(store, running, 250)
+    other = run(store, ask("bob", fgpu_milli=750), now_s=101)
+    assert other.placement is not None
+    assert_nothing_is_oversold(store)
+
+
+def test_reports_count_each_amount_for_its_time(store: Store, running: Session) -> None:
+    grown = resize(store, running, 750)
+    assert isinstance(grown, Session)
+    (spent,) = spent_between(store, 0, 1000)
+    assert [held[2] for held in spent.held(200)] == [500, 750]
+    store.move(running.id, S.TERMINATING, now_s=200, cause=EndCause.USER)
+    store.move(running.id, S.TERMINATED, now_s=200)
+    (used,) = store.snapshot(200).usage
+    began = running.scheduled_at_s or 0
+    assert used.fgpu_milli_s == (100 - began) * 500 + 100 * 750
+
+
+def test_a_wish_waits_for_the_hub_and_then_for_nobody(store: Store, running: Session) -> None:
+    wishes = Resizes(store)
+    assert wishes.asked() == ()
+    wish = wishes.ask(running.id, Amount(750), by="alice", now_s=10)
+    assert wishes.asked() == wishes.of_live() == (wish,)
+    with pytest.raises(InvalidTransition):
+        wishes.ask(running.id, Amount(250), by="alice", now_s=11)
+    before = store.version()
+    wishes.answer(running.id, ResizeState.REFUSED, "no", now_s=12)
+    assert wishes.asked() == ()
+    (told,) = wishes.of_live()
+    assert (told.state, told.message, told.amount) == (ResizeState.REFUSED, "no", Amount(750))
+    assert store.version() == before + 1, "who shows the session looks again"
+    assert (store.events(limit=100)[-1].kind, store.events(limit=100)[-1].reason) == ("answered", "REFUSED")
+    assert wishes.ask(running.id, Amount(0, 1024, 25), by="alice", now_s=13) == wishes.asked()[0]
+
+
+def test_wishes_go_with_their_sessions(store: Store, running: Session) -> None:
+    wishes = Resizes(store)
+    wishes.ask(running.id, Amount(750), by="alice", now_s=10)
+    store.move(running.id, S.TERMINATING, now_s=200, cause=EndCause.USER)
+    store.move(running.id, S.TERMINATED, now_s=200)
+    assert wishes.of_live() == ()
+    wishes.answer(running.id, ResizeState.REFUSED, "it has ended", now_s=201)
+    other = run(store, ask("bob", fgpu_milli=100), now_s=201)
+    wishes.ask(other.id, Amount(200), by="bob", now_s=202)
+    assert [wish.session_id for wish in wishes.asked()] == [other.id]
+    assert Retention(store).forget_sessions(10**9, now_s=10**9) >= 0
