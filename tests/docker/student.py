@@ -27,8 +27,10 @@ def main(url: str, certificate: str, user: str, password: str, code: str) -> Non
     page = browser.post(f"{url}/hub/login?next=/hub/spawn", data=form, timeout=60)
     if 'name="fgpu"' not in page.text:
         sys.exit(f"no form: {page.status_code} {page.url}\n{page.text[:2000]}")
-    form = {"image": "python", "fgpu": "0.5", "_xsrf": browser.cookies.get("_xsrf", path="/hub/")}
-    page = browser.post(f"{url}/hub/spawn", data=form, timeout=120)
+    proof = {"_xsrf": browser.cookies.get("_xsrf", path="/hub/")}
+    page = browser.post(
+        f"{url}/hub/spawn", params=proof, data={"image": "python", "fgpu": "0.5"}, timeout=120
+    )
     if not page.ok:
         sys.exit(f"the form was refused: {page.status_code}\n{page.text[:2000]}")
     ends = time.monotonic() + READY_WITHIN_S
@@ -47,7 +49,7 @@ def main(url: str, certificate: str, user: str, password: str, code: str) -> Non
 
 async def run(url: str, certificate: str, cookies: str, code: str) -> str:
     """Return what an expression gives in a kernel."""
-    request = HTTPRequest(url.replace("https", "wss", 1), ca_certs=certificate, headers={"Cookie": cookies})
+    request = HTTPRequest(url.replace("http", "ws", 1), ca_certs=certificate, headers={"Cookie": cookies})
     connection = await websocket_connect(request)
     asked = uuid.uuid4().hex
     header = {
