@@ -1,30 +1,21 @@
 /* The account of GPU time. account.h says what it is. */
 #include "account.h"
 
-#include <stdatomic.h>
-
-enum { USED, PAID, LENT }; /* words; two only grow: what the session was ever charged, and what it was lent */
-
 #define WORD_NS (ACCOUNT_GRAIN_NS * ACCOUNT_GRAINS)
 #define TAG_MASK UINT64_C(0xffff)
 
 _Static_assert(ACCOUNT_FIRST_WORD + ACCOUNT_WORDS == sizeof(struct fgpu_time_account) / sizeof(uint64_t), "all words");
 _Static_assert(WORD_NS * ACCOUNT_WORDS > 2 * SLOTS_PERIOD_NS, "what overlaps is seldom reported later");
 
-/* Used is compared with what was entitled to since the beginning of time, by slots of one revision: by others that was
- * another time. Which revision is in its upper 8 bits, so that both change at once; the lower ones hold two years. Whoever
- * finds another revision than its own begins anew; who has not learnt of the newest yet does so once or twice. */
-#define SUM_BITS 56
-
 static uint64_t tagged(const struct slots *slots, uint64_t sum) {
-    return slots->revision << SUM_BITS | (sum & ((UINT64_C(1) << SUM_BITS) - 1));
+    return slots->revision << ACCOUNT_SUM_BITS | (sum & ((UINT64_C(1) << ACCOUNT_SUM_BITS) - 1));
 }
 
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled) {
-    uint64_t used = atomic_load_explicit(&account->words[USED], memory_order_relaxed), most = slots->per_period / 2;
+    uint64_t used = atomic_load_explicit(&account->words[ACCOUNT_USED], memory_order_relaxed), most = slots->per_period / 2;
     for (;;) {
-        int64_t balance = (int64_t)((entitled - used) << (64 - SUM_BITS)) >> (64 - SUM_BITS), bounded = balance;
-        bool others = (uint8_t)(used >> SUM_BITS) != (uint8_t)slots->revision;
+        int64_t balance = (int64_t)((entitled - used) << (64 - ACCOUNT_SUM_BITS)) >> (64 - ACCOUNT_SUM_BITS), bounded = balance;
+        bool others = (uint8_t)(used >> ACCOUNT_SUM_BITS) != (uint8_t)slots->revision;
         if (__builtin_expect(used == 0 || others, 0))
             bounded = 0;
         else if (balance > (int64_t)most)
@@ -32,7 +23,7 @@ int64_t account_balance(struct fgpu_time_account *account, const struct slots *s
         else if (balance < -(int64_t)ACCOUNT_MOST_OWED_NS)
             bounded = -(int64_t)ACCOUNT_MOST_OWED_NS;
         if (__builtin_expect(balance == bounded && !others, 1) ||
-            atomic_compare_exchange_weak(&account->words[USED], &used, tagged(slots, entitled - (uint64_t)bounded)))
+            atomic_compare_exchange_weak(&account->words[ACCOUNT_USED], &used, tagged(slots, entitled - (uint64_t)bounded)))
             return bounded;
     }
 }
@@ -76,15 +67,15 @@ static uint64_t mark_all(struct fgpu_time_account *account, uint64_t start, uint
 uint64_t account_pay(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now,
                      uint64_t deposit) {
     uint64_t paid = mark_all(account, start, end, now);
-    atomic_fetch_add_explicit(&account->words[USED], paid - deposit, memory_order_relaxed);
-    atomic_fetch_add_explicit(&account->words[PAID], paid, memory_order_relaxed);
+    atomic_fetch_add_explicit(&account->words[ACCOUNT_USED], paid - deposit, memory_order_relaxed);
+    atomic_fetch_add_explicit(&account->words[ACCOUNT_PAID], paid, memory_order_relaxed);
     return paid;
 }
 
 void account_was_lent(struct fgpu_time_account *account, uint64_t start, uint64_t end, uint64_t now) {
-    atomic_fetch_add_explicit(&account->words[LENT], mark_all(account, start, end, now), memory_order_relaxed);
+    atomic_fetch_add_explicit(&account->words[ACCOUNT_LENT], mark_all(account, start, end, now), memory_order_relaxed);
 }
 
 void account_deposit(struct fgpu_time_account *account, uint64_t time) {
-    atomic_fetch_add_explicit(&account->words[USED], time, memory_order_relaxed);
+    atomic_fetch_add_explicit(&account->words[ACCOUNT_USED], time, memory_order_relaxed);
 }

@@ -12,6 +12,10 @@
 
 #include "slots.h"
 
+#include <stdatomic.h>
+
+enum { ACCOUNT_USED, ACCOUNT_PAID, ACCOUNT_LENT }; /* words; two only grow: what was ever charged, and what was lent */
+
 #define ACCOUNT_GRAIN_NS UINT64_C(100000)
 #define ACCOUNT_GRAINS 48 /* in one word, above a 16-bit tag that says of which time */
 #define ACCOUNT_FIRST_WORD 4 /* before: used, paid, lent */
@@ -24,6 +28,20 @@
  * anew with each revision of the slots. What was not used is kept up to half a period's slots: enough to make up for what
  * a slot's end wasted, too little to hoard. */
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled);
+
+/* Used is compared with what was entitled to since the beginning of time, by slots of one revision: by others that was
+ * another time. Which revision is in its upper 8 bits, so that both change at once; the lower ones hold two years. Whoever
+ * finds another revision than its own begins anew; who has not learnt of the newest yet does so once or twice. */
+#define ACCOUNT_SUM_BITS 56
+
+/* The same where nothing need be changed, as for most launches; false: ask account_balance(). */
+static inline bool account_balance_now(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled,
+                                       int64_t *balance) {
+    uint64_t used = atomic_load_explicit(&account->words[ACCOUNT_USED], memory_order_relaxed);
+    *balance = (int64_t)((entitled - used) << (64 - ACCOUNT_SUM_BITS)) >> (64 - ACCOUNT_SUM_BITS);
+    return used != 0 && (uint8_t)(used >> ACCOUNT_SUM_BITS) == (uint8_t)slots->revision &&
+           *balance <= (int64_t)(slots->per_period / 2) && *balance >= -(int64_t)ACCOUNT_MOST_OWED_NS;
+}
 
 /* Pays in advance for work that is expected to take so long: other processes see it at once, and if this one is killed,
  * it is paid for. */

@@ -18,12 +18,12 @@
 
 /* ---- Kinds of work ---- */
 
-struct kind *batches_kind(struct context *context, uint64_t key) {
-    size_t hash = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 40);
+struct kind *batches_other_kind(struct context *context, uint64_t key) {
+    size_t place = batches_place(key);
     struct kind *oldest = NULL;
     for (size_t n = 0; n < PROBES; n++) {
-        struct kind *kind = &context->kinds[(hash + n) % THROTTLE_KINDS];
-        if (__builtin_expect(kind->key == key, 1))
+        struct kind *kind = &context->kinds[(place + n) % THROTTLE_KINDS];
+        if (kind->key == key)
             return kind;
         if (oldest == NULL || kind->measured_at < oldest->measured_at)
             oldest = kind;
@@ -280,11 +280,11 @@ struct stream *batches_find_stream(struct context *context, uint64_t key) {
     return NULL;
 }
 
-struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now) {
+struct stream *batches_other_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now) {
     struct stream *oldest = NULL;
     for (unsigned n = 0; n < THROTTLE_STREAMS; n++) {
         struct stream *stream = &context->streams[n];
-        if (__builtin_expect(stream->key == key, 1))
+        if (stream->key == key)
             return stream;
         if (stream->closed == 0 && (oldest == NULL || stream->last_launch < oldest->last_launch))
             oldest = stream;

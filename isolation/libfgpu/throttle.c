@@ -92,14 +92,13 @@ static struct context *add_context(CUcontext handle) {
             found = calloc(1, sizeof *found);
             if (found == NULL)
                 break;
-            pthread_mutex_init(&found->lock, NULL);
             begin_context(found, handle, device);
             atomic_store_explicit(&contexts[n], found, memory_order_release);
         } else if (atomic_load(&context->handle) == NULL) {
             found = context;
-            pthread_mutex_lock(&found->lock);
+            throttle_lock(found);
             begin_context(found, handle, device);
-            pthread_mutex_unlock(&found->lock);
+            throttle_unlock(found);
         }
     }
     pthread_mutex_unlock(&contexts_lock);
@@ -129,13 +128,13 @@ void fgpu_throttle_context_ended(const void *handle, int device) {
         struct context *context = atomic_load(&contexts[n]);
         if (context == NULL)
             break;
-        pthread_mutex_lock(&context->lock);
+        throttle_lock(context);
         const void *known = atomic_load(&context->handle);
         if (known != NULL && (handle == NULL ? context->device == device : known == handle)) {
             batches_lose_events(context, fgpu_now());
             atomic_store(&context->handle, NULL);
         }
-        pthread_mutex_unlock(&context->lock);
+        throttle_unlock(context);
     }
 }
 
@@ -262,11 +261,14 @@ static bool is_stuck(const struct context *context, uint64_t since, uint64_t now
 }
 
 /* What the session was entitled to until now; as slots_entitled(), but a slot's launches need not compute it anew. */
-static uint64_t entitled(struct context *context, uint64_t now) {
-    if (__builtin_expect(now < context->slot.start || now >= context->slot.end, 0)) {
-        context->slot = slots_at(context->slots, now);
-        context->entitled = slots_entitled(context->slots, context->slot.end);
-    }
+static __attribute__((noinline)) void find_slot(struct context *context, uint64_t now) {
+    context->slot = slots_at(context->slots, now);
+    context->entitled = slots_entitled(context->slots, context->slot.end);
+}
+
+static inline uint64_t entitled(struct context *context, uint64_t now) {
+    if (__builtin_expect(now < context->slot.start || now >= context->slot.end, 0))
+        find_slot(context, now);
     return context->entitled - (context->slot.end - (now < context->slot.start ? context->slot.start : now));
 }
 
@@ -275,7 +277,9 @@ static inline bool is_open(struct context *context, const struct kind *kind, uin
     uint64_t free_at = context->began_at + context->in_flight;
     if (now >= context->said_until || (context->closed_count > 0 && now > free_at) || kind->tried)
         return false;
-    int64_t balance = account_balance(context->account, context->slots, entitled(context, now));
+    int64_t balance;
+    if (!account_balance_now(context->account, context->slots, entitled(context, now), &balance))
+        return false;
     struct gate_state state = {.balance = balance - (int64_t)context->in_open,
                                .in_flight = context->in_flight,
                                .free_at = free_at,
@@ -331,9 +335,9 @@ static __attribute__((noinline)) uint64_t pass(struct context *context, uint64_t
         if (context->overdue > 0 && answer.until > now + SLOTS_PERIOD_NS)
             answer.until = now + SLOTS_PERIOD_NS; /* a neighbour may have been in the way: then less is owed soon */
         uint64_t until = answer.verdict == GATE_WAIT ? answer.until : look_again_at(context, kind->wary > 0, now);
-        pthread_mutex_unlock(&context->lock);
+        throttle_unlock(context);
         fgpu_sleep_until(until);
-        pthread_mutex_lock(&context->lock);
+        throttle_lock(context);
     }
 }
 
@@ -360,7 +364,7 @@ void fgpu_launch_begin(struct fgpu_launch *launch) {
     bool capture = atomic_load_explicit(&captures, memory_order_relaxed) > 0;
     if (__builtin_expect(capture, 0) && !begin_captured(handle, &mode))
         return;
-    pthread_mutex_lock(&context->lock);
+    throttle_lock(context);
     see_limits(context);
     uint64_t now = fgpu_now();
     struct kind *kind = batches_kind(context, key);
@@ -372,7 +376,7 @@ void fgpu_launch_begin(struct fgpu_launch *launch) {
     *pending = (struct pending){context, stream, now, kind->expected, capture};
     launch->follow_up = batches_add(context, stream, kind, now);
     launch->device = context->device;
-    pthread_mutex_unlock(&context->lock);
+    throttle_unlock(context);
     if (__builtin_expect(capture, 0))
         exchange_mode(&mode);
 }
@@ -382,12 +386,12 @@ void fgpu_launch_follow_up(const struct fgpu_launch *launch, int result) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (pending->capture)
         exchange_mode(&mode);
-    pthread_mutex_lock(&pending->context->lock);
+    throttle_lock(pending->context);
     if (result == CUDA_SUCCESS)
         batches_launched(pending->context, pending->stream, pending->added_at);
     else
         batches_refused(pending->context, pending->stream, pending->expected);
-    pthread_mutex_unlock(&pending->context->lock);
+    throttle_unlock(pending->context);
     if (pending->capture)
         exchange_mode(&mode);
 }
@@ -401,9 +405,9 @@ void fgpu_wait_begins(void *stream, bool per_thread) {
         return;
     uint64_t key;
     stream_of(stream, per_thread, &key);
-    pthread_mutex_lock(&context->lock);
+    throttle_lock(context);
     struct stream *found = batches_find_stream(context, key);
     if (found != NULL)
         batches_close(context, found, fgpu_now());
-    pthread_mutex_unlock(&context->lock);
+    throttle_unlock(context);
 }

@@ -6,7 +6,7 @@
 #include "sentinel.h"
 #include "slots.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 
 #define THROTTLE_BATCH_NS UINT64_C(1000000) /* the work between two sentinels */
 #define THROTTLE_BATCH_LAUNCHES 512
@@ -54,7 +54,7 @@ struct stream {
 /* Under `lock`, which is never held while waiting. */
 struct context {
     _Atomic(void *) handle; /* NULL: free */
-    pthread_mutex_t lock;
+    _Atomic(int) lock;     /* 1: taken */
     /* From here on all is new for each context. */
     struct sentinels sentinels;
     int device;
@@ -83,15 +83,45 @@ struct context {
     struct kind kinds[THROTTLE_KINDS];
 };
 
+/* A launch takes and leaves this lock, and a mutex would cost it thrice as much. Leaving is a plain store, so nobody is
+ * woken: who finds the lock taken looks again soon (lock.c), which is seldom, as it is held for some nanoseconds. */
+void throttle_wait_for_lock(struct context *context);
+
+static inline void throttle_lock(struct context *context) {
+    int taken = 0;
+    if (__builtin_expect(!atomic_compare_exchange_strong_explicit(&context->lock, &taken, 1, memory_order_acquire,
+                                                                  memory_order_relaxed), 0))
+        throttle_wait_for_lock(context);
+}
+
+static inline void throttle_unlock(struct context *context) {
+    atomic_store_explicit(&context->lock, 0, memory_order_release);
+}
+
 /* What the neighbours say, not older than a millisecond. */
 const struct lending *throttle_lending(struct context *context, uint64_t now);
 
 /* ---- batches.c: all with the context's lock held, while it is the current one ------------------------ */
 
-struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now);
+struct stream *batches_other_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now);
 struct stream *batches_find_stream(struct context *context, uint64_t key); /* NULL: it has none */
+struct kind *batches_other_kind(struct context *context, uint64_t key);
+
+/* The stream's place, new or not. */
+static inline struct stream *batches_stream(struct context *context, uint64_t key, CUstream handle, uint64_t now) {
+    struct stream *first = &context->streams[0];
+    return __builtin_expect(first->key == key, 1) ? first : batches_other_stream(context, key, handle, now);
+}
+
+static inline size_t batches_place(uint64_t key) {
+    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 40) % THROTTLE_KINDS;
+}
+
 /* The entry of this kind, new or not. It stays its own as long as the lock is held. */
-struct kind *batches_kind(struct context *context, uint64_t key);
+static inline struct kind *batches_kind(struct context *context, uint64_t key) {
+    struct kind *first = &context->kinds[batches_place(key)];
+    return __builtin_expect(first->key == key, 1) ? first : batches_other_kind(context, key);
+}
 
 /* The program waits, or is made to: what the stream has in flight ends in a sentinel now, as the next launch may come
  * long after it is done. */

@@ -287,6 +287,15 @@ int pthread_mutex_unlock(pthread_mutex_t *lock) {
     return 0;
 }
 
+/* Contexts' locks are taken without a call, unless somebody has them. */
+struct context;
+void throttle_wait_for_lock(struct context *context);
+
+void throttle_wait_for_lock(struct context *context) {
+    (void)context;
+    fail("a context's lock is held by a thread that waits");
+}
+
 /* ---- The rest of libfgpu ---- */
 
 _Atomic(void *) fgpu_reals[FGPU_REAL_COUNT];
