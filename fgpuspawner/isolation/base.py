@@ -67,9 +67,9 @@ class Host:
 
     ``own_root``: sessions have a root file system of their own, as containers do. ``memory_limits`` is whether the driver
     can limit the memory of a cgroup. ``context_mib`` is what a CUDA context takes, by UUID, and ``code`` what is known of
-    the code of kernels that is charged with it. ``elsewhere`` is another
-    machine, of which only that is known what its engine says. ``lends``: sessions that are idle lend others their
-    compute, of which each has ``most_percent`` at most.
+    the code of kernels that is charged with it. ``elsewhere`` is another machine, of which only that is known what its
+    engine says. ``opencl``: sessions may use NVIDIA's. ``lends``: sessions that are idle lend others their compute, of
+    which each has ``most_percent`` at most.
     """
 
     data: Path
@@ -84,6 +84,7 @@ class Host:
     mps_trouble: str | None = None
     hami_library: Path | None = None
     managed: str = "charge"
+    opencl: bool = False
     lends: bool = False
     most_percent: int = 100
     context_mib: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Host:
     def charged_mib(self, device: Device, request: Request, share_mib: int) -> int:
         """Return what a context of a session is charged, with its code; 0 if contexts are charged nothing."""
         context = self.context_mib.get(device.uuid, 0)
-        if not context or self.code is None or device.simulated:
+        if not context or self.code is None:
             return context
         code = self.code.charged_mib(self.gpu_name(device.model), request.image, request.user)
         # Whatever was learnt, most of the slice is the program's.

@@ -16,13 +16,22 @@ from fgpuspawner.isolation.base import (
     in_folder,
     with_more,
 )
-from fgpuspawner.isolation.files import UnsafeFolder, link, make_folder, remove_folder, write_whole
+from fgpuspawner.isolation.files import (
+    UnsafeFolder,
+    link,
+    make_empty,
+    make_folder,
+    remove_folder,
+    write_whole,
+)
 from fgpuspawner.isolation.limits import Limits
 from fgpuspawner.isolation.native import NOT_BUILT, mapped_as
 from fgpuspawner.isolation.report import Report, missing_library, problems, wrong_preload
 
 PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{IN_CONTAINER}/libfgpu.so\n"
+OPENCL = "opencl"
+"""The file in a session's folder that lets libfgpu leave NVIDIA's OpenCL alone."""
 
 
 class Interposer(Backend):
@@ -55,6 +64,8 @@ class Interposer(Backend):
         own = self.folder(session.id)
         try:
             lent = self._lending(prepared.limits, own)
+            (own / OPENCL).unlink(missing_ok=True)  # What an earlier launch was allowed.
+            allowed = [make_empty(own / OPENCL, mode=0o444)] if self.host.opencl else []
             if not self.host.own_root:
                 account = self._account(session.id)
                 if account.parent != own:
@@ -62,16 +73,17 @@ class Interposer(Backend):
                 for source in (native.library, *native.probes.values()):
                     link(own / source.name, source)
                 preload = {"LD_PRELOAD": str(own / native.library.name)}
-                return with_more(prepared, environment=preload, files=[account])
+                return with_more(prepared, environment=preload, files=[account, *allowed])
             listed = write_whole(own / "ld.so.preload", PRELOADED.encode(), mode=0o444)
             mounts = [
                 Mount(listed, PRELOAD),
                 Mount(native.library, in_folder(own, native.library.name)),
                 *(Mount(path, in_folder(own, name)) for name, path in native.probes.items()),
+                *(Mount(path, f"{IN_CONTAINER}/{OPENCL}") for path in allowed),
             ]
         except (OSError, UnsafeFolder) as e:
             raise CannotPrepare(f"the session's account could not be made: {e}") from e
-        return with_more(prepared, mounts=[*mounts, *lent], files=[listed])
+        return with_more(prepared, mounts=[*mounts, *lent], files=[listed, *allowed])
 
     def verify(self, limits: Limits, report: Report, static: Report | None) -> list[str]:
         """Return where the session sees more, or other, than its limits, or runs without libfgpu."""

@@ -56,6 +56,7 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
         hami_library=Path(settings.hami_library) if settings.hami_library else None,
         managed=settings.managed_memory,
+        opencl=settings.opencl == "allow",
         code=CodeMemory(
             settings.data_path(), fixed_mib=None if settings.code_mib == AUTO else int(settings.code_mib)
         ),
@@ -82,6 +83,7 @@ def host_elsewhere(host: Host) -> Host:
         native=host.native,
         commands=host.commands,
         managed=host.managed,
+        opencl=host.opencl,
         context_mib=host.context_mib,
         code=host.code,
         elsewhere=True,

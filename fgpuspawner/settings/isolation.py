@@ -11,6 +11,8 @@ MANAGED = ("charge", "refuse")
 """What becomes of managed memory: it counts against the limit, or is not to be had."""
 COMPUTE = ("strict", "elastic")
 """What a share of compute is: a ceiling too, or a floor."""
+OPENCL = ("hide", "allow")
+"""What becomes of NVIDIA's OpenCL, which libfgpu does not hold."""
 AROUND = ("end", "warn")
 """What becomes of sessions that compute around libfgpu."""
 
@@ -41,6 +43,13 @@ class IsolationSettings(Settings):
 
     Only with ``compute = "elastic"``.
     """
+    opencl = Enum(OPENCL, "hide").tag(example='"allow"')
+    """NVIDIA's OpenCL in sessions that libfgpu holds: "hide" it, or "allow" it although nothing holds what it takes.
+
+    It does not pass through CUDA, so libfgpu can neither count nor time it. Other platforms, such as those for
+    processors, stay. A session that has all of its GPUs to itself always has it. Sessions keep what they were started
+    with.
+    """
     context_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
         example="400", remedy='use "auto" or MiB such as 400'
     )
@@ -52,7 +61,7 @@ class IsolationSettings(Settings):
     code_mib = Union([Enum(["auto"]), Whole(min=0, max=LARGEST_MIB)], default_value="auto").tag(
         example="200", remedy='use "auto" or MiB such as 200'
     )
-    """GPU memory charged with each CUDA context of a real GPU for the code of kernels, in MiB; 0: nothing.
+    """GPU memory charged with each CUDA context for the code of kernels, in MiB; 0: nothing.
 
     "auto" learns it for each image, GPU model and driver, from sessions: it is what the driver counts of a process beyond
     what libfgpu has charged it. A user is charged what their own sessions took, else the middle of what others' took, if

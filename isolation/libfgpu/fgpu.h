@@ -135,6 +135,10 @@ void *fgpu_real_dlsym(void *handle, const char *name);
  * Not for hot paths: keep the result. */
 void *fgpu_driver_symbol(const char *name);
 
+/* opencl.c: whether this object is NVIDIA's OpenCL, and the session may not use it. */
+struct fgpu_object;
+bool fgpu_hides(const struct fgpu_object *object);
+
 /* The index in `devices` of the current context's device; -1 without a context, -2 for a device that the limits do
  * not name. Cheap enough for every call. */
 int fgpu_current_device(void);

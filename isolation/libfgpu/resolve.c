@@ -264,12 +264,28 @@ static __attribute__((noinline)) void *find_unknown_version(void *handle, const 
     return refuse(name, "this version is not known to it");
 }
 
+#define HIDDEN "NVIDIA's OpenCL is not held to a slice"
+
+/* OpenCL's functions. */
+static inline bool is_opencl(const char *name) {
+    return name != NULL && name[0] == 'c' && name[1] == 'l' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+/* Whether this name would lead into a library that the session may not use. */
+static __attribute__((noinline)) bool is_hidden(void *handle, const char *name, uintptr_t caller) {
+    struct fgpu_object object;
+    void *found = handle == RTLD_NEXT ? fgpu_function_after(caller, name, &object) : libc_dlsym()(handle, name);
+    return found != NULL && fgpu_object_at((uintptr_t)found, &object) && fgpu_hides(&object);
+}
+
 FGPU_EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
     int number = fgpu_hook_by_name(name);
     if (__builtin_expect(number >= 0, 0))
         return find_hooked(handle, name, NULL, number, (uintptr_t)__builtin_return_address(0));
     if (__builtin_expect(is_unknown_version(name), 0))
         return find_unknown_version(handle, name);
+    if (__builtin_expect(is_opencl(name), 0) && is_hidden(handle, name, (uintptr_t)__builtin_return_address(0)))
+        return refuse(name, HIDDEN);
     return libc_dlsym()(handle, name);
 }
 
@@ -277,6 +293,8 @@ FGPU_EXPORT void *dlvsym(void *restrict handle, const char *restrict name, const
     int number = fgpu_hook_by_name(name);
     if (__builtin_expect(number >= 0, 0))
         return find_hooked(handle, name, version, number, (uintptr_t)__builtin_return_address(0));
+    if (__builtin_expect(is_opencl(name), 0) && is_hidden(handle, name, (uintptr_t)__builtin_return_address(0)))
+        return refuse(name, HIDDEN);
     return libc_dlvsym()(handle, name, version);
 }
 

@@ -251,6 +251,21 @@ def test_the_folder_is_a_mount_and_has_a_place_for_each_mount_in_it(prepare: Pre
             assert stat.S_IMODE(own.stat().st_mode) == 0o755
 
 
+@pytest.mark.parametrize("name", ["interposer", "mps"])
+def test_who_may_use_opencl_is_told_by_a_file_beside_the_limits(
+    prepare: Prepare, host: Host, name: str
+) -> None:
+    own = host.data / "limits" / "7"
+    prepare(name)
+    assert not (own / "opencl").exists()
+    found = by_target(prepare(name, opencl=True))
+    assert found["/run/fgpu/opencl"] == Mount(own / "opencl", "/run/fgpu/opencl")
+    assert prepare(name, own_root=False).mounts == ()
+    assert not (own / "opencl").exists(), "a second launch may not have what the first one had"
+    prepare(name, own_root=False, opencl=True)
+    assert (own / "opencl").is_file()
+
+
 def test_what_a_container_writes_is_in_memory_of_its_own_and_little(prepare: Prepare, host: Host) -> None:
     prepared = prepare("interposer")
     assert prepared.in_memory == {"/run/fgpu/written": "rw,noexec,nosuid,nodev,mode=777,size=4m,nr_inodes=64"}
