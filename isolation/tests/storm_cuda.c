@@ -41,6 +41,8 @@ int main(int argc, char **argv)
     int (*retain)(void **, int) = (int (*)(void **, int))function("cuDevicePrimaryCtxRetain");
     int (*set)(void *) = (int (*)(void *))function("cuCtxSetCurrent");
     int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))function("cuMemAlloc_v2");
+    int (*pitched)(uint64_t *, size_t *, size_t, size_t, unsigned) =
+        (int (*)(uint64_t *, size_t *, size_t, size_t, unsigned))function("cuMemAllocPitch_v2");
     int (*release)(uint64_t) = (int (*)(uint64_t))function("cuMemFree_v2");
     int (*take)(uint64_t *, size_t, void *) = (int (*)(uint64_t *, size_t, void *))function("cuMemAllocAsync");
     int (*give)(uint64_t, void *) = (int (*)(uint64_t, void *))function("cuMemFreeAsync");
@@ -65,8 +67,17 @@ int main(int argc, char **argv)
             held[i].address = 0;
         } else {
             const size_t bytes = 1 + (state >> 20) % ((size_t)96 << 20);
-            held[i].asynchronous = (state >> 60) == 0; /* Seldom: a pool's chunks are large. */
-            status = held[i].asynchronous ? take(&held[i].address, bytes, NULL) : alloc(&held[i].address, bytes);
+            const unsigned way = (unsigned)(state >> 60);
+            held[i].asynchronous = way < 3;
+            if (way < 3) {
+                status = take(&held[i].address, bytes, NULL);
+            } else if (way < 8) { /* Narrow rows, too: the driver makes them many times as wide. */
+                const size_t width = 1 + (state >> 8) % 2000;
+                size_t pitch;
+                status = pitched(&held[i].address, &pitch, width, 1 + bytes / 2000, 4);
+            } else {
+                status = alloc(&held[i].address, bytes);
+            }
             expect(status, OUT_OF_MEMORY, "allocation");
             if (status)
                 held[i].address = 0;

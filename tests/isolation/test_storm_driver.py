@@ -1,5 +1,6 @@
-"""The storm on the whole: eight processes of one session take and give back memory through the hooked driver and are
-killed at random instants. What the device really holds is the driver's own ledger, summed inside the driver's lock."""
+"""The storm on the whole: eight processes of one session take and give back memory through the hooked driver, plain,
+pitched and of pools, and are killed at random instants. What the device really holds is the driver's own ledger, summed
+inside the driver's lock."""
 
 from __future__ import annotations
 
