@@ -48,7 +48,7 @@ class CodeWatch:
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     async def saw(self, look: Look, live: Sequence[Session]) -> None:
-        """Ask sessions on real GPUs whose time has come. One that does not answer keeps nobody waiting."""
+        """Ask sessions whose time has come. One that does not answer keeps nobody waiting."""
         self._due_at_s = {s.id: self._due_at_s[s.id] for s in live if s.id in self._due_at_s}
         there = running_on(look.devices, live)
         code = self._isolation.host.code
@@ -69,13 +69,13 @@ class CodeWatch:
             await asyncio.wait(tuple(self._asking.values()))
 
     def _used(self, look: Look, session: Session) -> dict[str, Used]:
-        """Return what its processes hold of each real device, as far as the driver tells."""
-        real = {d.uuid for d in self._isolation.devices_of(session) if not d.simulated}
+        """Return what its processes hold of each device, as far as the driver tells."""
+        own_devices = {d.uuid for d in self._isolation.devices_of(session)}
         found: dict[str, Used] = {}
         for uuid, use in look.devices.items():
             own = {
                 p.inner_pid: p.used_bytes
-                for p in (use.processes if uuid in real and isinstance(use, DeviceUse) else ())
+                for p in (use.processes if uuid in own_devices and isinstance(use, DeviceUse) else ())
                 if look.owners.get(p.pid) == session.id and p.used_bytes
             }
             if own:
