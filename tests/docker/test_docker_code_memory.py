@@ -83,7 +83,7 @@ def test_what_a_sessions_code_took_is_learnt_charged_and_shown(
     def shown() -> bool:
         told = (read_meters(hub.data).sessions or {}).get(second.session.id)
         whole, known = CONTEXT_MIB + CODE_MIB + TAKEN_MIB, CONTEXT_MIB + CODE_MIB
-        return told is not None and (told.now.memory_mib, told.now.memory_context_mib) == (whole, known)
+        return told is not None and (told.now.memory_used_mib, told.now.memory_context_mib) == (whole, known)
 
     until(shown, within_s=60, what="what is context and code is told")
     stranger = hub.running("bob")
