@@ -1,6 +1,9 @@
 /* NVIDIA's OpenCL does not pass through CUDA: neither its memory nor its compute would be held. So a program that looks for
  * its functions does not find them, as in a system without it. Every loader of OpenCL's platforms asks dlsym() for them,
- * and goes on to the next platform: those of processors stay. */
+ * and goes on to the next platform: those of processors stay.
+ *
+ * An empty folder over /etc/OpenCL/vendors would hide all platforms, is not asked by who opens the library by its name, and
+ * NVIDIA's container toolkit, which makes a file there, could not start the container. */
 #include "objects.h"
 #include "fgpu.h"
 
