@@ -45,7 +45,7 @@ def run(compile_c: Callable[..., Path]) -> Callable[..., subprocess.CompletedPro
             capture_output=True,
             text=True,
             check=False,
-            timeout=10,
+            timeout=60,
         )
 
     return run
@@ -117,7 +117,7 @@ def test_a_program_that_is_linked_with_it_is_ended_before_it_begins(
             capture_output=True,
             text=True,
             check=False,
-            timeout=10,
+            timeout=60,
         )
 
     done = start()
