@@ -1,4 +1,4 @@
-"""Gives running sessions other slices, as their owners wish: decision 0063 has the order, and why.
+"""Gives running sessions other slices, as their owners wish: decision 0058 has the order, and why.
 
 Everything here can be begun anew. The wish is a row until it is done or refused; a session's limits file never allows
 more than the record of its shares, after a crash at any point.
