@@ -187,7 +187,7 @@ def test_a_limit_that_moves_up_and_down_in_a_storm_is_never_exceeded(
     ]
     shrunk = given_up = 0
     try:
-        wanted, end = 25 if seed == 1 else 500, time.monotonic() + 200
+        wanted, end = 250 if seed == 1 else 2000, time.monotonic() + 200
         with (folder / "simulated" / "ledger").open("r+b") as file, mmap.mmap(file.fileno(), 8192) as ledger:
             while shrunk < wanted and time.monotonic() < end:
                 # Far up, and down to about what they hold: what is granted in between decides.
