@@ -16,7 +16,8 @@ from fgpu_scheduler import (
     resized,
 )
 from fgpuspawner.service.handler import Handler
-from fgpuspawner.service.problems import Problem, bad_argument
+from fgpuspawner.service.model import Viewer
+from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.service.session_actions import audited
 from fgpuspawner.service.slices import request_of, why_fixed
 from fgpuspawner.text.resizing import not_resized_words
@@ -32,6 +33,10 @@ async def resize_session(handler: Handler, session_id: str, given: Mapping[str, 
         Problem: it can't be, with what would work.
     """
     session = await handler.visible_session(session_id)
+    if not may_resize(session, handler.viewer):
+        raise forbidden(
+            "a session's own token resizes that session only; use the sessions page, or a token of yours"
+        )
     world = await handler.service.reader.world()
     # As it is, not as it was when the page was made.
     session = world.session(session.id) or session
@@ -59,6 +64,16 @@ async def resize_session(handler: Handler, session_id: str, given: Mapping[str, 
     before, after = amount_words(session.request), amount_words(asked)
     await audited(handler, session, "session.resize", f"{before} -> {after}")
     return session
+
+
+def may_resize(session: Session, viewer: Viewer) -> bool:
+    """Return whether who sees a session may resize it.
+
+    Whatever runs in a session has that session's token, also a program of somebody else's: it takes nothing from its
+    owner's other sessions. Who administers them may, whatever token it is.
+    """
+    own = viewer.server_name in (None, session.request.server_name)
+    return own or viewer.may_administer(session.request.resource_group)
 
 
 def _amount(session: Session, given: Mapping[str, object]) -> Amount:

@@ -23,7 +23,7 @@ from .gpu_memory import GpuMemory
 from .kernel_socket import KernelSocket
 from .kernels import kernels_of
 from .proof import Proof
-from .service_answers import ServiceError, Session
+from .service_answers import Refused, ServiceError, Session
 from .shared_read import SharedRead
 from .status import StatusReader
 
@@ -208,6 +208,19 @@ class ExtendHandler(_Wish):
         return await self.status.reader.ask_for("extend", session_id)
 
 
+class ResizeHandler(_Wish):
+    """`POST fgpu/api/sessions/{id}/resize` with the amount as the service takes it, in JSON.
+
+    The answer comes once the session has it, or keeps what it had: within some seconds.
+    """
+
+    async def wish(self, session_id: int) -> Session:
+        amount = self.get_json_body()
+        if not isinstance(amount, dict):
+            raise Refused("bad_argument", 'Send an amount, such as {"fgpu": "0.5"}.', status=400)
+        return await self.status.reader.resize(session_id, amount)
+
+
 class ProofHandler(_Handler):
     """`fgpu/api/proof`: what fgpu-verify last found (jupyterlab_fgpu.proof). POST runs it."""
 
@@ -279,6 +292,7 @@ def load(server_app: Any) -> None:
                     ("stop", StopHandler),
                     ("keep", KeepHandler),
                     ("extend", ExtendHandler),
+                    ("resize", ResizeHandler),
                 )
             ),
         ],

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from .gpu_memory import Used
 from .kernels import notebook_of, process_name
-from .room import next_larger
+from .room import in_place, next_larger
 from .service_answers import ServiceError, Session
 from .service_client import ServiceClient
 
@@ -125,6 +125,15 @@ class DetailsReader:
             larger = next_larger(session, await self._client.capacity(), needed)
             if larger is None:
                 return None
+            if in_place(session, larger):
+                return {
+                    "amount": larger.amount,
+                    "gpu_memory_mib": larger.gpu_memory_mib,
+                    "options": larger.options,
+                    "in_place": True,
+                    "starts_now": False,
+                    "text": None,
+                }
             forecast = await self._client.forecast(larger.options, instead_of=session["id"])
         except ServiceError:
             return None
@@ -136,6 +145,7 @@ class DetailsReader:
             "amount": larger.amount,
             "gpu_memory_mib": larger.gpu_memory_mib,
             "options": larger.options,
+            "in_place": False,
             "starts_now": forecast.get("starts_now") is True and refused is None,
             "text": refused or forecast.get("text"),
         }

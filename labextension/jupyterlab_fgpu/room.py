@@ -106,6 +106,14 @@ def next_larger(
     return Larger(options, amount_words, memory_mib)
 
 
+def in_place(session: Session, larger: Larger) -> bool:
+    """Return whether the session could have the larger amount now, and its programs run on."""
+    resize = session["resize"]
+    if resize is None or resize["why_not"] is not None or resize["state"] == "ASKED":
+        return False
+    return larger.options.get("fgpu") in resize["amounts"]
+
+
 def _common(session: Session) -> dict[str, str]:
     """Return the options that stay as they are."""
     same = {

@@ -54,6 +54,19 @@ class Meter(TypedDict):
     trouble: str | None
 
 
+class Resize(TypedDict):
+    """What a running session's slice may become, and the last wish for it.
+
+    ``amounts`` are in fGPU, ascending, and empty for a session of exact amounts.
+    """
+
+    why_not: str | None
+    amounts: list[str]
+    asked: str | None
+    state: str | None
+    message: str | None
+
+
 class Session(TypedDict):
     """The part of the service's session object that is shown."""
 
@@ -82,6 +95,7 @@ class Session(TypedDict):
     pull_text: str | None
     message: str | None
     meter: Meter | None
+    resize: Resize | None
     started_at_s: int | None
     warning: str | None
     ends_at_s: int | None
@@ -147,6 +161,7 @@ def parse_session(raw: Any) -> Session:
         pull_text=optional(pull, "text", str),
         message=optional(raw, "message", str),
         meter=_parse_meter(optional(raw, "meter", dict)),
+        resize=_parse_resize(optional(raw, "resize", dict)),
         started_at_s=optional(raw, "started_at_s", int),
         warning=optional(raw, "warning", str),
         ends_at_s=optional(raw, "ends_at_s", int),
@@ -214,6 +229,21 @@ def _parse_meter(raw: dict[str, Any] | None) -> Meter | None:
         compute_borrowed_percent=_number(raw, "compute_borrowed_percent"),
         compute_lent_percent=_number(raw, "compute_lent_percent"),
         trouble=optional(raw, "trouble", str),
+    )
+
+
+def _parse_resize(raw: dict[str, Any] | None) -> Resize | None:
+    if raw is None:
+        return None
+    amounts = items(raw, "amounts")
+    if not all(isinstance(amount, str) for amount in amounts):
+        raise malformed("an amount is not a text")
+    return Resize(
+        why_not=optional(raw, "why_not", str),
+        amounts=amounts,
+        asked=optional(raw, "asked", str),
+        state=optional(raw, "state", str),
+        message=optional(raw, "message", str),
     )
 
 

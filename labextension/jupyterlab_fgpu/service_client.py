@@ -6,7 +6,9 @@ and an answer that repeats it is blanked before it is read.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -35,6 +37,8 @@ from .service_answers import (
 
 API = "api/v1/"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
+RESIZED_WITHIN_S = 20.0
+LOOK_EVERY_S = 0.3
 
 
 class ServiceClient:
@@ -94,6 +98,32 @@ class ServiceClient:
         answer = await self._call("POST", f"sessions/{session_id}/{wish}")
         return parse_session(answer.get("session"))
 
+    async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
+        """Ask for another amount of the session's GPU, and return the session once it has it.
+
+        Where the Hub takes longer than some seconds, it is still asked for. Raises Refused where
+        the session keeps what it has.
+        """
+        try:
+            answer = await self._call("PATCH", f"sessions/{session_id}", amount)
+        except Refused as error:
+            # Without the name of its option, which is no word of Lab's.
+            text = error.message.removeprefix(f"{error.field}: ")
+            raise Refused(error.code, text, status=error.status, field=error.field) from None
+        session = parse_session(answer.get("session"))
+        end_s = time.monotonic() + RESIZED_WITHIN_S
+        while _is_asked(session) and time.monotonic() < end_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+            answer = await self._call("GET", f"sessions/{session_id}")
+            session = parse_session(answer.get("session"))
+        told = session["resize"]
+        if told is None:
+            raise Refused("not_resized", "The session has ended.", status=409)
+        if told["state"] == "REFUSED":
+            text = told["message"] or "The session keeps what it has."
+            raise Refused("not_resized", text, status=409)
+        return session
+
     def _client(self) -> AsyncHTTPClient:
         if self._http is None:
             # Made at the first call, when the event loop that it belongs to runs; an instance of
@@ -101,15 +131,19 @@ class ServiceClient:
             self._http = SimpleAsyncHTTPClient(force_instance=True, max_body_size=MAX_ANSWER_BYTES)
         return self._http
 
-    async def _call(self, method: str, path: str) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, sent: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        body = b"" if method == "POST" else None
+        headers = {"Accept": "application/json", "Authorization": f"token {self._service.token}"}
+        if sent is not None:
+            body = json.dumps(sent).encode()
+            headers["Content-Type"] = "application/json"
         request = HTTPRequest(
             self._service.url + API + path,
             method=method,
-            body=b"" if method == "POST" else None,
-            headers={
-                "Accept": "application/json",
-                "Authorization": f"token {self._service.token}",
-            },
+            body=body,
+            headers=headers,
             connect_timeout=self._timeout_s,
             request_timeout=self._timeout_s,
             # A redirect would carry the token to wherever it points.
@@ -120,12 +154,12 @@ class ServiceClient:
         except (HTTPError, OSError, ValueError) as error:
             # ValueError: an address or a header that tornado refuses to send.
             raise _no_answer(error) from None
-        body = self._body(response)
+        found = self._body(response)
         if 200 <= response.code < 300:
-            if not isinstance(body, dict):
+            if not isinstance(found, dict):
                 raise malformed("it is not a JSON object")
-            return body
-        raise _error(response.code, body)
+            return found
+        raise _error(response.code, found)
 
     def _body(self, response: HTTPResponse) -> Any:
         text = response.body.decode("utf-8", "replace").replace(self._service.token, "[token]")
@@ -133,6 +167,10 @@ class ServiceClient:
             return json.loads(text)
         except (ValueError, RecursionError):
             return None
+
+
+def _is_asked(session: Session) -> bool:
+    return session["resize"] is not None and session["resize"]["state"] == "ASKED"
 
 
 def _no_answer(error: Exception) -> Unreachable:

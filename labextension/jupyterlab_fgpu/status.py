@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
@@ -109,6 +109,14 @@ class StatusReader:
     async def ask_for(self, wish: str, session_id: int) -> Session:
         """Ask for `keep` or `extend` of one of the user's sessions; raises ServiceError."""
         return await self._service().ask_for(wish, session_id)
+
+    async def resize(self, session_id: int, amount: Mapping[str, Any]) -> Session:
+        """Give a session another amount of its GPU; raises ServiceError.
+
+        With this server's token the service lets nothing but this session be resized.
+        """
+        self._slow_at = None
+        return await self._service().resize(session_id, amount)
 
     def _service(self) -> ServiceClient:
         if self.client is None:

@@ -95,6 +95,7 @@ const panel: JupyterFrontEndPlugin<void> = {
         endThis: () => void app.commands.execute(CommandIDs.endThisSession),
         keep,
         extend,
+        resize: (id, wanted) => model.resize(id, wanted),
         proof: begin => model.proof(begin)
       }
     };

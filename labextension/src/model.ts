@@ -10,7 +10,9 @@ import type {
   IFGPUModel,
   IProof,
   IReading,
-  IStatus
+  ISession,
+  IStatus,
+  Wanted
 } from './tokens';
 
 const DEFAULT_PERIOD_S = 10;
@@ -93,6 +95,20 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
 
   async extend(id: number): Promise<void> {
     await this._wish(id, 'extend');
+  }
+
+  async resize(id: number, wanted: Wanted): Promise<ISession> {
+    try {
+      const { session } = await requestAPI<{ session: ISession }>(
+        `sessions/${id}/resize`,
+        { method: 'POST', body: JSON.stringify(wanted) },
+        this._settings
+      );
+      return session;
+    } finally {
+      // Before it is told that it is done: status bar and panel say the same.
+      await this.refresh();
+    }
   }
 
   async proof(begin: boolean): Promise<IProof> {

@@ -3,6 +3,7 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { ProcessTable } from './details';
+import { useWish } from './resize';
 import type { IExplanation } from './tokens';
 
 /** What is under a cell whose program ran out of GPU memory. It is no output: no file holds it. */
@@ -14,6 +15,8 @@ export class OutOfMemoryNotice extends ReactWidget {
       notebook: string;
       /** The Hub's form with the larger amount, or null. */
       href: string | null;
+      /** Gives this session the larger amount now, or null where that is not possible; rejects with a message to show. */
+      grow: (() => Promise<unknown>) | null;
       trans: TranslationBundle;
     }
   ) {
@@ -24,7 +27,7 @@ export class OutOfMemoryNotice extends ReactWidget {
   }
 
   protected render(): JSX.Element {
-    const { explanation, notebook, href, trans } = this._options;
+    const { explanation, notebook, href, grow, trans } = this._options;
     const { larger } = explanation;
     const title = trans.__('The GPU memory of this session ran out');
     return (
@@ -44,7 +47,10 @@ export class OutOfMemoryNotice extends ReactWidget {
             'Free what is no longer needed, shut down other kernels that hold GPU memory, or use smaller batches.'
           )}
         </p>
-        {larger !== null && (
+        {larger !== null && grow !== null && (
+          <Grow larger={larger} grow={grow} trans={trans} />
+        )}
+        {larger !== null && grow === null && (
           <p>
             {trans.__(
               'A session with %1 would have %2 MiB. Once this one has ended: %3',
@@ -55,7 +61,7 @@ export class OutOfMemoryNotice extends ReactWidget {
           </p>
         )}
         <div className="jp-fgpu-Actions">
-          {larger !== null && href !== null && (
+          {larger !== null && grow === null && href !== null && (
             <a href={href} target="_blank" rel="noopener">
               {trans.__('Open the form with %1', larger.amount)}
             </a>
@@ -67,6 +73,50 @@ export class OutOfMemoryNotice extends ReactWidget {
       </section>
     );
   }
+}
+
+/** Offers the larger amount in place: no session ends, and no kernel. */
+function Grow(props: {
+  larger: NonNullable<IExplanation['larger']>;
+  grow: () => Promise<unknown>;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { larger, grow, trans } = props;
+  const { busy, refusal, done, run } = useWish(grow);
+  return (
+    <>
+      {!done && (
+        <p>
+          {trans.__(
+            '%1 would give it %2 MiB, and can be had now: your kernel stays.',
+            larger.amount,
+            larger.gpu_memory_mib
+          )}
+        </p>
+      )}
+      <div role="status">
+        {done && (
+          <p>
+            {trans.__(
+              'This session has %1 now, %2 MiB. Run the cell again.',
+              larger.amount,
+              larger.gpu_memory_mib
+            )}
+          </p>
+        )}
+        {refusal !== null && (
+          <p className="jp-fgpu-Problem">{trans.__('Not resized: %1', refusal)}</p>
+        )}
+      </div>
+      {!done && (
+        <div className="jp-fgpu-Actions">
+          <button type="button" aria-disabled={busy} onClick={run}>
+            {busy ? trans.__('Growing…') : trans.__('Grow to %1 now', larger.amount)}
+          </button>
+        </div>
+      )}
+    </>
+  );
 }
 
 function sentence(text: string): string {

@@ -65,6 +65,9 @@ export function watchForOutOfMemory(
           return;
         }
         const { status } = model.reading;
+        const id = status?.session?.id ?? null;
+        const fgpu = explanation.larger?.options['fgpu'];
+        const grows = explanation.larger?.in_place && id !== null && fgpu !== undefined;
         show(
           cell,
           new OutOfMemoryNotice({
@@ -74,6 +77,7 @@ export function watchForOutOfMemory(
               explanation.larger === null || status === null
                 ? null
                 : formHref(hub, status, explanation.larger.options),
+            grow: grows ? () => model.resize(id, { fgpu }) : null,
             trans
           })
         );

@@ -3,7 +3,7 @@ import * as React from 'react';
 
 import { roundText } from './format';
 import type { IHubLocation } from './links';
-import type { IProof, ISession } from './tokens';
+import type { IProof, ISession, Wanted } from './tokens';
 
 /** What the panel can do beyond showing; each asks the user where something would be lost. */
 export interface IPanelActions {
@@ -12,6 +12,8 @@ export interface IPanelActions {
   endThis(): void;
   keep(session: ISession): void;
   extend(session: ISession): void;
+  /** Give a session another amount; rejects with a message to show. */
+  resize(id: number, wanted: Wanted): Promise<ISession>;
   /** What fgpu-verify has found; with `begin` it is run. */
   proof(begin: boolean): Promise<IProof>;
 }

@@ -16,6 +16,7 @@ import {
 import { saveHref } from './links';
 import { Away, Bar, Extend, type IContext, Section, SimulatedMark } from './parts';
 import { Proof } from './proof';
+import { Resize } from './resize';
 import type { IGpu, IStatus, IThisSession } from './tokens';
 
 /** The session that this JupyterLab is in. */
@@ -47,6 +48,9 @@ export function ThisSession(props: {
         </p>
       )}
       <Facts session={session} trans={trans} />
+      {status.hub === 'ok' && session.resize !== null && (
+        <Resize session={session} resize={session.resize} context={context} />
+      )}
       <Details status={status} trans={trans} />
       {details !== undefined && details.advice !== null && (
         <p className="jp-fgpu-Advice">{asSentence(details.advice)}</p>

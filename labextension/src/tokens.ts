@@ -34,6 +34,22 @@ export interface IMeter {
   trouble: string | null;
 }
 
+/** What a running session's slice may become, and the last wish for it. */
+export interface IResize {
+  /** Why it keeps its slice, whatever is asked for. */
+  why_not: string | null;
+  /** In fGPU, ascending, with what it has; empty for a session of exact amounts. */
+  amounts: string[];
+  asked: string | null;
+  state: 'ASKED' | 'DONE' | 'REFUSED' | null;
+  message: string | null;
+}
+
+/** Another amount for a session, in the terms that it was asked for in. */
+export type Wanted =
+  | { fgpu: string }
+  | { gpu_memory_mib: number; compute_percent?: number };
+
 export interface ISession {
   id: number | null;
   server_name: string;
@@ -63,6 +79,8 @@ export interface ISession {
   message: string | null;
   /** What was last measured of it on its machine. */
   meter: IMeter | null;
+  /** Null of one that does not run. */
+  resize: IResize | null;
   started_at_s: number | null;
   /** Why it is about to be ended, in words; `ends_at_s` is when. */
   warning: string | null;
@@ -132,6 +150,8 @@ export interface IExplanation {
     amount: string;
     gpu_memory_mib: number;
     options: Record<string, string>;
+    /** This session can have it now, and its programs run on. */
+    in_place: boolean;
     starts_now: boolean;
     text: string | null;
   } | null;
@@ -204,6 +224,8 @@ export interface IFGPUModel extends VDomRenderer.IModel {
   keep(id: number): Promise<void>;
   /** Make the time limit of a session longer; rejects with a message to show. */
   extend(id: number): Promise<void>;
+  /** Give a session another amount of its GPU, and return it; rejects with a message to show where it keeps what it had. */
+  resize(id: number, wanted: Wanted): Promise<ISession>;
   /** Ask what fgpu-verify has found, or have it begin; rejects with a message to show. */
   proof(begin: boolean): Promise<IProof>;
   /** Ask what an out-of-memory error comes of; rejects with a message to show. */

@@ -68,6 +68,7 @@ def running(**changes: Any) -> dict[str, Any]:
         "end_cause": None,
         "message": None,
         "meter": meter(),
+        "resize": resize(why_not="MIG does not change what a session has.", amounts=[]),
         "warning": None,
         "ends_at_s": None,
         "can_keep": False,
@@ -76,6 +77,18 @@ def running(**changes: Any) -> dict[str, Any]:
         "pending_url": "/hub/spawn-pending/alice/gpu-1",
         "mine": True,
         "simulated": True,
+        **changes,
+    }
+
+
+def resize(**changes: Any) -> dict[str, Any]:
+    """What the running session's slice could become now: nothing was asked for yet."""
+    return {
+        "why_not": None,
+        "amounts": ["0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8"],
+        "asked": None,
+        "state": None,
+        "message": None,
         **changes,
     }
 
@@ -105,6 +118,7 @@ def pending(**changes: Any) -> dict[str, Any]:
             "pull": {"phase": "FETCHING", "text": "fetching the image: 45 of 200 MiB"},
             "started_at_s": None,
             "meter": None,
+            "resize": None,
             "url": "/user/alice/gpu-2/",
             "pending_url": "/hub/spawn-pending/alice/gpu-2",
             **changes,
@@ -191,6 +205,8 @@ class StandIn:
         self.banner: dict[str, Any] | None = None
         self.advice: str | None = "your last five runs peaked at 1.3 GiB: 0.4 fGPU would have done"
         self.forecast = {"starts_now": True, "text": "Starts now.", "refusals": []}
+        self.refusal: str | None = None
+        self.sent = ""
         self.queries: list[str] = []
         self.delay_s = 0.0
         # path -> (status, body) answered instead; "*" stands for every path.
@@ -255,9 +271,12 @@ class StandIn:
         reads = self._reads(group)
         if method == "GET" and path in reads:
             return _ok(**deepcopy(reads[path]))
-        if method == "POST" and path == "sessions/12/extend":
-            self.sessions[0].update(ends_at_s=self.sessions[0]["ends_at_s"] + 3600)
-            return _ok(session=self.sessions[0])
+        acts = {
+            ("POST", "sessions/12/extend"): self._extended,
+            ("PATCH", "sessions/12"): self._resized,
+        }
+        if (method, path) in acts:
+            return acts[method, path]()
         kept = [s for s in self.sessions if (method, path) == ("POST", f"sessions/{s['id']}/keep")]
         if kept:
             kept[0].update(warning=None, ends_at_s=None, can_keep=False)
@@ -273,6 +292,23 @@ class StandIn:
         error = {"code": "not_found", "field": None, "message": "There is no such session."}
         return 404, json.dumps({"error": error})
 
+    def _extended(self) -> tuple[int, str]:
+        self.sessions[0].update(ends_at_s=self.sessions[0]["ends_at_s"] + 3600)
+        return _ok(session=self.sessions[0])
+
+    def _resized(self) -> tuple[int, str]:
+        """A wish is asked for, and decided by the time that the session is looked at again."""
+        session, fgpu = self.sessions[0], json.loads(self.sent)["fgpu"]
+        session["resize"].update(state="ASKED", asked=f"{fgpu} fGPU", message=None)
+        answer = _ok(session=session)[1]
+        if self.refusal is None:
+            memory_mib = int(float(fgpu) * 4096) // 128 * 128
+            session.update(fgpu=fgpu, amount=f"{fgpu} fGPU", gpu_memory_mib=memory_mib)
+            session["resize"]["state"] = "DONE"
+        else:
+            session["resize"].update(state="REFUSED", message=self.refusal)
+        return 202, answer
+
     def _reads(self, group: str) -> dict[str, dict[str, Any]]:
         texts = [] if self.advice is None else [{"image": "python", "text": self.advice}]
         return {
@@ -284,6 +320,7 @@ class StandIn:
                 "banner": self.banner,
             },
             "sessions": {"sessions": self.sessions},
+            "sessions/12": {"session": self.sessions[0]} if self.sessions else {},
             "queue": {"group": group, "length": self.queue_length, "entries": []},
             "sessions/12/meter": self.history,
             "capacity": self.capacity,
@@ -311,6 +348,10 @@ class _Api(RequestHandler):
         await self._serve(path)
 
     async def post(self, path: str) -> None:
+        await self._serve(path)
+
+    async def patch(self, path: str) -> None:
+        self.standin.sent = self.request.body.decode()
         await self._serve(path)
 
     async def _serve(self, path: str) -> None:

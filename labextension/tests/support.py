@@ -31,12 +31,16 @@ class Caller:
         self.sent = ""
 
     async def call(
-        self, *path: str, method: str = "GET", params: dict[str, str] | None = None
+        self,
+        *path: str,
+        method: str = "GET",
+        params: dict[str, str] | None = None,
+        body: str = "{}",
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON body, errors included."""
         arguments: dict[str, Any] = {"method": method, "params": params}
         if method == "POST":
-            arguments["body"] = "{}"
+            arguments["body"] = body
         try:
             response = await self._fetch("fgpu", "api", *path, **arguments)
         except HTTPClientError as error:

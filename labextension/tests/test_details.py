@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standin import StandIn, capacity, gpu, running
+from standin import StandIn, capacity, gpu, resize, running
 from support import Caller, driver
 
 from jupyterlab_fgpu.kernels import notebook_of, process_name
@@ -188,6 +188,28 @@ async def test_an_explanation_is_of_now_also_right_after_a_status(
     assert found["larger"]["gpu_memory_mib"] == 2816
     # Who looks next sees what it saw.
     assert (await caller.status())["session"]["gpu_memory_used_mib"] == 1800
+
+
+async def test_a_larger_amount_that_is_free_on_the_same_gpu_is_had_in_place(
+    caller: Caller, standin: StandIn
+) -> None:
+    async def larger(**changes: Any) -> Any:
+        standin.sessions[0]["resize"] = resize(**changes)
+        standin.calls.clear()
+        _, found = await caller.call("explain", params={"tried_mib": "1000"})
+        return found["larger"]
+
+    found = await larger()
+    assert (found["amount"], found["in_place"]) == ("0.8 fGPU", True)
+    assert "GET forecast" not in standin.calls, "nothing would have to start"
+    for no_longer in (
+        {"amounts": ["0.5", "0.6", "0.7"]},
+        {"why_not": "MIG", "amounts": []},
+        {"state": "ASKED", "asked": "0.6 fGPU"},
+    ):
+        found = await larger(**no_longer)
+        assert (found["amount"], found["in_place"]) == ("0.8 fGPU", False)
+        assert found["text"] == "Starts now."
 
 
 async def test_a_larger_amount_that_is_refused_says_why(caller: Caller, standin: StandIn) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from standin import TOKEN, StandIn, pending, running
+from standin import TOKEN, StandIn, pending, resize, running
 from support import SESSION_ENVIRONMENT, Caller, driver
 
 
@@ -321,6 +321,46 @@ async def test_an_idle_session_is_kept_through_the_service(
     # What every tab sees next is not what was read before.
     assert (await caller.status())["session"]["warning"] is None
     assert "POST sessions/12/keep" in standin.calls
+
+
+async def test_a_session_is_resized_with_the_servers_token_and_told_once_it_has_it(
+    caller: Caller, standin: StandIn
+) -> None:
+    standin.sessions[0]["resize"] = resize()
+    assert (await caller.status())["session"]["resize"]["amounts"][-1] == "0.8"
+    code, body = await caller.call(
+        "sessions", "12", "resize", method="POST", body='{"fgpu": "0.8"}'
+    )
+    found = body["session"]
+    assert (code, found["amount"], found["resize"]["state"]) == (200, "0.8 fGPU", "DONE")
+    assert json.loads(standin.sent) == {"fgpu": "0.8"}
+    assert "PATCH sessions/12" in standin.calls
+    # At once, and not as it was read before.
+    assert (await caller.status())["session"]["amount"] == "0.8 fGPU"
+    assert TOKEN not in caller.sent
+
+
+async def test_a_slice_that_stays_says_why_in_the_services_words(
+    caller: Caller, standin: StandIn
+) -> None:
+    async def asked(body: str) -> tuple[int, str, str]:
+        code, answer = await caller.call("sessions", "12", "resize", method="POST", body=body)
+        return code, answer["error"]["code"], answer["error"]["message"]
+
+    standin.sessions[0]["resize"] = resize()
+    # The Hub's, which comes later.
+    standin.refusal = "The session uses 2.9 GiB of GPU memory: choose at least 0.8."
+    assert await asked('{"fgpu": "0.3"}') == (409, "not_resized", standin.refusal)
+    # The service's, at once.
+    error = {"code": "bad_argument", "field": "fgpu", "message": "fgpu: choose 0.5 or 0.6"}
+    standin.instead["PATCH sessions/12"] = (400, json.dumps({"error": error}))
+    assert await asked('{"fgpu": "0.55"}') == (400, "bad_argument", "choose 0.5 or 0.6")
+    standin.refuse("PATCH sessions/12", 403, "a session's own token resizes that session only")
+    assert (await asked('{"fgpu": "0.6"}'))[:2] == (403, "forbidden")
+    # What is no amount is not passed on.
+    standin.calls.clear()
+    assert (await asked("[]"))[:2] == (400, "bad_argument")
+    assert standin.calls == []
 
 
 async def test_what_the_service_says_against_keeping_a_session_is_passed_on(

@@ -10,8 +10,9 @@ import pytest
 from axe import check_page
 from playwright.sync_api import expect
 
+from fgpuspawner.isolation import native
 from hubprocess import HubProcess
-from labsteps import BUILD, TAKE, new_notebook, open_lab, run_last_cell, save, spawn
+from labsteps import BUILD, TAKE, new_notebook, open_lab, open_panel, run_last_cell, save, spawn, status_item
 from steps import START_MS, Person
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,12 +27,64 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         found.close()
 
 
+def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    if native.find() is None:
+        pytest.skip(native.NOT_BUILT)
+    eve = log_in(hub.url, "eve", "test-password")
+    spawn(hub, "eve")
+    hub.reach({"eve/": "RUNNING"}, within_s=START_MS / 1000)
+    page = open_lab(hub, eve)
+    new_notebook(page)
+    run_last_cell(page, TAKE + "held = take(1500)")
+    failing = run_last_cell(page, "more = take(1000)")
+    notice = failing.get_by_role("alert", name="The GPU memory of this session ran out")
+    # 2500 MiB of the GPU's 8192, which are 2 fGPU: 0.6 would be 2432 MiB.
+    expect(notice).to_contain_text("0.7 fGPU would give it 2816 MiB, and can be had now: your kernel stays.")
+    check_page(page, within=".jp-fgpu-OutOfMemory")
+    notice.get_by_role("button", name="Grow to 0.7 fGPU now").click()
+    expect(notice).to_contain_text("This session has 0.7 fGPU now, 2816 MiB. Run the cell again.")
+    expect(status_item(page)).to_contain_text("0.7 fGPU")
+    failing.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    expect(failing.locator(".jp-OutputArea-output").first).to_contain_text("took 1000", timeout=START_MS)
+
+    # Less than it holds is refused, in words that name what would do; then it has what it had.
+    panel = open_panel(page)
+    amount, resize = panel.get_by_label("New amount in fGPU"), panel.get_by_role("button", name="Resize")
+    expect(panel).to_contain_text("Possible now: 0.1 to 2. Your kernels run on.")
+    for wrong, words in (
+        (
+            "0.3",
+            "Not resized: The session uses 2.4 GiB of GPU memory: choose at least 0.7, or free memory first.",
+        ),
+        ("0.75", "Not resized: 0.75 isn't possible; choose 0.7 or 0.8 (in steps of 0.1)"),
+        ("5", "Not resized: 5 is more than any machine has; choose at most 2"),
+    ):
+        amount.fill(wrong)
+        resize.click()
+        expect(panel).to_contain_text(words)
+        expect(status_item(page)).to_contain_text("0.7 fGPU")
+    check_page(page, within=".jp-fgpu-Panel")
+    amount.fill("1")
+    resize.click()
+    expect(status_item(page)).to_contain_text("1 fGPU · 2500 / 4096 MiB")
+    expect(amount).to_have_value("1")
+    expect(panel.get_by_text("Not resized")).to_have_count(0)
+    hub.stop("eve")
+    hub.reach({})
+
+
 def test_a_cell_that_runs_out_of_memory_says_what_would_help(
     hub: HubProcess, log_in: Callable[..., Person]
 ) -> None:
+    # What more it needs is not free on its GPU.
+    spawn(hub, "hog", fgpu="1.5")
+    hub.reach({"hog/": "RUNNING"}, within_s=START_MS / 1000)
     ann = log_in(hub.url, "ann", "test-password")
     spawn(hub, "ann")
-    hub.reach({"ann/": "RUNNING"}, within_s=START_MS / 1000)
+    hub.reach({"hog/": "RUNNING", "ann/": "RUNNING"}, within_s=START_MS / 1000)
     page = open_lab(hub, ann)
     new_notebook(page)
     run_last_cell(page, TAKE + "held = take(1500)")
@@ -42,9 +95,7 @@ def test_a_cell_that_runs_out_of_memory_says_what_would_help(
     )
     expect(notice.get_by_role("row", name="this notebook 1500 MiB")).to_be_visible()
     # 2500 MiB of the GPU's 8192, which are 2 fGPU: 0.6 would be 2432 MiB.
-    expect(notice).to_contain_text(
-        "A session with 0.7 fGPU would have 2816 MiB. Once this one has ended: starts now."
-    )
+    expect(notice).to_contain_text("A session with 0.7 fGPU would have 2816 MiB. Once this one has ended: ")
     check_page(page, within=".jp-fgpu-OutOfMemory")
 
     # The form opens with that amount, and starts nothing.
@@ -53,7 +104,7 @@ def test_a_cell_that_runs_out_of_memory_says_what_would_help(
         link.click()
     form = opened.value
     expect(form.locator("#fgpu-fgpu")).to_have_value("0.7")
-    assert set(hub.sessions()) == {"ann/"}
+    assert set(hub.sessions()) == {"hog/", "ann/"}
     form.close()
 
     # No file holds it, and a run that goes well clears it.

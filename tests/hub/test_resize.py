@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from test_fgpu_command import MINI, Person
 
@@ -158,6 +160,34 @@ def test_growth_takes_what_is_free_and_no_more(hub: HubProcess, alice: Person, s
     alice.fgpu("grow", str(session.id), "0.8", "--wait")
     hub.stop("bob")
     until(lambda: "bob/" not in hub.states(), what="bob's session has ended")
+
+
+def token_of(session: Session) -> str:
+    """Return what a program of this session finds in its environment, and shows the service."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            env = process.environ()
+            if env.get("FGPU_SESSION_ID") == str(session.id) and "JUPYTERHUB_API_TOKEN" in env:
+                return env["JUPYTERHUB_API_TOKEN"]
+    raise AssertionError(f"no process of session {session.id} has a token")
+
+
+def test_a_session_resizes_itself_and_no_other_of_its_owner(
+    hub: HubProcess, alice: Person, session: Session, tmp_path: Path
+) -> None:
+    hub.spawn("alice", "gpu-2", options=HALF)
+    hub.reach({"alice/": "RUNNING", "alice/gpu-2": "RUNNING"})
+    other = hub.sessions()["alice/gpu-2"]
+    for own, beside in ((session, other), (other, session)):
+        inside = Person(hub, "alice", token_of(own), tmp_path)
+        _, err = inside.fgpu("grow", str(beside.id), "0.1", "--wait", status=1)
+        assert err == (
+            "fgpu: a session's own token resizes that session only; use the sessions page, or a token of yours\n"
+        )
+        assert shown(alice, beside)["resize"]["state"] is None
+        assert limits.read(folder_of(hub, beside)).devices[0].memory_mib == 2048
+    inside = Person(hub, "alice", token_of(session), tmp_path)
+    assert inside.fgpu("grow", str(session.id), "0.6", "--wait")[0] == f"session {session.id} has 0.6 fGPU\n"
 
 
 def test_a_hub_that_restarts_finishes_what_was_wished(

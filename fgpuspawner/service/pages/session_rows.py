@@ -174,7 +174,8 @@ def resizing_words(resize: Json | None) -> str:
         return ""
     if resize["state"] == "ASKED":
         return f"being resized to {resize['asked']}"
-    return f"not resized to {resize['asked']}: {resize['message']}"
+    message = resize["message"]
+    return f"not resized to {resize['asked']}: {message[:1].lower()}{message[1:]}"
 
 
 def ahead_words(ahead: int) -> str:

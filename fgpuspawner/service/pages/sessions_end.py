@@ -5,7 +5,8 @@ from __future__ import annotations
 from fgpu_scheduler import MOST_MESSAGE_TEXT, memory_words
 from fgpuspawner import scopes
 from fgpuspawner.service.api.session_objects import session_object
-from fgpuspawner.service.pages.base import PageHandler
+from fgpuspawner.service.pages.base import FormPage, PageHandler
+from fgpuspawner.service.problems import Problem
 from fgpuspawner.service.resizing import FIELDS, resize_session
 from fgpuspawner.service.session_actions import end_session, extend_session, keep_session
 
@@ -26,13 +27,13 @@ class EndPage(PageHandler):
         self.redirect(self.service.prefix, status=303)
 
 
-class ResizePage(PageHandler):
+class ResizePage(FormPage):
     """Asks which amount a running session is to have, and has the Hub give it that."""
 
     needs_scope = scopes.KEEP
 
-    async def get(self, session_id: str) -> None:
-        session = await self.visible_session(session_id)
+    async def show(self, trouble: Problem | None = None) -> None:
+        session = await self.visible_session(self.path_args[0])
         world = await self.service.reader.world()
         shown = session_object(session, world, self.viewer, self.service.site)
         resize = shown["resize"]
@@ -44,16 +45,18 @@ class ResizePage(PageHandler):
             exact=session.request.gpu_memory_mib is not None,
             percent=session.request.compute_percent,
             why_not="Only a running session can be resized." if resize is None else resize["why_not"],
+            given={name: self.field(name) for name in FIELDS},
+            refused="" if trouble is None else trouble.message.removeprefix(f"{trouble.field}: "),
             xsrf=self.xsrf,
         )
 
-    async def post(self, session_id: str) -> None:
+    async def submit(self) -> None:
         given: dict[str, object] = {name: text for name in FIELDS if (text := self.field(name))}
         for name in FIELDS[1:]:
             number = self.field(name)
             if number.isascii() and number.isdigit() and len(number) < MOST_DIGITS:
                 given[name] = int(number)
-        await resize_session(self, session_id, given)
+        await resize_session(self, self.path_args[0], given)
         self.redirect(self.service.prefix, status=303)
 
 
