@@ -14,6 +14,7 @@ from fgpuspawner.isolation import native
 from hubprocess import HubProcess
 from labsteps import BUILD, TAKE, new_notebook, open_lab, open_panel, run_last_cell, save, spawn, status_item
 from steps import START_MS, Person
+from watching import Faults
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,8 +29,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
-    hub: HubProcess, log_in: Callable[..., Person]
+    hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
+    # What is refused below.
+    faults.allow(r"(status POST|console) \S+/fgpu/api/sessions/\d+/resize\S* .*\b(400|409)\b")
     if native.find() is None:
         pytest.skip(native.NOT_BUILT)
     eve = log_in(hub.url, "eve", "test-password")
@@ -119,6 +122,9 @@ def test_a_cell_that_runs_out_of_memory_says_what_would_help(
     page.keyboard.press("Shift+Enter")
     expect(failing.locator(".jp-OutputArea-output").first).to_contain_text("took 1000", timeout=START_MS)
     expect(notice).to_have_count(0)
+    hub.stop("hog")
+    hub.stop("ann")
+    hub.reach({})
 
 
 def test_it_can_be_dismissed_by_keyboard_and_other_errors_have_none(

@@ -51,7 +51,7 @@ class ResizePage(FormPage):
         )
 
     async def submit(self) -> None:
-        given: dict[str, object] = {name: text for name in FIELDS if (text := self.field(name))}
+        given: dict[str, object] = {n: self.field(n) for n in FIELDS if n in self.request.body_arguments}
         for name in FIELDS[1:]:
             number = self.field(name)
             if number.isascii() and number.isdigit() and len(number) < MOST_DIGITS:
