@@ -60,10 +60,12 @@ static void take_slots(struct context *context, const struct fgpu_limits *limits
     context->lending.slots = device->compute_percent;
 }
 
-/* The slice may have become another one. Asked before each launch: it is two loads. */
+/* The slice may have become another one. Asked before each launch: it is three loads. */
 static inline void see_limits(struct context *context) {
+    if (__builtin_expect(fgpu_limits_in_force(context->limits), 1))
+        return;
     const struct fgpu_limits *limits = fgpu_limits();
-    if (__builtin_expect(limits != context->limits && limits != NULL, 0))
+    if (limits != context->limits && limits != NULL)
         take_slots(context, limits);
 }
 
