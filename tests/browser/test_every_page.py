@@ -63,6 +63,7 @@ def address(pattern: str, planted: Planted) -> str:
     where = {
         "end": planted.running,
         "keep": planted.running,
+        "resize": planted.running,
         "save": planted.running,
         "history": planted.ended,
         "private-images": planted.private_image,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,9 @@ def arguments(
         {**made.get("host_config", {}), **host}, prepared.mounts, prepared.in_memory
     )
     made["host_config"] = own
+    # Nor an empty volume of the engine's own.
+    ours = _targets(prepared.mounts, prepared.in_memory)
+    made["volumes"] = [path for path in made["volumes"] if not _is_in(path, ours)]
     made["environment"] = sealed_environment(
         parse_environment(made["environment"]),
         spec.told,
@@ -214,15 +217,14 @@ def sealed_mounts(
     What is mounted where one of ours goes, or below it, is left out; what is mounted above stays, as the engine mounts
     by depth.
     """
-    ours = {posixpath.normpath(path) for path in (*(mount.target for mount in mounts), *(in_memory or ()))}
+    ours = _targets(mounts, in_memory)
     displaced: list[str] = []
 
     def stays(target: str) -> bool:
-        path = posixpath.normpath("/" + target.lstrip("/"))
-        hit = any(path == own or path.startswith(f"{own}/") for own in ours)
-        if hit:
-            displaced.append(path)
-        return not hit
+        if _is_in(target, ours):
+            displaced.append(_absolute(target))
+            return False
+        return True
 
     found = dict(host_config)
     found["Binds"] = [bind for bind in found.get("Binds") or [] if stays(_bind_target(bind))]
@@ -232,6 +234,20 @@ def sealed_mounts(
         found["Tmpfs"] = {**given_in_memory, **(in_memory or {})}
     found["Mounts"] = [*given, *(_as_api(mount) for mount in mounts)]
     return found, displaced
+
+
+def _targets(mounts: Sequence[Mount], in_memory: Mapping[str, str] | None) -> set[str]:
+    return {posixpath.normpath(path) for path in (*(mount.target for mount in mounts), *(in_memory or ()))}
+
+
+def _absolute(target: str) -> str:
+    return posixpath.normpath("/" + target.lstrip("/"))
+
+
+def _is_in(target: str, ours: Collection[str]) -> bool:
+    """Return whether something would be mounted where one of ours goes, or below it."""
+    path = _absolute(target)
+    return any(path == own or path.startswith(f"{own}/") for own in ours)
 
 
 def _bind_target(bind: str) -> str:
