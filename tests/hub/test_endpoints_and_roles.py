@@ -35,6 +35,8 @@ GET    end/{id}                            302 403 403 404 200 200 200
 POST   end/{id}                            401 403 403 404 403 303 303
 POST   keep/{id}                           401 403 403 404 403 409 409
 POST   extend/{id}                         401 403 403 404 403 409 409
+GET    resize/{id}                         302 403 403 404 403 200 200
+POST   resize/{id}                         401 403 403 404 403 400 400
 GET    save/{id}                           302 403 403 404 403 409 200
 POST   save/{id}                           401 403 403 404 403 403 409
 GET    private-images                      302 403 403 200 403 200 200
@@ -65,6 +67,7 @@ GET    api/v1/images                       401 403 200 200 200 200 200
 GET    api/v1/sessions                     401 403 403 200 200 200 200
 GET    api/v1/sessions/{id}                401 403 403 404 200 200 200
 DELETE api/v1/sessions/{id}                401 403 403 404 403 202 202
+PATCH  api/v1/sessions/{id}                401 403 403 404 403 400 400
 POST   api/v1/sessions/{id}/keep           401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/extend         401 403 403 404 403 409 409
 POST   api/v1/sessions/{id}/image          401 403 403 404 403 403 409
@@ -225,7 +228,8 @@ def test_what_is_anothers_is_not_there_and_stays_as_it_is(filled: Filled, method
 ENDS = [
     key
     for key in OF_ONE
-    if key[1] in ("end/{id}", "keep/{id}", "extend/{id}") or key[1].startswith("api/v1/sessions/{id}")
+    if key[1] in ("end/{id}", "keep/{id}", "extend/{id}", "resize/{id}")
+    or key[1].startswith("api/v1/sessions/{id}")
 ]
 
 
