@@ -36,7 +36,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             make_image(Path(folder))
             bare.start(given.dist, make_base(Path(folder), python_of(reference)), reference)
-        steps = installed(bare)
+            steps = installed(bare)
         began = time.monotonic()
         assert bare.a_cell_of("ann", "6 * 7") == "42"
         first_cell_s = round(time.monotonic() - began, 1)
