@@ -48,6 +48,7 @@ What is taken back
     preempt        whose place sessions of higher priority take
     reclaim        warnings and ends: lifetime, idleness, priority
     extending      whether a time limit may be longer: where it delays nobody's promise
+    resizing       another share for a running session: of what is free on its own GPU, and kept for nobody
 
 What really happened
     reconcile      what is recorded against what the engines see, and what heals the difference
