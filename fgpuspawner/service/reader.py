@@ -155,7 +155,8 @@ class Reader:
             return None
 
     async def close(self) -> None:
-        """Wait for what is being read, and close every connection."""
+        """Wait for what is being read, and close every connection. Who asks from now on is told that."""
+        self._connected, self._why_not = False, "the service is ending"
         for pool in (self._pool, self._forecasts, self._reports):
             pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(pool.shutdown, wait=True)

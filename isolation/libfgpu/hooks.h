@@ -397,7 +397,7 @@ struct fgpu_object;
 bool fgpu_implements(const struct fgpu_object *object, enum fgpu_library library);
 
 /* resolve.c: the driver's functions by number, found when they are first needed. */
-extern _Atomic(void *) fgpu_reals[FGPU_REAL_COUNT] __attribute__((visibility("hidden")));
+extern _Atomic(void *) fgpu_reals[FGPU_REAL_COUNT];
 void *fgpu_find_real(unsigned number);
 
 static inline void *fgpu_real(unsigned number) {
