@@ -2,7 +2,6 @@
 #ifndef FGPU_H
 #define FGPU_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -71,19 +70,11 @@ bool fgpu_limits_parse(const char *text, size_t size, struct fgpu_limits *out, c
  * what is not an allocation. Session, devices and their order never change. Thread-safe, and what was returned stays. */
 const struct fgpu_limits *fgpu_limits(void);
 
-/* A word that the host counts up after each change of the limits; one that stays 0 until it is found. */
-extern const _Atomic(uint64_t) *_Atomic fgpu_revision_word __attribute__((visibility("hidden")));
-
-/* Which revision of the limits is in force: another number after each change. 0 where they cannot change. Here, as every
- * launch asks. */
-static inline uint64_t fgpu_revision(void) {
-    return atomic_load(atomic_load_explicit(&fgpu_revision_word, memory_order_acquire));
-}
+/* Which revision of the limits is in force: another number after each change. 0 where they cannot change. */
+uint64_t fgpu_revision(void);
 
 /* Whether these are of the revision that is in force. */
-static inline bool fgpu_limits_in_force(const struct fgpu_limits *limits) {
-    return limits->revision == fgpu_revision();
-}
+bool fgpu_limits_in_force(const struct fgpu_limits *limits);
 
 /* The index in `devices` of this UUID, or -1. */
 int fgpu_device_by_uuid(const char *uuid);
@@ -180,7 +171,7 @@ void fgpu_wait_begins(void *stream, bool per_thread);
 
 /* True while no device of this session is limited in compute: then launch hooks call straight through. Constant after
  * the first launch: a session whose slices are whole GPUs keeps them. Loaded on every launch. */
-extern _Atomic(bool) fgpu_unthrottled __attribute__((visibility("hidden")));
+extern _Atomic(bool) fgpu_unthrottled;
 
 /* A context was destroyed, or (`context` NULL) the primary one and whatever else the device had: its events are gone. */
 void fgpu_throttle_context_ended(const void *context, int device);

@@ -279,14 +279,14 @@ static long read_whole(char *text, size_t size, const char **why) {
 
 /* ---- Their revision ---- */
 
-/* Before the file is looked for, and where there is none: then they never change. */
-static const _Atomic(uint64_t) unknown, never;
-const _Atomic(uint64_t) *_Atomic fgpu_revision_word = &unknown;
+/* A word that the host counts up after each change of the limits; without the file they never change. */
+static const _Atomic(uint64_t) never;
+static const _Atomic(uint64_t) *_Atomic revision;
 
 static bool find_revision(void) {
     struct stat status;
     const char *why;
-    if (atomic_load_explicit(&fgpu_revision_word, memory_order_acquire) != &unknown)
+    if (atomic_load_explicit(&revision, memory_order_acquire) != NULL)
         return true;
     const _Atomic(uint64_t) *found = &never;
     errno = 0;
@@ -306,10 +306,15 @@ static bool find_revision(void) {
         fgpu_log("revision", "the file revision %s; every allocation is refused", why);
         return false;
     }
-    const _Atomic(uint64_t) *nobodys = &unknown;
-    if (!atomic_compare_exchange_strong(&fgpu_revision_word, &nobodys, found) && found != &never)
+    const _Atomic(uint64_t) *nobodys = NULL;
+    if (!atomic_compare_exchange_strong(&revision, &nobodys, found) && found != &never)
         munmap((void *)(uintptr_t)found, sizeof *found);
     return true;
+}
+
+uint64_t fgpu_revision(void) {
+    const _Atomic(uint64_t) *word = atomic_load_explicit(&revision, memory_order_acquire);
+    return word == NULL ? 0 : atomic_load(word);
 }
 
 /* ---- Those that are known ---- */
@@ -372,9 +377,13 @@ static __attribute__((noinline)) const struct fgpu_limits *read_again(const stru
 
 const struct fgpu_limits *fgpu_limits(void) {
     const struct fgpu_limits *found = atomic_load_explicit(&result, memory_order_acquire);
-    if (__builtin_expect(found == NULL || !fgpu_limits_in_force(found), 0))
+    if (__builtin_expect(found == NULL || found->revision != fgpu_revision(), 0))
         found = read_again(found);
     return found == &unreadable ? NULL : found;
+}
+
+bool fgpu_limits_in_force(const struct fgpu_limits *limits) {
+    return limits->revision == fgpu_revision();
 }
 
 int fgpu_device_by_uuid(const char *uuid) {

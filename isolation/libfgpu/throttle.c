@@ -60,12 +60,10 @@ static void take_slots(struct context *context, const struct fgpu_limits *limits
     context->lending.slots = device->compute_percent;
 }
 
-/* The slice may have become another one. Asked before each launch: it is three loads. */
+/* The slice may have become another one. Asked before each launch: it is two loads. */
 static inline void see_limits(struct context *context) {
-    if (__builtin_expect(fgpu_limits_in_force(context->limits), 1))
-        return;
     const struct fgpu_limits *limits = fgpu_limits();
-    if (limits != context->limits && limits != NULL)
+    if (__builtin_expect(limits != context->limits && limits != NULL, 0))
         take_slots(context, limits);
 }
 
