@@ -148,7 +148,10 @@ class Placer:
     def score_by(self, score: Score) -> None:
         """Go by this score from now on."""
         if score is not self._score:
-            self._score, self._many, self._rankings = score, many_of(score), {}
+            self._score, self._many = score, many_of(score)
+            # Not all dropped at once: that takes longer than the ranking of one.
+            for ranking in self._rankings.values():
+                ranking.seen, ranking.parts = -1, {}
 
     @property
     def left(self) -> Free:

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
+import numpy as np
+
+from fgpu_scheduler.core.columns import Ints
+
 FRACTIONS = 16
 """How many fractions are priced at the most: the popular ones."""
 
@@ -24,7 +28,7 @@ ROUNDS = 400
 """Bound of the pivots; some tens are usual."""
 
 
-def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> tuple[int, ...]:
+def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> Ints:
     """Return what each free amount of a device, 0 to ``capacity_milli``, is worth, in the same milli.
 
     ``demand`` counts the requests for each amount below the whole device; others are left out. A whole
@@ -45,9 +49,11 @@ def residual_values(demand: Mapping[int, int], *, capacity_milli: int) -> tuple[
     worth, _ = _best_cut(prices, lengths, cells)
     whole = worth[cells] or 1.0
     # All amounts of a cell are worth the same, and cells are few where fractions are round.
-    of_cells = [int(capacity_milli * worth[cells_free] / whole) for cells_free in range(cells + 1)]
-    values = [value for value in of_cells for _ in range(cell)][:capacity_milli]
-    return (*values, capacity_milli)
+    values = np.repeat([int(capacity_milli * of_cell / whole) for of_cell in worth], cell)[
+        : capacity_milli + 1
+    ]
+    values[capacity_milli] = capacity_milli
+    return values
 
 
 def _best_cut(prices: list[float], lengths: list[int], cells: int) -> tuple[list[float], list[int]]:

@@ -37,8 +37,9 @@ def scarce_nodes(workload: Workload, cluster: Cluster) -> tuple[Scarce, ...]:
     times the part of all these nodes that will be asked for by those who need one whole and can use no others, if as
     much is asked for as the cluster has.
     """
-    # Whoever names a model pays for that.
-    asked = [(shape, n) for shape, n in workload.counts if shape.fgpu_milli > 0 and not shape.gpu_model]
+    # Whoever asks for less than all GPUs of a node leaves room on it; whoever names a model pays for that.
+    sizes = {host.capacity_milli for host, _ in cluster.hosts if host.capacity_milli > 0}
+    asked = [(shape, n) for shape, n in workload.counts if shape.fgpu_milli in sizes and not shape.gpu_model]
     if not asked:
         return ()
     hosts = np.array([host for host, _ in cluster.hosts], dtype=np.int64)

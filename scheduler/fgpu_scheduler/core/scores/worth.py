@@ -84,8 +84,7 @@ class _Worth:
             self._demand[shape.fgpu_milli] = self._demand.get(shape.fgpu_milli, 0) + count
         self._per_cpu = _per(workload, cluster, lambda one: one.cpu_milli)
         self._per_memory = _per(workload, cluster, lambda one: one.memory_mib)
-        self._lost: dict[int, tuple[int, ...]] = {}
-        self._tables: dict[int, Ints] = {}
+        self._lost: dict[int, tuple[list[int], Ints]] = {}
         self._potential = lru_cache(maxsize=1 << 16)(self._worth)
 
     def __call__(self, before: Room, after: Room, taken: tuple[int, ...]) -> tuple[int, ...]:
@@ -100,15 +99,13 @@ class _Worth:
 
     def many(self, takes: Takes) -> tuple[Ints, ...]:
         capacity = takes.capacity_milli
-        table = self._tables.get(capacity)
-        if table is None:
-            table = self._tables[capacity] = np.array(self._losses(capacity), dtype=np.int64)
+        _, losses = self._losses(capacity)
         devices, row = takes.devices, takes.row
         after = takes.sum_after(), takes.cpu_after[row], takes.memory_after[row]
         stranded = self._stranded_many(*after, devices[row], capacity)
         before = takes.free_milli.sum(axis=1), takes.cpu_milli, takes.memory_mib
         stranded -= self._stranded_many(*before, devices, capacity)[row]
-        lost = RESIDUAL * takes.changed(table) + STRANDED * stranded
+        lost = RESIDUAL * takes.changed(losses) + STRANDED * stranded
         if self._scarce:
             lost += PRICE * prices_of(self._scarce, *before)[row]
             if not takes.devices_taken:  # Whoever takes of its GPU leaves no node whole.
@@ -121,20 +118,21 @@ class _Worth:
         cpu = np.where((takes.after == 0) & (takes.devices_taken > 0), takes.cpu_after[row], 0)
         return lost, *many_best_fit(takes), cpu
 
-    def _losses(self, capacity: int) -> tuple[int, ...]:
-        """Return what each free amount of a device has lost, in thousandths of a GPU."""
+    def _losses(self, capacity: int) -> tuple[list[int], Ints]:
+        """Return what each free amount of a device has lost, in thousandths of a GPU: twice the same."""
         losses = self._lost.get(capacity)
         if losses is None:
-            values = np.array(residual_values(self._demand, capacity_milli=capacity), dtype=np.int64)
-            parts = 1000 * (np.arange(capacity) - values[:-1]) // capacity
-            losses = self._lost[capacity] = (*parts.tolist(), -self._opened)
+            found = 1000 * (np.arange(capacity + 1) - residual_values(self._demand, capacity_milli=capacity))
+            found //= capacity
+            found[capacity] = -self._opened
+            losses = self._lost[capacity] = found.tolist(), found
         return losses
 
     def _worth(self, room: Room) -> int:
         residual = free_milli = 0
         for free, capacity in zip(room.free_milli, room.capacity_milli, strict=True):
             if free > 0:
-                residual += self._losses(capacity)[min(free, capacity)]
+                residual += self._losses(capacity)[0][min(free, capacity)]
             free_milli += free
         served = free_milli
         for host, (fgpu, each) in ((room.cpu_milli, self._per_cpu), (room.memory_mib, self._per_memory)):
