@@ -80,8 +80,7 @@ def test_each_launch_is_a_new_attempt(store: Store) -> None:
     session = session_in(store, S.SCHEDULED)
     assert session.attempt == 0
     assert store.move(session.id, S.PREPARING, now_s=3).attempt == 1
-    store.note_launched(session.id, "container-1", attempt=1)
-    store.move(session.id, S.PULLING, now_s=4)
+    store.move(session.id, S.PULLING, now_s=4, launched="container-1")
     again = store.new_attempt(session.id, now_s=5)
     assert (again.state, again.attempt, again.launched) == (S.PREPARING, 2, None)
     assert again.placement == session.placement
@@ -122,23 +121,9 @@ def test_the_launcher_s_note_is_kept_and_replaced(store: Store) -> None:
     assert store.session(session.id) == ended
 
 
-def test_a_note_bumps_the_version_and_is_for_its_attempt_only(store: Store) -> None:
-    session = session_in(store, S.PREPARING)
-    before = store.version()
-    store.note_launched(session.id, "container", attempt=1)
-    assert store.version() == before + 1
-    with pytest.raises(InvalidTransition, match="at attempt 1 and not 2"):
-        store.note_launched(session.id, "other", attempt=2)
-    noted = store.session(session.id)
-    assert noted is not None
-    assert noted.launched == "container"
-
-
 @pytest.mark.parametrize("state", [s for s in S if s not in (S.PREPARING, S.PULLING)])
-def test_a_note_or_new_attempt_is_only_for_a_launch(store: Store, state: S) -> None:
+def test_a_new_attempt_is_only_for_a_launch(store: Store, state: S) -> None:
     session = session_in(store, state)
-    with pytest.raises(InvalidTransition):
-        store.note_launched(session.id, "x", attempt=session.attempt)
     with pytest.raises(InvalidTransition):
         store.new_attempt(session.id, now_s=3)
     assert store.session(session.id) == session
@@ -165,7 +150,6 @@ def test_an_unknown_session_is_named(store: Store) -> None:
     for attempted in (
         lambda: store.move(5, S.RUNNING, now_s=1),
         lambda: store.new_attempt(5, now_s=1),
-        lambda: store.note_launched(5, "x", attempt=1),
         lambda: store.set_held(5, True, now_s=1),
     ):
         with pytest.raises(UnknownSession, match="there is no session 5"):

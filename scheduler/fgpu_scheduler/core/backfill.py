@@ -30,6 +30,12 @@ LAUNCH_S = 600
 ENDING_S = 60
 """From the end of a session until its shares are free, as far as promises go."""
 
+LENT = 4
+"""Others may have one part in so many of the time until a promised start; of what is left, the same again in each plan.
+
+On seeds 1 to 12 and 101 to 110 of bench/scheduler/lab.py (decision 0053).
+"""
+
 SURE_ENDS = (EndCause.TIME_LIMIT, EndCause.PREEMPTED)
 """What the owner was warned of and cannot avert; an end for being idle can be."""
 
@@ -48,23 +54,27 @@ class Kept:
     """The place that is kept for a session.
 
     ``starts_at_s`` is when it can start at the latest, or None where that is not known. ``beside`` is what it leaves
-    of the node then, below zero where others still hold what it needs.
+    of the node then, below zero where others still hold what it needs. ``lent_until_s``: others may have it until then;
+    None: until the start.
     """
 
     session_id: int
     placement: Placement
     starts_at_s: int | None
     beside: NodeFree
+    lent_until_s: int | None = None
 
     def ends_before(self, free_at_s: int | None) -> bool:
-        """Return whether what is free again at that instant is in time for the start."""
-        return self.starts_at_s is not None and free_at_s is not None and free_at_s <= self.starts_at_s
+        """Return whether what is free again at that instant is in time."""
+        until_s = self.starts_at_s if self.lent_until_s is None else self.lent_until_s
+        return until_s is not None and free_at_s is not None and free_at_s <= until_s
 
     def until(self, promised_at_s: int | None) -> Kept:
-        """Return it with the instant that was promised, if that is later: until then others may go ahead."""
+        """Return it with the instant that was promised, if that is later: part of that time is lent to others."""
         if self.starts_at_s is None or promised_at_s is None or promised_at_s <= self.starts_at_s:
             return self
-        return replace(self, starts_at_s=promised_at_s)
+        lent_until_s = self.starts_at_s + (promised_at_s - self.starts_at_s) // LENT
+        return replace(self, starts_at_s=promised_at_s, lent_until_s=lent_until_s)
 
 
 def free_at_s(session: Session, now_s: int, *, limit_s: int | None) -> int | None:

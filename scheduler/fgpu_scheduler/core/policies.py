@@ -33,9 +33,9 @@ class Backfill(StrEnum):
 class Promises(StrEnum):
     """What a start that was promised is worth. Promises are made where time limits tell when a place is free.
 
-    LATEST: it starts at that instant or sooner; until then others may go ahead in their order, if that does not make it
-    later. FIRST: nobody of its priority goes ahead of it at all: it starts as soon as it can. NONE: none is made; a place
-    is kept for who is first now, and somebody else may be first soon.
+    LATEST: it starts at that instant or sooner; for a part of the time until then others may go ahead in their order, if
+    that does not make it later. FIRST: nobody of its priority goes ahead of it at all: it starts as soon as it can. NONE:
+    none is made; a place is kept for who is first now, and somebody else may be first soon.
     """
 
     LATEST = "latest"

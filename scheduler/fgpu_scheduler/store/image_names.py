@@ -45,21 +45,6 @@ def owner_part(user: str) -> str:
     return found
 
 
-def user_of(part: str) -> str | None:
-    """Return whose part this is; None where it is a digest, or nobody's."""
-    if part.startswith("x__h"):
-        return None
-    try:
-        if part.startswith("x__x"):
-            found = bytes.fromhex(part.removeprefix("x__x")).decode("utf-8", "surrogatepass")
-        else:
-            raw = re.sub(rb"__([0-9a-f]{2})", lambda m: bytes([int(m[1], 16)]), part.encode("ascii"))
-            found = raw.decode("utf-8", "surrogatepass")
-    except ValueError:
-        return None
-    return found if owner_part(found) == part else None
-
-
 def image_prefix_of(installation_id: str) -> str:
     """Return how the names of all private images of an installation begin, on every engine."""
     return f"fgpu-{installation_id}/"

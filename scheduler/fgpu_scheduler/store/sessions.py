@@ -433,17 +433,6 @@ class SessionStore(ABC):
             for_what = None if message is None else cause
             return _saved(write, replace(old, message=message), "warned", for_what)
 
-    def note_launched(self, session_id: int, launched: str, *, attempt: int) -> None:
-        """Keep the launcher's note on what it started for this attempt.
-
-        Raises:
-            UnknownSession: no session has this id.
-            InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
-        """
-        with self.writing(now_s=0) as write:
-            old = expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
-            write.save([replace(old, launched=launched)])
-
     def hold_waiting(self, *, now_s: int) -> int:
         """Hold every session that has not started, since nobody waits to launch it now.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fgpu_scheduler.core import orders
-from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S
+from fgpu_scheduler.core.backfill import ENDING_S, LAUNCH_S, LENT
 from fgpu_scheduler.core.forecast import forecast
 from fgpu_scheduler.core.model import EndCause, Quota, QuotaScope, SessionState
 from fgpu_scheduler.core.planner import Reserve, plan
@@ -195,9 +195,9 @@ def promised_in(lab: World, user: str, in_s: int) -> World:
     return changed(lab, user, promised_at_s=lab.now_s + in_s)
 
 
-def test_others_go_ahead_of_a_promised_start_only_if_they_end_before_it() -> None:
+def test_others_go_ahead_of_a_promised_start_only_if_they_end_within_a_part_of_the_time_until_then() -> None:
     """Both GPUs are free already, and a could start at once."""
-    lab = promised_in(waits(world(devices=2), "a", "2"), "a", HOUR_S)
+    lab = promised_in(waits(world(devices=2), "a", "2"), "a", LENT * HOUR_S)
     in_time_s = HOUR_S - LAUNCH_S - ENDING_S
     ahead = waits(lab, "b", "2", limit_s=in_time_s)
     assert words(ahead, lifo(Promises.LATEST)) == ["b: GPU-n1-0 + GPU-n1-1", "a waits: RESERVED"]
