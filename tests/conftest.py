@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,28 @@ HERE = Path(__file__).parent
 LONGEST = ("kube", "docker", "browser", "faults", "engines", "hub", "isolation", "simulation")
 """Folders whose tests take longest: what is short is left for the end, when workers would wait for each other."""
 LOG_SHOWN = 3000
+NOT_TO_BE_HAD = (
+    # What an engine, or a database, does not have, and says so.
+    "limits of memory are not enforced here",
+    "it always answers",
+    "nothing stands between the Hub and this engine",
+    "a thread has no limits of its own",
+    "a file's lock is not cut by anybody",
+    # Of NVIDIA's driver, which comes with a GPU.
+    "no libcuda.so.1 is installed",
+    # Debian 12 has one Python, and no PyTorch that is small.
+    "no CPython ",
+    "PyTorch for CPUs is in no folder",
+    # Other processors, kernels and versions.
+    "numbers of system calls for x86-64",
+    "no system call numbers for",
+    "processes can be led through atomic instructions on x86-64 only",
+    "the sanitizer does not work with this kernel's layout of memory",
+    "Kubernetes asks for it from 1.35 on",
+    # Not tests: pictures for the documentation.
+    "FGPU_DOCS_SHOTS=1 asks for pictures",
+)
+"""How a reason begins for which a test may be skipped with CI=true: no package would help."""
 WRITERS = [f"schemathesis.reporting.{name}" for name in ("allure", "html.writer", "junitxml")]
 
 
@@ -69,8 +92,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show of a failure what the Hubs of this process logged last."""
+    """Show of a failure what the Hubs of this process logged last; in CI a test that is skipped is one, but for some."""
     report = yield
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith(NOT_TO_BE_HAD):
+            report.outcome = "failed"
+            report.longrepr = f"With CI=true nothing is skipped that could be had. {reason}"
     hubs = sys.modules.get("hubprocess")
     if report.failed and hubs is not None:
         for hub in tuple(hubs.RUNNING):

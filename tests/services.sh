@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The programs that the tests talk to: a Docker engine, PostgreSQL, Chromium, and slapd.
+# The programs that the tests talk to: a Docker engine, PostgreSQL, Chromium, slapd, and shells and terminals.
 #
 #   tests/services.sh [start] [--dir DIR] [--env FILE] [--only LIST] [--postgres-port PORT]
 #   tests/services.sh stop [--dir DIR]
@@ -9,14 +9,14 @@
 #          FGPU_TEST_DOCKER=1              `docker info` answers
 #          FGPU_TEST_POSTGRES_URL=...      a database fgpu_test that tests may empty
 #          FGPU_TEST_CHROMIUM=...          the browser's path
-#        slapd is only installed: tests start it themselves.
+#        slapd and the tools (zsh, fish, tmux, a loader of OpenCL, ...) are only installed: tests start them.
 #        A service that cannot be had is left out, with one line on standard error saying why.
 #        The exit status is then still 0, because tests skip with that reason; with CI=true it is 1.
 # stop   Ends what `start` started with the same --dir, and nothing else.
 #
 # --dir DIR            data, logs and pid files; default ${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests
 # --env FILE           writes the assignments there too
-# --only LIST          comma-separated, of docker, postgres, chromium, slapd
+# --only LIST          comma-separated, of docker, postgres, chromium, slapd, tools
 # --postgres-port PORT loopback port of a newly started cluster; default: a free one
 #
 # What is in the environment already under one of these names is passed on as it is.
@@ -29,7 +29,7 @@ usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p;}' "$0"; }
 note() { printf 'services: %s\n' "$*" >&2; }
 die() { note "$*"; exit 2; }
 
-action=start dir="${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests" env_file="" only="docker,postgres,chromium,slapd"
+action=start dir="${XDG_RUNTIME_DIR:-/tmp}/fgpu-tests" env_file="" only="docker,postgres,chromium,slapd,tools"
 pg_port=""
 while (($#)); do
     case $1 in
@@ -51,8 +51,8 @@ while (($#)); do
 done
 [[ $dir == /* ]] || dir=$PWD/$dir
 [[ -z $pg_port || $pg_port =~ ^[0-9]{1,5}$ ]] || die "--postgres-port '$pg_port' is no port number"
-[[ $only =~ ^(docker|postgres|chromium|slapd)(,(docker|postgres|chromium|slapd))*$ ]] ||
-    die "--only '$only': a comma-separated list of docker, postgres, chromium, slapd"
+[[ $only, =~ ^((docker|postgres|chromium|slapd|tools),)+$ ]] ||
+    die "--only '$only': a comma-separated list of docker, postgres, chromium, slapd, tools"
 
 # The folder's name is guessable and root writes there, so somebody else's folder is refused.
 [[ ! -L $dir ]] || die "$dir is a link; give another --dir"
@@ -350,6 +350,15 @@ start_slapd() {
         return 1
     fi
     reason=$(install_packages slapd ldap-utils) || return 1
+}
+
+# --- What tests run or load -----------------------------------------------------------------------
+
+start_tools() {
+    # Not a second systemd, or a first one that would be taken for this machine's.
+    local packages=(zsh fish tmux ocl-icd-libopencl1)
+    command -v systemctl >/dev/null || packages+=(systemd)
+    reason=$(install_packages "${packages[@]}") || return 1
 }
 
 # --- The command ----------------------------------------------------------------------------------

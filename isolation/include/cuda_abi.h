@@ -199,6 +199,8 @@ typedef struct {
             unsigned int smCount;
             unsigned int minSmPartitionSize;
             unsigned int smCoscheduledAlignment;
+            unsigned int flags;            /* since 13.1 */
+            unsigned int localityDomainId; /* since 13.5 */
         } sm;
         unsigned char _oversize[48];
     };

@@ -41,12 +41,6 @@ PATIENCE_MS = 60_000
 expect.set_options(timeout=EXPECT_MS)
 
 
-def _skip(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def quiet_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What Chromium has to be preloaded with while containers come and go."""
@@ -61,7 +55,7 @@ def chromium(quiet_network: Path) -> Iterator[Browser]:
     """The browser. Of a module, because Playwright's event loop would be in the way of asynchronous tests."""
     path = os.environ.get("FGPU_TEST_CHROMIUM") or shutil.which("chromium")
     if not path or not Path(path).exists():
-        _skip("no Chromium (FGPU_TEST_CHROMIUM, tests/services.sh)")
+        pytest.skip("no Chromium (FGPU_TEST_CHROMIUM, tests/services.sh)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path,
@@ -78,7 +72,7 @@ def docker_engine() -> None:
     """A Docker engine with the default image."""
     image = ["docker", "image", "inspect", "fgpuspawner/base:0.1"]
     if not shutil.which("docker") or subprocess.run(image, capture_output=True, check=False).returncode:
-        _skip("no Docker engine with the image fgpuspawner/base:0.1 (tests/services.sh, make image)")
+        pytest.skip("no Docker engine with the image fgpuspawner/base:0.1 (tests/services.sh, make image)")
 
 
 @pytest.fixture

