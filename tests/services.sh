@@ -356,7 +356,7 @@ start_slapd() {
 
 start_tools() {
     # Not a second systemd, or a first one that would be taken for this machine's.
-    local packages=(zsh fish tmux ocl-icd-libopencl1)
+    local packages=(zsh fish tmux ocl-icd-libopencl1 debootstrap)
     command -v systemctl >/dev/null || packages+=(systemd)
     reason=$(install_packages "${packages[@]}") || return 1
 }
