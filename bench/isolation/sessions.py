@@ -79,6 +79,7 @@ def join_lenders(words: Path, folder: Path, spans: list[list[str]]) -> int:
     (folder / "lending").mkdir()
     (folder / "lending" / "0").symlink_to(words)
     write_for_all(words / str(number), 8)
+    (folder / "lending" / "own-0").hardlink_to(words / str(number))
     owners = bytearray((words / "owners").read_bytes() if number > 1 else 100)
     for since, to in spans:
         owners[int(since) : int(to)] = bytes([number]) * (int(to) - int(since))

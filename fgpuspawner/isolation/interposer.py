@@ -63,7 +63,7 @@ class Interposer(Backend):
         prepared = super().prepare(session, devices, neighbours)
         own = self.folder(session.id)
         try:
-            lent = self._lending(prepared.limits, own)
+            lent = self._lending(session.id, len(prepared.limits.devices), own)
             (own / OPENCL).unlink(missing_ok=True)  # What an earlier launch was allowed.
             allowed = [make_empty(own / OPENCL, mode=0o444)] if self.host.opencl else []
             if not self.host.own_root:
@@ -102,26 +102,26 @@ class Interposer(Backend):
         super().teardown(session_id)
         if self.host.accounting is not None:
             remove_folder(self.host.accounting / str(session_id))
+            lending.forget(self.host.accounting, str(session_id))
 
-    def _lending(self, limits: Limits, own: Path) -> list[Mount]:
-        """Make the session's words and show it those of its neighbours: as mounts of a container, or as links."""
-        memory, mounts = self.host.accounting, list[Mount]()
-        for index, limit in enumerate(limits.devices):
-            if not limit.lending:
-                continue
-            assert memory is not None, "nothing is lent without a place for it"
-            word = lending.make_word(memory, limit.uuid, limit.lending)
-            name = f"lending/{index}"
-            make_folder(own / "lending", mode=0o755)
-            if not self.host.own_root:
-                link(own / name, word.parent)
-                continue
-            make_folder(own / name, mode=0o755)
-            mounts += [
-                Mount(word.parent, f"{IN_CONTAINER}/{name}"),
-                Mount(word, f"{IN_CONTAINER}/{name}/{word.name}", read_only=False),
-            ]
-        return mounts
+    def _lending(self, session_id: int, devices: int, own: Path) -> list[Mount]:
+        """Make the session's words, and the place for those of its neighbours: as mounts of a container, or as a link.
+
+        Also where it lends nothing, so that a container that waits can become anybody's.
+        """
+        memory = self.host.accounting
+        if not self.host.lends or memory is None:
+            return []
+        folder = lending.make_words(memory, str(session_id), devices)
+        if not self.host.own_root:
+            link(own / lending.FOLDER, folder)
+            return []
+        place = make_folder(own / lending.FOLDER, mode=0o755).name
+        words = [lending.own_word(memory, str(session_id), index) for index in range(devices)]
+        return [
+            Mount(folder, f"{IN_CONTAINER}/{place}"),
+            *(Mount(word, f"{IN_CONTAINER}/{place}/{word.name}", read_only=False) for word in words),
+        ]
 
     def _account(self, session_id: int) -> Path:
         """Make the session's account: in memory where there is a place for it, as it is written all the time."""

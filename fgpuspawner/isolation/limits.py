@@ -159,12 +159,6 @@ def _free_number(others: Iterable[DeviceLimit]) -> int:
     return next((number for number in range(1, slots.HUNDREDTHS + 1) if number not in used), 0)
 
 
-def without_lending(limits: Limits) -> Limits:
-    """Return these limits of a session that does not lend, nor is lent anything."""
-    devices = (replace(d, lending=0, most_percent=slots.HUNDREDTHS) for d in limits.devices)
-    return replace(limits, devices=tuple(devices))
-
-
 def render(limits: Limits) -> str:
     """Return the text of a limits file."""
     lines = [f"fgpu-limits {VERSION}", f"session={limits.session_id}", f"managed={limits.managed}"]

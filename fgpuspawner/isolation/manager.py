@@ -210,7 +210,7 @@ class Isolation:
             self._prune(live)
             neighbours = self._neighbours(session.id)
             prepared = self.backend_of(session).prepare(session, self.devices_of(session), neighbours)
-            self._write_owners([*neighbours, prepared.limits])
+            self._introduce([*neighbours, prepared.limits])
             return prepared
 
     def resizes(self, session: Session) -> str | None:
@@ -237,14 +237,14 @@ class Isolation:
             after = limits.resized(before, session, neighbours)
             # Also where they are the same: a Hub that died may have written them and not said so.
             limits.change(own, after)
-            self._write_owners([*neighbours, after])
+            self._introduce([*neighbours, after])
             return after
 
-    def _write_owners(self, sessions: Sequence[Limits]) -> None:
-        """Tell the sessions of each GPU whose the hundredths of the period are. It is said again at each change."""
+    def _introduce(self, sessions: Sequence[Limits]) -> None:
+        """Show the sessions of each GPU each other's words, and whose its hundredths are. Again at each change."""
         if self.host.accounting is not None:
             try:
-                lending.write_owners(self.host.accounting, sessions)
+                lending.introduce(self.host.accounting, sessions)
             except OSError as e:
                 log.warning("Whose compute is lent could not be written: %s", e)
 
@@ -266,12 +266,13 @@ class Isolation:
         """Remove what sessions that are not ``live`` left."""
         with self._preparing:
             self._prune(live)
-            self._write_owners(self._neighbours())
+            self._introduce(self._neighbours())
 
     def _prune(self, live: Collection[int]) -> None:
         left = {int(path.name) for path in self._folders()}
         if self.host.accounting is not None:
             left |= {int(path.name) for path in _of_sessions(self.host.accounting)}
+            left |= {int(path.name) for path in _of_sessions(self.host.accounting / lending.FOLDER)}
         for session_id in sorted(left - set(live)):
             self.remove(session_id)
 
@@ -287,11 +288,18 @@ class Isolation:
 
     # -- warm containers ------------------------------------------------------------------------------
 
-    def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]]) -> Path:
+    def words_folder(self, name: str) -> Path | None:
+        """Return where the words of a session, or of a warm container, are; None where nothing can be lent."""
+        memory = self.host.accounting
+        return None if memory is None else lending.folder_of(memory, name)
+
+    def make_warm(self, name: str, files: Collection[tuple[str, int, str | None]], *, words: int = 0) -> Path:
         """Write what a container has that is no session's yet: limits that allow nothing, and these ``files``.
 
-        Return its folder.
+        And so many ``words``, which nobody reads yet, of a session that may lend. Return its folder.
         """
+        if words and self.host.accounting is not None:
+            lending.make_words(self.host.accounting, name, words)
         folder = make_folder(self._folder / name, mode=0o755)
         for path, mode, content in sorted(files):
             if content is None:
@@ -308,14 +316,15 @@ class Isolation:
         """
         with self._preparing:
             warm, own = self._folder / name, self.folder(session_id)
-            # The folders of those who lend were not mounted.
-            text = limits.render(limits.without_lending(limits.read(own))).encode()
+            text = limits.render(limits.read(own)).encode()
             (warm / limits.NAME).chmod(0o644)
             (warm / limits.NAME).write_bytes(text)
             (warm / limits.NAME).chmod(0o444)
             remove_folder(own)
             warm.rename(own)
-            self._write_owners(self._neighbours())
+            if self.host.accounting is not None:
+                lending.take_over(self.host.accounting, name, session_id)
+            self._introduce(self._neighbours())
 
     def forget_warm(self, name: str | None = None) -> None:
         """Remove the files of a warm container that is gone; without a name those of all."""
@@ -323,6 +332,11 @@ class Isolation:
             for path in self._folder.iterdir():
                 if path.name == name or (name is None and not path.name.isdigit()):
                     remove_folder(path)
+        memory = self.host.accounting
+        for left in lending.names(memory) if memory is not None else []:
+            if left == name or (name is None and not left.isdigit()):
+                assert memory is not None
+                lending.forget(memory, left)
 
     def trim_files(self) -> None:
         """Cut back what sessions have let grow: local processes a log or an account, all that share one a ledger.

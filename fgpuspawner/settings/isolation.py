@@ -35,8 +35,7 @@ class IsolationSettings(Settings):
 
     With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
     neighbour who has work again has its share at once. This holds for sessions in containers on the Hub's machine and for
-    local sessions. In pods, and on other machines, it is "strict". Containers of ``warm_pool`` are not used with it.
-    Sessions keep what they were started with.
+    local sessions. In pods, and on other machines, it is "strict". Sessions keep what they were started with.
     """
     max_percent = Integer(100, min=1, max=100).tag(example="50")
     """Percent of a GPU's compute that a session may have at most with what it is lent; its share is never cut.

@@ -148,7 +148,7 @@ const struct lending *throttle_lending(struct context *context, uint64_t now) {
 
 /* Once a period. Who cannot say it is lent nothing, and others may have its slots. */
 static __attribute__((noinline)) void say_busy(struct context *context, uint64_t now) {
-    context->said = fgpu_say_busy(context->device, context->lending.own, now);
+    context->said = fgpu_say_busy(context->device, now);
     if (!context->said)
         fgpu_log("lending", "that there is work cannot be said to the neighbours: this session gets its slots only");
     context->said_until = now - now % SLOTS_PERIOD_NS + SLOTS_PERIOD_NS;

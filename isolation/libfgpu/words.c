@@ -13,16 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int open_word(int device, unsigned number, int flags) {
+bool fgpu_say_busy(int device, uint64_t now) {
     char name[32];
     struct stat status;
     const char *why;
-    snprintf(name, sizeof name, "lending/%d/%u", device, number);
-    return fgpu_open(name, flags, &status, &why);
-}
-
-bool fgpu_say_busy(int device, unsigned number, uint64_t now) {
-    int file = open_word(device, number, O_RDWR);
+    snprintf(name, sizeof name, "lending/own-%d", device);
+    int file = fgpu_open(name, O_RDWR, &status, &why);
     if (file < 0)
         return false;
     uint64_t word = 0;
@@ -37,8 +33,12 @@ bool fgpu_say_busy(int device, unsigned number, uint64_t now) {
 /* What cannot be read is not lent: who makes its word unreadable has work as far as others know. An empty file is one
  * that nobody has written yet. */
 static uint64_t read_word(int device, unsigned number, uint64_t now) {
+    char name[32];
+    struct stat status;
+    const char *why;
     uint64_t word = 0;
-    int file = open_word(device, number, O_RDONLY);
+    snprintf(name, sizeof name, "lending/%d/%u", device, number);
+    int file = fgpu_open(name, O_RDONLY, &status, &why);
     if (file < 0)
         return lending_word_unread(now);
     if (syscall(SYS_pread64, file, &word, sizeof word, (off_t)0) != sizeof word)

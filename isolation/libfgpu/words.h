@@ -6,7 +6,7 @@
 #include "lending.h"
 
 /* Says that the session has work now. False: it cannot be said, so nothing may be lent. */
-bool fgpu_say_busy(int device, unsigned number, uint64_t now);
+bool fgpu_say_busy(int device, uint64_t now);
 
 /* Reads what all say. */
 void fgpu_read_words(int device, struct lending *lending, uint64_t now);

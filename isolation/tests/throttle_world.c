@@ -336,9 +336,9 @@ void fgpu_log(const char *reason, const char *format, ...) {
 
 
 /* As words.c has it, of one file for each tenant. */
-bool fgpu_say_busy(int device, unsigned number, uint64_t time) {
+bool fgpu_say_busy(int device, uint64_t time) {
     struct tenant *tenant = running->process->tenant;
-    (void)device, (void)number;
+    (void)device;
     use_host(2 * US);
     if (!tenant->silent)
         tenant->word = running->process->word(tenant->word, tenant->future && now > START + 2 * SECOND

@@ -10,13 +10,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
-from dockerhub import BASE, DockerHub, Engine, Running, entry, until
+from dockerhub import BASE, DockerHub, Engine, entry, until
+from warmpool import HALF, Pool
 
-HALF = {"fgpu": "0.5", "cpu": "0.5", "memory_mib": 700}
 WITH_HOMES = """
 from fgpuspawner.config import configure
 c.FGPUSpawner.volumes = {{"{prefix}-home-{{username}}": "/home/jovyan"}}
@@ -30,42 +29,6 @@ print(cuda.cuDeviceGet(ctypes.byref(device), 0), end=" ")
 print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device), end=" ")
 print(cuda.cuMemAlloc_v2(ctypes.byref(pointer), 1 << 20))
 """
-
-
-class Pool:
-    """A Hub with a warm pool of one image."""
-
-    def __init__(self, hub: DockerHub, engine: Engine) -> None:
-        self.hub = hub
-        self.engine = engine
-
-    def waiting(self) -> dict[str, str]:
-        """Return the containers that wait and are ready: ids by name."""
-        names = {
-            name: container
-            for name, container in self.engine.of_installation(self.hub.installation).items()
-            if "-warm-" in name
-        }
-        return {
-            name: container
-            for name, container in names.items()
-            if (found := self.engine.inspect(container)) and not found["NetworkSettings"]["Networks"]
-        }
-
-    def filled(self, count: int) -> dict[str, str]:
-        """Return those that wait as soon as there are so many."""
-        return until(
-            lambda: found if len(found := self.waiting()) == count else {},
-            within_s=180,
-            what=f"{count} containers wait",
-        )
-
-    def take(self, user: str, **options: Any) -> tuple[Running, set[str]]:
-        """Start a session that takes a warm container; return it, and the ids that waited before."""
-        before = set(self.waiting().values())
-        running = self.hub.running(user, **{**HALF, **options})
-        assert running.id in before, self.hub.said()[-4000:]
-        return running, before
 
 
 @pytest.fixture(scope="module")

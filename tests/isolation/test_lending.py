@@ -209,9 +209,11 @@ def launches(
         )
         shared = folder / "lending" / "0"
         shared.mkdir(parents=True)
+        word = folder / "lending" / "own-0"
         (shared / "owners").write_bytes(bytes([1] * 25 + [2] * 75))
         if own:
-            (shared / "1").write_bytes(bytes(8))
+            word.write_bytes(bytes(8))
+            (shared / "1").hardlink_to(word)
         if neighbour is not None:
             (shared / "2").write_bytes(neighbour)
         done = subprocess.run(

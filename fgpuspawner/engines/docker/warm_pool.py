@@ -38,7 +38,6 @@ from fgpuspawner.engines.docker.containers import LABEL, WARM, Containers
 from fgpuspawner.engines.docker.errors import FAILED
 from fgpuspawner.engines.docker.homes import CannotMount, Home, Homes, NotReached, source_of
 from fgpuspawner.engines.docker.shared_network import NO_TALK
-from fgpuspawner.isolation.base import IN_CONTAINER
 from fgpuspawner.isolation.files import write_whole
 
 log = logging.getLogger("fgpu.warm")
@@ -63,7 +62,8 @@ MOST_DIFFERENT = 3
 
 CHANGEABLE = ("Memory", "MemorySwap", "CpuPeriod", "CpuQuota", "NanoCpus", "PidsLimit", "CpuShares")
 """Of a container's HostConfig: what the engine changes in one that runs."""
-FOLDER, HOMES = "{folder}", "{homes}"
+FOLDER, WORDS = "{folder}", "{words}"
+"""In place of a session's own folder, and of that of its words."""
 
 FORESEEN = (FGPUError, OSError, *FAILED)
 
@@ -115,9 +115,11 @@ class Unpoolable(Exception):
 
 
 def shape_of(
-    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folder: Path
+    kwargs: Mapping[str, Any], *, image_id: str, told: Mapping[str, str], folders: Mapping[str, Path | None]
 ) -> tuple[Shape, tuple[Home, ...]]:
     """Return the shape of a container that is about to be made, and the homes that it has. Pure.
+
+    ``folders`` are the session's own, by the words that stand for them.
 
     Raises:
         Unpoolable: it has something that no running container can be given.
@@ -133,8 +135,6 @@ def shape_of(
         else:
             binds.append(bind)
     targets = [*(home.target for home in homes), *_targets(host, binds)]
-    if any(target.startswith(f"{IN_CONTAINER}/lending/") for target in targets):
-        raise Unpoolable("it lends compute, which a running container cannot begin to do")
     for home in homes:
         # It would be brought over that, and hide it.
         if any(target.startswith(home.target.rstrip("/") + "/") for target in targets):
@@ -151,7 +151,8 @@ def shape_of(
         text = json.dumps(shaped, sort_keys=True)
     except TypeError:
         raise Unpoolable("its configuration has values that are no JSON") from None
-    text = text.replace(f'"{folder}/', f'"{FOLDER}/').replace(f'"{folder}"', f'"{FOLDER}"')
+    for word, folder in ((w, f) for w, f in folders.items() if f is not None):
+        text = text.replace(f'"{folder}/', f'"{word}/').replace(f'"{folder}"', f'"{word}"')
     return Shape(image_id, json.loads(text), tuple(h.target for h in homes)), tuple(homes)
 
 
@@ -186,6 +187,12 @@ def files_of(folder: Path) -> tuple[tuple[str, int, str | None], ...]:
                 raise Unpoolable(f"{name} in its folder is large")
             found.append((name, mode, path.read_text("ascii")))
     return tuple(found)
+
+
+def _words_in(shape: Shape) -> int:
+    """Return of how many devices a container of this shape says whether it has work."""
+    mounts = shape.kwargs["host_config"].get("Mounts") or []
+    return sum(str(mount.get("Source", "")).startswith(f"{WORDS}/") for mount in mounts)
 
 
 def _stamps(shape: Shape) -> tuple[tuple[str, int, int], ...]:
@@ -287,7 +294,7 @@ class WarmPool:
                 kwargs,
                 image_id=image_id,
                 told=told,
-                folder=folder,
+                folders={FOLDER: folder, WORDS: self._isolation.words_folder(str(session.id))},
             )
             if homes and not self._brings_homes:
                 raise Unpoolable("it has homes, and this Hub cannot bring them into a running container")
@@ -538,10 +545,11 @@ class WarmPool:
         self._number += 1
         name = f"{self._prefix}{self._number}"
         try:
-            folder = self._isolation.make_warm(name, recipe.files)
+            folder = self._isolation.make_warm(name, recipe.files, words=_words_in(recipe.shape))
             places = [] if self._homes is None else self._homes.places(name, len(recipe.shape.targets))
             text = json.dumps(dict(recipe.shape.kwargs))
             text = text.replace(f'"{FOLDER}', f'"{folder}')
+            text = text.replace(f'"{WORDS}', f'"{self._isolation.words_folder(name)}')
             kwargs = json.loads(text)
             # By its id: its name may have gone to another.
             kwargs["image"] = recipe.shape.image_id

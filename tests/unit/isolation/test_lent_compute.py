@@ -51,9 +51,25 @@ def session(session_id: int, *devices: Device, milli: int = 500, mode: ShareMode
     return Session(session_id, request, SessionState.PREPARING, 0, placement=Placement("lab", shares))
 
 
-def owners(tmp_path: Path, device: Device = FIRST) -> list[int]:
-    folder = lending.folder_of(tmp_path / "shm" / "fgpu-abc", device.uuid)
-    return list((folder / lending.OWNERS).read_bytes())
+def words_of(tmp_path: Path, name: int | str) -> Path:
+    return lending.folder_of(tmp_path / "shm" / "fgpu-abc", str(name))
+
+
+def owners(tmp_path: Path, session_id: int, index: int = 0) -> list[int]:
+    """What a session is told of who owns what."""
+    return list((words_of(tmp_path, session_id) / str(index) / lending.OWNERS).read_bytes())
+
+
+def heard(tmp_path: Path, session_id: int, index: int = 0) -> dict[int, bytes]:
+    """The words that a session can read."""
+    folder = words_of(tmp_path, session_id) / str(index)
+    return {int(path.name): path.read_bytes() for path in folder.iterdir() if path.name != lending.OWNERS}
+
+
+def says(tmp_path: Path, name: int | str, word: bytes) -> None:
+    """Write a session's word as the session does: into the file that it has mounted."""
+    with (words_of(tmp_path, name) / "own-0").open("r+b") as file:
+        file.write(word)
 
 
 def numbers(prepared: Prepared) -> list[int]:
@@ -63,48 +79,86 @@ def numbers(prepared: Prepared) -> list[int]:
 def test_sessions_of_a_gpu_have_numbers_and_slots_of_their_own(tmp_path: Path) -> None:
     found = opened(tmp_path)
     assert [numbers(found.prepare(session(n), [7, 8, 9])) for n in (7, 8, 9)] == [[1], [2], [3]]
-    assert owners(tmp_path) == [1] * 25 + [2] * 25 + [3] * 25 + [0] * 25
+    for n in (7, 8, 9):
+        assert owners(tmp_path, n) == [1] * 25 + [2] * 25 + [3] * 25 + [0] * 25
+
+
+def test_all_who_share_a_gpu_hear_what_one_of_them_says_and_nobody_else_does(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    live = [7, 8, 9]
+    for n, device in ((7, FIRST), (8, FIRST), (9, SECOND)):
+        found.prepare(session(n, device), live)
+    says(tmp_path, 8, b"\x08" * 8)
+    says(tmp_path, 9, b"\x09" * 8)
+    assert heard(tmp_path, 7) == heard(tmp_path, 8) == {1: bytes(8), 2: b"\x08" * 8}
+    assert heard(tmp_path, 9) == {1: b"\x09" * 8}
 
 
 def test_who_is_gone_owns_nothing_and_its_number_gets_a_word_that_says_nothing(tmp_path: Path) -> None:
     found = opened(tmp_path)
-    first = found.prepare(session(7), [7])
-    word = first.mounts[-1].source
-    old = word.open("r+b")
+    found.prepare(session(7), [7])
+    old = (words_of(tmp_path, 7) / "own-0").open("r+b")
     old.write(b"\xff" * 8)
     old.flush()
     found.prepare(session(8), [7, 8])
     found.prune([8])
-    assert owners(tmp_path) == [0] * 25 + [2] * 25 + [0] * 50
+    assert owners(tmp_path, 8) == [0] * 25 + [2] * 25 + [0] * 50
+    assert heard(tmp_path, 8) == {2: bytes(8)}
     again = found.prepare(session(9), [8, 9])
     assert numbers(again) == [1]
     old.write(b"\xff" * 8)
     old.close()
-    assert word.read_bytes() == bytes(8)
+    assert heard(tmp_path, 8) == heard(tmp_path, 9) == {1: bytes(8), 2: bytes(8)}
+    found.prune([])
+    left = [path.name for path in (tmp_path / "shm" / "fgpu-abc").rglob("*")]
+    assert sorted(left) == ["ledger", "lending", "simulated-lab"]
 
 
-def test_a_container_can_write_its_own_word_and_read_the_others(tmp_path: Path) -> None:
+def test_what_a_container_can_write_is_its_own_word_of_each_device(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.prepare(session(6), [6])
     prepared = found.prepare(session(7, FIRST, SECOND), [6, 7])
-    folders = [m for m in prepared.mounts if m.target in ("/run/fgpu/lending/0", "/run/fgpu/lending/1")]
-    assert [m.read_only for m in folders] == [True, True]
-    assert {m.target: m.source for m in prepared.mounts if not m.read_only and "lending" in m.target} == {
-        "/run/fgpu/lending/0/2": folders[0].source / "2",
-        "/run/fgpu/lending/1/1": folders[1].source / "1",
+    own = words_of(tmp_path, 7)
+    mounts = {m.target: (m.source, m.read_only) for m in prepared.mounts if "lending" in m.target}
+    assert mounts == {
+        "/run/fgpu/lending": (own, True),
+        "/run/fgpu/lending/own-0": (own / "own-0", False),
+        "/run/fgpu/lending/own-1": (own / "own-1", False),
     }
-    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in folders[0].source.iterdir()}
-    assert modes == {"1": 0o666, "2": 0o666, "owners": 0o444}
-    assert stat.S_IMODE(folders[0].source.stat().st_mode) == 0o755
-    assert all((found.folder(7) / "lending" / str(n)).is_dir() for n in (0, 1))
+    modes = {p.relative_to(own).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in own.rglob("*")}
+    words = {"own-0": 0o666, "own-1": 0o666, "0/1": 0o666, "0/2": 0o666, "1/1": 0o666}
+    assert modes == {"0": 0o755, "1": 0o755, "0/owners": 0o644, "1/owners": 0o644} | words
+    assert stat.S_IMODE(own.stat().st_mode) == 0o755
+    assert (found.folder(7) / "lending").is_dir(), "a place to mount it on"
 
 
 def test_a_local_session_finds_the_same_in_its_folder(tmp_path: Path) -> None:
     found = opened(tmp_path, own_root=False)
     found.prepare(session(7, FIRST, SECOND), [7])
+    lent = found.folder(7) / "lending"
     for n in (0, 1):
-        assert (found.folder(7) / "lending" / str(n) / "1").read_bytes() == bytes(8)
-        assert len((found.folder(7) / "lending" / str(n) / "owners").read_bytes()) == 100
+        assert (lent / str(n) / "1").samefile(lent / f"own-{n}")
+        assert len((lent / str(n) / "owners").read_bytes()) == 100
+
+
+def test_who_looks_while_owners_change_finds_the_change_in_all_folders_at_once(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    for n in (7, 8):
+        found.prepare(session(n), [7, 8])
+    one, two = (words_of(tmp_path, n) / "0" / "owners" for n in (7, 8))
+    assert one.samefile(two)
+    before = one.stat().st_ino
+    found.prepare(session(9), [7, 8, 9])
+    assert one.stat().st_ino == before, "whoever has it open sees it too"
+
+
+def test_a_word_that_cannot_be_shown_keeps_its_slots_and_disturbs_nobody(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    found.prepare(session(7), [7])
+    (words_of(tmp_path, 7) / "own-0").unlink()
+    found.prepare(session(8), [7, 8])
+    assert owners(tmp_path, 8) == [1] * 25 + [2] * 25 + [0] * 50
+    assert heard(tmp_path, 8) == {2: bytes(8)}, "a word that is not there keeps its slots"
 
 
 @pytest.mark.parametrize("milli", [100, 500, 1000])
@@ -122,7 +176,7 @@ def test_what_does_not_lend_is_kept(tmp_path: Path) -> None:
     assert numbers(strict.prepare(session(7), [7])) == [0]
     found = opened(tmp_path)
     assert numbers(found.prepare(session(8), [7, 8])) == [1]
-    assert owners(tmp_path) == [lending.KEPT] * 25 + [1] * 25 + [0] * 50
+    assert owners(tmp_path, 8) == [lending.KEPT] * 25 + [1] * 25 + [0] * 50
 
 
 def test_a_whole_gpu_and_one_that_shares_memory_only_lend_nothing(tmp_path: Path) -> None:
@@ -140,13 +194,33 @@ def test_without_a_place_in_memory_and_without_libfgpu_nothing_is_lent(tmp_path:
     assert numbers(opened(tmp_path, isolation="none").prepare(session(7), [7])) == [0]
 
 
-def test_a_container_that_was_warm_does_not_lend(tmp_path: Path) -> None:
+def test_a_container_that_was_warm_lends_with_the_word_that_it_had(tmp_path: Path) -> None:
     found = opened(tmp_path)
-    found.make_warm("warm-1", [])
-    found.prepare(session(7), [7])
+    found.prepare(session(6), [6])
+    found.make_warm("warm-1", [], words=1)
+    word = (words_of(tmp_path, "warm-1") / "own-0").open("r+b")
+    folder = words_of(tmp_path, "warm-1").stat().st_ino
+    found.prepare(session(7), [6, 7])
     found.adopt(7, "warm-1")
-    assert limits.read(found.folder(7)).devices[0].lending == 0
-    assert owners(tmp_path) == [lending.KEPT] * 25 + [0] * 75
+    assert words_of(tmp_path, 7).stat().st_ino == folder, "which it has mounted"
+    assert limits.read(found.folder(7)).devices[0].lending == 2
+    word.write(b"\x07" * 8)
+    word.close()
+    assert heard(tmp_path, 6) == heard(tmp_path, 7) == {1: bytes(8), 2: b"\x07" * 8}
+    assert owners(tmp_path, 6) == owners(tmp_path, 7) == [1] * 25 + [2] * 25 + [0] * 50
+
+
+def test_a_container_that_waits_hears_nobody_and_leaves_nothing(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    found.prepare(session(6), [6])
+    found.make_warm("warm-1", [], words=1)
+    found.make_warm("warm-2", [], words=1)
+    found.prepare(session(7), [6, 7])
+    assert heard(tmp_path, "warm-1") == {}
+    found.forget_warm("warm-1")
+    assert not words_of(tmp_path, "warm-1").exists()
+    found.forget_warm()
+    assert sorted(path.name for path in words_of(tmp_path, 6).parent.iterdir()) == ["6", "7"]
 
 
 def test_a_word_that_a_session_has_let_grow_is_cut_back(tmp_path: Path) -> None:

@@ -35,10 +35,24 @@ def made(session: int = 7, user: str = "alice", **host: Any) -> dict[str, Any]:
                     "Target": "/run/fgpu/limits",
                 },
                 {"Type": "bind", "Source": f"/srv/data/limits/{session}", "Target": "/run/fgpu"},
+                {
+                    "Type": "bind",
+                    "Source": f"/dev/shm/fgpu-x/lending/{session}",
+                    "Target": "/run/fgpu/lending",
+                },
+                {
+                    "Type": "bind",
+                    "Source": f"/dev/shm/fgpu-x/lending/{session}/own-0",
+                    "Target": "/run/fgpu/lending/own-0",
+                },
             ],
             **host,
         },
     }
+
+
+def words_of(session: int) -> Path:
+    return Path("/dev/shm/fgpu-x/lending") / str(session)
 
 
 def shaped(kwargs: dict[str, Any], session: int = 7) -> str:
@@ -46,7 +60,7 @@ def shaped(kwargs: dict[str, Any], session: int = 7) -> str:
         kwargs,
         image_id="sha256:1",
         told={"FGPU_SESSION_ID": str(session)},
-        folder=FOLDER.with_name(str(session)),
+        folders={"{folder}": FOLDER.with_name(str(session)), "{words}": words_of(session)},
     )[0].text()
 
 
@@ -91,13 +105,13 @@ def test_what_no_running_container_can_be_given_starts_cold(other: dict[str, Any
 
 
 def test_a_home_is_what_is_mounted_read_write() -> None:
-    _, homes = shape_of(made(), image_id="", told={}, folder=FOLDER)
+    _, homes = shape_of(made(), image_id="", told={}, folders={})
     assert homes == (Home("home-alice", "/home/jovyan"),)
 
 
 def test_nothing_of_a_session_is_in_its_shape() -> None:
     text = shaped(made())
-    for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "FGPU_SESSION_ID"):
+    for own in ("alice", "fgpu-x-7-1", "/srv/data/limits/7", "/lending/7", "FGPU_SESSION_ID"):
         assert own not in text
 
 
