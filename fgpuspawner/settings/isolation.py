@@ -30,12 +30,13 @@ class IsolationSettings(Settings):
     """
     managed_memory = Enum(MANAGED, "charge").tag(example='"refuse"')
     """Managed memory (``cudaMallocManaged``): "charge" it in full, or "refuse" it."""
-    compute = Enum(COMPUTE, "strict").tag(example='"elastic"')
-    """Compute of sessions that share a GPU: "strict", each has its share and no more; "elastic", what is idle is lent.
+    compute = Enum(COMPUTE, "elastic").tag(example='"strict"')
+    """Compute of sessions that share a GPU: "elastic", what is idle is lent; "strict", each has its share and no more.
 
     With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
     neighbour who has work again has its share at once. This holds for sessions in containers on the Hub's machine and for
-    local sessions. In pods, and on other machines, it is "strict". Sessions keep what they were started with.
+    local sessions, where libfgpu holds compute. In pods, on other machines, and with MIG, MPS or HAMi, it is "strict".
+    Sessions keep what they were started with.
     """
     max_percent = Integer(100, min=1, max=100).tag(example="50")
     """Percent of a GPU's compute that a session may have at most with what it is lent; its share is never cut.

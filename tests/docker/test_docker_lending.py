@@ -61,7 +61,7 @@ def pool(
 ) -> Iterator[Pool]:
     catalogue = tmp_path_factory.mktemp("catalogue") / "catalogue.toml"
     catalogue.write_text(entry("python", BASE))
-    hub = make_hub(after="", catalogue=str(catalogue), compute="elastic", warm_pool={"python": 2}).start()
+    hub = make_hub(after="", catalogue=str(catalogue), warm_pool={"python": 2}).start()
     yield Pool(hub, engine)
     hub.terminate()
 

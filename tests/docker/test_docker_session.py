@@ -70,7 +70,7 @@ def test_half_a_unit_at_two_per_gpu_is_a_quarter_of_8_gib(engine: Engine, half: 
         f"session={half.session.id}\n"
         "managed=charge\n"
         "device=GPU-simulated-two-0 memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25"
-        " mode=memory+compute slots=0-25\n"
+        " mode=memory+compute slots=0-25 lending=1 most_percent=100\n"
         "end\n"
     )
 
@@ -83,7 +83,7 @@ def test_one_unit_at_five_per_gpu_is_a_fifth_rounded_down_to_128_mib(engine: Eng
         f"session={running.session.id}\n"
         "managed=charge\n"
         "device=GPU-simulated-five-0 memory_mib=3200 device_mib=16384 context_mib=0 compute_percent=20"
-        " mode=memory+compute slots=0-20\n"
+        " mode=memory+compute slots=0-20 lending=1 most_percent=100\n"
         "end\n"
     )
 

@@ -166,7 +166,7 @@ while True:
 
 
 def test_what_sessions_lend_each_other_is_shown_to_each_of_itself_only(make_hub: Make) -> None:
-    hub = make_hub(meter_every_s=1, simulated_gpus="1", compute="elastic").start()
+    hub = make_hub(meter_every_s=1, simulated_gpus="1").start()
     tokens = {user: hub.add_user(user) for user in ("alice", "bob")}
     sessions = {user: start(hub, user) for user in tokens}
 
@@ -193,7 +193,8 @@ def test_what_sessions_lend_each_other_is_shown_to_each_of_itself_only(make_hub:
     assert (receipt["compute_entitled_percent"], receipt["compute_borrowed_percent"]) in ((25, None), (25, 0))
 
 
-def test_where_compute_is_strict_nothing_is_said_of_lending(hub: HubProcess) -> None:
+def test_where_compute_is_strict_nothing_is_said_of_lending(make_hub: Make) -> None:
+    hub = make_hub(meter_every_s=1, compute="strict").start()
     token = hub.add_user("alice")
     session = start(hub, "alice")
     found = until(

@@ -36,7 +36,7 @@ def opened(tmp_path: Path, *, own_root: bool = True, **given: Any) -> Isolation:
     settings = FGPU(
         data_dir=str(tmp_path / "data"),
         accounting_dir=str(tmp_path / "shm"),
-        **{"compute": "elastic", **given},
+        **given,
     )
     found = Isolation(settings, (LAB,))
     found.open(own_root=own_root, installation="abc")
