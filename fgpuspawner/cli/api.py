@@ -69,7 +69,7 @@ class Api:
         if not re.fullmatch(r"[!-~]+", token):
             where = token_file or f"{TOKEN} in the environment"
             raise UsageError(
-                f"there is no token in {where}; make one on the Hub's page Token, or name a --token-file"
+                f"there is no token in {where}; make one on the Hub's page Tokens, or name a --token-file"
             )
         url = os.environ.get(URL, "").rstrip("/").removesuffix("/hub")
         if url:

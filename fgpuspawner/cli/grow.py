@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
     about = (
         "Give a running session more of its GPU, or less: the new amount, in fGPU. Its programs run on; its CPU and "
         "memory stay. At most it can have what is free on its GPU now, and at least what its programs use. "
-        f"The Hub is named by {URL}, and the token by {TOKEN}."
+        f"{URL} is the Hub's address, {TOKEN} your token."
     )
     parser = add_users_command(
         commands, grow, "grow", "give a running session more of its GPU, or less", about

@@ -23,6 +23,13 @@ from fgpuspawner.cli.completion import complete
 from fgpuspawner.cli.usage import UsageError
 
 COMMANDS = {
+    "run": "sessions",
+    "list": "sessions",
+    "show": "sessions",
+    "end": "sessions",
+    "forecast": "sessions",
+    "grow": "grow",
+    "top": "top",
     "setup": "setup.command",
     "status": "status",
     "check": "check",
@@ -40,16 +47,12 @@ COMMANDS = {
     "quota": "quota",
     "members": "members",
     "import": "importing",
-    "run": "sessions",
-    "list": "sessions",
-    "show": "sessions",
-    "end": "sessions",
-    "forecast": "sessions",
-    "grow": "grow",
-    "top": "top",
     "completion": "completion",
 }
 """Each command, and the module of this package that adds it: of those of one module all stand together."""
+
+ABOUT = """Start and end your GPU sessions (run, list, show, end, forecast, grow, top), or look after an installation (the
+others)."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +67,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
     With the ``words`` that are to be read it has the options of their command alone, and loads what that one needs.
     """
-    parser = Parser(prog="fgpu", description="GPU sessions, and the installation that they are of.")
+    parser = Parser(prog="fgpu", description=ABOUT)
     parser.add_argument("--version", action="version", version=f"fgpu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     named = None if words is None else next((word for word in words if not word.startswith("-")), None)

@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
         description="Write who is in which group of JupyterHub into a CSV file, and read one.",
     )
     own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
-    where = f"The Hub is named by {URL}, and an administrator's token by {TOKEN}."
+    where = f"{URL} is the Hub's address, {TOKEN} an administrator's token."
     what = "print the members of all groups as a CSV file"
     export = add_command(
         own, run_export, "export", what, f"Print the members of all groups as a CSV file. {where}"

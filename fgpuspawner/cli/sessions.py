@@ -22,7 +22,6 @@ from fgpuspawner.cli import completion
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, add_command
 from fgpuspawner.cli.completion import offers
-from fgpuspawner.text.fields import FIELDS
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
 
@@ -39,13 +38,27 @@ AS_OPTION = {"count": "sessions"}
 OFFERED = {"image": completion.images, "group": completion.groups}
 """Fields whose values a shell completes."""
 
-ASKED = [name for name in FIELDS if name != "gpu_model"]
-"""Fields that have an option: ``gpu_models`` says all that one model could."""
+ASKED = {
+    "image": ("IMAGE", "its slug, or OWNER/NAME:TAG of a private one"),
+    "group": ("GROUP", "the resource group"),
+    "fgpu": ("FGPU", "how much GPU, such as 0.5"),
+    "gpu_memory_mib": ("MIB", "exact GPU memory, in place of --fgpu"),
+    "compute_percent": ("PERCENT", "exact compute, beside --gpu-memory-mib"),
+    "gpu_models": ("MODELS", "GPU models with commas between them, the most liked first"),
+    "cpu": ("CORES", "CPU, such as 2"),
+    "memory_mib": ("MIB", "memory; --memory-gib is the same in GiB"),
+    "memory_gib": ("GIB", "memory, such as 4"),
+    "count": ("NUMBER", "so many sessions at once"),
+    "time_limit": ("H:MM", "how long it may run, such as 2:30"),
+    "time_limit_s": ("SECONDS", "the same in seconds"),
+    "priority": ("NUMBER", "higher ones go first"),
+}
+"""Fields that have an option, with what it takes: ``gpu_models`` says all that one model could."""
 
 
 def add_to(commands: Any) -> None:
     """Add the commands to the parser of ``fgpu``."""
-    where = f"The Hub is named by {URL}, and the token by {TOKEN}."
+    where = f"{URL} is the Hub's address, {TOKEN} your token."
     starting = add_users_command(
         commands, run, "run", "start sessions, or queue them", f"Start sessions, or queue them. {where}"
     )
@@ -92,12 +105,9 @@ def add_users_command(
 
 
 def _add_fields(parser: argparse.ArgumentParser) -> None:
-    for name in ASKED:
-        its = FIELDS[name]
+    for name, (value, what) in ASKED.items():
         option = f"--{AS_OPTION.get(name, name).replace('_', '-')}"
-        field = parser.add_argument(
-            option, dest=name, metavar="VALUE", help=f"the form's field {its.label!r}".replace("%", "%%")
-        )
+        field = parser.add_argument(option, dest=name, metavar=value, help=what)
         if name in OFFERED:
             offers(field, OFFERED[name])
 
@@ -177,7 +187,7 @@ def run(given: argparse.Namespace, api: Api) -> list[str]:
     asked.setdefault("count", "1")
     user = api.service_call("GET", "me")["user"]
     if user is None:
-        raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Token")
+        raise CallFailed("forbidden", "this token is no user's; make one on the Hub's page Tokens")
     _raise_refusals(_foreseen(asked, api))
     accepted = {ACCEPTED: given.accept_image} if given.accept_image else {}
     with _one_at_a_time():

@@ -149,7 +149,11 @@ def _asked(session: Session, **more: str) -> Json:
 
 def status_lines(found: Json) -> list[str]:
     """Return the status for reading."""
-    lines = ["SIMULATED GPUs: no real GPU is behind the amounts marked so", ""] if found["simulated"] else []
+    lines = (
+        ["SIMULATED GPUs: the queue and the sessions are real, the GPUs are not", ""]
+        if found["simulated"]
+        else []
+    )
     lines.append("Capacity")
     for group in found["groups"]:
         lines.append(f"  group {group['name']}: {group['fgpu_used']} of {group['fgpu_total']} fGPU in use")

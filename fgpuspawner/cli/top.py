@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
     about = (
         "Show GPUs, your sessions and the queue, live; everybody's for administrators. Keys: q ends it, s sorts, "
         "/ filters, arrows scroll. Where the output is no terminal, it is one frame. "
-        f"The Hub is named by {URL}, and the token by {TOKEN}."
+        f"{URL} is the Hub's address, {TOKEN} your token."
     )
     parser = add_command(commands, run, "top", "GPUs, sessions and queue, live", about)
     parser.add_argument("--once", action="store_true", help="one frame, and end")

@@ -273,7 +273,7 @@ def _judged(demand: Demand, facts: Facts) -> Judged:
         return Judged(demand, demand.judge(facts), demand.line)
     held = facts.safeguards.get(demand.judge)
     if held is None:
-        return Judged(demand, None, f"what runs {facts.able.kind} does not say")
+        return Judged(demand, None, f"cannot be told of {facts.able.kind}")
     return Judged(demand, held.met, held.line)
 
 

@@ -71,7 +71,7 @@ class Report:
 def report(spent: Iterable[Spent], by: By, *, first: date, last: date, now_s: int) -> Report:
     """Return what was used from the first day until the last, both included, by what is asked for.
 
-    Days come in their order, also those without anything; all else with the most GPU hours first. With ``HUB_GROUP`` a
+    Days come in their order, also those without anything; all else with the most GPU-hours first. With ``HUB_GROUP`` a
     session counts in each of its user's groups, so that the lines are more together than the total.
     """
     sums: dict[str, _Sum] = {}

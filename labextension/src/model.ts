@@ -121,11 +121,14 @@ export class FGPUModel extends VDomModel implements IFGPUModel {
 
   async explain(triedMib: number | null): Promise<IExplanation> {
     const query = triedMib === null ? '' : `?tried_mib=${triedMib}`;
-    return requestAPI<IExplanation>(
+    const found = await requestAPI<IExplanation>(
       `explain${query}`,
       { method: 'GET' },
       this._settings
     );
+    // The panel may advise less still: the server knows better from now on.
+    void this._poll.refresh();
+    return found;
   }
 
   private async _wish(id: number, what: 'stop' | 'keep' | 'extend'): Promise<void> {

@@ -137,7 +137,7 @@ def test_an_administrator_makes_a_request_first_ends_a_session_and_its_owner_rea
     expect(first).to_contain_text("of alice")
     expect(first).to_contain_text("repair <b>at 15:00</b>")
     expect(second).to_contain_text("session.priority")
-    page.get_by_label("Words").fill("0 -> 5")
+    page.get_by_label("Text").fill("0 -> 5")
     page.get_by_role("button", name="Find").click()
     expect(page.locator("main tbody tr")).to_have_count(1)
     world.clear()

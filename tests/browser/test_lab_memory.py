@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from axe import check_page
+from pastruns import Run, write_runs
 from playwright.sync_api import expect
 
 from fgpuspawner.isolation import native
@@ -36,13 +38,22 @@ def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
     if native.find() is None:
         pytest.skip(native.NOT_BUILT)
     eve = log_in(hub.url, "eve", "test-password")
+    # To run out of memory is not said to be enough.
+    now_s = int(time.time())
+    write_runs(hub.data / "fgpu.sqlite", [Run("eve", "python", 500, now_s - n, 300) for n in (900, 800, 700)])
     spawn(hub, "eve")
     hub.reach({"eve/": "RUNNING"}, within_s=START_MS / 1000)
     page = open_lab(hub, eve)
     new_notebook(page)
     run_last_cell(page, TAKE + "held = take(1500)")
+    panel = open_panel(page)
+    advice = panel.get_by_text("would have been enough")
+    expect(advice).to_be_visible()
     failing = run_last_cell(page, "more = take(1000)")
     notice = failing.get_by_role("alert", name="The GPU memory of this session ran out")
+    expect(notice).to_be_visible()
+    # At once, and not with the next look in ten seconds.
+    expect(advice).to_have_count(0, timeout=5000)
     # 2500 MiB of the GPU's 8192, which are 2 fGPU: 0.6 would be 2432 MiB.
     expect(notice).to_contain_text("0.7 fGPU would give it 2816 MiB, and can be had now: your kernel stays.")
     check_page(page, within=".jp-fgpu-OutOfMemory")
@@ -54,7 +65,6 @@ def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
     expect(failing.locator(".jp-OutputArea-output").first).to_contain_text("took 1000", timeout=START_MS)
 
     # Less than it holds is refused, in words that name what would do; then it has what it had.
-    panel = open_panel(page)
     amount, resize = panel.get_by_label("New amount in fGPU"), panel.get_by_role("button", name="Resize")
     expect(panel).to_contain_text("Possible now: 0.1 to 2. Your kernels run on.")
     for wrong, words in (

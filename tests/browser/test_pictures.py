@@ -7,14 +7,13 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from axe import check_page
+from pastruns import Run, write_runs
 from playwright.sync_api import Browser, Page, expect
-from sqlalchemy import create_engine, insert, select
 
-from fgpu_scheduler.store import schema
 from hubprocess import ROOT, HubProcess, until
 from labsteps import BUILD, TAKE, new_notebook, open_panel, run_last_cell, status_item
 from steps import START_MS, Person, more
@@ -149,78 +148,33 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
                 within_s=START_MS / 1000,
                 what=f"{user}/{server} is {state}",
             )
-        past(found.data / "fgpu.sqlite")
+        write_runs(found.data / "fgpu.sqlite", past())
         yield found
     finally:
         found.close()
 
 
-def past(database: Path) -> None:
-    """Write three weeks of ended sessions, with what was measured of them."""
+def past() -> Iterator[Run]:
+    """Yield three weeks of ended sessions, with what was measured of them."""
     chance, now_s = random.Random(7), int(time.time())
-    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 30})
-    with engine.begin() as connection:
-        devices = list(connection.execute(select(schema.devices.c.uuid)).scalars())
-        for n in range(90):
-            user = chance.choice(["ana", "ana", "ben", "carla", "dev", "eli", "fay", "gus", "hana"])
-            milli = 600 if user == "ana" else chance.choice([300, 500, 800, 1200, 1600, 2000])
-            wait_s, run_s = chance.choice([3, 20, 240, 900]), chance.randrange(900, 16_000)
-            ended_s = now_s - 3600 - (90 - n) * 19_000 - chance.randrange(9000)
-            started_s = ended_s - run_s
-            memory_mib = milli * 4096 // 1000 // 128 * 128
-            session = connection.execute(
-                insert(schema.sessions).values(
-                    user_name=user,
-                    server_name="",
-                    image="torch-26"
-                    if user == "ana"
-                    else chance.choice(["torch-26", "tensorflow", "rapids", "python"]),
-                    resource_group="default",
-                    fgpu_milli=milli,
-                    cpu_milli=100,
-                    memory_mib=512,
-                    state="TERMINATED",
-                    submitted_at_s=started_s - wait_s,
-                    held=False,
-                    attempt=1,
-                    node_id="local",
-                    scheduled_at_s=started_s - 2,
-                    started_at_s=started_s,
-                    ended_at_s=ended_s,
-                    end_cause=chance.choice(["USER", "USER", "USER", "IDLE"]),
-                )
-            ).inserted_primary_key
-            assert session is not None
-            share = {"fgpu_milli": milli, "memory_mib": memory_mib, "compute_percent": milli // 20}
-            connection.execute(
-                insert(schema.shares).values(
-                    session_id=session[0],
-                    position=0,
-                    device_uuid=chance.choice(devices),
-                    mode="memory+compute",
-                    **share,
-                )
-            )
-            peak_mib = (
-                chance.randrange(900, 1332) if user == "ana" else memory_mib * chance.randrange(20, 99) // 100
-            )
-            connection.execute(
-                insert(schema.meters).values(
-                    session_id=session[0],
-                    at_s=ended_s,
-                    gpu_millionths=milli * 500,
-                    limit_mib=memory_mib,
-                    samples=run_s // 10,
-                    covered_s=run_s,
-                    peak_mib=peak_mib,
-                    p95_mib=peak_mib * 95 // 100,
-                    sm_p95_percent=chance.randrange(5, 15 if user == "ana" else milli // 20 + 1),
-                    energy_mj=run_s * milli * 150,
-                    energy_estimated=True,
-                    counts="{}",
-                )
-            )
-    engine.dispose()
+    for n in range(90):
+        user = chance.choice(["ana", "ana", "ben", "carla", "dev", "eli", "fay", "gus", "hana"])
+        is_ana = user == "ana"
+        run = Run(
+            user,
+            "torch-26" if is_ana else chance.choice(["torch-26", "tensorflow", "rapids", "python"]),
+            600 if is_ana else chance.choice([300, 500, 800, 1200, 1600, 2000]),
+            now_s - 3600 - (90 - n) * 19_000 - chance.randrange(9000),
+            0,
+            wait_s=chance.choice([3, 20, 240, 900]),
+            run_s=chance.randrange(900, 16_000),
+            cause=chance.choice(["USER", "USER", "USER", "IDLE"]),
+            device=chance.randrange(4),
+        )
+        part = chance.randrange(20, 99)
+        peak_mib = chance.randrange(900, 1332) if is_ana else run.memory_mib * part // 100
+        used = chance.randrange(5, 15 if is_ana else run.milli // 20 + 1)
+        yield replace(run, peak_mib=peak_mib, sm_p95_percent=used)
 
 
 def take(page: Page, name: str, size: dict[str, int], scheme: str, *, whole: bool = False) -> None:

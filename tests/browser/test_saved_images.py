@@ -106,7 +106,7 @@ def test_a_session_is_saved_and_the_next_one_has_what_was_installed_in_it(
     bob = log_in(hub.url, f"bob{secrets.token_hex(3)}", "test-password")
     page = bob.page
     page.goto(f"{hub.url}/services/fgpu/private-images")
-    expect(page.get_by_role("main")).to_contain_text("There is no image")
+    expect(page.get_by_role("main")).to_contain_text("No private images")
     refusals = []
     for name in (full_name, full_name.replace("torch-more", "torch-less")):
         page.goto(bob.link())

@@ -125,6 +125,16 @@ def test_sorting_choosing_and_the_file_work_without_scripts(
     ]
 
 
+def test_more_of_the_gpu_is_one_press_away(service: Standing, open_as: Callable[..., Page]) -> None:
+    (session,) = service.run([asked("ann", "alpha", 500)])
+    page = open_as(service, "ann")
+    line(page, session.id).get_by_role("link", name="Resize alpha").click()
+    expect(page.get_by_role("heading", name="Resize this session")).to_be_visible()
+    expect(page.get_by_role("main")).to_contain_text("alpha has 0.5 fGPU: ")
+    expect(page.get_by_label("New amount in fGPU (possible now: up to 2)")).to_have_value("0.5")
+    check_page(page)
+
+
 def test_a_user_sees_and_saves_only_what_is_theirs(service: Standing, open_as: Callable[..., Page]) -> None:
     some(service)
     page = open_as(service, "ann", "?user=ben&show=all")

@@ -91,6 +91,7 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     page.context.add_init_script(NOTED)
     start_by(page, amy.link("second", fgpu="1", **LITTLE))
     expect(place(page)).to_have_text("1st in the queue")
+    expect(page.locator(".progress")).to_be_hidden()
     expect(page).to_have_title("1st in the queue \N{EN DASH} second")
     expect(fact(page, "Expected start")).to_have_text(
         re.compile(r"^about (\w+,? )?\d\d:\d\d, from time limits$")

@@ -22,9 +22,9 @@ FOR = ("user", "hub_group", "resource_group")
 WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 WORDS = {
     "max_fgpu": "fGPU at a time",
-    "max_sessions": "sessions at a time",
-    "max_pending": "requests that wait",
-    "max_lifetime_s": "seconds that a session runs",
+    "max_sessions": "Sessions at a time",
+    "max_pending": "Waiting requests",
+    "max_lifetime_s": "Longest run (seconds)",
 }
 ACTIONS = ("set", "remove", "back")
 

@@ -1,4 +1,4 @@
-"""The usage report for administrators: GPU hours and waits by day, user, group or image; as a page, JSON and CSV."""
+"""The usage report for administrators: GPU-hours and waits by day, user, group or image; as a page, JSON and CSV."""
 
 from __future__ import annotations
 

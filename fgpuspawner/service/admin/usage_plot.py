@@ -27,7 +27,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One line across, at so many GPU hours."""
+    """One line across, at so many GPU-hours."""
 
     y: float
     text: str
@@ -46,7 +46,7 @@ class Plot:
 
 
 def plot(lines: Sequence[Line]) -> Plot:
-    """Return a bar for each line, as high as its GPU hours, below a round number that none exceeds."""
+    """Return a bar for each line, as high as its GPU-hours, below a round number that none exceeds."""
     top = round_up(max((line.gpu_hours for line in lines), default=0))
     tall, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / max(1, len(lines))
     every = -(-len(lines) // MOST_LABELS)
@@ -60,7 +60,7 @@ def plot(lines: Sequence[Line]) -> Plot:
                 round(HEIGHT - BOTTOM - high, 2),
                 round(wide, 2),
                 round(high, 2),
-                f"{line.name}: {number(line.gpu_hours)} GPU hours",
+                f"{line.name}: {number(line.gpu_hours)} GPU-hours",
                 line.name[5:] if at % every == 0 else "",
             )
         )

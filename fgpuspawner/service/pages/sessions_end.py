@@ -37,11 +37,13 @@ class ResizePage(FormPage):
         world = await self.service.reader.world()
         shown = session_object(session, world, self.viewer, self.service.site)
         resize = shown["resize"]
-        memory_mib = shown["gpu_memory_mib"]
+        memory_mib, meter = shown["gpu_memory_mib"], shown["meter"]
+        used_mib = None if meter is None else meter["memory_used_mib"]
         self.render(
             "resize.html",
             session=shown,
             gpu_memory="" if memory_mib is None else memory_words(memory_mib),
+            used="" if used_mib is None else memory_words(used_mib),
             exact=session.request.gpu_memory_mib is not None,
             percent=session.request.compute_percent,
             why_not="Only a running session can be resized." if resize is None else resize["why_not"],

@@ -52,6 +52,8 @@ function show(event) {
   write(by("fgpu-stays"), waiting ? "you keep your place, and the session starts when your GPU share is free." : "the session starts anyway.");
   queued = waiting;
   by("fgpu-place").hidden = !place;
+  // How far a start is, and not how near a place in the queue is.
+  by("progress-bar").parentElement.hidden = waiting;
   write(by("fgpu-place"), place);
   by("fgpu-simulated").hidden = !f.simulated;
   by("fgpu-facts").hidden = false;

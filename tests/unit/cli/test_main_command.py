@@ -15,9 +15,15 @@ import pytest
 from commandline import failure, fgpu, filled, run, write_config
 from fgpuspawner import __version__
 from fgpuspawner.cli import main as cli
+from fgpuspawner.cli.sessions import ASKED
+from fgpuspawner.text.fields import FIELDS
 
 ROOT = Path(__file__).parents[3]
 OF_ALL = ("--help", "--json")
+
+
+def test_each_field_of_the_form_has_an_option() -> None:
+    assert {*ASKED, "gpu_model"} == set(FIELDS)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,10 +38,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ([], "the following arguments are required: COMMAND; see fgpu --help"),
         (
             ["start"],
-            "argument COMMAND: invalid choice: 'start' (choose from 'setup', 'status', 'check', 'report', 'services', "
+            "argument COMMAND: invalid choice: 'start' (choose from 'run', 'list', 'show', 'end', 'forecast', 'grow', "
+            "'top', 'setup', 'status', 'check', 'report', 'services', "
             "'firewall', 'node', 'backup', 'restore', 'move', 'upgrade', 'images', "
-            "'kube', 'replay', 'quota', 'members', 'import', "
-            "'run', 'list', 'show', 'end', 'forecast', 'grow', 'top', 'completion'); "
+            "'kube', 'replay', 'quota', 'members', 'import', 'completion'); "
             "see fgpu --help",
         ),
         (["status", "--jsn"], "unrecognized arguments: --jsn; see fgpu --help"),

@@ -30,7 +30,9 @@ def test_status_shows_capacity_sessions_and_the_queue(url: str, capsys: pytest.C
     filled(url)
     status, out, err = fgpu(capsys, "status", "--db", url)
     assert (status, err) == (0, "")
-    assert out.startswith("SIMULATED GPUs: no real GPU is behind the amounts marked so\n\nCapacity\n")
+    assert out.startswith(
+        "SIMULATED GPUs: the queue and the sessions are real, the GPUs are not\n\nCapacity\n"
+    )
     assert section(out, "Capacity") == [
         ["group default: 1.5 of 2 fGPU in use"],
         ["node local: 3 of 8 CPU, 3072 of 16384 MiB"],
