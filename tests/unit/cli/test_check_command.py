@@ -55,10 +55,10 @@ def test_check_says_what_a_good_configuration_gives(
         "  security: for trying only (docs/security.md); for lab it lacks:",
         '    missing: Sessions run as users of their own: runtime="docker"',
         '    missing: GPUs are real, or there are none: c.FGPU.simulated_gpus = "0"',
-        "    unknown: CPU and memory of a session are held to what it asked for: cannot be told of local processes, all of "
-        "one system user",
-        "    unknown: Nobody but the Hub commands the engine from the network: cannot be told of local processes, all of "
-        "one system user",
+        "    unknown: CPU and memory of a session are held to what it asked for: cannot be told of local processes, "
+        "all of one system user",
+        "    unknown: Nobody but the Hub commands the engine from the network: cannot be told of local processes, "
+        "all of one system user",
     ]
     assert not (tmp_path / "data" / "fgpu.sqlite").exists()
 
