@@ -43,6 +43,7 @@ from fgpuspawner.hub.idle import Servers, SessionActivity
 from fgpuspawner.hub.image_worker import ImageWorker, kept_names
 from fgpuspawner.hub.inventory import Inventory, nodes_at_start
 from fgpuspawner.hub.metrics import Metrics
+from fgpuspawner.hub.notices import Notices
 from fgpuspawner.hub.prefetch import Prefetch
 from fgpuspawner.hub.pull_notes import PullNotes
 from fgpuspawner.hub.resizing import resizer_of
@@ -320,6 +321,13 @@ class Runtime:
         self.resizer.begin(self.background)
         keep_forgetting(self.background, Retention(self.store), clock, days=settings.history_days)
         self._prefetch.begin(self.background)
+        Notices(
+            self.store,
+            settings.notice_command,
+            clock,
+            data=settings.data_path(),
+            site_name=settings.site_name,
+        ).begin(self.background)
         self.engine.begin()
 
     async def audit(self, session: Session, action: str, details: str = "", *, actor: str = WATCHDOG) -> None:

@@ -71,6 +71,7 @@ class FGPU(
         """
         groups = self.resource_groups()
         self._check_database()
+        self._check_notice_command()
         self._check_amounts()
         self._check_cluster()
         away = [spec["name"] for spec in self.nodes if is_elsewhere(spec)]

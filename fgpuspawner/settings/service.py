@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from traitlets import Bool, Enum, Integer, Unicode
+from traitlets import Bool, Enum, Integer, List, Unicode
 
 from fgpu_scheduler import BadSettings, Claim
 from fgpuspawner.settings.traits import Settings
@@ -36,6 +37,14 @@ class ServiceSettings(Settings):
     """
     sessions_may_end_sessions = Bool(True).tag(example="False")
     """Let JupyterLab in a session end its owner's other sessions."""
+    notice_command = List(Unicode()).tag(example='["/bin/sh", "/etc/fgpu/notice.sh"]')
+    """Program that tells owners by mail or chat what became of their sessions, with its arguments; empty: none.
+
+    It is run for each notice: a session that has waited has started, will end soon, or has ended. docs/operations.md says
+    what it is given.
+
+    .. versionadded:: 0.1
+    """
     meter_every_s = Integer(10, min=1, max=300).tag(example="5")
     """Seconds between the meter's reports on what sessions hold and use of their GPUs; 1 to 300.
 
@@ -63,6 +72,14 @@ class ServiceSettings(Settings):
             Claim(self.database_url())
         except BadSettings as e:
             raise BadSettings(f"c.FGPU.db_url: {e}") from e
+
+    def _check_notice_command(self) -> None:
+        for program in self.notice_command[:1]:
+            if not (Path(program).is_absolute() and os.access(program, os.X_OK) and Path(program).is_file()):
+                raise BadSettings(
+                    f"c.FGPU.notice_command begins with {program!r}; it must be the absolute path of a program "
+                    "that the Hub may run"
+                )
 
     def data_path(self) -> Path:
         """Return the folder of everything that must survive, absolute."""

@@ -46,6 +46,29 @@ def warning_words(session: Session) -> str | None:
     return WARNINGS.get(session.ends_cause, "it ends soon")
 
 
+END_WORDS = {
+    "USER": "ended on request",
+    "EXITED": "its server ended",
+    "IDLE": "ended because it was idle",
+    "TIME_LIMIT": "reached its time limit",
+    "QUEUE_TIMEOUT": "waited longer than the queue allows",
+    "PREEMPTED": "ended for a session of higher priority",
+    "NODE_LOST": "its node was lost",
+    "PULL_FAILED": "its image could not be fetched",
+    "LAUNCH_FAILED": "it could not be started",
+    "OOM": "it ran out of memory",
+    "ISOLATION_FAILED": "its GPU limit could not be put in force",
+    "HUB_STOPPED": "ended because JupyterHub was stopped",
+    "DISK_LIMIT": "it took too much of the disk",
+}
+
+
+def end_words(cause: str | None, message: str | None) -> str:
+    """Return why a session ended."""
+    why, said = END_WORDS.get(cause or "", ""), message or ""
+    return f"{why}: {said}" if why and said else (why or said)
+
+
 WITHDRAWN = (
     "its image is not in the catalogue any more, so it cannot start; cancel it and choose another image"
 )

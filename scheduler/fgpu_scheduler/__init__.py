@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     )
     from fgpu_scheduler.core.reclaim import AllRules, Rules, lifetime_s, preemptible_from_s
     from fgpu_scheduler.core.reconcile import Observed
-    from fgpu_scheduler.core.records import Measured, Past, Spent, held_between
+    from fgpu_scheduler.core.records import Event, Measured, Past, Spent, held_between
     from fgpu_scheduler.core.replay import Job, Outcome, Summary, replay, summary
     from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
     from fgpu_scheduler.core.resizing import Amount, NotResized, fixed, grows, left_for, resized

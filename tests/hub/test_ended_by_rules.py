@@ -69,8 +69,14 @@ def test_over_a_quota_one_waits_and_over_that_of_waiting_requests_one_is_refused
     hub.reach({"alice/second": "RUNNING"})
 
 
-def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: MakeHub) -> None:
-    hub = make_hub(reclaim={"*": {"max_lifetime_s": 12, "grace_s": 10}}).start()
+def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned_and_a_program_tells_it(
+    make_hub: MakeHub, tmp_path: Path
+) -> None:
+    program, mails = tmp_path / "program", tmp_path / "mails"
+    program.write_text(f"#!/bin/sh\ncat >>{mails}; echo >>{mails}\n")
+    program.chmod(0o755)
+    rules = {"*": {"max_lifetime_s": 12, "grace_s": 10}}
+    hub = make_hub(reclaim=rules, notice_command=[str(program)]).start()
     token = hub.add_user("alice")
     wait_for_service(hub, token)
     hub.spawn("alice", options=ONE)
@@ -89,6 +95,13 @@ def test_a_session_ends_with_its_lifetime_after_its_owner_was_warned(make_hub: M
     assert ended.ended_at_s >= ended.started_at_s + 12
     assert ended.message == "the session's time was over, as its owner was warned"
     until(lambda: not hub.ready("alice"), what="the Hub knows that the server has ended")
+
+    def mailed() -> list[tuple[str, str, str]]:
+        lines = mails.read_text().splitlines() if mails.exists() else []
+        return [(told["event"], told["user"], told["cause"]) for told in map(json.loads, lines)]
+
+    # A Hub that is very busy may find the warning when it is over.
+    until(lambda: ("ended", "alice", "TIME_LIMIT") in mailed(), what="the program has told the end")
 
 
 def test_the_owner_extends_a_time_limit_as_often_as_is_allowed_and_where_nobody_waits_longer(

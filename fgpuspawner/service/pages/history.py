@@ -12,8 +12,8 @@ from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_o
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Bar, lent_words, memory_bar
 from fgpuspawner.service.pages.base import PageHandler
-from fgpuspawner.service.pages.session_rows import end_words
 from fgpuspawner.service.problems import bad_argument
+from fgpuspawner.text.sessions import end_words
 from fgpuspawner.text.times import duration
 
 

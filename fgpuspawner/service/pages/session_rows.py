@@ -12,7 +12,7 @@ from fgpu_scheduler import memory_words
 from fgpuspawner.service.csv_file import Cell
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.pages.bars import Use, use
-from fgpuspawner.text.sessions import ordinal
+from fgpuspawner.text.sessions import end_words, ordinal
 from fgpuspawner.text.times import cell, duration
 
 STATE_WORDS = {
@@ -25,21 +25,6 @@ STATE_WORDS = {
     "TERMINATED": "ended",
     "ERROR": "failed",
     "CANCELLED": "cancelled",
-}
-END_WORDS = {
-    "USER": "ended on request",
-    "EXITED": "its server ended",
-    "IDLE": "ended because it was idle",
-    "TIME_LIMIT": "reached its time limit",
-    "QUEUE_TIMEOUT": "waited longer than the queue allows",
-    "PREEMPTED": "ended for a session of higher priority",
-    "NODE_LOST": "its node was lost",
-    "PULL_FAILED": "its image could not be fetched",
-    "LAUNCH_FAILED": "it could not be started",
-    "OOM": "it ran out of memory",
-    "ISOLATION_FAILED": "its GPU limit could not be put in force",
-    "HUB_STOPPED": "ended because JupyterHub was stopped",
-    "DISK_LIMIT": "it took too much of the disk",
 }
 LAUNCHING = ("SCHEDULED", "PREPARING", "PULLING")
 MINUTE_S = 60
@@ -152,12 +137,6 @@ def _interrupted_from_s(session: Json) -> int | None:
     """Return from when on it may be ended for another, where that is not from its start; None once it is warned."""
     from_s = session["preemptible_from_s"]
     return None if session["warning"] or from_s == session["started_at_s"] else from_s
-
-
-def end_words(cause: str | None, message: str | None) -> str:
-    """Return why a session ended."""
-    why, said = END_WORDS.get(cause or "", ""), message or ""
-    return f"{why}: {said}" if why and said else (why or said)
 
 
 def saving_words(saving: Json | None) -> str:

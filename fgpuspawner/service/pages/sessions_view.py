@@ -9,7 +9,8 @@ from urllib.parse import quote
 from fgpuspawner.service.model import Json, Viewer
 from fgpuspawner.service.pages.bars import Stack, part_of, stack, whole
 from fgpuspawner.service.pages.session_filter import Choice, chosen
-from fgpuspawner.service.pages.session_rows import Row, end_words, row
+from fgpuspawner.service.pages.session_rows import Row, row
+from fgpuspawner.text.sessions import end_words
 
 MOST_ROWS = 1000
 """Lines of the table at most; whoever has more narrows what is shown."""

@@ -12,7 +12,7 @@ from fgpu_scheduler import (
 )
 from fgpuspawner.service.pages import session_rows as rows
 from fgpuspawner.service.pages.session_rows import Row, ahead_words
-from fgpuspawner.text.sessions import ordinal
+from fgpuspawner.text.sessions import END_WORDS, ordinal
 
 
 def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
@@ -23,7 +23,7 @@ def test_a_running_sessions_warning_is_shown_where_it_stands() -> None:
 
 def test_every_state_and_every_end_has_words() -> None:
     assert set(rows.STATE_WORDS) == {s.value for s in S}
-    assert set(rows.END_WORDS) == {c.value for c in EndCause}
+    assert set(END_WORDS) == {c.value for c in EndCause}
 
 
 def test_a_place_in_the_queue_is_said_in_words() -> None:

@@ -1,0 +1,187 @@
+"""Tells owners who look at no page what became of their sessions: by a program of the administrator's, for each notice.
+
+Notices are made of the log of events, so one Hub goes on where the last one ended. A notice whose program failed is
+logged and not told again: another try could come long after what it tells of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fgpu_scheduler import Clock, EndCause, Event, FGPUError, Session, SessionState, Store
+from fgpuspawner.concurrency.background import Background, Failures
+from fgpuspawner.isolation.files import write_whole
+from fgpuspawner.text.sessions import amount_words, end_words, server_words, warning_words
+from fgpuspawner.text.times import hours_minutes, instant
+
+log = logging.getLogger("fgpu.notices")
+
+EVERY_S = 5.0
+PAGE = 500
+WAITED_S = 60
+"""Whoever got a place sooner than this still looks at the page."""
+OLD_S = 3600
+"""What happened longer ago, while there was no Hub say, is not told any more."""
+PROGRAM_TIMEOUT_S = 30
+WRITTEN = "notices.json"
+KEPT = ("PATH", "HOME", "LANG", "TZ")
+"""What the program has of the Hub's environment: there are secrets in it."""
+
+Notice = Mapping[str, str | int | None]
+
+
+class ProgramFailed(FGPUError):
+    """The program did not end well; the message is one line."""
+
+    code = "notice_failed"
+
+
+def notice_of(event: Event, session: Session, *, site_name: str) -> Notice | None:
+    """Return what a session's owner is told of an event; None where that is nothing.
+
+    The values are text, numbers or None, for a program to read: see docs/operations.md.
+    """
+    cause, ends_at_s = None, None
+    name = server_words(session)
+    match event.kind, event.to_state:
+        case "moved", SessionState.RUNNING:
+            waited_s = _waited_s(session)
+            if waited_s < WAITED_S or session.state is not SessionState.RUNNING:
+                return None
+            what, subject = "started", f"Your session ({name}) has started"
+            text = f"It has {amount_words(session.request)}, and waited for {hours_minutes(waited_s)} (hours:minutes)."
+        case "moved", SessionState.TERMINATED | SessionState.ERROR | SessionState.CANCELLED:
+            cause = session.end_cause
+            if cause is None or cause is EndCause.USER:
+                return None
+            what, subject = "ended", f"Your session ({name}) has ended"
+            text = f"Why: {session.message or end_words(cause, None)}."
+        case "ends", _:
+            cause, ends_at_s, why = session.ends_cause, session.ends_at_s, warning_words(session)
+            if event.reason is None or ends_at_s is None or why is None:
+                return None
+            what, subject = "ends_soon", f"Your session ({name}) will end soon"
+            text = f"{why[:1].upper()}{why[1:]}. It ends at {instant(ends_at_s, seconds=False)}."
+        case _:
+            return None
+    return {
+        "event": what,
+        "at": instant(event.at_s),
+        "user": session.request.user,
+        "session": session.id,
+        "server": session.request.server_name,
+        "image": session.request.image,
+        "amount": amount_words(session.request),
+        "resource_group": session.request.resource_group,
+        "cause": cause,
+        "ends_at": None if ends_at_s is None else instant(ends_at_s),
+        "message": session.message,
+        "subject": f"{site_name}: {subject}",
+        "text": f"{subject}. {text}",
+    }
+
+
+def _waited_s(session: Session) -> int:
+    since_s = session.submitted_at_s if session.queued_at_s is None else session.queued_at_s
+    return 0 if session.scheduled_at_s is None else session.scheduled_at_s - since_s
+
+
+class Notices:
+    """One for the Hub; it begins with what happens after the first start that has a program."""
+
+    def __init__(
+        self, store: Store, command: Sequence[str], clock: Clock, *, data: Path, site_name: str
+    ) -> None:
+        self._store = store
+        self._command = tuple(command)
+        self._clock = clock
+        self._path = data / WRITTEN
+        self._site_name = site_name
+        self._told: int | None = None
+        self._failures = Failures(log, "An owner was not told", foreseen=(FGPUError, OSError))
+
+    def begin(self, background: Background) -> None:
+        """Tell from now on, if there is a program."""
+        if self._command:
+            background.every(
+                EVERY_S, self.look, failed="Owners are not told now", foreseen=(FGPUError, OSError)
+            )
+
+    async def look(self) -> None:
+        """Tell what has happened since the last look."""
+        if self._told is None:
+            self._told = await asyncio.to_thread(self._read)
+            await asyncio.to_thread(self._write)
+        while found := await asyncio.to_thread(self._store.events, after_id=self._told, limit=PAGE):
+            for event in found:
+                await self._tell(event)
+                self._told = event.id
+            await asyncio.to_thread(self._write)
+
+    async def _tell(self, event: Event) -> None:
+        if event.session_id is None or event.at_s < self._clock.now_s() - OLD_S:
+            return
+        session = await asyncio.to_thread(self._store.session, event.session_id)
+        notice = None if session is None else notice_of(event, session, site_name=self._site_name)
+        if notice is None:
+            return
+        try:
+            await run(self._command, notice)
+        except (ProgramFailed, OSError) as e:
+            self._failures.failed(e)
+        else:
+            self._failures.worked()
+
+    def _read(self) -> int:
+        newest = self._store.last_event_id()
+        try:
+            # A database that was restored may be older than the file.
+            return min(newest, int(json.loads(self._path.read_bytes())["told"]))
+        except FileNotFoundError:
+            return newest
+        except (ValueError, KeyError, TypeError):
+            log.warning("%s cannot be read: owners are told what happens from now on", self._path)
+            return newest
+
+    def _write(self) -> None:
+        write_whole(self._path, json.dumps({"told": self._told}).encode(), mode=0o600)
+
+
+async def run(command: Sequence[str], notice: Notice) -> None:
+    """Run a program with a notice as its standard input: one JSON object.
+
+    Raises:
+        ProgramFailed: it ended with another status than 0, or not in time; then it is killed, with what it has started.
+        OSError: it could not be started.
+    """
+    program = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in KEPT if name in os.environ},
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(PROGRAM_TIMEOUT_S):
+            _, said = await program.communicate(json.dumps(notice).encode())
+    except BaseException as e:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        await program.wait()
+        if isinstance(e, TimeoutError):
+            raise ProgramFailed(f"{command[0]} did not end within {PROGRAM_TIMEOUT_S} s") from None
+        raise
+    if program.returncode:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        raise ProgramFailed(
+            f"{command[0]} ended with status {program.returncode}: {last or 'it said nothing'}"
+        )
