@@ -88,6 +88,11 @@ def groups(api: Any) -> Offered:
     return dict.fromkeys(api.service_call("GET", "me")["groups"], "resource group")
 
 
+def administered(api: Any) -> Offered:
+    """Return the resource groups that the caller administers."""
+    return dict.fromkeys(api.service_call("GET", "me")["administers"], "resource group")
+
+
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in what takes longer, whatever it waits for."""

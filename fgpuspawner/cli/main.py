@@ -47,6 +47,7 @@ COMMANDS = {
     "quota": "quota",
     "members": "members",
     "import": "importing",
+    "audit": "audit",
     "completion": "completion",
 }
 """Each command, and the module of this package that adds it: of those of one module all stand together."""

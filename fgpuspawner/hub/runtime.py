@@ -344,6 +344,7 @@ class Runtime:
             actor=actor,
             action=action,
             target=target,
+            group=session.request.resource_group,
             details=details,
             now_s=SystemClock().now_s(),
         )

@@ -41,7 +41,7 @@ PAGES = (
     Entry("admin/quotas", "Quotas", admin=True, of_group=True),
     Entry("admin/usage", "Usage", admin=True),
     Entry("admin/banner", "Banner", admin=True),
-    Entry("admin/audit", "Audit log", admin=True),
+    Entry("admin/audit", "Audit log", admin=True, of_group=True),
 )
 
 

@@ -203,7 +203,12 @@ async def audited(handler: Handler, session: Session, action: str, details: str 
     try:
         await handler.change(
             lambda store, actor, now_s: Audit(store).add(
-                actor=actor, action=action, target=where, details=details, now_s=now_s
+                actor=actor,
+                action=action,
+                target=where,
+                group=session.request.resource_group,
+                details=details,
+                now_s=now_s,
             )
         )
     except StoreUnavailable as e:

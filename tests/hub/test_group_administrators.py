@@ -40,6 +40,7 @@ c.JupyterHub.load_roles.append({
     "name": "bot", "services": ["bot"], "scopes": ["custom:fgpu:group:class:admin", "access:services!service=fgpu"],
 })
 """
+ASSISTANTS_PAGES = ["Queue", "Machines", "Quotas", "Audit log"]
 BOT = "a-token-of-a-bot-that-marks-exercises"
 SECRET = ("s3cret", "robots", "bob")
 """In the names of the other group, its machine, its sessions and its quotas: tina reads none of them."""
@@ -73,7 +74,7 @@ POST   admin/quotas                          303 303 403 403 403
 GET    admin/usage                           200 403 403 403 403
 GET    admin/banner                          200 403 403 403 403
 POST   admin/banner                          400 403 403 403 403
-GET    admin/audit                           200 403 403 403 403
+GET    admin/audit                           200 200 200 403 403
 GET    api/v1/admin/overview                 200 403 403 403 403
 GET    api/v1/admin/queue                    200 200 200 403 403
 PUT    api/v1/admin/sessions/{id}/priority   200 200 404 403 403
@@ -87,8 +88,8 @@ PUT    api/v1/admin/banner                   400 403 403 403 403
 DELETE api/v1/admin/banner                   200 403 403 403 403
 GET    api/v1/admin/usage                    200 403 403 403 403
 GET    api/v1/admin/usage.csv                200 403 403 403 403
-GET    api/v1/admin/audit                    200 403 403 403 403
-GET    api/v1/admin/audit.csv                200 403 403 403 403
+GET    api/v1/admin/audit                    200 200 200 403 403
+GET    api/v1/admin/audit.csv                200 200 200 403 403
 GET    api/v1/sessions/{id}                  200 200 404 200 404
 GET    api/v1/sessions/{id}/meter            200 200 404 200 404
 GET    api/v1/sessions/{id}/receipt          200 200 404 200 404
@@ -256,7 +257,15 @@ def test_who_gets_what_of_a_group_is_what_the_table_says(world: Course, method: 
 def test_the_other_groups_names_are_there_for_who_may_read_them(world: Course) -> None:
     """Else the test above would show nothing."""
     for user in ("admin", "rob"):
-        for path in ("admin/queue", "admin/nodes", "admin/quotas", "sessions?all=1", "queue?group=s3cret"):
+        paths = (
+            "admin/queue",
+            "admin/nodes",
+            "admin/quotas",
+            "admin/audit",
+            "sessions?all=1",
+            "queue?group=s3cret",
+        )
+        for path in paths:
             assert "s3cret" in world.send("GET", f"api/v1/{path}", user).text, (user, path)
 
 
@@ -385,6 +394,58 @@ def test_an_assistant_sets_a_members_quota_up_to_the_groups(world: Course) -> No
     assert [q["text"] for q in quotas if q["for"] == {"resource_group": "class"}] == ["3 fGPU, 6 sessions"]
 
 
+def test_the_audit_log_of_a_group_is_its_administrators_and_that_of_another_is_not(
+    world: Course, tmp_path: Path
+) -> None:
+    """Of each kind of line one in the group, one in another, and one that is no group's."""
+    for node in ("teach", "s3cret-machine"):
+        for more in ({}, {"gpu": "0"}):
+            for action in ("cordon", "uncordon"):
+                assert world.ask("POST", f"admin/nodes/{node}", world.admin, {"action": action} | more).ok
+    for user, group in (("dave", "class"), ("bob", "s3cret"), ("robots-bob", None)):
+        quota = {"user": user, "max_fgpu": 1} | ({"resource_group": group} if group else {})
+        assert world.ask("PUT", "admin/quotas", world.admin, quota).ok
+    for waits in (world.waits, world.secret_waits):
+        assert world.ask("PUT", f"admin/sessions/{waits['id']}/priority", world.admin, {"priority": 5}).ok
+        assert world.ask("PUT", f"admin/sessions/{waits['id']}/priority", world.admin, {"priority": 0}).ok
+    assert world.ask("PUT", "admin/banner", world.admin, {"text": "robots rest"}).ok
+    whole = world.get("admin/audit?limit=500", world.admin)["lines"]
+    actions = {line["action"] for line in whole if line["resource_group"] == "s3cret"}
+    assert actions >= {"node.cordon", "gpu.cordon", "quota.set", "session.priority", "session.end"}
+    assert {line["action"] for line in whole if line["resource_group"] is None} >= {"quota.set", "banner.set"}
+    for user, group, other in (
+        ("tina", "class", "s3cret"),
+        ("rob", "s3cret", "class"),
+        ("bot", "class", "s3cret"),
+    ):
+        theirs = [line for line in whole if line["resource_group"] == group]
+        assert {line["action"] for line in theirs} >= actions - {"session.end"}
+        for query in ("", f"&group={group}"):
+            assert world.get(f"admin/audit?limit=500{query}", world.tokens[user])["lines"] == theirs
+        assert world.get(f"admin/audit?limit=500&group={group}", world.admin)["lines"] == theirs
+        for path in ("admin/audit", "admin/audit.csv"):
+            said = f"group: there is no such group; choose one of {group}"
+            assert world.refusal("GET", f"{path}?group={other}", user) == (404, said)
+    assert world.get("admin/audit?text=robots", world.tokens["tina"])["lines"] == []
+    answer = world.send("GET", "api/v1/admin/audit.csv", "tina")
+    assert [name for name in SECRET if name in answer.text] == []
+    assert {line.rpartition(",")[2] for line in answer.text.splitlines()[1:]} == {"class"}
+    page = BeautifulSoup(world.send("GET", "admin/audit", "tina").text, "html.parser")
+    assert {cell.get_text(strip=True) for cell in page.select('td[data-label="Resource group"]')} == {"class"}
+    assert [option["value"] for option in page.select("select[name=group] option")] == ["", "class"]
+    page = BeautifulSoup(world.send("GET", "admin/audit?group=s3cret", "admin").text, "html.parser")
+    assert {cell.get_text(strip=True) for cell in page.select('td[data-label="Resource group"]')} == {
+        "s3cret"
+    }
+    lines = fgpu(world, tmp_path, "tina", "audit", "--action", "quota", "--limit", "1")[1].splitlines()
+    assert (lines[1].split()[3:6], lines[2][:16]) == (["admin", "quota.set", "class"], "older: --before ")
+    status, said = fgpu(world, tmp_path, "admin", "audit", "--group", "s3cret", "--limit", "500", "--json")
+    shown = [line for line in whole if line["resource_group"] == "s3cret"]
+    assert (status, json.loads(said)["lines"]) == (0, shown)
+    status, said = fgpu(world, tmp_path, "tina", "audit", "--group", "s3cret")
+    assert (status, said) == (1, "fgpu: group: there is no such group; choose one of class\n")
+
+
 def test_an_assistant_has_no_priority_of_their_own_and_says_of_no_machine_that_it_is_gone(
     world: Course,
 ) -> None:
@@ -408,7 +469,7 @@ def test_what_is_missing_is_named(world: Course) -> None:
     whole = "only administrators may do this (scope custom:fgpu:admin)"
     part = "only administrators may do this (scope custom:fgpu:admin or custom:fgpu:group:GROUP:admin)"
     for user in ("tina", "dave"):
-        assert world.refusal("GET", "admin/audit", user) == (403, whole)
+        assert world.refusal("GET", "admin/usage", user) == (403, whole)
     assert world.refusal("GET", "admin/nodes", "dave") == (403, part)
     assert world.refusal("GET", "sessions?all=1", "dave")[0] == 403
 
@@ -438,9 +499,9 @@ def test_the_pages_show_an_assistant_only_what_they_may_do(world: Course) -> Non
 
     for found in (page(""), page("admin/queue")):
         (links,) = found.select("ul.of-admin")
-        assert [a.get_text() for a in links.select("a")] == ["Queue", "Machines", "Quotas"]
+        assert [a.get_text() for a in links.select("a")] == ASSISTANTS_PAGES
     home = BeautifulSoup(browser.get("token").text, "html.parser")
-    assert [a.get_text() for a in home.select("ul.of-admin a")] == ["Queue", "Machines", "Quotas"]
+    assert [a.get_text() for a in home.select("ul.of-admin a")] == ASSISTANTS_PAGES
     rows = page("").select("#rows tr")
     assert [row["id"] for row in rows] == [f"session-{world.runs['id']}", f"session-{world.waits['id']}"]
     assert len(page("?show=mine").select("#rows tr")) == 0
@@ -456,25 +517,27 @@ def test_the_pages_show_an_assistant_only_what_they_may_do(world: Course) -> Non
     assert page(f"end/{world.runs['id']}").find("textarea") is not None
 
 
+def fgpu(world: Course, home: Path, user: str, *words: str) -> tuple[int, str]:
+    """Run the command as a user does; return its status and all that it says."""
+    out = io.StringIO()
+    own = {"HOME": str(home), "PATH": os.environ["PATH"], "FGPU_HUB_URL": world.hub.url}
+    token = {"JUPYTERHUB_API_TOKEN": world.tokens[user]}
+    with (
+        unittest.mock.patch.dict(os.environ, own | token, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+    ):
+        return cli.main(words), out.getvalue()
+
+
 def test_the_command_shows_an_assistant_the_group_and_a_member_their_own(
     world: Course, tmp_path: Path
 ) -> None:
-    def fgpu(user: str, *words: str) -> tuple[int, str]:
-        out = io.StringIO()
-        own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "FGPU_HUB_URL": world.hub.url}
-        token = {"JUPYTERHUB_API_TOKEN": world.tokens[user]}
-        with (
-            unittest.mock.patch.dict(os.environ, own | token, clear=True),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(out),
-        ):
-            return cli.main(words), out.getvalue()
-
-    status, said = fgpu("tina", "list", "--all", "--json")
+    status, said = fgpu(world, tmp_path, "tina", "list", "--all", "--json")
     assert (status, [s["user"] for s in json.loads(said)["sessions"]]) == (0, ["dave", "alice"])
-    status, said = fgpu("dave", "list", "--all")
+    status, said = fgpu(world, tmp_path, "dave", "list", "--all")
     assert (status != 0, "only administrators see everybody's sessions" in said) == (True, True)
-    status, said = fgpu("tina", "end", str(world.secret_runs["id"]))
+    status, said = fgpu(world, tmp_path, "tina", "end", str(world.secret_runs["id"]))
     assert (status != 0, f"there is no session {world.secret_runs['id']}" in said) == (True, True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from store_worlds import S, ask, node, opened, run
@@ -57,6 +58,21 @@ def test_the_audit_log_is_found_by_who_what_and_words(store: Store) -> None:
     audit.add(actor="eve", action="nodes", target="quota of Ärztin", now_s=4)
     assert len(audited(store, text="Ärztin")) == 1
     assert [line[1] for line in audited(store, text="a_")] == ["banner.set"], "no pattern, but a text"
+
+
+def test_the_audit_log_is_found_by_resource_group_and_what_is_none_s_by_no_group(store: Store) -> None:
+    audit = Audit(store)
+    for n, group in enumerate(("lab", "class", None, "lab")):
+        audit.add(actor="root", action="node.cordon", target=f"n{n}", group=group, now_s=n)
+
+    def found(**asked: Any) -> list[str]:
+        return [line.target for line in audit.lines(limit=9, **asked)]
+
+    assert found() == found(groups=None) == ["n3", "n2", "n1", "n0"]
+    assert found(groups=["lab"]) == ["n3", "n0"]
+    assert found(groups=["lab", "class"], text="n1") == ["n1"]
+    assert found(groups=["other"]) == found(groups=[]) == []
+    assert [line.resource_group for line in audit.lines(limit=2)] == ["lab", None]
 
 
 def test_what_others_wrote_is_one_line_of_bounded_length_in_the_audit_log(store: Store) -> None:

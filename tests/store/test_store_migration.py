@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, MetaData, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from store_worlds import S, ask, end, node, opened, run
 
@@ -22,6 +22,8 @@ from fgpu_scheduler.core.model import (
     WaitReason,
 )
 from fgpu_scheduler.store import migrations
+from fgpu_scheduler.store.audit import Audit
+from fgpu_scheduler.store.quota_edits import QuotaEdits
 from fgpu_scheduler.store.rows import life_values, request_values, share_values
 from fgpu_scheduler.store.schema import sessions, shares
 from fgpu_scheduler.store.store import Store
@@ -94,6 +96,167 @@ def test_a_database_of_the_first_revision_keeps_everything(url: str) -> None:
         assert [(u.user, u.fgpu_milli_s) for u in store.snapshot(106).usage] == [("alice", 500 * 100)]
         assert store.submit([ask("carol")], now_s=107)[0].id == 4
         assert store.events(after_id=2)[0].id == 3
+
+
+HISTORY = 1000
+ENDS = list(EndCause)
+
+
+def told(connection: Connection) -> dict[str, list[dict[str, object]]]:
+    """Return every row of every table by the names of its columns, in the order of their texts."""
+    known = MetaData()
+    known.reflect(connection)
+    return {
+        name: sorted((dict(row._mapping) for row in connection.execute(table.select())), key=repr)
+        for name, table in known.tables.items()
+        if not name.endswith("alembic_version")
+    }
+
+
+def put_in(connection: Connection, **rows: list[dict[str, object]]) -> None:
+    known = MetaData()
+    known.reflect(connection)
+    for name, values in rows.items():
+        connection.execute(known.tables[f"fgpu_{name}"].insert(), values)
+
+
+def first_years(connection: Connection) -> None:
+    """Fill revision 0001: 25 machines, a thousand sessions that ended in each way, and ten that run."""
+    machines = [f"n{n}" for n in range(25)]
+    asked = {"image": "image@sha256:0", "fgpu_milli": 500, "cpu_milli": 1000, "memory_mib": 1024}
+    sessions_, shares_, events = [], [], []
+    for n in range(1, HISTORY + 11):
+        user, group, machine = f"Zoë {n % 60}", ("lab", "class")[n % 2], machines[n % 25]
+        ended = n <= HISTORY
+        life = {
+            "state": "TERMINATED" if ended else "RUNNING",
+            "submitted_at_s": 60 * n,
+            "held": False,
+            "attempt": n % 3,
+        }
+        life |= {
+            "node_id": machine,
+            "scheduled_at_s": 60 * n + 1,
+            "started_at_s": 60 * n + 9,
+            "launched": f"box{n}",
+        }
+        life |= {
+            "ended_at_s": 60 * n + 7200 if ended else None,
+            "end_cause": ENDS[n % len(ENDS)].value if ended else None,
+        }
+        said = {"message": f"it said\n'{n}'" if n % 4 else None, "replaces": n - 1 if n % 9 == 0 else None}
+        sessions_.append(
+            {"user_name": user, "server_name": f"s{n}", "resource_group": group, **asked, **life, **said}
+        )
+        share = {
+            "session_id": n,
+            "device_uuid": f"GPU-{machine}-{n % 2}",
+            "fgpu_milli": 500,
+            "memory_mib": 4096,
+        }
+        shares_.append({**share, "position": 0, "compute_percent": 50, "mode": "memory+compute"})
+        events.append(
+            {"at_s": 60 * n, "session_id": n, "kind": "submitted", "to_state": "PENDING", "user_name": user}
+        )
+    put_in(
+        connection,
+        meta=[{"id": 1, "version": 4711, "installation_id": "abcdef012345"}],
+        nodes=[
+            {"id": m, "resource_group": "lab", "cpu_milli": 16000, "memory_mib": 65536, "state": "CORDONED"}
+            for m in machines
+        ],
+        devices=[
+            {"uuid": f"GPU-{m}-{n}", "node_id": m, "device_index": n, "model": "Test GPU", "memory_mib": 8192}
+            | {"capacity_milli": 1000, "simulated": True, "retired": n == 1 and m == "n7"}
+            for m in machines
+            for n in range(2)
+        ],
+        sessions=sessions_,
+        shares=shares_,
+        events=events,
+    )
+
+
+def later_years(connection: Connection) -> None:
+    """Fill what revision 0005 has more: usage, quotas of the file and of pages, the audit log, the banner."""
+    limits = {"max_fgpu_milli": 4000, "max_sessions": None, "max_pending": 7, "max_lifetime_s": None}
+    edited = {"removed": False, "changed_by": "root", "changed_at_s": 9}
+    put_in(
+        connection,
+        usage=[
+            {"user_name": f"Zoë {n}", "resource_group": "lab", "fgpu_milli_s": n * 1.5, "at_s": 70_000}
+            for n in range(60)
+        ],
+        quotas=[{"scope": "user", "name": f"Zoë {n}", "resource_group": "lab"} | limits for n in range(60)],
+        quota_edits=[{"scope": "user", "name": "Zoë 1", "resource_group": "lab"} | limits | edited],
+        audit=[
+            {
+                "at_s": n,
+                "actor": "root",
+                "action": "node.cordon",
+                "target": f"node n{n % 25}",
+                "details": "READY -> CORDONED",
+            }
+            for n in range(300)
+        ],
+        banner=[
+            {
+                "id": 1,
+                "text": "Down on Friday",
+                "level": "info",
+                "until_at_s": None,
+                "set_by": "root",
+                "set_at_s": 1,
+            }
+        ],
+    )
+
+
+def test_a_thousand_sessions_of_the_first_schema_with_quotas_audit_and_machines_are_the_same_afterwards(
+    url: str,
+) -> None:
+    engine = create_engine(url)
+    for revision, fill in (("0001", first_years), ("0005", later_years)):
+        with engine.begin() as connection:
+            upgraded(connection, revision)
+            fill(connection)
+            before = told(connection)
+    with opened(url) as store, engine.connect() as connection:
+        after = told(connection)
+        for table, was in before.items():
+            models = [row.pop("gpu_model") for row in was if table == "fgpu_sessions"]
+            assert set(models) <= {None}, "of models tells the test below"
+            columns = was[0].keys() if was else ()
+            assert sorted(({c: row[c] for c in columns} for row in after[table]), key=repr) == sorted(
+                was, key=repr
+            ), table
+        assert {name for name, rows in before.items() if rows} >= {
+            f"fgpu_{name}"
+            for name in ("nodes", "devices", "sessions", "shares", "events", "usage", "quotas", "audit")
+        }
+        # It is not only there: what reads it, reads it all.
+        now = store.snapshot(100_000)
+        assert (store.installation_id, now.version, len(now.nodes), len(now.quotas)) == (
+            "abcdef012345",
+            4711,
+            25,
+            60,
+        )
+        assert len([d for n in now.nodes for d in n.devices]) == 49, "one was retired"
+        assert [s.id for s in now.sessions] == list(range(HISTORY + 1, HISTORY + 11))
+        found = {session.id: session for session in store.ended(user=None, limit=2 * HISTORY)}
+        assert sorted(found) == list(range(1, HISTORY + 1))
+        assert {s.end_cause for s in found.values()} == set(ENDS)
+        assert all(s.placement is not None and s.placement.shares for s in found.values())
+        assert len(Audit(store).lines(limit=999)) == 300
+        assert Audit(store).lines(limit=999, groups=["lab"]) == (), (
+            "whose group a line is, the log did not know then"
+        )
+        assert [edit.changed_by for edit in QuotaEdits(store).all()] == ["root"]
+        # And it goes on.
+        end(store, HISTORY + 1, now_s=100_001)
+        assert store.submit([ask("carol")], now_s=100_002)[0].id == HISTORY + 11
+    engine.dispose()
 
 
 FULL_REQUEST = Request(

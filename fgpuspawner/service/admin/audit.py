@@ -1,4 +1,4 @@
-"""The audit log for administrators: who did what when, newest first."""
+"""The audit log for administrators: who did what when, newest first. Who administers a group reads that group's lines."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ from typing import Any
 from fgpu_scheduler import Audit, AuditLine
 from fgpuspawner.service.admin.base import AdminApi, AdminPage, whole_number
 from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.problems import Problem
 from fgpuspawner.text.times import cell
 
-FILTERS = ("actor", "action", "text")
+FILTERS = ("actor", "action", "text", "group")
 SHOWN = 50
 MOST_SHOWN = 500
 MOST_FILE = 10_000
 """Lines of one file; what is older is found with ``before``."""
 MOST_TEXT = 200
-COLUMNS = ("id", "at", "actor", "action", "target", "details")
+COLUMNS = ("id", "at", "actor", "action", "target", "details", "resource_group")
 
 
 async def lines(
     handler: Handler, asked: dict[str, str], *, limit: int
 ) -> tuple[tuple[AuditLine, ...], int | None]:
-    """Return the lines of one page, and before which id the next page begins; None after the last."""
+    """Return the lines of one page that the caller may read, and before which id the next page begins, if any.
+
+    Raises:
+        Problem: they do not administer the group that is asked for, which is then as if it were not there.
+    """
     before = asked.get("before")
     filters: dict[str, Any] = {name: asked.get(name, "").strip()[:MOST_TEXT] for name in FILTERS}
+    group, own = filters.pop("group"), handler.viewer.administers
+    if group and not handler.viewer.may_administer(group):
+        message = f"group: there is no such group; choose one of {', '.join(own)}"
+        raise Problem(404, "no_such_group", message, field="group")
+    # Everything to administrators of everything: also what is no group's, or of one that is not configured any more.
+    filters["groups"] = (group,) if group else None if handler.viewer.admin else own
     if before:
         filters["before_id"] = whole_number("before", before, least=1, most=10**15)
     found = await handler.service.reader.read(lambda store: Audit(store).lines(limit=limit + 1, **filters))
@@ -35,14 +46,25 @@ class AuditPage(AdminPage):
     """One page of the log, with a filter."""
 
     address = "admin/audit"
+    for_groups = True
 
     async def get(self) -> None:
         asked = {name: self.get_query_argument(name, "") for name in (*FILTERS, "before")}
         found, following = await lines(self, asked, limit=SHOWN)
-        self.render("admin_audit.html", lines=found, following=following, asked=asked, most_in_file=MOST_FILE)
+        groups = dict.fromkeys((*self.viewer.administers, *filter(None, (asked["group"],))))
+        self.render(
+            "admin_audit.html",
+            lines=found,
+            following=following,
+            asked=asked,
+            groups=groups,
+            most_in_file=MOST_FILE,
+        )
 
 
 class AuditApi(AdminApi):
+    for_groups = True
+
     async def get(self) -> None:
         asked = self.query((*FILTERS, "before", "limit"))
         limit = whole_number("limit", asked["limit"] or str(SHOWN), least=1, most=MOST_SHOWN)
@@ -53,9 +75,14 @@ class AuditApi(AdminApi):
 class AuditFile(AdminApi):
     """The log as a CSV file."""
 
+    for_groups = True
+
     async def get(self) -> None:
         asked = self.query((*FILTERS, "before"))
         found, following = await lines(self, asked, limit=MOST_FILE)
         self.link_to_rest(following)
-        rows = ((one.id, cell(one.at_s), one.actor, one.action, one.target, one.details) for one in found)
+        rows = (
+            (one.id, cell(one.at_s), one.actor, one.action, one.target, one.details, one.resource_group)
+            for one in found
+        )
         self.send_csv("fgpu-audit.csv", COLUMNS, rows)

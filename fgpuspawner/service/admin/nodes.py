@@ -119,7 +119,12 @@ async def drain(handler: Handler, node_id: str, message: str) -> Json:
     details = f"{len(sessions)} sessions" + (f": {message}" if message else "")
     await handler.change(
         lambda store, by, now_s: Audit(store).add(
-            actor=by, action="node.drain", target=f"node {node_id}", details=details, now_s=now_s
+            actor=by,
+            action="node.drain",
+            target=f"node {node_id}",
+            group=node.resource_group,
+            details=details,
+            now_s=now_s,
         )
     )
     gate = asyncio.Semaphore(AT_A_TIME)

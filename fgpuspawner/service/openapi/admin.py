@@ -133,7 +133,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "audit": thing(
         "next:count? simulated:yes_no",
-        lines=many(thing("id:count at_s:at_s actor:text action:text target:text details:text")),
+        lines=many(
+            thing("id:count at_s:at_s actor:text action:text target:text details:text resource_group:text?")
+        ),
     ),
 }
 
@@ -147,6 +149,7 @@ FILTERS = (
     asks("actor", TEXT, "who did it"),
     asks("action", TEXT, "what was done; `node` finds all of nodes"),
     asks("text", TEXT, "in the target or the details"),
+    asks("group", TEXT, "of this resource group; all that you administer by default"),
     number("before", LARGEST_ID + 1, "the `next` of the page before"),
 )
 WORDS: Schema = {"type": "string", "maxLength": 500}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, or_, select
@@ -17,7 +18,11 @@ MOST_DETAILS = 2000
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` what it was done to."""
+    """One line of the log. ``action`` is a word such as "node.cordon"; ``target`` what it was done to.
+
+    ``resource_group`` is whose that was at the time; None of what is no group's, such as the banner, and of lines from
+    before this was kept.
+    """
 
     id: int
     at_s: int
@@ -25,6 +30,7 @@ class AuditLine:
     action: str
     target: str
     details: str
+    resource_group: str | None = None
 
 
 class Audit:
@@ -33,14 +39,33 @@ class Audit:
     def __init__(self, store: Durable) -> None:
         self._store = store
 
-    def add(self, *, actor: str, action: str, target: str, details: str = "", now_s: int) -> None:
+    def add(
+        self,
+        *,
+        actor: str,
+        action: str,
+        target: str,
+        group: str | None = None,
+        details: str = "",
+        now_s: int,
+    ) -> None:
         """Add a line, in a transaction of its own: after what it tells of was done.
+
+        ``group``: the resource group whose it is, if it is one's.
 
         Raises:
             StoreUnavailable: the store cannot be written.
         """
         with self._store.writing_beside() as connection:
-            record(connection, actor=actor, action=action, target=target, details=details, now_s=now_s)
+            record(
+                connection,
+                actor=actor,
+                action=action,
+                target=target,
+                group=group,
+                details=details,
+                now_s=now_s,
+            )
 
     def lines(
         self,
@@ -50,11 +75,12 @@ class Audit:
         actor: str = "",
         action: str = "",
         text: str = "",
+        groups: Collection[str] | None = None,
     ) -> tuple[AuditLine, ...]:
         """Return the newest lines before an id, newest first, of this actor and this action.
 
         ``action`` also names all actions that begin with it and a dot; ``text`` is looked for in target and details,
-        without regard to case.
+        without regard to case. Lines of these resource groups only, where ``groups`` is not None.
 
         Raises:
             StoreUnavailable: the store cannot be read.
@@ -68,6 +94,8 @@ class Audit:
             found = found.where(
                 or_(audit.c.action == action, audit.c.action.startswith(f"{action}.", autoescape=True))
             )
+        if groups is not None:
+            found = found.where(audit.c.resource_group.in_(groups))
         if text:
             # SQLite lowers ASCII only: other letters are found as they were written.
             found = found.where(
@@ -84,7 +112,14 @@ class Audit:
 
 
 def record(
-    connection: Connection, *, actor: str, action: str, target: str, details: str = "", now_s: int
+    connection: Connection,
+    *,
+    actor: str,
+    action: str,
+    target: str,
+    group: str | None = None,
+    details: str = "",
+    now_s: int,
 ) -> None:
     """Add a line in the transaction of what it tells of."""
     connection.execute(
@@ -93,6 +128,7 @@ def record(
             actor=_clean(actor, MOST_ACTOR),
             action=action,
             target=_clean(target, MOST_TARGET),
+            resource_group=group,
             details=_clean(details, MOST_DETAILS),
         )
     )

@@ -58,11 +58,11 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
         BadSettings: there is no such node, or this is not for a node of its state.
         StoreUnavailable: the store cannot be written.
     """
-    closed = _node(store, node_id, now_s).closed
+    node = _node(store, node_id, now_s)
     step = STEPS[action]
     # What it is at that instant: one that has just come back is not gone.
     was = store.set_node_state(node_id, step.to, now_s=now_s, only=step.only)
-    if was is NodeState.READY and closed and action is NodeAction.UNCORDON:
+    if was is NodeState.READY and node.closed and action is NodeAction.UNCORDON:
         raise BadSettings(f"node {node_id!r} was closed by its cluster; open it there")
     if was is not step.only:
         raise BadSettings(f"node {node_id!r} is {was}; {action} is for a node that is {step.only}")
@@ -70,10 +70,11 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
         actor=by,
         action=f"node.{action}",
         target=f"node {node_id}",
+        group=node.resource_group,
         details=f"{was} -> {step.to}",
         now_s=now_s,
     )
-    later = closed and action is NodeAction.UNCORDON
+    later = node.closed and action is NodeAction.UNCORDON
     return "takes sessions again once its cluster opens it" if later else step.follows
 
 
@@ -88,10 +89,10 @@ def act_on_gpu(
         BadSettings: there is no such node or GPU, this is not for a GPU as it is, or the reason is too long.
         StoreUnavailable: the store cannot be written.
     """
-    devices = _node(store, node_id, now_s).devices
-    device = next((d for d in devices if gpu in (d.uuid, str(d.index))), None)
+    node = _node(store, node_id, now_s)
+    device = next((d for d in node.devices if gpu in (d.uuid, str(d.index))), None)
     if device is None:
-        there = ", ".join(str(d.index) for d in devices) or "none"
+        there = ", ".join(str(d.index) for d in node.devices) or "none"
         raise BadSettings(f"node {node_id!r} has no GPU {gpu!r}; its GPUs are {there}")
     reason = " ".join(reason.split())
     if len(reason) > MOST_REASON:
@@ -107,6 +108,7 @@ def act_on_gpu(
         actor=by,
         action=f"gpu.{action}",
         target=f"GPU {device.index} of node {node_id}",
+        group=node.resource_group,
         details=f"{device.uuid}: {reason}" if reason else device.uuid,
         now_s=now_s,
     )

@@ -176,7 +176,13 @@ class QuotaEdits:
                     details = accounts.limits_words(quota) if action == "quota.set" else ""
                     target = quota_words(quota)
                     record(
-                        write.connection, actor=by, action=action, target=target, details=details, now_s=now_s
+                        write.connection,
+                        actor=by,
+                        action=action,
+                        target=target,
+                        group=quota.resource_group,
+                        details=details,
+                        now_s=now_s,
                     )
 
     def _write(
@@ -200,6 +206,7 @@ class QuotaEdits:
                 actor=by,
                 action=action,
                 target=quota_words(edit.quota),
+                group=edit.quota.resource_group,
                 details=details,
                 now_s=now_s,
             )
@@ -213,7 +220,14 @@ class QuotaEdits:
             write.connection.execute(delete(table).where(_at(quota)))
             if not accounts.become(in_force(file, [e for e in before if e is not own]), write):
                 write.event("quotas", reason=f"{quota_words(quota)}: back to the file")
-            record(write.connection, actor=by, action=action, target=quota_words(quota), now_s=now_s)
+            record(
+                write.connection,
+                actor=by,
+                action=action,
+                target=quota_words(quota),
+                group=quota.resource_group,
+                now_s=now_s,
+            )
 
 
 def _check_name(quota: Quota) -> None:

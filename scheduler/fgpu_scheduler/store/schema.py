@@ -238,6 +238,7 @@ audit = Table(
     Column("action", Text, nullable=False),
     Column("target", Text, nullable=False),
     Column("details", Text, nullable=False),
+    Column("resource_group", Text),
     sqlite_autoincrement=True,
 )
 

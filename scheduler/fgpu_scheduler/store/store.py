@@ -127,6 +127,7 @@ class Store(Durable, SessionStore):
                 actor=by,
                 action="session.priority",
                 target=f"session {session_id} of {asked.user}",
+                group=asked.resource_group,
                 details=f"{asked.priority} -> {priority}",
                 now_s=now_s,
             )
