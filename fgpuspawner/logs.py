@@ -7,11 +7,13 @@ Hub, and with the form that a request opens. The session that comes of it keeps 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from pythonjsonlogger.core import RESERVED_ATTRS
@@ -29,6 +31,21 @@ OF_A_SESSION = "session %d"
 _request: ContextVar[str | None] = ContextVar("fgpu_request", default=None)
 _session: ContextVar[int | None] = ContextVar("fgpu_session", default=None)
 _kept: dict[int, str] = {}
+
+
+def cut_back(path: Path, *, most_bytes: int) -> None:
+    """Leave of a log file that is larger the newest lines, half as many bytes. Whoever writes on opened it to append.
+
+    A line that is written in this very instant may be lost.
+    """
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) <= most_bytes:
+            return
+        file.seek(-(most_bytes // 2), os.SEEK_END)
+        newest = file.read(most_bytes // 2)
+        file.truncate(0)
+    with path.open("ab") as file:
+        file.write(newest[newest.find(b"\n") + 1 :])
 
 
 def begin(given: object) -> str:

@@ -19,13 +19,15 @@ from typing import IO
 
 import psutil
 
+from fgpuspawner.logs import cut_back
+
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.2
 PROXY_ENDS_WITHIN_S = 10
 MOST_RESTARTS, RESTARTS_WITHIN_S = 5, 60
 """A Hub that dies more often than this is not started again."""
 PORTS = 4
-LOG, LARGEST_LOG = "make-run.log", 10 << 20
+LOG, LARGEST_LOG = "make-run.log", 20 << 20
 RUNNING = "make-run.json"
 """Which processes belong to the run of a data folder, each by its id and when it began."""
 LAST_WORDS = 15
@@ -105,8 +107,6 @@ def end_earlier(data: Path) -> str | None:
 def open_log(data: Path) -> IO[bytes]:
     """Return the file that the Hub's and the proxy's words go to; only the owner can read it."""
     path = data / LOG
-    if path.exists() and path.stat().st_size > LARGEST_LOG:
-        path.replace(path.with_suffix(".log.1"))
     path.touch(mode=0o600)
     return path.open("ab")
 
@@ -247,6 +247,7 @@ class Run:
                 print("The proxy has ended; starting it again", file=sys.stderr, flush=True)
                 self.start_proxy()
                 self.note()
+            cut_back(self.data / LOG, most_bytes=LARGEST_LOG)
             time.sleep(LOOK_EVERY_S)
 
     def _may_start_again(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import time
@@ -21,6 +22,7 @@ import requests
 from fgpu_scheduler import BadSettings, FGPUError
 from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import load_config, quiet
+from fgpuspawner.hub.moved import noted_urls
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 from fgpuspawner.settings.room import MIB
@@ -108,6 +110,9 @@ class MakeRun:
                 line = file.readline().decode(errors="replace").rstrip("\n")
                 if not line:
                     time.sleep(0.5)
+                    if file.tell() > os.fstat(file.fileno()).st_size:
+                        # It was cut back. What is left of it was told already.
+                        file.seek(0, os.SEEK_END)
                 elif _whose(line) in names:
                     yield line
 
@@ -234,7 +239,13 @@ def run(given: argparse.Namespace) -> list[str]:
         for line in shown:
             print(json.dumps({"line": line}) if given.json else line, flush=True)
     if given.action == "status":
-        health = f"{app.hub.api_url.rstrip('/').removesuffix('/api')}/health"
+        # Where it listens may be for the engine to say, which is not asked here: the Hub has noted what that was.
+        match noted_urls(settings.data_path()):
+            case [str(url), *_]:
+                pass
+            case _:
+                url = app.hub.api_url
+        health = f"{url.rstrip('/').removesuffix('/api')}/health"
         found = [f for f in status(manager, settings.database_url(), health) if not names or f.name in names]
         well = all(f.state in ("running", "answers", "ok") for f in found)
         if given.json:

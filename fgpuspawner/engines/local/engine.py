@@ -42,6 +42,7 @@ SHELL = "--ServerApp.terminado_settings={'shell_command': ['bash']}"
 STOPPERS = 16
 """Servers that ignore the first signal keep them for long: then others wait to be stopped, and nothing else does."""
 LOOKERS = 4
+LOGS_EVERY_S = 10.0
 
 
 class LocalEngine(Engine):
@@ -66,6 +67,11 @@ class LocalEngine(Engine):
     def open(self, hub: HubSide) -> None:
         self._folder_of = hub.isolation.folder
         self._processes.forget_ended()
+        hub.background.every(
+            LOGS_EVERY_S,
+            lambda: self._in(self._lookers, self._processes.cut_logs_back),
+            failed="The logs of sessions could not be cut back",
+        )
 
     async def observe(self) -> Seen:
         return Seen(await self._in(self._lookers, self._processes.observe), self._node_ids)

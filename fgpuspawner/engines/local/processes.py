@@ -21,6 +21,7 @@ import psutil
 
 from fgpu_scheduler import Observed, Session
 from fgpuspawner.isolation.report import LARGEST_BYTES, Answer
+from fgpuspawner.logs import cut_back
 
 INSTALLATION = "FGPU_INSTALLATION"
 SESSION = "FGPU_SESSION_ID"
@@ -29,6 +30,10 @@ HANDLE = re.compile(r"([0-9]{1,18})-([0-9]{1,9})@([a-z0-9-]{1,40})")
 LOG_TAIL_BYTES = 4096
 MARKED_WITHIN_S = 1.0
 LOGS_KEPT_S = 14 * 24 * 3600
+MOST_LOGS = 1000
+"""Of servers that have ended so many are kept, the newest."""
+MOST_LOG_BYTES = 20 << 20
+"""Of one server, as of one in a container."""
 
 
 class Processes:
@@ -56,7 +61,9 @@ class Processes:
         self._prune_logs()
         for folder in (self._folder / "run", self._folder / "logs", home):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.log_path(session).open("wb") as output:
+        self.log_path(session).unlink(missing_ok=True)
+        # To append: it may be cut back meanwhile.
+        with self.log_path(session).open("ab") as output:
             child = subprocess.Popen(
                 cmd,
                 env=env | marks,
@@ -74,12 +81,24 @@ class Processes:
             time.sleep(0.001)
 
     def _prune_logs(self) -> None:
-        """Remove logs that nobody has written to for a long time."""
-        now = time.time()
+        """Remove the logs of servers that have ended, all that are old and the oldest of too many."""
+        live = {note.name.partition("@")[0] for note in (self._folder / "run").glob("*")}
+        ended: list[tuple[float, Path]] = []
         for path in (self._folder / "logs").glob("*.log"):
+            if path.stem not in live:
+                with contextlib.suppress(FileNotFoundError):
+                    ended.append((path.stat().st_mtime, path))
+        oldest = time.time() - LOGS_KEPT_S
+        for number, (written, path) in enumerate(sorted(ended, reverse=True)):
+            if written < oldest or number >= MOST_LOGS:
+                path.unlink(missing_ok=True)
+
+    def cut_logs_back(self) -> None:
+        """Leave of each log that has grown too large its newest lines."""
+        for path in (self._folder / "logs").glob("*.log"):
+            # One that is removed in this instant is none that grows.
             with contextlib.suppress(FileNotFoundError):
-                if now - path.stat().st_mtime > LOGS_KEPT_S:
-                    path.unlink()
+                cut_back(path, most_bytes=MOST_LOG_BYTES)
 
     def forget_ended(self) -> None:
         """Remove the notes of servers that ended, and that a Hub did not come to remove before it ended itself."""

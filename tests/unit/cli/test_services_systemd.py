@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,28 @@ def test_units_are_told_and_asked_of_systemd(
     noted = (tmp_path / "noted").read_text().splitlines()
     assert "systemctl stop jupyterhub.service" in noted
     assert "journalctl --output=cat --no-pager --unit=jupyterhub.service --lines=2000" in noted
+
+
+def test_the_hub_is_asked_where_its_sessions_reach_it_as_on_the_address_of_the_engines_network(
+    hub: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/hub/health" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"engine": "some machines are silent"}')
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    config = write_config(tmp_path)
+    (tmp_path / "data").mkdir(exist_ok=True)
+    with HTTPServer(("127.0.0.2", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.2:{server.server_port}"
+        (tmp_path / "data/hub-urls.json").write_text(json.dumps([f"{url}/hub/api", f"{url}/services/fgpu/"]))
+        out = fgpu(capsys, "services", "status", "engine", "--config", config)[1]
+        assert "some machines are silent" in out
+        server.shutdown()
+    (tmp_path / "data/hub-urls.json").write_text("[]")
+    assert "not known" in fgpu(capsys, "services", "status", "engine", "--config", config)[1]

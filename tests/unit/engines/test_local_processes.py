@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState
-from fgpuspawner.engines.local.processes import Processes
+from fgpuspawner.engines.local.processes import LOGS_KEPT_S, MOST_LOG_BYTES, MOST_LOGS, Processes
 
 
 def running(number: int) -> Session:
@@ -43,3 +44,51 @@ def test_notes_of_servers_that_ended_without_a_hub_go_and_those_of_others_stay(t
     processes.forget_ended()
     assert [path.name for path in (tmp_path / "run").iterdir()] == [processes.handle(lives)]
     assert former.remove_session(lives, now=True)
+
+
+def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_the_bound(
+    tmp_path: Path,
+) -> None:
+    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    session, told = running(1), tmp_path / "told"
+    os.mkfifo(told)
+    lines = MOST_LOG_BYTES // 10 + 1000
+    # It prints ten bytes a line, waits to be told, and prints one more.
+    program = f"seq -f %09.0f {lines}; read word < {told}; echo 'the last word'"
+    processes.start(session, ["sh", "-c", program], {"PATH": os.environ["PATH"]}, tmp_path / "home")
+    log = processes.log_path(session)
+    ends = time.monotonic() + 60
+    while log.stat().st_size < 10 * lines:
+        assert time.monotonic() < ends, "it prints"
+        time.sleep(0.01)
+    processes.cut_logs_back()
+    told.write_text("go\n")
+    processes._children[processes.handle(session)].wait(30)
+    found = log.read_text().splitlines()
+    assert log.stat().st_blocks * 512 <= MOST_LOG_BYTES // 2 + 8192, (
+        "no hole is left where the cut lines were"
+    )
+    assert found[-2:] == [f"{lines:09}", "the last word"]
+    assert found[0] == f"{lines - len(found) + 2:09}", "whole lines, without a gap"
+    processes.cut_logs_back()
+    assert log.read_text().splitlines() == found, "one that is small enough stays"
+    assert processes.exit_status(session) == (0, log.read_text()[-4096:])
+
+
+def test_logs_of_ended_servers_go_when_they_are_old_or_too_many_and_those_of_live_ones_stay(
+    tmp_path: Path,
+) -> None:
+    processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
+    lives, logs, now = running(1), tmp_path / "logs", time.time()
+    processes.start(lives, ["sleep", "600"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
+    for number in range(2, MOST_LOGS + 4):
+        log = logs / f"{number}-1.log"
+        log.touch()
+        os.utime(log, (now - 10_000 + number,) * 2)
+    os.utime(processes.log_path(lives), (now - 2 * LOGS_KEPT_S,) * 2)
+    os.utime(logs / "500-1.log", (now - LOGS_KEPT_S - 60,) * 2)
+    processes.start(running(9999), ["true"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
+    gone = {2, 500}
+    kept = {f"{n}-1.log" for n in (1, *range(2, MOST_LOGS + 4), 9999) if n not in gone}
+    assert {path.name for path in logs.iterdir()} == kept
+    assert processes.remove_session(lives, now=True)
