@@ -99,9 +99,12 @@ def examined(path: str) -> list[str]:
     danger = settings.danger_of_sharing(saves_images=able.saves_images, subdomain_host=app.subdomain_host)
     if danger is not None:
         lines.append(f"  DANGER: {danger}")
-    lines.append(f"  database: {_database(settings.database_url())}")
+    words, installation = _database(settings.database_url())
+    lines.append(f"  database: {words}")
     lines.extend(_disk(settings.data_path()))
     lines.extend(f"  {line}" for line in spawner_class.holds(config, settings))
+    strangers = spawner_class.sessions_of_others(config, settings, installation)
+    lines.extend(f"  WARNING: {line}" for line in strangers)
     with quiet():
         facts = profiles.facts_of(
             app,
@@ -143,20 +146,21 @@ def _disk(data: Path) -> list[str]:
     ]
 
 
-def _database(url: str) -> str:
-    """Return what became of connecting, in words, and the URL without its password.
+def _database(url: str) -> tuple[str, str]:
+    """Return the URL without its password with what became of connecting, and whose database it is: empty where none is.
 
     Raises:
         StoreUnavailable: it cannot be used.
     """
-    became = "answers"
+    became, installation = "answers", ""
     try:
-        with read_only(url):
-            pass
+        with read_only(url) as store:
+            installation = store.installation_id
     except StoreUnavailable as e:
         # Not there yet, or empty: that is how it is before the first start.
         if not str(e).endswith(NOT_YET):
             raise
         became = "made ready when the Hub starts"
     # The query stays out: it may hold a password too.
-    return f"{make_url(url).set(query={}).render_as_string(hide_password=True)}, {became}"
+    shown = make_url(url).set(query={}).render_as_string(hide_password=True)
+    return f"{shown}, {became}", installation

@@ -162,6 +162,14 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             "disk: sessions are the Hub's own user, and can fill its disk: limits of the disk are not held"
         ]
 
+    @classmethod
+    def sessions_of_others(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
+        """Return for ``fgpu check`` which sessions on the nodes are another installation's, a line each. Blocks.
+
+        ``installation`` is empty where there is no database yet.
+        """
+        return []
+
     async def engine_options(self, image: Image) -> object:
         """Return what only the engine's own settings say of this launch: `LaunchSpec.options`."""
         if not self.capabilities.own_root:

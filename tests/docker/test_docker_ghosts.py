@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from docker.errors import APIError
@@ -105,14 +109,51 @@ def test_a_hub_that_starts_says_how_many_sessions_of_others_it_does_not_count(
 ) -> None:
     own_hub.kill()
     own_hub.start()
-    installation = strangers.other.split("-")[1]
-    until(
-        lambda: (
-            f"1 sessions of another installation, {installation}, run on the Docker engine"
-            in own_hub.log_text()
-        ),
-        what="the Hub says whose sessions it does not count",
+    said = said_of(strangers)
+    until(lambda: said in own_hub.log_text(), what="the Hub says whose sessions it does not count")
+
+
+def said_of(strangers: Strangers) -> str:
+    """Return what is told of a neighbour's container."""
+    return (
+        f"1 sessions of another installation, {strangers.other.split('-')[1]}, run on the Docker engine of "
     )
+
+
+def test_check_says_whose_sessions_are_not_counted_and_what_to_do_and_nothing_of_ours(
+    own_hub: DockerHub, strangers: Strangers, tmp_path: Path
+) -> None:
+    hub, config = own_hub, tmp_path / "jupyterhub_config.py"
+    # That of the tests' Hub leaves the service out.
+    config.write_text(
+        "from fgpuspawner.config import configure\nc = get_config()  # noqa: F821\n"
+        f"configure(c, data_dir={str(hub.data)!r}, **{hub.settings!r})\n"
+    )
+    hub.running("carol")
+
+    def checked() -> list[str]:
+        words = [Path(sys.executable).parent / "fgpu", "check", "--config", config]
+        env = {**os.environ, "CONFIGPROXY_AUTH_TOKEN": "secret"}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if "another installation" in line]
+
+    (line,) = [line for line in checked() if said_of(strangers) in line]
+    assert line.startswith("  WARNING: ")
+    other = strangers.other.split("-")[1]
+    assert line.endswith(f"docker rm -f $(docker ps -q --filter label=fgpu.installation={other})")
+    assert not [line for line in checked() if hub.installation in line]
+    # Its own are another's once its configuration names another database.
+    database = hub.data / "fgpu.sqlite"
+    hub.kill()
+    database.rename(database.with_suffix(".away"))
+    try:
+        (line,) = [line for line in checked() if hub.installation in line]
+        assert "use `fgpu move` to go on with them" in line
+    finally:
+        database.with_suffix(".away").rename(database)
+        hub.start()
+    hub.end("carol")
 
 
 def test_a_hub_that_was_killed_adopts_what_runs_and_ends_what_is_gone(

@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,24 +116,6 @@ class Containers:
             raise EngineSilent(str(e)) from e
         self._seen = frozenset((o.node_id, o.handle) for o in found if o is not None)
         return [o for o in found if o is not None]
-
-    async def of_others(self) -> Counter[str]:
-        """Return how many sessions of each other installation run here.
-
-        Raises:
-            EngineSilent: the engine does not answer.
-        """
-        try:
-            listed = rows(await self._look("containers", filters={"label": f"{LABEL}.session"}))
-        except FAILED as e:
-            raise EngineSilent(str(e)) from e
-        found: Counter[str] = Counter()
-        for entry in listed:
-            name = (entry.get("Names") or ["/"])[0].removeprefix("/")
-            other = (entry.get("Labels") or {}).get(f"{LABEL}.installation", "")
-            if other != self.installation and session_and_attempt(name, other) is not None:
-                found[other] += 1
-        return found
 
     async def left_files(self, found: Sequence[Observed]) -> list[Observed]:
         """Return the files of containers that are not there (any more), as containers that have ended.

@@ -46,6 +46,7 @@ from fgpuspawner.engines.docker.images.found import store_of
 from fgpuspawner.engines.docker.images.pulls import Pulls
 from fgpuspawner.engines.docker.images.saver import ImageSaver
 from fgpuspawner.engines.docker.network_guard import NetworkGuard
+from fgpuspawner.engines.docker.others import sessions_of_others
 from fgpuspawner.engines.docker.remote_driver import RemoteReader
 from fgpuspawner.engines.docker.shared_network import NETWORK
 from fgpuspawner.engines.docker.warm_pool import WarmPool
@@ -428,15 +429,12 @@ class DockerEngine(Engine):
 
 
 async def _warn_of_others(daemon: Daemon) -> None:
-    """Say once whose sessions run there that are counted by nobody here, as after a change of ``db_url``."""
-    for installation, count in (await daemon.containers.of_others()).items():
-        log.warning(
-            "%d sessions of another installation, %s, run on %s: what they hold is not counted here. If they are this "
-            "Hub's, of another database: use `fgpu move` to go on with them, or end them",
-            count,
-            installation,
-            daemon.address,
-        )
+    """Say once whose sessions run there that are counted by nobody here."""
+    containers = daemon.containers
+    for line in await containers.call(
+        sessions_of_others, containers.looker, daemon.address, daemon.installation
+    ):
+        log.warning("%s", line)
 
 
 async def _endpoint(

@@ -11,7 +11,7 @@ from traitlets import Bool, Dict, Integer, List, Unicode, default
 from traitlets.config import Config
 
 from fgpuspawner.engines.base import Held, Installation, Safeguard
-from fgpuspawner.engines.docker import daemon, disk, safeguards
+from fgpuspawner.engines.docker import daemon, disk, others, safeguards
 from fgpuspawner.engines.docker.create import ContainerOptions
 from fgpuspawner.engines.docker.engine import DockerEngine, client_settings
 from fgpuspawner.engines.docker.firewall import Firewall
@@ -147,6 +147,11 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             return [*held, *daemon.ends_sessions(client.info())]
         finally:
             client.close()
+
+    @classmethod
+    def sessions_of_others(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
+        """Return whose containers run beside ours, and are not counted."""
+        return others.on_engines(settings, client_settings(configured(cls, config)), installation)
 
     @classmethod
     def firewall(cls, installation: str, settings: FGPU, urls: Sequence[str]) -> Firewall:
