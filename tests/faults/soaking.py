@@ -17,6 +17,7 @@ import requests
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+import quickstart
 from fgpu_scheduler.store.retention import KEPT_EVENTS, TYPICAL_RUNS
 from fgpuspawner.engines.docker import firewall
 from hubprocess import HubProcess, until
@@ -477,7 +478,7 @@ def service_of(hub: HubProcess) -> psutil.Process | None:
     assert hub.process is not None
     for child in psutil.Process(hub.process.pid).children():
         with suppress(psutil.Error):
-            if "fgpuspawner.service" in " ".join(child.cmdline()):
+            if child.name() == quickstart.SERVICE_NAME:
                 return child
     return None
 

@@ -181,7 +181,9 @@ class HubProcess:
             self.start_proxy()
         env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB")} | self.env
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-        self.process = quickstart.starter().start(config, env=env, log=self.log)
+        self.process = quickstart.starter().start(
+            "jupyterhub", "-f", str(config), folder=config.parent, env=env, log=self.log
+        )
         RUNNING.add(self)
         if wait:
             until(self._answers, within_s=120, what="the Hub answers")

@@ -1,7 +1,8 @@
 """Starts Hubs from a process that has imported what a Hub imports, which is most of what the start of one costs.
 
 Run as a program this file is that process: for each line of JSON that it reads it forks a child, which becomes what
-``python -m jupyterhub`` is. It answers with a line for each child: its process id, and later how it ended.
+``python -m jupyterhub`` is, or the service. It answers with a line for each: its process id, and later how it ended.
+A Hub's own service is forked too, before the Hub has anything of its own; it waits for the Hub to start it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ IMPORTED = (
     "fgpuspawner.engines.docker.spawner",
     "fgpuspawner.engines.local.spawner",
 )
+"""Nothing of the service's own: JupyterHub's part of it reads the environment as it is imported."""
+SERVICE, SERVICE_NAME = "fgpuspawner.service", "fgpu-service"
+"""A module, and what the process that it runs in is called."""
 
 
 class Started:
@@ -78,13 +82,18 @@ class Starter:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
 
-    def start(self, config: Path, *, env: dict[str, str], log: Path) -> Started:
-        """Start a Hub in its configuration's folder, in a session of its own."""
-        asked = {"config": str(config), "env": env, "log": str(log)}
+    @property
+    def pid(self) -> int:
+        """The parent of all that it starts."""
+        return self._program.pid
+
+    def start(self, module: str, *words: str, folder: Path, env: dict[str, str], log: Path) -> Started:
+        """Start a module as a program in a folder, in a session of its own."""
+        asked = {"module": module, "words": words, "folder": str(folder), "env": env, "log": str(log)}
         assert self._program.stdin is not None
         self._program.stdin.write(json.dumps(asked).encode() + b"\n")
         while not self._pids:
-            assert self.hear(120), "no Hub was forked"
+            assert self.hear(120), "nothing was forked"
         return Started(self, self._pids.pop())
 
     def hear(self, within_s: float) -> bool:
@@ -147,20 +156,70 @@ def tell(*numbers: int) -> None:
 
 
 def become(asked: dict[str, Any]) -> None:
-    """Be the Hub that was asked for."""
+    """Be the program that was asked for."""
     os.setsid()
-    config = Path(asked["config"])
-    os.chdir(config.parent)
-    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for theirs, ours in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(theirs, ours)
+    os.chdir(asked["folder"])
+    if "log" in asked:
+        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for theirs, ours in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(theirs, ours)
     os.closerange(3, 256)
+    if asked["module"] == "jupyterhub" and (service := as_a_service()) is not None:
+        asked = service
+        os.setsid()
+        os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    sys.argv = ["jupyterhub", "-f", str(config)]
+    sys.argv = [asked["module"], *asked["words"]]
     sys.path[0] = ""
-    runpy.run_module("jupyterhub", run_name="__main__")
+    runpy.run_module(asked["module"], run_name="__main__")
+
+
+def as_a_service() -> dict[str, Any] | None:
+    """Fork, and return None; in the child return what the Hub asked for when it started its service."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        sys.modules["jupyterhub.services.service"].Popen = partial(Waiting, [(pid, ours)])  # type: ignore[attr-defined]
+        return None
+    os.close(ours)
+    with os.fdopen(theirs) as pipe:
+        # Nothing once the Hub has ended.
+        said = pipe.read()
+    if not said:
+        os._exit(0)
+    # Its command line is that of this file.
+    Path("/proc/self/comm").write_text(SERVICE_NAME)
+    return dict(json.loads(said))
+
+
+class Waiting(subprocess.Popen[bytes]):
+    """What the Hub starts: the process that waits to be its service, the first time; else as ever."""
+
+    def __init__(self, waiting: list[tuple[int, int]], *words: Any, **more: Any) -> None:
+        self._waiting = waiting
+        super().__init__(*words, **more)
+
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        *more: Any,
+    ) -> None:
+        if args != [sys.executable, "-m", SERVICE] or preexec_fn is not None or not self._waiting:
+            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+            return
+        self.pid, pipe = self._waiting.pop()
+        self._child_created = True
+        with os.fdopen(pipe, "w") as told:
+            json.dump({"module": SERVICE, "words": [], "folder": cwd or os.getcwd(), "env": env}, told)
 
 
 if __name__ == "__main__":
@@ -168,6 +227,6 @@ if __name__ == "__main__":
         importlib.import_module(name)
     # What is there stays for good: no child has to look at it again, or to copy it.
     gc.freeze()
-    asked = serve()
-    if asked is not None:
-        become(asked)
+    child = serve()
+    if child is not None:
+        become(child)

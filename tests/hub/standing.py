@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 
 import requests
 
+import quickstart
 from fgpu_scheduler import Device, EndCause, Node, Policy, Request, Session, SessionState, Store, plan
 from fgpuspawner.config import ACCESS, ADMIN, IMAGES, KEEP, QUEUE_READ
 from fgpuspawner.engines.base import Capabilities
@@ -73,7 +72,7 @@ class Standing:
         self.ending_answer = 202
         self._hub = ThreadingHTTPServer(("127.0.0.1", self.port + 1), _handler(self))
         threading.Thread(target=self._hub.serve_forever, daemon=True).start()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: quickstart.Started | None = None
 
     def start(self) -> Standing:
         """Start the service and wait until it answers."""
@@ -89,15 +88,11 @@ class Standing:
             "JUPYTERHUB_OAUTH_ACCESS_SCOPES": json.dumps([ACCESS]),
             "FGPU_SETTINGS": self.settings.to_json(),
             "FGPU_ENGINE": self.engine.to_json(),
-            "FGPU_HUB_PID": str(os.getpid()),
+            "FGPU_HUB_PID": str(quickstart.starter().pid),
         }
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fgpuspawner.service"],
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = quickstart.starter().start(
+            quickstart.SERVICE, folder=Path.cwd(), env=env, log=self.log
+        )
         until(self._answers, what="the service answers")
         return self
 
