@@ -59,6 +59,8 @@ echo "== services, session image, JupyterLab extension"
 only=()
 [ "$what" = --kube ] && only=(--only docker)
 begin services tests/services.sh start --dir "$work" --env "$work/services.env" "${only[@]}"
+# What pytest makes of each file before it runs it, is made here once, and not by each worker.
+begin collect python -m pytest --collect-only -q
 # Not behind ||: there the first command that fails would end nothing.
 if [ "$what" != --kube ]; then lint; fi
 end services
@@ -89,6 +91,7 @@ else
 fi
 
 echo "== tests"
+end collect
 # Most of them wait for a Hub or an engine: one more at a time than there are cores keeps these busy.
 # The longest first, as tests/conftest.py has put them.
 workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 1))}" --dist loadgroup --no-loadscope-reorder)
