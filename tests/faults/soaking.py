@@ -478,7 +478,8 @@ def service_of(hub: HubProcess) -> psutil.Process | None:
     assert hub.process is not None
     for child in psutil.Process(hub.process.pid).children():
         with suppress(psutil.Error):
-            if child.name() == quickstart.SERVICE_NAME:
+            # The one that was forked for it, or a later one.
+            if child.name() == quickstart.SERVICE_NAME or quickstart.SERVICE in child.cmdline():
                 return child
     return None
 

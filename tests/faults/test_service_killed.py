@@ -56,7 +56,9 @@ class Listener(threading.Thread):
                     self.states.append((told["session"]["id"], told["session"]["state"]))
 
 
-def test_a_service_that_is_killed_is_back_in_seconds_and_misses_nothing(tmp_path: Path) -> None:
+def test_a_service_that_is_killed_is_back_in_seconds_and_misses_nothing_and_without_its_hub_ends(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, after=server_lines("local", MINI)) as hub:
         health = f"{hub.url}/services/fgpu/health"
         until(lambda: requests.get(health, timeout=30).status_code == 200, what="the service answers")
@@ -85,13 +87,10 @@ def test_a_service_that_is_killed_is_back_in_seconds_and_misses_nothing(tmp_path
         assert (alice, "TERMINATED") in listener.states
         listener.closed = True
 
-
-def test_a_service_whose_hub_died_before_it_began_ends_by_itself(tmp_path: Path) -> None:
-    with running(tmp_path, after=server_lines("local", MINI)) as hub:
-        first = until(lambda: service_of(hub))
-        env = first.environ()
+        env = again.environ()
         hub.kill()
-        until(lambda: not first.is_running(), what="its service has ended")
+        until(lambda: not again.is_running(), what="its service has ended")
+        # One that had not begun when its Hub died.
         late = subprocess.Popen([sys.executable, "-m", "fgpuspawner.service"], env=env, cwd=tmp_path)
         try:
             assert late.wait(60) == 0
