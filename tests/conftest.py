@@ -16,9 +16,7 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 TOGETHER = ("browser", "docker")
-"""Folders whose tests share one Hub for each module."""
-HUBS = {"shared_hub", "shared", "world", "filled", "site", "alice"}
-"""Fixtures of tests/hub that start a Hub for a module."""
+"""Folders whose tests share one Hub for each module; in tests/hub some do."""
 HERE = Path(__file__).parent
 LONGEST = ("kube", "docker", "browser", "faults", "engines", "hub", "isolation", "simulation")
 """Folders whose tests take longest: what is short is left for the end, when workers would wait for each other."""
@@ -66,12 +64,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = Path(item.path)
         folder = path.parent.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
-        with_a_hub = folder == "hub" and not HUBS.isdisjoint(getattr(item, "fixturenames", ()))
+        with_a_hub = folder == "hub" and _has_a_modules(item)
         shares = folder in TOGETHER or with_a_hub
         # Two marks would be a third group.
         if shares and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(f"{folder}/{path.name}"))
     items.sort(key=_turn)
+
+
+def _has_a_modules(item: pytest.Item) -> bool:
+    """Return whether a test of tests/hub uses what is made once for its module, which is a Hub mostly."""
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(f.scope == "module" and f.baseid.startswith("tests/hub") for fs in known.values() for f in fs)
 
 
 def _turn(item: pytest.Item) -> tuple[int, int]:
