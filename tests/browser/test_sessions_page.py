@@ -255,6 +255,8 @@ def test_events_go_on_where_they_were_after_the_service_was_killed(
     faults.allow(
         r"(failed|console) .*(ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_CONNECTION_RESET|ERR_EMPTY)"
     )
+    # For a moment it listens and has not read its database yet.
+    faults.allow(r"(status GET|console) .*\b503\b")
     ids = some(service)
     page = open_as(service, "root")
     page.evaluate(
