@@ -48,7 +48,7 @@ export function contextText(
     : null;
 }
 
-/** Return what a session was lent of a GPU's compute and what it lent, or null where that is not known, or nothing is lent. */
+/** Return what a session was lent of a GPU's compute and what it lent, or null where that is not known, or nothing. */
 export function lentText(
   meter: IMeter,
   trans: TranslationBundle
@@ -58,11 +58,14 @@ export function lentText(
   if (borrowed === null || lent === null) {
     return null;
   }
-  return trans.__(
-    'Of it %1 % borrowed from others; %2 % of your share lent to others',
-    Math.round(borrowed),
-    Math.round(lent)
-  );
+  const parts: string[] = [];
+  if (Math.round(borrowed) > 0) {
+    parts.push(trans.__('%1 % borrowed from others', Math.round(borrowed)));
+  }
+  if (Math.round(lent) > 0) {
+    parts.push(trans.__('%1 % of yours lent to others', Math.round(lent)));
+  }
+  return parts.length > 0 ? parts.join(', ') : null;
 }
 
 /** Return "Idle: ..., ends at 14:20", or when it ends anyway, or null where no end is settled. */

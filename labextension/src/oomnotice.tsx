@@ -88,7 +88,7 @@ function Grow(props: {
       {!done && (
         <p>
           {trans.__(
-            '%1 would give it %2 MiB, and can be had now: your kernel stays.',
+            '%1 is possible now: %2 MiB. Your kernel stays.',
             larger.amount,
             larger.gpu_memory_mib
           )}

@@ -215,12 +215,14 @@ test('what of the memory is not the program\'s is said where it is known', () =>
   assert.equal(contextText(null, trans), null);
 });
 
-test('what is lent is said where it is known', () => {
+test('what is lent is said where it is known, and is something', () => {
   const meter = { compute_borrowed_percent: 9.6, compute_lent_percent: 0 };
+  assert.equal(lentText(meter, trans), '10 % borrowed from others');
   assert.equal(
-    lentText(meter, trans),
-    'Of it 10 % borrowed from others; 0 % of your share lent to others'
+    lentText({ ...meter, compute_lent_percent: 2.6 }, trans),
+    '10 % borrowed from others, 3 % of yours lent to others'
   );
+  assert.equal(lentText({ ...meter, compute_borrowed_percent: 0.4 }, trans), null);
   for (const name of Object.keys(meter)) {
     assert.equal(lentText({ ...meter, [name]: null }, trans), null);
   }

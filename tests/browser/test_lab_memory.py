@@ -55,7 +55,7 @@ def test_a_cell_that_runs_out_of_memory_gets_more_in_place_and_then_runs(
     # At once, and not with the next look in ten seconds.
     expect(advice).to_have_count(0, timeout=5000)
     # 2500 MiB of the GPU's 8192, which are 2 fGPU: 0.6 would be 2432 MiB.
-    expect(notice).to_contain_text("0.7 fGPU would give it 2816 MiB, and can be had now: your kernel stays.")
+    expect(notice).to_contain_text("0.7 fGPU is possible now: 2816 MiB. Your kernel stays.")
     check_page(page, within=".jp-fgpu-OutOfMemory")
     notice.get_by_role("button", name="Grow to 0.7 fGPU now").click()
     expect(notice).to_contain_text("This session has 0.7 fGPU now, 2816 MiB. Run the cell again.")

@@ -303,7 +303,7 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     cell = line(page, ids[0]).locator(".use")
     expect(cell).to_contain_text("0.5 of 2 GiB")
     # Half a percent, which the page's script rounds too: nothing jumps when it looks again.
-    expect(cell).to_contain_text("13 % of its 25 %")
+    expect(cell).to_contain_text("13 %, share 25 %")
     expect(cell.locator(".memory .fill")).to_have_attribute("width", "25.0")
     # What is known to be nothing is shown, and what is not known has no bar.
     expect(line(page, ids[1]).locator(".use")).to_contain_text("0 of 6 GiB")
@@ -312,7 +312,7 @@ def test_bars_of_what_is_used_follow_the_meter_while_somebody_looks(
     page.evaluate("document.querySelector('#rows tr').same = true")
     service.measure({ids[0]: 1536, ids[1]: None}, trouble="the GPU does not answer")
     expect(cell).to_contain_text("1.5 of 2 GiB", timeout=60_000)
-    expect(cell).to_contain_text("13 % of its 25 %")
+    expect(cell).to_contain_text("13 %, share 25 %")
     expect(cell.locator(".memory .fill")).to_have_attribute("width", "75.0")
     expect(line(page, ids[1]).locator(".use")).to_have_text("the GPU does not answer")
     assert page.evaluate("document.querySelector('#rows tr').same") is True

@@ -320,7 +320,7 @@ def test_several_sessions_in_one_submission_queue_together_as_named_servers(make
         ),
         ({"cpu": "1e9"}, "cpu: 1e9 is too large; at most 1000000 is possible"),
         ({"memory_mib": -5}, "memory_mib: -5 is not a whole number such as 12032"),
-        ({"count": 99}, "count: 99 is not between 1 and 8 sessions"),
+        ({"count": 99}, "count: 99 isn't possible; choose 1 to 8 sessions"),
     ],
 )
 def test_forged_options_are_refused_when_they_come_through_the_api(

@@ -452,7 +452,7 @@ def test_an_assistant_has_no_priority_of_their_own_and_says_of_no_machine_that_i
     world.start("tina", "mine", fgpu=1, group="class", image="python")
     mine = world.has("tina", "mine", "PENDING")
     try:
-        said = "priority: somebody else sets that of your own sessions (scope custom:fgpu:admin)"
+        said = "priority: an administrator sets that of your own sessions (scope custom:fgpu:admin)"
         where = f"admin/sessions/{mine['id']}/priority"
         assert world.refusal("PUT", where, json={"priority": 9}) == (403, said)
         page = BeautifulSoup(world.send("GET", "admin/queue", "tina").text, "html.parser")

@@ -46,7 +46,7 @@ async def set_priority(handler: Handler, session_id: str, priority: int) -> None
     if not viewer.admin:
         session = await handler.visible_session(session_id)
         if is_mine(session, viewer):
-            message = f"priority: somebody else sets that of your own sessions (scope {scopes.ADMIN})"
+            message = f"priority: an administrator sets that of your own sessions (scope {scopes.ADMIN})"
             raise forbidden(message, field="priority")
     if not decides(handler):
         raise Problem(

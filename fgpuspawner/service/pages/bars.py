@@ -67,7 +67,7 @@ def use(meter: Json | None) -> Use | None:
         # Half of a percent is rounded up, as the page's script does it: "12.5:.0f" would be 12.
         computed = math.floor(sm + 0.5)
         length = percent(round(sm * 1000), entitled * 1000)
-        compute = Bar("Compute", f"{computed} % of its {entitled} %", length)
+        compute = Bar("Compute", f"{computed} %, share {entitled} %", length)
     memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
     if memory is not None and meter["memory_context_mib"]:
         memory = replace(memory, text=memory.text + context_words(meter["memory_context_mib"]))
@@ -85,10 +85,11 @@ def context_words(mib: int) -> str:
 
 
 def lent_words(borrowed: float | None, lent: float | None) -> str:
-    """Return what a session was lent and lent of a GPU; empty where compute is not lent, or that is not known."""
+    """Return what a session was lent and lent of a GPU; empty where that is nothing, or not known."""
+    told = ((borrowed, "borrowed"), (lent, "lent"))
     if borrowed is None or lent is None:
         return ""
-    return f"{math.floor(borrowed + 0.5)} % borrowed, {math.floor(lent + 0.5)} % lent"
+    return ", ".join(f"{whole} % {word}" for value, word in told if (whole := math.floor((value or 0) + 0.5)))
 
 
 HELD = ("mine", "others", "used")

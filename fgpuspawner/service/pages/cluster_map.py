@@ -254,6 +254,9 @@ def _gpu(
 
 def _slice(kind: str, at: int, milli: int, whole_milli: int, label: str, who: str) -> Slice:
     room = LETTERS * milli // whole_milli
+    if kind == "mine" and len(label) > room:
+        # Its colour says whose it is.
+        label = format_milli(milli)
     shown = label if len(label) <= room else f"{label[: room - 1]}…" if room > 2 else ""
     middle = percent(2 * at + milli, 2 * whole_milli)
     width = percent(milli, whole_milli)

@@ -75,12 +75,12 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
 
 
 def _lent(receipt: Json) -> str:
-    """Return what it had of the compute, and of that from others; empty where compute was not lent."""
+    """Return what it had of the compute, and of that from others; empty where none was lent."""
     words = lent_words(receipt["compute_borrowed_percent"], receipt["compute_lent_percent"])
     if not words:
         return ""
     received, entitled = receipt["compute_received_percent"], receipt["compute_entitled_percent"]
-    return f"mean {received:.0f} % of its {entitled} %: {words}"
+    return f"mean {received:.0f} %, share {entitled} %: {words}"
 
 
 def totals(receipts: Sequence[Json], *, more: bool) -> Totals:

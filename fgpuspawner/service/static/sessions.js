@@ -119,12 +119,9 @@
     const sm = meter.sm_percent;
     const share = meter.compute_entitled_percent;
     fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB" + own(meter.memory_context_mib));
-    fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " % of its " + share + " %");
-    const borrowed = meter.compute_borrowed_percent;
-    const lent = meter.compute_lent_percent;
-    if (borrowed !== null && lent !== null) {
-      fresh.querySelector(".lent").textContent = Math.round(borrowed) + " % borrowed, " + Math.round(lent) + " % lent";
-    }
+    fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " %, share " + share + " %");
+    fresh.querySelector(".lent").textContent = [[meter.compute_borrowed_percent, "borrowed"], [meter.compute_lent_percent, "lent"]]
+      .filter(([percent]) => Math.round(percent)).map(([percent, word]) => Math.round(percent) + " % " + word).join(", ");
     fresh.querySelector(".trouble").textContent = meter.trouble || "";
     cell.replaceChildren(fresh);
   }

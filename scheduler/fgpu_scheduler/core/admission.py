@@ -330,7 +330,7 @@ def _count(asked: int, caps: Caps) -> Refusal | None:
     if 1 <= asked <= caps.max_count:
         return None
     nearest = "1" if asked < 1 else str(caps.max_count)
-    message = f"count: {asked} is not between 1 and {caps.max_count} sessions"
+    message = f"count: {asked} isn't possible; choose 1 to {caps.max_count} sessions"
     return Refusal("count", "out_of_range", message, str(caps.max_count), nearest)
 
 

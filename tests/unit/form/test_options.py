@@ -132,8 +132,8 @@ BAD: list[tuple[tuple[str, ...], dict[str, object], str, str, str]] = [
      "memory_mib: '2 GiB' is not a whole number such as 4096"),
     (TEXTS, {"memory_mib": LONG}, "memory_mib", "not_a_number",
      f"memory_mib: '{'9' * 56}... is not a whole number such as 4096"),
-    (TEXTS, {"count": "0"}, "count", "out_of_range", "count: 0 is not between 1 and 8 sessions"),
-    (TEXTS, {"count": "9"}, "count", "out_of_range", "count: 9 is not between 1 and 8 sessions"),
+    (TEXTS, {"count": "0"}, "count", "out_of_range", "count: 0 isn't possible; choose 1 to 8 sessions"),
+    (TEXTS, {"count": "9"}, "count", "out_of_range", "count: 9 isn't possible; choose 1 to 8 sessions"),
     (TEXTS, {"count": "-1"}, "count", "not_a_number", "count: '-1' is not a whole number such as 1"),
     (TEXTS, {"count": "1e0"}, "count", "not_a_number", "count: '1e0' is not a whole number such as 1"),
     (TEXTS, {"count": "\N{ARABIC-INDIC DIGIT ONE}"}, "count", "not_a_number",
@@ -272,7 +272,7 @@ def test_bad_input_is_refused_in_the_same_words_at_every_edge(
         (
             {"max_sessions": 2},
             {"count": "3"},
-            Refusal("count", "out_of_range", "count: 3 is not between 1 and 2 sessions", "2", "2"),
+            Refusal("count", "out_of_range", "count: 3 isn't possible; choose 1 to 2 sessions", "2", "2"),
         ),
         (
             {"max_fgpu": 1},

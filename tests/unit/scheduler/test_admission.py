@@ -139,11 +139,11 @@ def test_what_some_node_could_hold_is_admitted(fgpu: str) -> None:
         ),
         (
             {"count": 0},
-            Refusal("count", "out_of_range", "count: 0 is not between 1 and 8 sessions", "8", "1"),
+            Refusal("count", "out_of_range", "count: 0 isn't possible; choose 1 to 8 sessions", "8", "1"),
         ),
         (
             {"count": 9},
-            Refusal("count", "out_of_range", "count: 9 is not between 1 and 8 sessions", "8", "8"),
+            Refusal("count", "out_of_range", "count: 9 isn't possible; choose 1 to 8 sessions", "8", "8"),
         ),
         (
             {"group": "class"},

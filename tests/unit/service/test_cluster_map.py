@@ -23,7 +23,7 @@ from fgpu_scheduler.testing import lasting
 from fgpuspawner.service.admin.queue_view import queues_object
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.model import Site, Viewer, World
-from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, Slice, cluster_map
+from fgpuspawner.service.pages.cluster_map import MOST_WAITING, Group, cluster_map
 
 S = SessionState
 ANN = Viewer("ann", groups=("default",))
@@ -295,10 +295,20 @@ def test_what_its_machines_cpu_or_memory_keeps_from_people_is_drawn_as_blocked()
     )
 
 
-def test_a_label_is_cut_to_what_its_slice_has_room_for() -> None:
+def test_a_label_has_room_in_its_slice_and_mine_has_the_amount_where_its_name_has_none() -> None:
     one = gpu(0)
     long = "a-very-long-name-of-a-server"
-    group = seen(ANN, (node(one),), runs(1, "ann", 1000, one, long), runs(2, "ann", 100, one, "b" * 9))
-    found: tuple[Slice, ...] = group.machines[0].gpus[0].slices
-    assert [s.label for s in found] == ["a-very-lon…", "", "free"]
-    assert found[0].who == f"your {long}"
+
+    def labels(viewer: Viewer, user: str) -> list[str]:
+        world = (
+            runs(1, user, 1000, one, long),
+            runs(2, user, 100, one, "b" * 9),
+            runs(3, user, 500, one, "train"),
+        )
+        (machine,) = seen(viewer, (node(one),), *world).machines
+        assert any(long in s.who for s in machine.gpus[0].slices)
+        return [s.label for s in machine.gpus[0].slices]
+
+    assert labels(ANN, "ann") == ["1", "", "train", "free"]
+    name = "somebody-with-a-long-name"
+    assert labels(ROOT, name) == ["somebody-w…", "", "some…", "free"]
