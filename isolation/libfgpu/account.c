@@ -8,15 +8,18 @@ _Static_assert(ACCOUNT_FIRST_WORD + ACCOUNT_WORDS == sizeof(struct fgpu_time_acc
 _Static_assert(WORD_NS * ACCOUNT_WORDS > 2 * SLOTS_PERIOD_NS, "what overlaps is seldom reported later");
 
 static uint64_t tagged(const struct slots *slots, uint64_t sum) {
-    return slots->revision << ACCOUNT_SUM_BITS | (sum & ((UINT64_C(1) << ACCOUNT_SUM_BITS) - 1));
+    return slots->hundredths << ACCOUNT_SUM_BITS | (sum & ((UINT64_C(1) << ACCOUNT_SUM_BITS) - 1));
 }
 
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled) {
     uint64_t used = atomic_load_explicit(&account->words[ACCOUNT_USED], memory_order_relaxed), most = slots->per_period / 2;
     for (;;) {
-        int64_t balance = (int64_t)((entitled - used) << (64 - ACCOUNT_SUM_BITS)) >> (64 - ACCOUNT_SUM_BITS), bounded = balance;
-        bool others = (uint8_t)(used >> ACCOUNT_SUM_BITS) != (uint8_t)slots->revision;
-        if (__builtin_expect(used == 0 || others, 0))
+        /* By slots of another size that long ago, which nobody here may have known: they add up in proportion. */
+        uint64_t size = used >> ACCOUNT_SUM_BITS;
+        bool others = size != slots->hundredths;
+        uint64_t since = others ? entitled / slots->hundredths * size : entitled;
+        int64_t balance = (int64_t)((since - used) << (64 - ACCOUNT_SUM_BITS)) >> (64 - ACCOUNT_SUM_BITS), bounded = balance;
+        if (__builtin_expect(used == 0, 0))
             bounded = 0;
         else if (balance > (int64_t)most)
             bounded = (int64_t)most;

@@ -25,13 +25,13 @@ enum { ACCOUNT_USED, ACCOUNT_PAID, ACCOUNT_LENT }; /* words; two only grow: what
 #define ACCOUNT_MOST_OWED_NS UINT64_C(60000000000)
 
 /* The balance in nanoseconds, negative when something is owed, with what slots_entitled() says. It begins with nothing,
- * anew with each revision of the slots. What was not used is kept up to half a period's slots: enough to make up for what
+ * and stays what it was when the slots change, to a period's slots. What was not used is kept up to half a period's slots: enough to make up for what
  * a slot's end wasted, too little to hoard. */
 int64_t account_balance(struct fgpu_time_account *account, const struct slots *slots, uint64_t entitled);
 
-/* Used is compared with what was entitled to since the beginning of time, by slots of one revision: by others that was
- * another time. Which revision is in its upper 8 bits, so that both change at once; the lower ones hold two years. Whoever
- * finds another revision than its own begins anew; who has not learnt of the newest yet does so once or twice. */
+/* Used is compared with what was entitled to since the beginning of time: another time by slots of another size. How many
+ * hundredths that size is stands in its upper 8 bits, so that both change at once; the lower ones hold two years. Whoever
+ * finds another size than its own says it anew by its own; who has not learnt of the newest yet does so once or twice. */
 #define ACCOUNT_SUM_BITS 56
 
 /* The same where nothing need be changed, as for most launches; false: ask account_balance(). */
@@ -39,7 +39,7 @@ static inline bool account_balance_now(struct fgpu_time_account *account, const 
                                        int64_t *balance) {
     uint64_t used = atomic_load_explicit(&account->words[ACCOUNT_USED], memory_order_relaxed);
     *balance = (int64_t)((entitled - used) << (64 - ACCOUNT_SUM_BITS)) >> (64 - ACCOUNT_SUM_BITS);
-    return used != 0 && (uint8_t)(used >> ACCOUNT_SUM_BITS) == (uint8_t)slots->revision &&
+    return used != 0 && used >> ACCOUNT_SUM_BITS == slots->hundredths &&
            *balance <= (int64_t)(slots->per_period / 2) && *balance >= -(int64_t)ACCOUNT_MOST_OWED_NS;
 }
 

@@ -30,6 +30,7 @@ void slots_from_limits(struct slots *slots, const struct fgpu_device *device) {
         }
         slots->per_period += to - from;
     }
+    slots->hundredths = slots->per_period / HUNDREDTH_NS;
 }
 
 struct slot slots_at(const struct slots *slots, uint64_t now) {

@@ -12,7 +12,7 @@
 struct slots {
     uint64_t origin;     /* where in the period slot 0 begins: no slot crosses the end of a period counted from here */
     uint64_t per_period; /* the sum of all slots */
-    uint64_t revision;   /* of the limits that they are from */
+    uint64_t hundredths; /* the same, of a period */
     unsigned count;
     struct {
         uint64_t from, to, before; /* since the origin; the sum of the slots before this one */

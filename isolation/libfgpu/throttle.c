@@ -52,7 +52,6 @@ static void take_slots(struct context *context, const struct fgpu_limits *limits
     if (device->slot_count == 0)
         return; /* compute is not limited any more: what has begun goes on as it was */
     slots_from_limits(&context->slots_held, device);
-    context->slots_held.revision = limits->revision;
     context->slots = &context->slots_held;
     context->slot = (struct slot){0};
     context->lending.own = device->lending;

@@ -1,5 +1,6 @@
 /* Asks the pure parts of the throttle, one question a line, one answer a line; times in nanoseconds.
  *     slots 0-25,50-75      which the following lines are about; the account begins anew
+ *     change 0-50           the slots, and not the account
  *     at NOW | entitled NOW
  *     ask NOW EXPECTED BALANCE IN_FLIGHT FREE_AT SENTINELS
  *     balance NOW | deposit TIME | pay START END NOW DEPOSIT */
@@ -23,7 +24,6 @@ static void set_slots(char *text) {
         }
     }
     slots_from_limits(&slots, &device);
-    memset(&account, 0, sizeof account);
     printf("%u %" PRIu64 "\n", slots.count, slots.per_period);
 }
 
@@ -34,6 +34,9 @@ int main(void) {
     unsigned sentinels;
     while (fgets(line, sizeof line, stdin) != NULL) {
         if (sscanf(line, "slots %255s", text) == 1) {
+            memset(&account, 0, sizeof account);
+            set_slots(text);
+        } else if (sscanf(line, "change %255s", text) == 1) {
             set_slots(text);
         } else if (sscanf(line, "at %" SCNu64, &a) == 1) {
             struct slot slot = slots_at(&slots, a);

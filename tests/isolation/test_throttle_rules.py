@@ -158,17 +158,45 @@ def test_a_slot_shorter_than_its_first_part_takes_a_long_kernel_at_any_time(ask:
 
 def test_the_balance_begins_with_nothing_and_grows_in_slots_only(ask: Ask) -> None:
     assert ask("0-10", question("balance", 1003), question("balance", 1003)) == ["0", "0"]
-    (entitled,) = ask("0-10", question("entitled", 1000))
+    first, then = map(int, ask("0-10", question("entitled", 0), question("entitled", 1000)))
     moments = (1000, 1001, 1002.5, 1006, 1050, 1051)
-    answers = ask("0-10", f"deposit {entitled}", *(question("balance", now) for now in moments))
-    assert [int(answer) / MS for answer in answers[1:]] == [0, 1, 2.5, 2.5, 2.5, 2.5]
+    begun = (question("balance", 0), f"deposit {then - first}")
+    answers = ask("0-10", *begun, *(question("balance", now) for now in moments))
+    assert [int(answer) / MS for answer in answers[2:]] == [0, 1, 2.5, 2.5, 2.5, 2.5]
 
 
 def test_at_most_half_a_period_is_kept_and_a_minute_owed(ask: Ask) -> None:
-    kept = ask("0-50", "deposit 1", question("balance", 10_000), question("balance", 100_000))
+    begun = question("balance", 0)
+    kept = ask("0-50", begun, question("balance", 10_000), question("balance", 100_000))
     assert [float(a) / MS for a in kept[1:]] == [12.5, 12.5]
-    owed = ask("0-50", f"deposit {3600 * 1000 * MS}", question("balance", 1000), question("balance", 1050))
-    assert [float(a) / MS for a in owed[1:]] == [-60_000, -60_000 + 25]
+    owed = ask(
+        "0-50", begun, f"deposit {3600 * 1000 * MS}", question("balance", 1000), question("balance", 1050)
+    )
+    assert [float(a) / MS for a in owed[2:]] == [-60_000, -60_000 + 25]
+
+
+@pytest.mark.parametrize("start_ms", [70_000, 10**6, 10**10], ids=str)
+@pytest.mark.parametrize("sizes", [("0-50", "0-25"), ("0-25", "50-100"), ("0-1", "0-100"), ("0-99", "7-8")])
+def test_what_is_owed_stays_owed_when_the_slots_change_however_often(
+    ask: Ask, sizes: tuple[str, str], start_ms: int
+) -> None:
+    """To a period's slots for each change. Who has not known the old slots carries it over too."""
+    owed_ms, changes = 20_000, 100
+    questions = [question("balance", start_ms), f"deposit {owed_ms * MS}"]
+    for n in range(1, changes + 1):
+        # Ten changes a second, each seen a little later in the period.
+        questions += [f"change {sizes[n % 2]}", question("balance", start_ms + n * 100 + n * 0.4)]
+    found = [int(answer) / MS for answer in ask(sizes[0], *questions)[3::2]]
+    percents = [int(end) - int(begin) for begin, end in (size.split("-") for size in sizes)]
+    paid_back_ms, slots_ms = changes * 100.4 * sum(percents) / 200, max(percents) / 2
+    assert found[0] == pytest.approx(-owed_ms + 100.4 * percents[0] / 100, abs=2 * slots_ms)
+    assert found[-1] == pytest.approx(-owed_ms + paid_back_ms, abs=changes * slots_ms)
+
+
+def test_what_was_kept_is_no_more_than_the_new_slots_allow(ask: Ask) -> None:
+    questions = [question("balance", 0), question("balance", 100_000), "change 0-10"]
+    answers = ask("0-50", *questions, question("balance", 100_000))
+    assert [int(a) / MS for a in (answers[1], answers[3])] == [12.5, 2.5]
 
 
 def paid(ask: Ask, *spans: tuple[float, float], now: float = 100_000, deposit: float = 0) -> list[float]:
@@ -214,6 +242,7 @@ def test_bits_of_long_ago_count_as_none(ask: Ask, hours: float) -> None:
 def test_a_deposit_is_taken_back_when_the_work_is_paid_for(ask: Ask) -> None:
     answers = ask(
         "0-50",
+        question("balance", 0),
         question("pay", 999, 999.5, 1000, 0),
         question("balance", 1000),
         question("deposit", 20),
@@ -221,7 +250,7 @@ def test_a_deposit_is_taken_back_when_the_work_is_paid_for(ask: Ask) -> None:
         question("pay", 999.5, 1000, 1000, 20),
         question("balance", 1000),
     )
-    before, owing, after = (float(answers[n]) / MS for n in (1, 3, 5))
+    before, owing, after = (float(answers[n]) / MS for n in (2, 4, 6))
     assert (before, owing, after) == (12.5, -7.5, 12)
 
 
