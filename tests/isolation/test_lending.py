@@ -184,6 +184,17 @@ def test_no_liar_takes_from_a_floor(world: World, lie: str) -> None:
     assert all(t.share > 24 for t in tenants[1:]) or lie == "future=1"
 
 
+@pytest.mark.parametrize("policy", ["fifo", "sliced"])
+@pytest.mark.parametrize("kernel_us", [500, 2000])
+def test_who_hides_its_work_loses_more_by_it_than_its_neighbours(
+    world: World, kernel_us: int, policy: str
+) -> None:
+    programs = [f"{HONEST},silent=1", *[f"kernel_us={kernel_us}"] * 3]
+    liar, *others = world(*quarters(*programs), policy=policy).tenants
+    assert liar.share < min(t.share for t in others)
+    assert all(t.share > 19 for t in others)
+
+
 @pytest.mark.parametrize("word", ["", "future=1"])
 def test_a_killed_owners_word_says_nothing_after_three_periods(world: World, word: str) -> None:
     program = f"{HONEST},kill_ms=2500" + (f",{word}" if word else "")
