@@ -225,7 +225,13 @@ def meter_of(session: Session, world: World) -> Live | None:
     """Return what the meter tells of a session; None where it does not run, or was not looked at yet."""
     if session.state is not SessionState.RUNNING:
         return None
-    return world.meters.of(session.id, world.snapshot.now_s)
+    live = world.meters.of(session.id, world.snapshot.now_s)
+    if live is None or session.placement is None:
+        return live
+    # A slice that was resized since the last look is the one that it has now.
+    shares = session.placement.shares
+    memory_mib, percent = sum(s.memory_mib for s in shares), sum(s.compute_percent for s in shares)
+    return replace(live, now=replace(live.now, memory_limit_mib=memory_mib, compute_entitled_percent=percent))
 
 
 def may_save(session: Session, world: World, viewer: Viewer) -> bool:

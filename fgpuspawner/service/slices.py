@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fgpu_scheduler import Amount, Request, Session, SessionState, fixed, format_milli
 from fgpuspawner.service.model import Json, World
-from fgpuspawner.text.resizing import amounts, not_resized_words
+from fgpuspawner.text.resizing import amounts, most_memory_mib, not_resized_words
 from fgpuspawner.text.sessions import amount_words
 
 
@@ -21,6 +21,7 @@ def resize_object(session: Session, world: World) -> Json | None:
         "amounts": []
         if why
         else [format_milli(a) for a in amounts(world.snapshot, session, world.step_milli)],
+        "most_memory_mib": None if why else most_memory_mib(world.snapshot, session),
         "asked": None if wish is None else amount_words(request_of(session, wish.amount)),
         "state": None if wish is None else wish.state.value,
         "message": None if wish is None else wish.message,

@@ -40,15 +40,26 @@ def _holds(found: Session | NotResized, used_mib: int) -> bool:
     return found.placement.shares[0].memory_mib >= used_mib
 
 
+def most_memory_mib(world: Snapshot, session: Session) -> int | None:
+    """Return the most GPU memory that is free for a session of exact amounts, with what it has; None: of none, or gone.
+
+    It is not asked for its user's quotas.
+    """
+    left = left_for(world, session)
+    if left is None or session.request.gpu_memory_mib is None:
+        return None
+    return left.memory_mib - left.memory_mib % MEMORY_GRAIN_MIB
+
+
 def most_words(world: Snapshot, session: Session, step_milli: int) -> str:
     """Return the most that a session could have now: "0.8", or "6 GiB + 50 %" of exact amounts; empty: nothing more."""
     if session.request.gpu_memory_mib is None:
         found = amounts(world, session, step_milli)
         return format_milli(found[-1]) if found else ""
-    left = left_for(world, session)
-    if left is None:
+    left, most = left_for(world, session), most_memory_mib(world, session)
+    if left is None or most is None:
         return ""
-    memory = memory_words(left.memory_mib - left.memory_mib % MEMORY_GRAIN_MIB)
+    memory = memory_words(most)
     percent = left.compute_percent - left.compute_percent % COMPUTE_GRAIN_PERCENT
     return memory if session.request.compute_percent is None else f"{memory} + {percent} %"
 

@@ -111,7 +111,10 @@ def in_place(session: Session, larger: Larger) -> bool:
     resize = session["resize"]
     if resize is None or resize["why_not"] is not None or resize["state"] == "ASKED":
         return False
-    return larger.options.get("fgpu") in resize["amounts"]
+    if "fgpu" in larger.options:
+        return larger.options["fgpu"] in resize["amounts"]
+    # The owner's quotas may allow less; then the service says so when it is asked.
+    return larger.gpu_memory_mib <= (resize["most_memory_mib"] or 0)
 
 
 def _common(session: Session) -> dict[str, str]:

@@ -57,11 +57,12 @@ class Meter(TypedDict):
 class Resize(TypedDict):
     """What a running session's slice may become, and the last wish for it.
 
-    ``amounts`` are in fGPU, ascending, and empty for a session of exact amounts.
+    ``amounts`` are in fGPU, ascending. A session of exact amounts has ``most_memory_mib``.
     """
 
     why_not: str | None
     amounts: list[str]
+    most_memory_mib: int | None
     asked: str | None
     state: str | None
     message: str | None
@@ -241,6 +242,7 @@ def _parse_resize(raw: dict[str, Any] | None) -> Resize | None:
     return Resize(
         why_not=optional(raw, "why_not", str),
         amounts=amounts,
+        most_memory_mib=optional(raw, "most_memory_mib", int),
         asked=optional(raw, "asked", str),
         state=optional(raw, "state", str),
         message=optional(raw, "message", str),

@@ -48,6 +48,18 @@ export function wantedOf(offer: Offer, texts: Record<string, string>): Wanted {
     : { ...memory, compute_percent: Number(texts['compute_percent']) };
 }
 
+/** Return what to send for the options of a launch: the amount alone, in the terms that they are in. */
+export function wantedFrom(options: Record<string, string>): Wanted {
+  const { fgpu, gpu_memory_mib, compute_percent } = options;
+  if (fgpu !== undefined) {
+    return { fgpu };
+  }
+  const memory = { gpu_memory_mib: Number(gpu_memory_mib) };
+  return compute_percent === undefined
+    ? memory
+    : { ...memory, compute_percent: Number(compute_percent) };
+}
+
 /** Return the exact difference of two decimals: in binary 0.3 - 0.2 is no step of anything. */
 function difference(more: string, less: string): string {
   const thousandths = Math.round(Number(more) * 1000) - Math.round(Number(less) * 1000);

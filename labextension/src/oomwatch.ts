@@ -7,6 +7,7 @@ import type { ISignal } from '@lumino/signaling';
 import { PanelLayout, type Widget } from '@lumino/widgets';
 
 import { formHref, type IHubLocation } from './links';
+import { wantedFrom } from './offer';
 import { OutOfMemoryNotice } from './oomnotice';
 import { type IKernelError, isOutOfMemory, triedMib } from './outofmemory';
 import type { IFGPUModel } from './tokens';
@@ -66,18 +67,18 @@ export function watchForOutOfMemory(
         }
         const { status } = model.reading;
         const id = status?.session?.id ?? null;
-        const fgpu = explanation.larger?.options['fgpu'];
-        const grows = explanation.larger?.in_place && id !== null && fgpu !== undefined;
+        const { larger } = explanation;
+        const grows = larger !== null && larger.in_place && id !== null;
         show(
           cell,
           new OutOfMemoryNotice({
             explanation,
             notebook: panel.context.path,
             href:
-              explanation.larger === null || status === null
+              larger === null || status === null
                 ? null
-                : formHref(hub, status, explanation.larger.options),
-            grow: grows ? () => model.resize(id, { fgpu }) : null,
+                : formHref(hub, status, larger.options),
+            grow: grows ? () => model.resize(id, wantedFrom(larger.options)) : null,
             trans
           })
         );

@@ -40,6 +40,8 @@ export interface IResize {
   why_not: string | null;
   /** In fGPU, ascending, with what it has; empty for a session of exact amounts. */
   amounts: string[];
+  /** What is free for a session of exact amounts, with what it has; null for one of fGPU. */
+  most_memory_mib: number | null;
   asked: string | null;
   state: 'ASKED' | 'DONE' | 'REFUSED' | null;
   message: string | null;

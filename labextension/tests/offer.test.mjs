@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { offerOf, wantedOf } from '../lib/offer.js';
+import { offerOf, wantedFrom, wantedOf } from '../lib/offer.js';
 
 const resize = { why_not: null, amounts: ['0.2', '0.3', '0.4'], state: null };
 const session = changes => ({
@@ -56,4 +56,15 @@ test('exact amounts are asked for in the terms in which they were', () => {
 
 test('what was typed is sent as it was: what is wrong with it the service says', () => {
   assert.deepEqual(wantedOf(offerOf(session()), { fgpu: '0.35' }), { fgpu: '0.35' });
+});
+
+test('of the options of a larger session the amount alone is asked for, in its terms', () => {
+  const common = { image: 'python', cpu: '1' };
+  assert.deepEqual(wantedFrom({ ...common, fgpu: '0.8' }), { fgpu: '0.8' });
+  const exact = { ...common, gpu_memory_mib: '3072' };
+  assert.deepEqual(wantedFrom(exact), { gpu_memory_mib: 3072 });
+  assert.deepEqual(wantedFrom({ ...exact, compute_percent: '25' }), {
+    gpu_memory_mib: 3072,
+    compute_percent: 25
+  });
 });

@@ -86,6 +86,7 @@ def resize(**changes: Any) -> dict[str, Any]:
     return {
         "why_not": None,
         "amounts": ["0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8"],
+        "most_memory_mib": None,
         "asked": None,
         "state": None,
         "message": None,

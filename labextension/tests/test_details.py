@@ -212,6 +212,23 @@ async def test_a_larger_amount_that_is_free_on_the_same_gpu_is_had_in_place(
         assert found["text"] == "Starts now."
 
 
+@pytest.mark.parametrize(("amount", "percent"), [("2048 MiB + 25 %", "25"), ("2048 MiB", None)])
+async def test_a_session_of_exact_amounts_grows_in_place_too(
+    caller: Caller, standin: StandIn, amount: str, percent: str | None
+) -> None:
+    async def larger(**changes: Any) -> Any:
+        exact = resize(**{"amounts": [], "most_memory_mib": 3072, **changes})
+        standin.sessions[0] |= {"amount": amount, "fgpu": None, "resize": exact}
+        _, found = await caller.call("explain", params={"tried_mib": "1000"})
+        return found["larger"]
+
+    found = await larger()
+    assert (found["gpu_memory_mib"], found["in_place"]) == (3072, True)
+    assert found["options"].get("compute_percent") == percent
+    for no_longer in ({"most_memory_mib": 2944}, {"why_not": "MIG", "most_memory_mib": None}):
+        assert (await larger(**no_longer))["in_place"] is False
+
+
 async def test_a_larger_amount_that_is_refused_says_why(caller: Caller, standin: StandIn) -> None:
     standin.forecast = {
         "starts_now": True,

@@ -49,7 +49,7 @@ SCHEMAS: dict[str, Schema] = {
         state=STATE,
         resize=maybe(
             thing(
-                "why_not:text? amounts:amount[] asked:text? message:text?",
+                "why_not:text? amounts:amount[] most_memory_mib:count? asked:text? message:text?",
                 state=maybe(one_of("ASKED", "DONE", "REFUSED")),
             )
         ),

@@ -185,3 +185,12 @@ def test_only_a_session_that_runs_has_a_meter() -> None:
     for state in (SessionState.TERMINATING, SessionState.TERMINATED, SessionState.PREPARING):
         assert session_object(replace(runs, state=state), found, ALICE, SITE)["meter"] is None
     assert session_object(replace(runs, id=8), found, ALICE, SITE)["meter"] is None
+
+
+def test_a_session_that_was_resized_is_held_against_its_new_slice_before_the_next_look() -> None:
+    looked = Live(Meter(99_990, 1331, 2048, 12.5, 25, 14.1, None))
+    half = Placement("n1", (Share("GPU-1", 1000, 4096, 50),))
+    runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, placement=half)
+    shown = session_object(runs, world(GPU, meters=Told(10, {7: looked})), ALICE, SITE)["meter"]
+    assert (shown["memory_limit_mib"], shown["compute_entitled_percent"]) == (4096, 50)
+    assert shown["memory_used_mib"] == 1331

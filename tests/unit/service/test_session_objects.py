@@ -93,6 +93,7 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "resize": {
             "why_not": None,
             "amounts": [format_milli(amount) for amount in range(100, 2001, 100)],
+            "most_memory_mib": None,
             "asked": None,
             "state": None,
             "message": None,
@@ -100,6 +101,16 @@ def test_a_session_object_has_exactly_the_documented_fields() -> None:
         "mine": True,
         "simulated": True,
     }
+
+
+def test_a_session_of_exact_amounts_is_told_how_much_memory_is_free_for_it() -> None:
+    built = Build().running("alice", 500, server="gpu-1").running("bob", 1000).world()
+    snapshot = built.snapshot
+    exact = replace(snapshot.sessions[0].request, fgpu_milli=0, gpu_memory_mib=2048, compute_percent=25)
+    own = replace(snapshot.sessions[0], request=exact)
+    world = replace(built, snapshot=snapshot.with_sessions([own, *snapshot.sessions[1:]]))
+    found = session_object(own, world, ALICE, SITE)["resize"]
+    assert (found["amounts"], found["most_memory_mib"]) == ([], 4096)
 
 
 def test_positions_count_from_one_in_each_group() -> None:
