@@ -79,7 +79,7 @@ class Starter:
         self._pids: list[int] = []
         self._unread = b""
         self._program = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd="/"
         )
 
     @property

@@ -18,11 +18,13 @@ from jupyterhub.scopes import _custom_scope_pattern
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
+import quickstart
 from fgpu_scheduler import BadSettings
 from fgpuspawner.config import configure
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.hub.checks import check_hub
 from fgpuspawner.settings import FGPU
+from hubprocess import until
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "jupyterhub_config.py"
@@ -479,14 +481,11 @@ def test_a_hub_that_cannot_work_ends_at_once_with_one_line(
     path = folder / "jupyterhub_config.py"
     # Nothing listens there: the Hub is to end before it would.
     path.write_text(HUB.format(port=47100, data=str(folder / "data"), settings=settings, after=after))
-    ended = subprocess.run(
-        [sys.executable, "-m", "jupyterhub", "-f", str(path)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    log = folder / "log"
+    hub = quickstart.starter().start(
+        "jupyterhub", "-f", str(path), folder=folder, env=dict(os.environ), log=log
     )
-    assert ended.stderr.splitlines() == [f"fgpuspawner: {line}"]
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert leftovers(folder) == []
+    assert hub.wait(120) == 1
+    assert log.read_text().splitlines() == [f"fgpuspawner: {line}"]
+    until(lambda: leftovers(folder) == [], what="nothing runs")
     assert not (folder / "data" / "fgpu.sqlite").exists()
