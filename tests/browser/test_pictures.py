@@ -203,6 +203,16 @@ def test_pictures_of_what_administrators_see_there(hub: HubProcess, log_in: Call
     admin.goto(f"{hub.url}/services/fgpu/admin/nodes")
     admin.get_by_role("button", name="Uncordon GPU 3 of local").click()
     expect(admin.locator(".devices")).not_to_contain_text("the fan is loud")
+    admin.goto(f"{hub.url}/services/fgpu/admin/banner")
+    admin.get_by_label("Text").fill("The machines restart on Friday at 18:00.")
+    admin.get_by_role("button", name="Publish").click()
+    expect(admin.get_by_text("Shown now:")).to_be_visible()
+    take(admin, "admin-banner.png", PHONE, "light", whole=True)
+    admin.get_by_role("button", name="Remove it").click()
+    expect(admin.get_by_text("No banner is shown.")).to_be_visible()
+    for page in ("usage", "audit"):
+        admin.goto(f"{hub.url}/services/fgpu/admin/{page}")
+        take(admin, f"admin-{page}.png", WIDE, "light")
 
 
 def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: Browser) -> None:
