@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from jupyterhub import orm
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, random_port, url_escape_path, url_path_join
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from traitlets.config import Config
 
 from fgpu_scheduler import (
@@ -504,6 +505,7 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             self.log.warning("The end of session %d cannot be noted yet: %s", self.session.id, e)
             return None
         self._phase = self.IDLE
+        self._beside(self._until_noted())
         return ended.status
 
     async def _reached_or_judged(self, session: Session) -> None:
@@ -619,6 +621,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             # The Hub forgets the server whatever we say. Its session must end all the same.
             self.log.error("%s cannot be ended yet, trying on: %s", self._log_name, e)
             self._beside(self._stop_at_last(session, failure))
+        else:
+            self._beside(self._until_noted())
         self._phase = self.IDLE
 
     async def _stop_once(
@@ -643,8 +647,28 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
             with contextlib.suppress(StoreUnavailable):
                 await self._stop_once(session, failure, now=False)
                 break
-        if current is self and self.active:
-            await self.user.stop(self.name)
+        await self._until_noted()
+
+    async def _until_noted(self) -> None:
+        """See to it that the Hub notes the end of this server, also where its disk was full when it ended.
+
+        The Hub would have it for one that runs, would not look at it again, and would lead its owner in a circle.
+        """
+        while True:
+            await asyncio.sleep(STOP_AGAIN_S)
+            try:
+                if self.user.spawners.get(self.name) is not self or self._phase != self.IDLE:
+                    return  # Noted, or asked for again.
+                # The Hub's own, which has none before the first stop.
+                if getattr(self, "_stop_future", None) is not None or self._notifying.locked():
+                    continue  # It is still at it.
+                if self.pending not in (None, "stop") or not (self._stop_pending or self.orm_spawner.server):
+                    return
+                await self.user.stop(self.name)
+            except (DBAPIError, PendingRollbackError) as e:
+                # First of all: until then nothing can be read either, not even the server's name.
+                self.user.db.rollback()
+                self.log.warning("The end of %s is not in the Hub's database yet: %s", self._log_name, e)
 
     async def _end(
         self, session: Session, cause: EndCause, message: str | None, *, now: bool, by: str | None = None

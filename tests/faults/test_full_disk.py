@@ -7,8 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
+from test_administrators import Browser
 
 from hubprocess import HubProcess, until
 
@@ -99,6 +101,58 @@ def test_a_full_disk_stops_nobody_who_is_in_and_is_said(disk: Path, fill: object
         empty(disk)
         hub.start()
         until(lambda: hub.ready("alice"), what="nothing is lost")
+    finally:
+        empty(disk)
+        hub.close()
+
+
+def kill_server(hub: HubProcess, server: str) -> None:
+    """Kill what serves it, as its user or the kernel may."""
+    (process,) = [
+        process
+        for process in psutil.process_iter()
+        if hub._is_mine(process) and process.environ().get("JUPYTERHUB_SERVER_NAME") == server
+    ]
+    process.kill()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["both databases", "the Hub's database alone"])
+@pytest.mark.parametrize("ends", ["by itself", "by its owner"])
+def test_a_session_that_ends_on_a_full_disk_leaves_its_owner_in_no_loop_and_starts_again(
+    disk: Path, tmp_path: Path, elsewhere: bool, ends: str
+) -> None:
+    own = {"db_url": f"sqlite:///{tmp_path}/fgpu.sqlite"} if elsewhere else {}
+    hub = HubProcess(disk, after=MINI + "c.Spawner.poll_interval = 2\n", **own)
+    hub.log = disk.with_name("hub.log")
+    try:
+        hub.start()
+        owner = Browser(hub, "alice")
+        hub.spawn("alice", "one")
+        hub.reach({"alice/one": "RUNNING"})
+        until(lambda: owner.get("user/alice/one/").ok, what="its owner is there")
+        fill_blocks(disk)
+        until(lambda: health(hub)[0] == 503, what="the Hub says so")
+        fill_blocks(disk)
+        until(lambda: health(hub)[1]["disk"] == "full", what="the Hub says so")
+        if ends == "by itself":
+            kill_server(hub, "one")
+        else:
+            hub.stop("alice", "one")
+        noted_later = ("cannot be noted yet", "cannot be ended yet")
+        until(
+            lambda: "alice/one" not in hub.states() or any(words in hub.log_text() for words in noted_later),
+            what="the Hub knows that it has ended",
+        )
+        for address in ("user/alice/one/", "hub/user/alice/one/", "hub/spawn/alice/one"):
+            # It gives up after thirty redirects, as a browser does.
+            owner.http.get(f"{hub.url}/{address}", timeout=60)
+        empty(disk)
+        until(lambda: health(hub)[0] == 200, what="the Hub works again")
+        until(lambda: not hub.servers("alice").get("one"), what="the Hub has no server any more")
+        hub.reach({})
+        hub.spawn("alice", "one")
+        hub.reach({"alice/one": "RUNNING"})
+        until(lambda: owner.get("user/alice/one/").ok, what="its owner is there again")
     finally:
         empty(disk)
         hub.close()
