@@ -388,7 +388,8 @@ class Soak:
             own = f"label=fgpu.installation={self.hub.store.installation_id}"
             warm = self._warm()
             left += [f"container {name}" for name in self._engine_has("ps", own) if name not in warm]
-            waits = self._networks_of(warm)
+            # That of the pool is there also in the instants in which nothing waits in it.
+            waits = self._engine_has("network", f"name=^fgpu-{self.hub.store.installation_id}-warm$")
             left += [f"network {name}" for name in self._engine_has("network", own) if name not in waits]
             unnamed = f"label=fgpu.unnamed={self.hub.store.installation_id}"
             left += [f"volume {name}" for name in self._engine_has("volume", unnamed)]
@@ -417,19 +418,6 @@ class Soak:
         """Return the containers that wait for a session."""
         named = f"name=^fgpu-{self.hub.store.installation_id}-warm-"
         return self._engine_has("ps", named)
-
-    def _networks_of(self, containers: list[str]) -> set[str]:
-        """Return the networks that containers are in, by the first letters of their ids."""
-        command = [
-            "docker",
-            "inspect",
-            "--format",
-            "{{range .NetworkSettings.Networks}}{{.NetworkID}} {{end}}",
-        ]
-        said = subprocess.run(
-            [*command, *containers], capture_output=True, text=True, check=False, timeout=60
-        )
-        return {network[:12] for network in said.stdout.split()}
 
     def _engine_has(self, what: str, wanted: str) -> list[str]:
         words = {"ps": ["ps", "--all"], "network": ["network", "ls"], "volume": ["volume", "ls"]}[what]
