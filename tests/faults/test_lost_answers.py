@@ -22,6 +22,8 @@ from fgpu_scheduler import (
 )
 from lab import NODE, Lab
 
+ASKED = Request("alice", "", "python", "default", 500, 100, 256)
+
 
 class Forgetful(Store):
     """A store whose next answers to some calls are lost, after or before the commit."""
@@ -103,6 +105,26 @@ async def test_one_of_several_may_end_before_the_lost_answer_is_asked_for_again(
     sessions = await asyncio.wait_for(lab.scheduler.submit(asked), 60)
     assert [s.request for s in sessions] == asked
     assert [s.state for s in sessions].count(SessionState.CANCELLED) == 1
+
+
+async def test_a_submission_is_found_again_though_the_clock_was_set_back(
+    lab: Lab, store: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instants = iter((100_000, 90_000, 90_001))
+    monkeypatch.setattr(lab.scheduler.clock, "now_s", lambda: next(instants, 90_002))
+    # The first try is not committed; the second is, with an instant that is before the first.
+    store.lost_before["submit"] = store.lost_after["submit"] = 1
+    (session,) = await asyncio.wait_for(lab.scheduler.submit([ASKED]), 60)
+    assert [s.id for s in await lab.scheduler.live()] == [session.id]
+    assert store.lost_after.total() + store.lost_before.total() == 0
+
+
+async def test_the_same_request_of_a_moment_ago_is_not_taken_for_it(lab: Lab, store: Forgetful) -> None:
+    (ended,) = await lab.scheduler.submit([ASKED])
+    await lab.scheduler.end(ended.id, EndCause.USER)
+    store.lost_before["submit"] = 1
+    (session,) = await asyncio.wait_for(lab.scheduler.submit([ASKED]), 60)
+    assert session.id > ended.id
 
 
 @pytest.mark.parametrize("when", ["after", "before"])

@@ -86,13 +86,13 @@ class Steps(Queue):
         self, requests: Sequence[Request], *, replacing: int | None = None
     ) -> tuple[Session, ...]:
         old = None if replacing is None else await self.patiently(lambda: self.session(replacing))
-        tried_at_s = None
+        after_id: int | None = None
 
         async def step() -> tuple[Session, ...]:
-            nonlocal tried_at_s
-            if tried_at_s is None:
-                tried_at_s = self.clock.now_s()
-            elif (found := await self._submitted(requests, tried_at_s)) is not None:
+            nonlocal after_id
+            if after_id is None:
+                after_id = await self._newest_id()
+            elif (found := await self._submitted(requests, after_id)) is not None:
                 return found
             return await self.call(
                 self.store.submit,
@@ -283,13 +283,21 @@ class Steps(Queue):
         """Look at once what the launcher sees: something has changed there."""
         self._look.set()
 
-    async def _submitted(self, requests: Sequence[Request], since_s: int) -> tuple[Session, ...] | None:
+    async def _newest_id(self) -> int:
+        known = self.store.newest_session_id()
+        if known is None:
+            await self.call(self.store.snapshot, self.clock.now_s())
+            known = self.store.newest_session_id()
+        return known or 0
+
+    async def _submitted(self, requests: Sequence[Request], after_id: int) -> tuple[Session, ...] | None:
         """Return the sessions of these requests, if they were committed and only the answer was lost.
 
-        Some may have ended since then, or been queued again.
+        They are newer than ``after_id``, whatever became of the clock. Some may have ended since then, or been queued
+        again.
         """
         latest = await self.call(self.store.latest, user=requests[0].user, limit=2 * len(requests) + 20)
-        found = {s.request: s for s in reversed(latest) if s.submitted_at_s >= since_s}
+        found = {s.request: s for s in reversed(latest) if s.id > after_id}
         sessions = tuple(found[asked] for asked in requests if asked in found)
         return sessions if len(sessions) == len(requests) else None
 

@@ -95,6 +95,14 @@ class Store(Durable, SessionStore):
             return self.snapshot(now_s)
         return contents.snapshot(now_s, self._newest.usage(contents, now_s, self._half_life_s))
 
+    def newest_session_id(self) -> int | None:
+        """Return the id of the newest session that this process knows of, without asking the database; 0: of none.
+
+        None where it knows nothing of the database yet.
+        """
+        contents = self._newest.contents
+        return None if contents is None else contents.newest_id
+
     def set_quotas(self, quotas: Sequence[Quota], *, now_s: int) -> None:
         with self.writing(now_s=now_s) as write:
             given = accounts.checked(quotas)
