@@ -115,9 +115,7 @@ def test_a_hub_that_starts_says_how_many_sessions_of_others_it_does_not_count(
 
 def said_of(strangers: Strangers) -> str:
     """Return what is told of a neighbour's container."""
-    return (
-        f"1 sessions of another installation, {strangers.other.split('-')[1]}, run on the Docker engine of "
-    )
+    return f"Sessions of another installation, {strangers.other.split('-')[1]}, run on the Docker engine of "
 
 
 def test_check_says_whose_sessions_are_not_counted_and_what_to_do_and_nothing_of_ours(

@@ -36,7 +36,7 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
         if other != installation and session_and_attempt(name, other) is not None:
             found[other] += 1
     return [
-        f"{count} sessions of another installation, {other}, run on {address}: what they hold is not counted here. "
+        f"Sessions of another installation, {other}, run on {address} ({count}): what they hold is not counted here. "
         "If they are this Hub's, of another database: use `fgpu move` to go on with them; else end them: "
         f"docker rm -f $(docker ps -q --filter label={LABEL}.installation={other})"
         for other, count in found.items()
