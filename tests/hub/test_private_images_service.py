@@ -279,7 +279,7 @@ def test_pages_save_share_rename_and_delete_without_scripts(world: World) -> Non
     listed = world.hub.page(browser, "private-images")
     assert listed.select_one("meta[http-equiv=refresh]") is None
     assert "3 MiB" in listed.text
-    assert "The home folder is not in it" in listed.text
+    assert "Images don't contain your home folder" in listed.text
     recipe = listed.select_one("a[download]")
     assert recipe is not None
     assert "# <b>recipe</b>" in browser.get(f"{world.hub.url}{recipe['href']}", timeout=30).text

@@ -87,7 +87,9 @@ def test_logs_of_ended_servers_go_when_they_are_old_or_too_many_and_those_of_liv
         os.utime(log, (now - 10_000 + number,) * 2)
     os.utime(processes.log_path(lives), (now - 2 * LOGS_KEPT_S,) * 2)
     os.utime(logs / "500-1.log", (now - LOGS_KEPT_S - 60,) * 2)
-    processes.start(running(9999), ["true"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
+    last = running(9999)
+    processes.start(last, ["true"], {"PATH": os.environ["PATH"]}, tmp_path / "home")
+    processes._children[processes.handle(last)].wait(30)
     gone = {2, 500}
     kept = {f"{n}-1.log" for n in (1, *range(2, MOST_LOGS + 4), 9999) if n not in gone}
     assert {path.name for path in logs.iterdir()} == kept

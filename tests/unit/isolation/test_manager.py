@@ -220,7 +220,9 @@ def test_slots_are_those_that_live_sessions_leave_also_after_a_crash(tmp_path: P
     d = again.prepare(session(4, 500), [1, 3, 4]).limits
     assert d.devices[0].slots == ((50, 75),)
     assert sorted(p.name for p in (tmp_path / "data" / "limits").iterdir()) == ["1", "3", "4"]
-    assert [p.name for p in (tmp_path / "shm" / "fgpu-abc").iterdir()] == ["simulated-lab"]
+    in_memory = tmp_path / "shm" / "fgpu-abc"
+    assert {p.name.partition("-")[0] for p in in_memory.iterdir()} == {"simulated", "owners", "lending"}
+    assert sorted(p.name for p in (in_memory / "lending").iterdir()) == ["1", "3", "4"]
 
 
 def test_limits_that_cannot_be_read_are_said_and_in_nobodys_way(
