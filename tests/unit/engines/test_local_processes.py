@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fgpu_scheduler import Placement, Request, Session, SessionState
-from fgpuspawner.engines.local.processes import LOGS_KEPT_S, MOST_LOG_BYTES, MOST_LOGS, Processes
+from fgpuspawner.engines.local.processes import LOGS_KEPT_S, MOST_LOGS, Processes
 
 
 def running(number: int) -> Session:
@@ -47,12 +47,14 @@ def test_notes_of_servers_that_ended_without_a_hub_go_and_those_of_others_stay(t
 
 
 def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_the_bound(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    most_bytes = 256 << 10
+    monkeypatch.setattr("fgpuspawner.engines.local.processes.MOST_LOG_BYTES", most_bytes)
     processes = Processes(installation="abc", folder=tmp_path, stop_timeout_s=1)
     session, told = running(1), tmp_path / "told"
     os.mkfifo(told)
-    lines = MOST_LOG_BYTES // 10 + 1000
+    lines = most_bytes // 10 + 1000
     # It prints ten bytes a line, waits to be told, and prints one more.
     program = f"seq -f %09.0f {lines}; read word < {told}; echo 'the last word'"
     processes.start(session, ["sh", "-c", program], {"PATH": os.environ["PATH"]}, tmp_path / "home")
@@ -65,7 +67,7 @@ def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_
     told.write_text("go\n")
     processes._children[processes.handle(session)].wait(30)
     found = log.read_text().splitlines()
-    assert log.stat().st_blocks * 512 <= MOST_LOG_BYTES // 2 + 8192, (
+    assert log.stat().st_blocks * 512 <= most_bytes // 2 + 8192, (
         "no hole is left where the cut lines were"
     )
     assert found[-2:] == [f"{lines:09}", "the last word"]
