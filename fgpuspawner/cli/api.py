@@ -50,7 +50,7 @@ class CallFailed(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Where a Hub's API and its service's are, and the token for both."""
+    """Where a Hub's API and its service's are, and the token for both. A call that fails raises `CallFailed`."""
 
     hub: str
     service: str
@@ -80,36 +80,20 @@ class Api:
         return cls(_checked(hub), f"{_checked(service)}/api/v1", token, in_session=True)
 
     def service_call(self, method: str, path: str, **query: object) -> dict[str, Any]:
-        """Return what the service answers.
-
-        Raises:
-            CallFailed: it refused, or did not answer.
-        """
+        """Return what the service answers."""
         return self._call(method, f"{self.service}/{path}", params=query)
 
     def change(self, method: str, path: str, body: dict[str, object]) -> dict[str, Any]:
-        """Send the service a JSON object, and return what it answers.
-
-        Raises:
-            CallFailed: it refused, or did not answer.
-        """
+        """Send the service a JSON object, and return what it answers."""
         return self._call(method, f"{self.service}/{path}", json=body)
 
     def hub_call(self, method: str, path: str, *, body: object = None, **query: object) -> dict[str, Any]:
-        """Return what the Hub answers; of a list one page, its members as ``items``.
-
-        Raises:
-            CallFailed: it refused, or did not answer.
-        """
+        """Return what the Hub answers; of a list one page, its members as ``items``."""
         paged = {"Accept": "application/jupyterhub-pagination+json"}
         return self._call(method, f"{self.hub}/{path}", params=query, json=body, headers=paged)
 
     def start_server(self, user: str, server_name: str, options: dict[str, object]) -> None:
-        """Ask the Hub for a server; it starts or waits when this returns.
-
-        Raises:
-            CallFailed: the Hub refused, or did not answer.
-        """
+        """Ask the Hub for a server; it starts or waits when this returns."""
         where = f"servers/{quote(server_name, safe='')}" if server_name else "server"
         self._call("POST", f"{self.hub}/users/{quote(user, safe='')}/{where}", json={"user_options": options})
 

@@ -163,11 +163,7 @@ class Reader:
         await asyncio.to_thread(self._queue.close)
 
     async def world(self) -> World:
-        """Return a reading that is not older than the store's version at the call, nor than a moment.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return a reading that is not older than the store's version at the call, nor than a moment."""
         self._check_connected()
         asked_at = time.monotonic()
         async with self._reading:
@@ -186,9 +182,6 @@ class Reader:
         """Return a reading of the store as it is now, whose forecasts may be a little older.
 
         For whoever opens a page, which then asks by itself: a long queue takes long to forecast.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
         """
         world = self._world
         is_recent = world is not None and 0 <= self._clock.now_s() - world.snapshot.now_s <= RECENT_S
@@ -219,11 +212,7 @@ class Reader:
         return world
 
     async def now(self) -> World:
-        """Return what is now, without what takes long to find out of those who wait: enough for one request.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return what is now, without what takes long to find out of those who wait: enough for one request."""
         return await self._read(self._read_now)
 
     @property
@@ -323,7 +312,6 @@ class Reader:
         """Return what a function makes of much of the history, which takes long.
 
         Raises:
-            StoreUnavailable: the store cannot be read.
             TimeoutError: it takes longer than `REPORT_WITHIN_S`, or others do that were asked for before.
         """
         self._check_connected()
@@ -334,7 +322,6 @@ class Reader:
         """Return what was held and waited for in the last week, added up anew once a minute.
 
         Raises:
-            StoreUnavailable: the store cannot be read.
             TimeoutError: it takes too long, or others do that were asked for before.
         """
         async with self._adding_up:

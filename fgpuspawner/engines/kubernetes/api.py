@@ -163,7 +163,11 @@ async def is_closed_to_strangers(reached: Configuration) -> bool:
 
 
 class Api:
-    """To be used in one running event loop. Whatever does not answer in time is `EngineSilent`."""
+    """To be used in one running event loop.
+
+    Each call raises `Refused` where the cluster answers and refuses, and `EngineSilent` where it does not answer in time,
+    or something else does.
+    """
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -187,12 +191,7 @@ class Api:
         content: str = "application/json",
         accept: str = "application/json",
     ) -> dict[str, Any]:
-        """Return the answer to one request.
-
-        Raises:
-            Refused: the cluster answers, and refuses.
-            EngineSilent: it does not answer, or something else does.
-        """
+        """Return the answer to one request."""
         token = self._token
         try:
             text, status = await self._answer(method, path, query, body, content, accept)
@@ -246,7 +245,6 @@ class Api:
 
         Raises:
             Expired: it took so long that this instant is forgotten.
-            Refused, EngineSilent: as `ask`.
         """
         after = ""
         while True:
@@ -265,11 +263,7 @@ class Api:
     async def listed(
         self, path: str, query: Sequence[tuple[str, str]] = (), *, keep: Callable[[Manifest], T | None]
     ) -> list[T]:
-        """Return what is kept of each object at a path of the API.
-
-        Raises:
-            Refused, EngineSilent: as `ask`.
-        """
+        """Return what is kept of each object at a path of the API."""
         try:
             pages = self.pages(path, query)
             every = [keep(item) async for page in pages for item in page.get("items") or ()]
@@ -278,11 +272,7 @@ class Api:
         return [one for one in every if one is not None]
 
     async def names(self, path: str, query: Sequence[tuple[str, str]]) -> set[str]:
-        """Return the names of what is at a path of the API now; the API writes nothing else of it, or little.
-
-        Raises:
-            Refused, EngineSilent: as `ask`.
-        """
+        """Return the names of what is at a path of the API now; the API writes nothing else of it, or little."""
         found: set[str] = set()
         try:
             rows = (*query, ("includeObject", "None"))
@@ -297,11 +287,7 @@ class Api:
         return found
 
     async def version(self) -> tuple[int, int]:
-        """Return the cluster's version, such as (1, 34).
-
-        Raises:
-            Refused, EngineSilent: as `ask`.
-        """
+        """Return the cluster's version, such as (1, 34)."""
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S), self._asked("GET", "/version") as answer:
                 text = await answer.read()
@@ -320,7 +306,6 @@ class Api:
 
         Raises:
             Expired: it is too long ago.
-            Refused, EngineSilent: as `ask`.
         """
         more = (
             ("watch", "true"),
@@ -349,11 +334,7 @@ class Api:
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
         """Run a command in a pod's container; return its exit status and what it prints, little more than so many bytes.
 
-        ``pod`` is its path in the API.
-
-        Raises:
-            Refused, EngineSilent: as `ask`.
-        """
+        ``pod`` is its path in the API."""
         output = bytearray()
         status: int | None = None
         async with contextlib.aclosing(self.printed(pod, container, command)) as pieces:
@@ -372,11 +353,7 @@ class Api:
         """Run a command in a pod's container; yield what it prints, as it comes, and at last how it ended.
 
         ``said`` is given to it; it has to know where that ends. Of a command that could not be run, or whose connection
-        was cut, no status is known, or nothing is said of how it ended.
-
-        Raises:
-            Refused, EngineSilent: as `ask`.
-        """
+        was cut, no status is known, or nothing is said of how it ended."""
         token = self._token
         try:
             channel = await self._opened(pod, container, command, said=said)

@@ -52,9 +52,6 @@ class Audit:
         """Add a line, in a transaction of its own: after what it tells of was done.
 
         ``group``: the resource group whose it is, if it is one's.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
         """
         with self._store.writing_beside() as connection:
             record(
@@ -81,9 +78,6 @@ class Audit:
 
         ``action`` also names all actions that begin with it and a dot; ``text`` is looked for in target and details,
         without regard to case. Lines of these resource groups only, where ``groups`` is not None.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
         """
         found = select(audit).order_by(audit.c.id.desc()).limit(limit)
         if before_id is not None:

@@ -49,11 +49,7 @@ class Banner:
         self._store = store
 
     def at(self, now_s: int) -> Notice | None:
-        """Return what is shown at this instant, or None.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return what is shown at this instant, or None."""
         columns = banner.c.text, banner.c.level, banner.c.until_at_s, banner.c.set_by, banner.c.set_at_s
         with self._store.reading() as connection:
             row = connection.execute(select(*columns)).one_or_none()
@@ -66,7 +62,6 @@ class Banner:
 
         Raises:
             BadSettings: it says nothing or too much, or its time is over.
-            StoreUnavailable: the store cannot be written.
         """
         text = " ".join(notice.text.replace("\0", " ").split())
         if not text:
@@ -94,11 +89,7 @@ class Banner:
             )
 
     def take_down(self, *, by: str, now_s: int) -> None:
-        """Show nothing any more.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
+        """Show nothing any more."""
         with self._store.writing_beside() as connection:
             if connection.execute(delete(banner)).rowcount:
                 record(connection, actor=by, action="banner.clear", target="banner", now_s=now_s)

@@ -13,7 +13,11 @@ from fgpu_scheduler.store.transaction import Newest, SqlWrite, writing
 
 
 class Durable:
-    """The database of one installation. Thread-safe; other processes may use the same one."""
+    """The database of one installation. Thread-safe; other processes may use the same one.
+
+    Whatever reads or writes it, here or in a class that is given it, raises `StoreUnavailable` where the database does
+    not answer; then nothing was written.
+    """
 
     def __init__(self, url: str) -> None:
         """Take the database's URL: ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.

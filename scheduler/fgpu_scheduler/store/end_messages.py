@@ -21,19 +21,11 @@ class EndMessages:
         self._store = store
 
     def put(self, session_id: int, message: str, *, now_s: int) -> None:
-        """Keep what is said if this session is ended by a user's wish soon: see `transaction.HEEDED_S`.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
+        """Keep what is said if this session is ended by a user's wish soon: see `transaction.HEEDED_S`."""
         with self._store.writing_beside() as connection:
             put(connection, table, [{"session_id": session_id, "message": message, "said_at_s": now_s}])
 
     def drop(self, session_id: int) -> None:
-        """Forget it: the session was not ended.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
+        """Forget it: the session was not ended."""
         with self._store.writing_beside() as connection:
             connection.execute(delete(table).where(table.c.session_id == session_id))

@@ -32,11 +32,7 @@ class Foretold:
         self._store = store
 
     def note(self, forecasts: Iterable[Forecast], *, now_s: int) -> None:
-        """Keep what is told now of each session of which nothing was told before. It is no change of the scheduler's.
-
-        Raises:
-            StoreUnavailable: nothing was written.
-        """
+        """Keep what is told now of each session of which nothing was told before. It is no change of the scheduler's."""
         found = {f.session_id: _row(f, now_s) for f in forecasts if f.told is not None}
         if not found:
             return
@@ -48,11 +44,7 @@ class Foretold:
                 connection.execute(insert(table), new)
 
     def newest(self, limit: int = NEWEST_TOLD) -> tuple[Told, ...]:
-        """Return what was told of the newest sessions that have started or left the queue, of all resource groups.
-
-        Raises:
-            StoreUnavailable: it cannot be read.
-        """
+        """Return what was told of the newest sessions that have started or left the queue, of all resource groups."""
         with self._store.reading() as connection:
             return _all_told(connection, _told, limit=limit)
 

@@ -39,21 +39,13 @@ class ImageEdits:
         self._store = store
 
     def all(self) -> tuple[ImageEdit, ...]:
-        """Return every edit, by slug.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return every edit, by slug."""
         with self._store.reading() as connection:
             rows = connection.execute(select(image_edits).order_by(image_edits.c.slug)).all()
         return tuple(_edit(row) for row in rows)
 
     def put(self, edits: Sequence[ImageEdit], *, drop: Collection[str] = (), by: str, now_s: int) -> None:
-        """SqlWrite these edits in place of what was edited of their images, and forget those of ``drop``.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
+        """Write these edits in place of what was edited of their images, and forget those of ``drop``."""
         with self._store.writing(now_s=now_s) as write:
             for slug in sorted(drop):
                 gone = write.connection.execute(delete(image_edits).where(image_edits.c.slug == slug))

@@ -23,21 +23,13 @@ class Meters:
         self._store = store
 
     def save(self, measured: Sequence[Measured]) -> None:
-        """Write all of these in place of what was there, in one transaction. It is no change of the scheduler's.
-
-        Raises:
-            StoreUnavailable: nothing was written.
-        """
+        """Write all of these in place of what was there, in one transaction. It is no change of the scheduler's."""
         if measured:
             with self._store.writing_beside() as connection:
                 put(connection, table, [asdict(one) for one in measured])
 
     def of(self, session_ids: Collection[int]) -> dict[int, Measured]:
-        """Return what was measured of these sessions, by id; of which there is nothing, nothing.
-
-        Raises:
-            StoreUnavailable: it cannot be read.
-        """
+        """Return what was measured of these sessions, by id; of which there is nothing, nothing."""
         if not session_ids:
             return {}
         with self._store.reading() as connection:

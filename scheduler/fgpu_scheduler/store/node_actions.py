@@ -56,7 +56,6 @@ def act_on_node(store: Store, node_id: str, action: NodeAction, *, by: str, now_
 
     Raises:
         BadSettings: there is no such node, or this is not for a node of its state.
-        StoreUnavailable: the store cannot be written.
     """
     node = _node(store, node_id, now_s)
     step = STEPS[action]
@@ -87,7 +86,6 @@ def act_on_gpu(
 
     Raises:
         BadSettings: there is no such node or GPU, this is not for a GPU as it is, or the reason is too long.
-        StoreUnavailable: the store cannot be written.
     """
     node = _node(store, node_id, now_s)
     device = next((d for d in node.devices if gpu in (d.uuid, str(d.index))), None)

@@ -92,11 +92,7 @@ class QuotaEdits:
         self._store = store
 
     def all(self) -> tuple[QuotaEdit, ...]:
-        """Return every edit, by whom and what it is for.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return every edit, by whom and what it is for."""
         with self._store.reading() as connection:
             return read_edits(connection)
 
@@ -105,7 +101,6 @@ class QuotaEdits:
 
         Raises:
             BadSettings: it limits nothing, has an impossible limit, or is for nobody; one line.
-            StoreUnavailable: the store cannot be written.
         """
         accounts.checked([quota])
         _check_name(quota)
@@ -118,7 +113,6 @@ class QuotaEdits:
 
         Raises:
             BadSettings: there is none.
-            StoreUnavailable: the store cannot be written.
         """
         if quota_key(quota) in {quota_key(own) for own in file}:
             self._write(QuotaEdit(quota, removed=True), "quota.remove", "", file=file, by=by, now_s=now_s)
@@ -130,7 +124,6 @@ class QuotaEdits:
 
         Raises:
             BadSettings: nothing was changed of it.
-            StoreUnavailable: the store cannot be written.
         """
         self._forget(quota, "quota.back", file=file, by=by, now_s=now_s)
 
@@ -147,7 +140,6 @@ class QuotaEdits:
 
         Raises:
             BadSettings: as of `put`, or too many were changed; nothing is written.
-            StoreUnavailable: the store cannot be written.
         """
         accounts.checked(wanted)
         with self._store.writing(now_s=now_s) as write:

@@ -46,11 +46,7 @@ class Resizes:
         self._store = store
 
     def asked(self) -> tuple[Resize, ...]:
-        """Return the wishes that are to be acted on, the oldest first.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return the wishes that are to be acted on, the oldest first."""
         with self._store.reading() as connection:
             rows = connection.execute(
                 select(table)
@@ -60,11 +56,7 @@ class Resizes:
             return tuple(_resize(row) for row in rows)
 
     def of_live(self) -> tuple[Resize, ...]:
-        """Return the last wish for each live session that was ever wished something, by session.
-
-        Raises:
-            StoreUnavailable: the store cannot be read.
-        """
+        """Return the last wish for each live session that was ever wished something, by session."""
         with self._store.reading() as connection:
             live = select(sessions.c.id).where(is_live)
             chosen = select(table).where(table.c.session_id.in_(live)).order_by(table.c.session_id)
@@ -75,7 +67,6 @@ class Resizes:
 
         Raises:
             InvalidTransition: the wish before it is still to be acted on.
-            StoreUnavailable: the store cannot be written.
         """
         new = Resize(session_id, amount, ResizeState.ASKED, None, by, now_s)
         with self._store.writing_beside() as connection:
@@ -88,11 +79,7 @@ class Resizes:
         return new
 
     def answer(self, session_id: int, state: ResizeState, message: str | None = None, *, now_s: int) -> None:
-        """Keep what became of a wish, and log it, so that all who follow the session look again.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
+        """Keep what became of a wish, and log it, so that all who follow the session look again."""
         with self._store.writing(now_s=now_s) as write:
             own = table.c.session_id == session_id
             values = {"state": state.value, "message": None if message is None else message[:MOST_WORDS]}

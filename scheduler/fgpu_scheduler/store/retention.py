@@ -37,11 +37,7 @@ class Retention:
         self._store = store
 
     def forget_sessions(self, before_s: int, *, now_s: int, limit: int = STEP) -> int:
-        """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many.
-
-        Raises:
-            StoreUnavailable: nothing was forgotten.
-        """
+        """Forget at most so many sessions that ended before an instant, with shares and receipts; return how many."""
         with self._store.reading() as connection:
             chosen = select(sessions.c.id).where(_may_go(connection, before_s))
             ids = connection.execute(chosen.order_by(sessions.c.ended_at_s).limit(limit)).scalars().all()
@@ -59,11 +55,7 @@ class Retention:
         return len(ids)
 
     def forget_events(self, before_s: int, *, limit: int = STEP) -> int:
-        """Forget at most so many events from before an instant, but those of live sessions; return how many.
-
-        Raises:
-            StoreUnavailable: nothing was forgotten.
-        """
+        """Forget at most so many events from before an instant, but those of live sessions; return how many."""
         with self._store.reading() as connection:
             newest = connection.execute(select(func.max(events.c.id))).scalar_one() or 0
             live = select(sessions.c.id).where(is_live)

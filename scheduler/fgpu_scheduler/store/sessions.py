@@ -90,7 +90,10 @@ class Write(Protocol):
 
 
 class SessionStore(ABC):
-    """Nodes, sessions, their shares, and what was used. Every write makes another version, if it changes anything."""
+    """Nodes, sessions, their shares, and what was used. Every write makes another version, if it changes anything.
+
+    What is to change a session raises `UnknownSession` where none has its id.
+    """
 
     def __init__(self, *, half_life_s: HalfLife = lambda _: HALF_LIFE_S) -> None:
         """``half_life_s`` tells of a resource group how fast what was used there is forgotten."""
@@ -243,7 +246,6 @@ class SessionStore(ABC):
         launcher's note unless None.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: the life cycle has no such change, the session is elsewhere than expected,
                 or ``to`` is SCHEDULED, which only `commit` gives.
         """
@@ -264,7 +266,6 @@ class SessionStore(ABC):
         """Put a session that launches back to its place in the queue: its engine did not give it its node, in words.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
         """
         with self.writing(now_s=now_s) as write:
@@ -283,7 +284,6 @@ class SessionStore(ABC):
         """Note which devices a session that launches was given; those of which that is not ``known`` make way.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
             NoRoom: that cannot be. Nothing is written.
         """
@@ -331,7 +331,6 @@ class SessionStore(ABC):
         """Let a session be idle until then, as its owner asks, and take a warning for being idle back.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
         with self.writing(now_s=now_s) as write:
@@ -347,7 +346,6 @@ class SessionStore(ABC):
         """Make the time limit of a session longer, as decided on the snapshot of ``version``.
 
         Raises:
-            UnknownSession: no session has this id.
             StaleVersion: the store has changed since, or it does not run.
         """
         with self.writing(now_s=now_s) as write:
@@ -364,7 +362,6 @@ class SessionStore(ABC):
         Returns what is against it, if anything is; then nothing is written.
 
         Raises:
-            UnknownSession: no session has this id.
             StaleVersion: the store has changed since.
         """
         with self.writing(now_s=now_s) as write:
@@ -383,7 +380,6 @@ class SessionStore(ABC):
         """Keep since when both the GPU and the kernels of a session are idle; None: they are not.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
         with self.writing(now_s=now_s) as write:
@@ -400,7 +396,6 @@ class SessionStore(ABC):
         """Begin to launch a session anew, its share held throughout.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is neither PREPARING nor PULLING.
         """
         with self.writing(now_s=now_s) as write:
@@ -423,7 +418,6 @@ class SessionStore(ABC):
         ``cause`` is what it may be ended for.
 
         Raises:
-            UnknownSession: no session has this id.
             InvalidTransition: it is not RUNNING.
         """
         with self.writing(now_s=now_s) as write:
@@ -445,11 +439,7 @@ class SessionStore(ABC):
             return len(found)
 
     def set_held(self, session_id: int, held: bool, *, now_s: int) -> Session:
-        """Hold a session or let it go.
-
-        Raises:
-            UnknownSession: no session has this id.
-        """
+        """Hold a session or let it go."""
         with self.writing(now_s=now_s) as write:
             session = write.one(session_id)
             return session if session.held is held else _hold(write, [session], held)[0]

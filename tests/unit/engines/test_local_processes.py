@@ -67,9 +67,7 @@ def test_a_server_that_prints_on_and_on_keeps_its_newest_lines_and_no_more_than_
     told.write_text("go\n")
     processes._children[processes.handle(session)].wait(30)
     found = log.read_text().splitlines()
-    assert log.stat().st_blocks * 512 <= most_bytes // 2 + 8192, (
-        "no hole is left where the cut lines were"
-    )
+    assert log.stat().st_blocks * 512 <= most_bytes // 2 + 8192, "no hole is left where the cut lines were"
     assert found[-2:] == [f"{lines:09}", "the last word"]
     assert found[0] == f"{lines - len(found) + 2:09}", "whole lines, without a gap"
     processes.cut_logs_back()
