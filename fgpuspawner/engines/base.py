@@ -304,7 +304,6 @@ class Firewall(Protocol):
 
     def script(self) -> str:
         """Return a shell script that does so, for root; it may be run again at any time."""
-        ...
 
     def apply(self) -> None:
         """Do so here.
@@ -312,7 +311,6 @@ class Firewall(Protocol):
         Raises:
             FGPUError: it cannot be done; with its words.
         """
-        ...
 
     def remove(self) -> None:
         """Take it all back, as far as it is there.
@@ -320,7 +318,6 @@ class Firewall(Protocol):
         Raises:
             FGPUError: it cannot be done; with its words.
         """
-        ...
 
 
 # --- What an engine is given ---

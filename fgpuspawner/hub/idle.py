@@ -41,12 +41,10 @@ class Servers(Protocol):
     @classmethod
     def last_activity_s(cls, session: Session) -> int | None:
         """Return when the Hub last heard of activity at the session's server; None where it has none for it."""
-        ...
 
     @classmethod
     async def quiet(cls, session: Session) -> Quiet | None:
         """Ask the session's server since when nothing is done there; None where something is, or that is not known."""
-        ...
 
 
 class SessionActivity:

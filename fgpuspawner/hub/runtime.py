@@ -83,12 +83,10 @@ class LaunchingSpawner(Servers, Protocol):
     @classmethod
     def make_engine(cls, installation: Installation) -> Engine:
         """Return what sessions run in."""
-        ...
 
     @classmethod
     def ended(cls, session: Session) -> None:
         """Have the Hub learn that a session has ended."""
-        ...
 
 
 class Runtime:

@@ -54,17 +54,14 @@ class Offence(Protocol):
     @property
     def words(self) -> str:
         """What it does, for the log: "holds ..."."""
-        ...
 
     @property
     def advice(self) -> tuple[str, str, str]:
         """For its owner: what it does, "if it is found ...", and what they should do."""
-        ...
 
     @property
     def ended(self) -> str:
         """What its owner is told when it was ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

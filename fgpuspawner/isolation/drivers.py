@@ -18,11 +18,9 @@ class Machines(Protocol):
 
     def sessions_of(self, pids: Sequence[int], node_id: str | None = None) -> Mapping[int, int]:
         """Return the session of each of these processes of a node's machine, as far as it is one of ours."""
-        ...
 
     def gpu_reader(self, node_id: str) -> NvmlReader:
         """Return what reads the GPUs of a node on another machine."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ class Clock(Protocol):
 
     def now_s(self) -> int:
         """Return the instant as integer UTC seconds."""
-        ...
 
 
 class SystemClock:
@@ -47,7 +46,6 @@ class DeviceProbe(Protocol):
         Raises:
             ProbeFailed: the GPUs could not be read.
         """
-        ...
 
 
 class Seen(NamedTuple):
@@ -64,15 +62,12 @@ class Launcher(Protocol):
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Have ``changed`` called, in the running event loop, when something has ended. It may be called for nothing."""
-        ...
 
     async def observe(self) -> Seen:
         """Look. What is late delays nothing of the others: `watch`'s ``changed`` is called when it has answered."""
-        ...
 
     async def remove(self, observed: Observed) -> bool:
         """Stop and remove it; return whether it is known to be gone. Idempotent."""
-        ...
 
 
 class Activity(Protocol):
@@ -83,4 +78,3 @@ class Activity(Protocol):
 
         None, or no entry, where one of them is not, or where that is not known.
         """
-        ...

@@ -56,7 +56,6 @@ class Queue(Protocol):
     @property
     def database_is_away(self) -> bool:
         """Whether somebody waits for what keeps the queue, in vain; `changes` tells when that turns."""
-        ...
 
     # -- its life -------------------------------------------------------------------------------------
 
@@ -65,7 +64,6 @@ class Queue(Protocol):
 
         What waited keeps its place, and is held until somebody waits for it in `placed`.
         """
-        ...
 
     async def change_nodes(self, nodes: Sequence[Node]) -> None:
         """Make these the nodes: some may be new, have something else, be closed, or be gone.
@@ -77,11 +75,9 @@ class Queue(Protocol):
         Raises:
             BadSettings: a device is on two of them.
         """
-        ...
 
     async def stop(self) -> None:
         """Stop scheduling. Nothing is released: what waits keeps its place, what runs keeps running."""
-        ...
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -97,11 +93,9 @@ class Queue(Protocol):
             SessionExists: one of the servers has a live session.
             TooManyPending: over the user's limit of waiting requests, or over a quota.
         """
-        ...
 
     async def hold(self, session_id: int) -> None:
         """Keep a request's place, and do not place it until somebody waits for it."""
-        ...
 
     async def placed(self, session_id: int) -> Session:
         """Wait until the session has its shares and return it, SCHEDULED or already launching.
@@ -111,7 +105,6 @@ class Queue(Protocol):
         Raises:
             SessionEnded: it was cancelled, or its time in the queue ran out.
         """
-        ...
 
     # -- a launch -------------------------------------------------------------------------------------
 
@@ -120,7 +113,6 @@ class Queue(Protocol):
 
         Around everything from `prepare` to `running`, by whoever launches.
         """
-        ...
 
     async def prepare(self, session_id: int) -> Session:
         """Commit that a launch begins, before its first effect; the session's ``attempt`` is the new one.
@@ -129,11 +121,9 @@ class Queue(Protocol):
             Requeued: it has lost its place since it was placed; wait in `placed` again.
             SessionEnded: it was ended since.
         """
-        ...
 
     async def pulling(self, session_id: int, attempt: int) -> Session:
         """Commit that the engine fetches the image."""
-        ...
 
     async def give_back(self, session_id: int, attempt: int, why: str) -> Session:
         """Commit that the engine did not give this attempt its place, and that nothing of it is left.
@@ -144,7 +134,6 @@ class Queue(Protocol):
         Raises:
             SessionEnded: it was ended since.
         """
-        ...
 
     async def settle(
         self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
@@ -157,11 +146,9 @@ class Queue(Protocol):
             NoRoom: by what is recorded it does not fit there. Nothing has changed.
             SessionEnded: it was ended since.
         """
-        ...
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         """Commit that the server answers; ``launched`` is the launcher's note, given back by `serving`."""
-        ...
 
     async def warn(
         self, session_id: int, message: str | None, cause: EndCause = EndCause.ISOLATION_FAILED
@@ -170,7 +157,6 @@ class Queue(Protocol):
 
         One that is not RUNNING any more is left as it is.
         """
-        ...
 
     async def resizable(self, session_id: int, amount: Amount) -> Session | NotResized:
         """Return a running session as it would be with another amount of its GPU, or what is against it now.
@@ -178,7 +164,6 @@ class Queue(Protocol):
         Raises:
             UnknownSession: there is none with this id.
         """
-        ...
 
     async def resize(self, session_id: int, amount: Amount) -> Session | NotResized:
         """Commit that a running session holds another amount of its GPU from now on; or return what is against it.
@@ -188,24 +173,20 @@ class Queue(Protocol):
         Raises:
             UnknownSession: there is none with this id.
         """
-        ...
 
     # -- an end ---------------------------------------------------------------------------------------
 
     def ending(self, session_id: int) -> AbstractContextManager[None]:
         """Mark that somebody takes this session down, from `end` to `gone`: the queue need not."""
-        ...
 
     async def end(self, session_id: int, cause: EndCause, message: str | None = None) -> Session:
         """Commit that the session is to end: CANCELLED before any effect, else TERMINATING. Idempotent.
 
         A TERMINATING session keeps its shares until `gone`.
         """
-        ...
 
     async def gone(self, session_id: int) -> Session:
         """Commit that nothing of a TERMINATING session is left: its shares are free. Idempotent."""
-        ...
 
     # -- what is to be told ---------------------------------------------------------------------------
 
@@ -215,42 +196,33 @@ class Queue(Protocol):
         Raises:
             UnknownSession: there is none with this id.
         """
-        ...
 
     async def serving(self, user: str, server_name: str) -> Session | None:
         """Return this server's current session, or None."""
-        ...
 
     async def live(self) -> tuple[Session, ...]:
         """Return every live session, in order of their ids."""
-        ...
 
     async def snapshot(self) -> Snapshot:
         """Return the live sessions, and the nodes."""
-        ...
 
     async def forecasts(self) -> Mapping[int, Forecast]:
         """Return the forecast of every waiting session, in the order of the queues: position, reason, expected start.
 
         It is not older than the question, but for the clock; and for some seconds where it takes seconds to find out.
         """
-        ...
 
     def forecasts_behind_s(self) -> int:
         """Return how old the forecasts are that were returned last; 0 where nothing had changed since they were made."""
-        ...
 
     def changes(self, *, at_least_every_s: float | Callable[[], float]) -> AsyncIterator[None]:
         """Yield at once, and then whenever anything changed, or that much time has passed."""
-        ...
 
     def nudge(self) -> None:
         """Have those who follow `changes` look again: something beside the queue has changed for them."""
-        ...
 
     async def patiently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Await a step until what keeps the queue has answered it. It is begun again each time: it must bear that."""
-        ...
 
 
 class QueueReader(Protocol):
@@ -258,78 +230,60 @@ class QueueReader(Protocol):
 
     def connect(self) -> None:
         """Connect, and be able to read from then on."""
-        ...
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
-        ...
 
     # -- now ------------------------------------------------------------------------------------------
 
     def version(self) -> int:
         """Return what is another number after every change."""
-        ...
 
     def snapshot(self, now_s: int) -> Snapshot:
         """Return nodes, live sessions, usage and quotas as they are at one instant."""
-        ...
 
     def outlook(self, snapshot: Snapshot) -> Outlook:
         """Return a snapshot with the forecast of every waiting session. Of a long queue it takes seconds."""
-        ...
 
     def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
         """Return what would become of so many sessions if they were submitted now."""
-        ...
 
     def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
         """Return the largest amount with which this would start at once, with what goes ``beside`` it; or None."""
-        ...
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
         """Return, by resource group, what would start the head of its queue, where somebody is blocked."""
-        ...
 
     def delays_a_promise(self, session: Session, by_s: int, snapshot: Snapshot) -> bool:
         """Return whether somebody would start later than promised if the session's time limit were longer."""
-        ...
 
     # -- sessions -------------------------------------------------------------------------------------
 
     def session(self, session_id: int) -> Session | None:
         """Return the session with this id, live or ended."""
-        ...
 
     def held_sessions(self) -> tuple[Session, ...]:
         """Return what is held, in the order to resume it: what has its share first, then the queue."""
-        ...
 
     def ended(self, *, user: str | None, limit: int) -> tuple[Session, ...]:
         """Return the sessions that ended last, of one user or of all, newest first."""
-        ...
 
     # -- history --------------------------------------------------------------------------------------
 
     def last_event_id(self) -> int:
         """Return the newest event's id, 0 where there is none."""
-        ...
 
     def events(self, *, after_id: int = 0, limit: int = 200) -> tuple[Event, ...]:
         """Return the oldest events after an id, in the order in which they were committed."""
-        ...
 
     def past(self, session_id: int) -> Past | None:
         """Return one session, live or ended, with what was measured of it."""
-        ...
 
     def history(self, *, user: str | None, before_id: int | None, limit: int) -> tuple[Past, ...]:
         """Return the newest sessions that have ended, of one user or of all, with ids below ``before_id``."""
-        ...
 
     def measured_runs(self, user: str, *, limit: int) -> tuple[Past, ...]:
         """Return a user's newest sessions that have ended and of which something was measured."""
-        ...
 
     def spent(self, from_s: int, to_s: int) -> Iterator[Spent]:
         """Yield every session that held shares at any time from one instant until before another, by id."""
-        ...

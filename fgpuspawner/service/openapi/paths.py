@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fgpuspawner import scopes
 from fgpuspawner.service.openapi.json_schema import TEXT, Schema, maybe, some_of
 from fgpuspawner.service.openapi.operations import ALL, FLAG, asks, call, number, paths
 
-IMAGES = scopes.IMAGES
 IMAGE = "one_private_image"
 NAME_AND_TAG: dict[str, Schema] = {"name": {**TEXT, "example": "torch-more"}, "tag": maybe(TEXT)}
 NAMED = some_of("name:text", **NAME_AND_TAG)
@@ -39,6 +40,9 @@ LAST_EVENT = {
 }
 EVENT = asks("last_event_id", TEXT, "the same, for who cannot set a header")
 
+of_owners = partial(call, scope=scopes.KEEP)
+of_images = partial(call, scope=scopes.IMAGES)
+
 PATHS = paths(
     call("GET /openapi.json", "openapi", "This document", {"type": "object"}, scope=None),
     call("GET /me", "me", "Who asks", "me", scope=None),
@@ -54,37 +58,28 @@ PATHS = paths(
         status="202",
         errors=("502",),
     ),
-    call(
+    of_owners(
         "PATCH /sessions/{id}",
         "resizeSession",
         "Give a running session another amount of its GPU",
         "one_session",
         body=some_of("fgpu:amount gpu_memory_mib:count compute_percent:count"),
         status="202",
-        scope=scopes.KEEP,
     ),
-    call(
-        "POST /sessions/{id}/keep",
-        "keepSession",
-        "Put off the end of an idle session",
-        "one_session",
-        scope=scopes.KEEP,
-    ),
-    call(
+    of_owners("POST /sessions/{id}/keep", "keepSession", "Put off the end of an idle session", "one_session"),
+    of_owners(
         "POST /sessions/{id}/extend",
         "extendSession",
         "Make the time limit of a session longer",
         "one_session",
-        scope=scopes.KEEP,
     ),
-    call(
+    of_images(
         "POST /sessions/{id}/image",
         "saveSession",
         "Save a session as a private image",
         IMAGE,
         status="202",
         body=some_of("name:text", "end:yes_no", **NAME_AND_TAG),
-        scope=IMAGES,
     ),
     call(
         "GET /sessions/{id}/meter",
@@ -121,54 +116,26 @@ PATHS = paths(
         "advice",
         asks("image", TEXT, "of this image only"),
     ),
-    call(
-        "GET /private-images",
-        "privateImages",
-        "The caller's private images",
-        "private_images",
-        ALL,
-        scope=IMAGES,
-    ),
-    call("GET /private-images/{id}", "privateImage", "One private image", IMAGE, scope=IMAGES),
-    call(
-        "DELETE /private-images/{id}",
-        "deleteImage",
-        "Delete a private image",
-        IMAGE,
-        status="202",
-        scope=IMAGES,
-    ),
-    call(
-        "PUT /private-images/{id}/name",
-        "renameImage",
-        "Rename a private image",
-        IMAGE,
-        body=NAMED,
-        scope=IMAGES,
-    ),
-    call(
+    of_images("GET /private-images", "privateImages", "The caller's private images", "private_images", ALL),
+    of_images("GET /private-images/{id}", "privateImage", "One private image", IMAGE),
+    of_images("DELETE /private-images/{id}", "deleteImage", "Delete a private image", IMAGE, status="202"),
+    of_images("PUT /private-images/{id}/name", "renameImage", "Rename a private image", IMAGE, body=NAMED),
+    of_images(
         "PUT /private-images/{id}/shares",
         "shareImage",
         "Say who may start a private image beside its owner",
         IMAGE,
         body=some_of("users:text[] groups:text[]"),
-        scope=IMAGES,
     ),
-    call(
+    of_images(
         "PUT /private-images/{id}/answer",
         "answerImage",
         "Accept or decline a private image that is offered to the caller",
         IMAGE,
         body=some_of("accepted:yes_no"),
-        scope=IMAGES,
     ),
-    call(
-        "GET /private-images/{id}/recipe",
-        "recipe",
-        "A private image's Dockerfile",
-        TEXT,
-        media="text/plain",
-        scope=IMAGES,
+    of_images(
+        "GET /private-images/{id}/recipe", "recipe", "A private image's Dockerfile", TEXT, media="text/plain"
     ),
     call("GET /queue", "queue", "The queue of a resource group", "queue", GROUP, errors=("404",)),
     call("GET /capacity", "capacity", "What there is, and what is used of it", "capacity"),
@@ -181,13 +148,5 @@ PATHS = paths(
         errors=("404",),
     ),
     call("GET /images", "images", "What the caller may start", "images", scope=None),
-    call(
-        "GET /events",
-        "events",
-        "Server-sent events",
-        TEXT,
-        LAST_EVENT,
-        EVENT,
-        media="text/event-stream",
-    ),
+    call("GET /events", "events", "Server-sent events", TEXT, LAST_EVENT, EVENT, media="text/event-stream"),
 )

@@ -51,31 +51,24 @@ class Write(Protocol):
         Raises:
             UnknownSession: there is none.
         """
-        ...
 
     def add(self, new: Session) -> Session:
         """Put a new session in, and return it with its id."""
-        ...
 
     def save(self, changed: Sequence[Session]) -> None:
         """Change what changes in the life of sessions; their shares are given and taken by the two below."""
-        ...
 
     def give_shares(self, placed: Sequence[Session]) -> None:
         """Write the shares of sessions that had none."""
-        ...
 
     def take_shares(self, session_id: int) -> None:
         """Take away the shares of a session."""
-        ...
 
     def set_used(self, user: str, resource_group: str, fgpu_milli_s: float) -> None:
         """Set what the ended sessions of a user have used by now."""
-        ...
 
     def take_message(self, session_id: int) -> str | None:
         """Return what an administrator said to the owner of a session that ends now, and forget it."""
-        ...
 
     def event(
         self,
@@ -86,7 +79,6 @@ class Write(Protocol):
         reason: str | None = None,
     ) -> None:
         """Log a change; with ``was`` it is one of the session's state, to the one it has now."""
-        ...
 
 
 class SessionStore(ABC):
