@@ -2,6 +2,7 @@
 #ifndef FGPU_H
 #define FGPU_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -72,6 +73,9 @@ const struct fgpu_limits *fgpu_limits(void);
 
 /* Which revision of the limits is in force: another number after each change. 0 where they cannot change. */
 uint64_t fgpu_revision(void);
+
+/* Where it is counted, once limits are known: for who asks so often that a call is too long. The place never changes. */
+const _Atomic(uint64_t) *fgpu_revision_word(void);
 
 /* Whether these are of the revision that is in force. */
 bool fgpu_limits_in_force(const struct fgpu_limits *limits);

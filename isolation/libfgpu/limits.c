@@ -312,8 +312,12 @@ static bool find_revision(void) {
     return true;
 }
 
+const _Atomic(uint64_t) *fgpu_revision_word(void) {
+    return atomic_load_explicit(&revision, memory_order_acquire);
+}
+
 uint64_t fgpu_revision(void) {
-    const _Atomic(uint64_t) *word = atomic_load_explicit(&revision, memory_order_acquire);
+    const _Atomic(uint64_t) *word = fgpu_revision_word();
     return word == NULL ? 0 : atomic_load(word);
 }
 

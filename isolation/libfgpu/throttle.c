@@ -48,7 +48,8 @@ void fgpu_throttle_forget(void) {
 /* What there is of the device from now on. */
 static void take_slots(struct context *context, const struct fgpu_limits *limits) {
     const struct fgpu_device *device = &limits->devices[context->device];
-    context->limits = limits;
+    context->revision = fgpu_revision_word();
+    context->seen_revision = limits->revision;
     if (device->slot_count == 0)
         return; /* compute is not limited any more: what has begun goes on as it was */
     slots_from_limits(&context->slots_held, device);
@@ -59,11 +60,16 @@ static void take_slots(struct context *context, const struct fgpu_limits *limits
     context->lending.slots = device->compute_percent;
 }
 
-/* The slice may have become another one. Asked before each launch: it is two loads. */
-static inline void see_limits(struct context *context) {
+static __attribute__((noinline)) void see_new_limits(struct context *context) {
     const struct fgpu_limits *limits = fgpu_limits();
-    if (__builtin_expect(limits != context->limits && limits != NULL, 0))
+    if (limits != NULL && limits->revision != context->seen_revision)
         take_slots(context, limits);
+}
+
+/* The slice may have become another one. Asked before each launch: it is three loads. */
+static inline void see_limits(struct context *context) {
+    if (__builtin_expect(atomic_load_explicit(context->revision, memory_order_acquire) != context->seen_revision, 0))
+        see_new_limits(context);
 }
 
 /* With the lock held: a place that is free becomes this context's. */
@@ -109,7 +115,8 @@ static struct context *add_context(CUcontext handle) {
 /* The current context; one that is new to us only if it is to be added. */
 static inline struct context *current_context(bool add) {
     CUcontext handle;
-    if (DRIVER(cuCtxGetCurrent) == NULL || DRIVER(cuCtxGetCurrent)(&handle) != CUDA_SUCCESS || handle == NULL)
+    __typeof__(&cuCtxGetCurrent) get = DRIVER(cuCtxGetCurrent);
+    if (get == NULL || get(&handle) != CUDA_SUCCESS || handle == NULL)
         return NULL;
     for (int n = 0; n < CONTEXTS; n++) {
         struct context *context = atomic_load_explicit(&contexts[n], memory_order_acquire);

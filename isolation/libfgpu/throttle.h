@@ -59,7 +59,8 @@ struct context {
     struct sentinels sentinels;
     int device;
     struct fgpu_time_account *account;
-    const struct fgpu_limits *limits; /* that the slots are from */
+    const _Atomic(uint64_t) *revision; /* that is in force; and the one that the slots are from */
+    uint64_t seen_revision;
     const struct slots *slots;        /* those below */
     struct slots slots_held;
     struct slot slot;  /* the one that was last asked for */

@@ -309,8 +309,8 @@ const struct fgpu_limits *fgpu_limits(void) {
     return &running->process->tenant->limits;
 }
 
-uint64_t fgpu_revision(void) {
-    return fgpu_limits()->revision;
+const _Atomic(uint64_t) *fgpu_revision_word(void) {
+    return (const _Atomic(uint64_t) *)&fgpu_limits()->revision;
 }
 
 struct fgpu_time_account *fgpu_time_account(int device) {
