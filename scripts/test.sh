@@ -55,32 +55,43 @@ end() {
   fi
 }
 
-echo "== services, session image, JupyterLab extension"
+# NAME: the same, and says what it said
+shown() {
+  end "$1"
+  cat "$work/$1.log"
+}
+
+echo "== services, session image, JupyterLab extension; lint beside them"
 only=()
 [ "$what" = --kube ] && only=(--only docker)
 begin services tests/services.sh start --dir "$work" --env "$work/services.env" "${only[@]}"
 # What pytest makes of each file before it runs it, is made here once, and not by each worker.
 begin collect python -m pytest --collect-only -q
-# Not behind ||: there the first command that fails would end nothing.
-if [ "$what" != --kube ]; then lint; fi
-end services
-cat "$work/services.log"
+if [ "$what" != --kube ]; then
+  begin lint scripts/test.sh --lint
+  begin lab bash -c 'cd labextension && python -m pytest -q && jlpm test'
+fi
+shown services
 set -a
 # shellcheck disable=SC1091
 . "$work/services.env"
 set +a
+[ -z "${FGPU_TEST_DOCKER:-}" ] || begin image scripts/image.sh base host
 # The first time on a machine Kubernetes is built, in a few minutes.
 with_kube=
 if [ "$what" = --kube ] || [ "${CI:-}" = true ] || { [ "$(id -u)" = 0 ] && tests/kube/build.sh --check >/dev/null; }; then
   with_kube=1
   begin kube tests/kube/build.sh
 fi
-[ -z "${FGPU_TEST_DOCKER:-}" ] || begin image scripts/image.sh base host
-[ "$what" = --kube ] || (cd labextension && python -m pytest -q && jlpm test)
+# Before what takes longer: who has to mend a line waits for no image.
+[ "$what" = --kube ] || shown lint
 [ -z "${FGPU_TEST_DOCKER:-}" ] || end image
 if [ -n "$with_kube" ]; then
   end kube
   begin cluster tests/kube/cluster.sh up --env "$work/kube.env"
+fi
+[ "$what" = --kube ] || shown lab
+if [ -n "$with_kube" ]; then
   end cluster
   set -a
   # shellcheck disable=SC1091
@@ -92,9 +103,9 @@ fi
 
 echo "== tests"
 end collect
-# Most of them wait for a Hub or an engine: two more at a time than there are cores keep these busy.
+# Most of them wait for a Hub or an engine: four more at a time than there are cores keep these busy.
 # The longest first, as tests/conftest.py has put them.
-workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 2))}" --dist loadgroup --no-loadscope-reorder)
+workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 4))}" --dist loadgroup --no-loadscope-reorder)
 which="not slow"
 [ "$what" = --slow ] && which="slow or not slow"
 [ "$what" = --kube ] && which="$which and kubernetes"

@@ -113,7 +113,7 @@ def until(found: Callable[[], T], *, within_s: float = 60, what: str = "") -> T:
         waited_s = time.monotonic() - began
         if waited_s > PATIENCE * within_s:
             raise AssertionError(f"not within {waited_s:.0f} s: {what or found}; last: {value!r}")
-        time.sleep(min(0.1 + waited_s / 10, 1))
+        time.sleep(min(0.05 + waited_s / 20, 0.5))
 
 
 RUNNING: weakref.WeakSet[HubProcess] = weakref.WeakSet()

@@ -29,6 +29,8 @@ IMPORTED = (
     "fgpuspawner.engines.local.spawner",
 )
 """Nothing of the service's own: JupyterHub's part of it reads the environment as it is imported."""
+PROMPTLY = (0.1, 2, 0.2, 10, 0.1)
+"""How JupyterHub waits for what it has started: first and longest pause in seconds are the first and the third."""
 SERVICE, SERVICE_NAME = "fgpuspawner.service", "fgpu-service"
 """A module, and what the process that it runs in is called."""
 
@@ -169,6 +171,9 @@ def become(asked: dict[str, Any]) -> None:
         asked = service
         os.setsid()
         os.chdir(asked["folder"])
+    if asked["module"] == "jupyterhub":
+        # Else it finds its proxy a second after that has begun to answer: its pauses grow up to 5 s.
+        sys.modules["jupyterhub.utils"].exponential_backoff.__defaults__ = PROMPTLY
     os.environ.clear()
     os.environ.update(asked["env"])
     sys.argv = [asked["module"], *asked["words"]]
