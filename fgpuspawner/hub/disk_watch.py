@@ -12,6 +12,7 @@ from fgpu_scheduler import EndCause, FGPUError, Session, SessionState, duration
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.meter.disk import (
+    DISK,
     DiskTold,
     DiskUse,
     Limits,
@@ -19,7 +20,6 @@ from fgpuspawner.meter.disk import (
     above_words,
     amounts,
     judged,
-    write_disk,
 )
 
 log = logging.getLogger("fgpu.disk")
@@ -87,7 +87,7 @@ class SessionDisks:
                     await self._judge(session, use)
                 except FGPUError as e:
                     log.error("Session %d takes too much of the disk, and cannot be told: %s", session.id, e)
-        await asyncio.to_thread(write_disk, self._data, DiskTold(told))
+        await asyncio.to_thread(DISK.write, self._data, DiskTold(told))
 
     async def _judge(self, session: Session, use: DiskUse) -> None:
         story, ends = judged(self._stories.get(session.id), use, self._limits, time.monotonic())

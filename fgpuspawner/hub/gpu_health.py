@@ -9,7 +9,7 @@ from pathlib import Path
 from fgpu_scheduler import Clock, FGPUError
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation.drivers import Drivers, Place
-from fgpuspawner.meter.gpu_health import GpuHealth, HealthTold, health_of, read_health, write_health
+from fgpuspawner.meter.gpu_health import HEALTH, GpuHealth, HealthTold, health_of
 
 EVERY_S = 20
 
@@ -22,7 +22,7 @@ class GpuWatch:
         self._clock = clock
         self._data = data
         # The errors that were seen before a restart of the Hub were seen.
-        self._known: Mapping[str, GpuHealth] = read_health(data).devices
+        self._known: Mapping[str, GpuHealth] = HEALTH.read(data).devices
 
     def begin(self, background: Background) -> None:
         """Ask again and again."""
@@ -35,7 +35,7 @@ class GpuWatch:
         self._known = {
             uuid: health.after(self._known.get(uuid)) for found in answers for uuid, health in found.items()
         }
-        await asyncio.to_thread(write_health, self._data, HealthTold(self._known))
+        await asyncio.to_thread(HEALTH.write, self._data, HealthTold(self._known))
 
     async def _one(self, place: Place, uuids: list[str]) -> dict[str, GpuHealth]:
         now_s = self._clock.now_s()

@@ -18,7 +18,7 @@ from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
 from fgpu_scheduler import HOLDING, LIVE, FGPUError, Queue, Session, SessionState, Snapshot
 from fgpuspawner.concurrency.background import Background
-from fgpuspawner.meter.gpu_health import HealthTold, read_health
+from fgpuspawner.meter.gpu_health import HEALTH, HealthTold
 
 EVERY_S = 10
 OLD_S = 60
@@ -142,7 +142,7 @@ class Metrics(Collector):
         except FGPUError:
             self._reading = None
             raise
-        self._reading = Reading(self._now_s(), snapshot, read_health(self._data))
+        self._reading = Reading(self._now_s(), snapshot, HEALTH.read(self._data))
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: so it is not asked when it is registered."""

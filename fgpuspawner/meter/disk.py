@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from pydantic import TypeAdapter
+from fgpuspawner.meter.told import ToldFile
 
-from fgpuspawner.isolation.files import write_whole
-
-WRITTEN = "disk.json"
 MIB = 2**20
 TENTH_GIB = 2**30 / 10
 GROWN = 0.25
@@ -148,17 +144,4 @@ class DiskTold:
     sessions: Mapping[int, str] = field(default_factory=dict)
 
 
-_TOLD = TypeAdapter(DiskTold)
-
-
-def write_disk(data: Path, told: DiskTold) -> None:
-    """Write what is told, in place of what was."""
-    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
-
-
-def read_disk(data: Path) -> DiskTold:
-    """Return what was told last; nothing where the file is not there, or makes no sense."""
-    try:
-        return _TOLD.validate_json((data / WRITTEN).read_bytes())
-    except (OSError, ValueError):
-        return DiskTold()
+DISK = ToldFile("disk.json", DiskTold)

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from fgpuspawner.isolation.files import write_whole
 from fgpuspawner.isolation.nvml_child import PROGRAMS_XIDS, worse_xid
+from fgpuspawner.meter.told import ToldFile
 
-WRITTEN = "gpu_health.json"
 OLD_S = 120
 """What was read longer ago is not what is."""
 HOT_C = 90
@@ -102,17 +98,4 @@ def health_of(answer: Mapping[str, Any], now_s: int) -> GpuHealth:
     )
 
 
-_TOLD = TypeAdapter(HealthTold)
-
-
-def write_health(data: Path, told: HealthTold) -> None:
-    """Write what is told, in place of what was."""
-    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
-
-
-def read_health(data: Path) -> HealthTold:
-    """Return what was told last; nothing where the file is not there, or makes no sense."""
-    try:
-        return _TOLD.validate_json((data / WRITTEN).read_bytes())
-    except (OSError, ValueError):
-        return HealthTold()
+HEALTH = ToldFile("gpu_health.json", HealthTold)

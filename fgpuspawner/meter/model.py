@@ -11,11 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
+from fgpuspawner.meter.told import ToldFile
 
-from fgpuspawner.isolation.files import write_whole
-
-WRITTEN = "meters.json"
 KEPT_S = 600
 """So long points are kept."""
 BETWEEN_POINTS_S = 10
@@ -105,21 +102,7 @@ class Told:
         return Live(unknown, live.points)
 
 
-_TOLD = TypeAdapter(Told)
-
-
-def write_meters(data: Path, told: Told) -> None:
-    """Write what is told, in place of what was."""
-    # Whose processes do what is nobody else's business: the service is the same user.
-    write_whole(data / WRITTEN, _TOLD.dump_json(told), mode=0o600)
-
-
-def read_meters(data: Path) -> Told:
-    """Return what was told last; nothing where the file is not there, or makes no sense."""
-    try:
-        return _TOLD.validate_json((data / WRITTEN).read_bytes())
-    except (OSError, ValueError):
-        return Told()
+METERS = ToldFile("meters.json", Told)
 
 
 class MeterFile:
@@ -132,11 +115,11 @@ class MeterFile:
     def read(self) -> Told:
         """Return what was told last."""
         try:
-            found = (self._data / WRITTEN).stat()
+            found = (self._data / METERS.name).stat()
         except OSError:
             return Told()
         mark = (found.st_ino, found.st_mtime_ns, found.st_size)
         last = self._last
         if last is None or last[0] != mark:
-            last = self._last = (mark, read_meters(self._data))
+            last = self._last = (mark, METERS.read(self._data))
         return last[1]

@@ -20,13 +20,12 @@ from fgpuspawner.meter.lent import Lent, lent_on
 from fgpuspawner.meter.model import (
     BETWEEN_POINTS_S,
     KEPT_S,
+    METERS,
     RECEIVED_OVER_S,
     Live,
     Meter,
     Point,
     Told,
-    read_meters,
-    write_meters,
 )
 from fgpuspawner.meter.reading import Reading, Seen, computed_by_session, read, shares_of
 from fgpuspawner.meter.tally import Sample, Tally, going_on
@@ -77,7 +76,7 @@ class Sampler:
 
     def begin(self, background: Background) -> None:
         """Go on with what the last run told, and tell every ``every_s`` seconds."""
-        self._live = dict(read_meters(self._data).sessions or {})
+        self._live = dict(METERS.read(self._data).sessions or {})
         background.every(self._every_s, self.tell, failed="The meter could not tell", level=logging.ERROR)
 
     async def saw(self, look: Look, live: Sequence[Session]) -> None:
@@ -103,7 +102,7 @@ class Sampler:
         self._live = {i: live for i, live in self._live.items() if i in running}
         self._recent = {i: points for i, points in self._recent.items() if i in running}
         self._held_to = {i: own for i, own in self._held_to.items() if i in running}
-        await asyncio.to_thread(write_meters, self._data, Told(self._every_s, self._live))
+        await asyncio.to_thread(METERS.write, self._data, Told(self._every_s, self._live))
         if ended or abs(now_s - self._saved_at_s) >= SAVED_EVERY_S:
             await self.save(now_s)
 

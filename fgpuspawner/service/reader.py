@@ -47,8 +47,8 @@ from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.images.needs import never_held
 from fgpuspawner.images.pull_state import read_pulls
 from fgpuspawner.isolation.choice import read_choices
-from fgpuspawner.meter.disk import read_disk
-from fgpuspawner.meter.gpu_health import read_health
+from fgpuspawner.meter.disk import DISK
+from fgpuspawner.meter.gpu_health import HEALTH
 from fgpuspawner.meter.lately import WEEK_S, Lately, lately
 from fgpuspawner.meter.model import MeterFile
 from fgpuspawner.service.model import Savers, World, extension_of
@@ -440,9 +440,9 @@ class Reader:
             savers=self.savers,
             banner=Banner(self._store).at(self._clock.now_s()),
             meters=self._meters.read(),
-            disks=read_disk(self.settings.data_path()),
+            disks=DISK.read(self.settings.data_path()),
             extension=self.extension,
-            gpus=read_health(self.settings.data_path()),
+            gpus=HEALTH.read(self.settings.data_path()),
             resizes={wish.session_id: wish for wish in Resizes(self._store).of_live()},
             step_milli=self.settings.caps().fgpu_step_milli,
         )

@@ -10,7 +10,7 @@ from dockerhub import MINI, PYTHON, DockerHub, Engine, Running, until
 
 from fgpuspawner.isolation import limits, native
 from fgpuspawner.isolation.files import write_whole
-from fgpuspawner.meter.model import read_meters
+from fgpuspawner.meter.model import METERS
 
 CONTEXT_MIB, CODE_MIB, TAKEN_MIB = 64, 48, 10
 SOON = """
@@ -78,7 +78,7 @@ def test_what_a_sessions_code_took_is_learnt_charged_and_shown(
     assert begin(engine, second) == CONTEXT_MIB + CODE_MIB + TAKEN_MIB
 
     def shown() -> bool:
-        told = (read_meters(hub.data).sessions or {}).get(second.session.id)
+        told = (METERS.read(hub.data).sessions or {}).get(second.session.id)
         whole, known = CONTEXT_MIB + CODE_MIB + TAKEN_MIB, CONTEXT_MIB + CODE_MIB
         return told is not None and (told.now.memory_used_mib, told.now.memory_context_mib) == (whole, known)
 

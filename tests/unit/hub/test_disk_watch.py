@@ -9,7 +9,7 @@ import pytest
 from fgpu_scheduler import EndCause, Placement, Request, Session, SessionState, Share
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.hub.disk_watch import SessionDisks
-from fgpuspawner.meter.disk import DiskUse, Limit, Limits, Taken, read_disk
+from fgpuspawner.meter.disk import DISK, DiskUse, Limit, Limits, Taken
 
 
 def session(session_id: int) -> Session:
@@ -49,4 +49,4 @@ async def test_a_session_that_cannot_be_looked_at_hides_no_other(failure: Except
     limits = Limits(Limit(1024), Limit(), 600)
     await SessionDisks(fake, fake, limits, data=tmp_path, every_s=60).look()
     assert fake.warned == [2]
-    assert list(read_disk(tmp_path).sessions) == [2]
+    assert list(DISK.read(tmp_path).sessions) == [2]

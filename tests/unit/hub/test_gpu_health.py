@@ -11,7 +11,7 @@ from fgpu_scheduler import SystemClock
 from fgpuspawner.hub.gpu_health import GpuWatch
 from fgpuspawner.isolation.drivers import Place
 from fgpuspawner.isolation.nvml_reader import NvmlUnknown
-from fgpuspawner.meter.gpu_health import OLD_S, GpuHealth, HealthTold, health_of, read_health
+from fgpuspawner.meter.gpu_health import HEALTH, OLD_S, GpuHealth, HealthTold, health_of
 
 ANSWER = {
     "use_percent": 50,
@@ -45,7 +45,7 @@ class Driver:
 
 async def looked(data: Path, *answers: object) -> dict[str, GpuHealth]:
     await GpuWatch(Driver(*answers), SystemClock(), data=data).look()  # type: ignore[arg-type]
-    return dict(read_health(data).devices)
+    return dict(HEALTH.read(data).devices)
 
 
 async def test_a_gpu_that_cannot_be_asked_is_unknown_with_the_reason_and_hides_no_other(
@@ -92,9 +92,9 @@ def test_what_was_read_long_ago_is_not_told_as_what_is() -> None:
 
 
 def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path) -> None:
-    assert read_health(tmp_path) == HealthTold()
+    assert HEALTH.read(tmp_path) == HealthTold()
     (tmp_path / "gpu_health.json").write_text("[")
-    assert read_health(tmp_path) == HealthTold()
+    assert HEALTH.read(tmp_path) == HealthTold()
 
 
 def test_an_error_of_the_gpu_stands_over_those_of_programs_for_a_week() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fgpuspawner.meter.disk import (
+    DISK,
     DiskTold,
     DiskUse,
     Limit,
@@ -14,8 +15,6 @@ from fgpuspawner.meter.disk import (
     above_words,
     amounts,
     judged,
-    read_disk,
-    write_disk,
 )
 
 GIB = 2**30
@@ -93,8 +92,8 @@ def test_the_owner_is_told_what_takes_the_room() -> None:
 
 
 def test_what_is_told_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert read_disk(tmp_path) == DiskTold()
-    write_disk(tmp_path, DiskTold({7: "1 of 20 GiB"}))
-    assert read_disk(tmp_path).sessions == {7: "1 of 20 GiB"}
+    assert DISK.read(tmp_path) == DiskTold()
+    DISK.write(tmp_path, DiskTold({7: "1 of 20 GiB"}))
+    assert DISK.read(tmp_path).sessions == {7: "1 of 20 GiB"}
     (tmp_path / "disk.json").write_text("{")
-    assert read_disk(tmp_path) == DiskTold()
+    assert DISK.read(tmp_path) == DiskTold()

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from fgpuspawner.meter.model import (
+    METERS,
     Live,
     Meter,
     MeterFile,
     Point,
     Told,
-    read_meters,
-    write_meters,
 )
 
 
@@ -25,12 +24,12 @@ def live(at_s: int, mib: int | None = 5) -> Live:
 def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
     assert MeterFile(tmp_path).read() == Told()
     told = Told(10, {3: live(1000)})
-    write_meters(tmp_path, told)
+    METERS.write(tmp_path, told)
     reads = MeterFile(tmp_path)
     assert reads.read() == told
     assert reads.read() is reads.read(), "read once for each time that it is written"
     newer = Told(10, {3: live(1010)})
-    write_meters(tmp_path, newer)
+    METERS.write(tmp_path, newer)
     assert reads.read() == newer
     assert (tmp_path / "meters.json").stat().st_mode & 0o077 == 0
 
@@ -38,7 +37,7 @@ def test_the_service_reads_what_the_hub_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sessions": 5}', '{"every_s": 1, "sessions": {"x": {}}}'])
 def test_a_file_that_makes_no_sense_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "meters.json").write_text(text)
-    assert read_meters(tmp_path) == Told()
+    assert METERS.read(tmp_path) == Told()
 
 
 def test_what_a_hub_that_has_ended_saw_becomes_unknown_and_says_since_when() -> None:

@@ -31,7 +31,7 @@ from fgpuspawner.isolation.looks import Look
 from fgpuspawner.isolation.manager import Isolation
 from fgpuspawner.isolation.nvml_reader import DeviceUse, ProcessUse
 from fgpuspawner.meter.lent import Lent
-from fgpuspawner.meter.model import KEPT_S, Meter, Point, read_meters
+from fgpuspawner.meter.model import KEPT_S, METERS, Meter, Point
 from fgpuspawner.meter.sampler import Sampler, points_with
 from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.settings import FGPU
@@ -132,7 +132,7 @@ class World:
             seen = Look(Place("libnvidia-ml.so.1"), float(self.clock.now), devices, owners)
             await self.sampler.saw(seen, self.scheduler.sessions)
             await self.sampler.tell()
-        told = read_meters(self.data).of(1, self.clock.now)
+        told = METERS.read(self.data).of(1, self.clock.now)
         return told.now if told else None
 
     def kept(self) -> Measured | None:
@@ -176,7 +176,7 @@ async def test_a_machine_that_nobody_could_look_at_for_long_makes_it_unknown(wor
     assert (await world.look()) is not None
     world.clock.now += 60
     await world.sampler.tell()
-    told = read_meters(world.data).of(1, world.clock.now + 1)
+    told = METERS.read(world.data).of(1, world.clock.now + 1)
     assert told is not None
     assert told.now.memory_used_mib is None
     assert "nothing has been measured since" in str(told.now.trouble)
@@ -186,7 +186,7 @@ async def test_a_look_at_one_machine_says_nothing_of_another(world: World) -> No
     there = session(2, Share(OTHER, 500, 2048, 25))
     world.scheduler.sessions = (session(1), there)
     await world.look()
-    assert read_meters(world.data).of(2, world.clock.now) is None
+    assert METERS.read(world.data).of(2, world.clock.now) is None
 
 
 def lending(world: World, *lenders: int) -> None:
@@ -220,7 +220,7 @@ async def test_what_was_lent_is_told_and_kept_of_those_who_lend(world: World) ->
     meter = await world.look(resting)
     assert meter is not None
     assert (meter.compute_borrowed_percent, meter.compute_received_percent) == (25.0, 50.0)
-    told = {i: read_meters(world.data).of(i, world.clock.now) for i in (2, 3)}
+    told = {i: METERS.read(world.data).of(i, world.clock.now) for i in (2, 3)}
     # What was borrowed came from session 2 and from what nobody has, which is as much.
     assert told[2] is not None
     assert told[2].now.compute_lent_percent == 12.5
