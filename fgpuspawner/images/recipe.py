@@ -111,6 +111,12 @@ def packages_of(status: bytes) -> dict[str, str]:
     return found
 
 
+def packages_changed(before: bytes, after: bytes) -> tuple[dict[str, str], list[str]]:
+    """Return which packages are new or of another version in the later of dpkg's status files, and which are gone."""
+    old, new = packages_of(before), packages_of(after)
+    return {n: v for n, v in new.items() if old.get(n) != v}, [n for n in old if n not in new]
+
+
 def read_changes(
     changed: Mapping[str, int], apt: Mapping[str, str] | None = None, apt_removed: Sequence[str] = ()
 ) -> Changes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Mapping
 from typing import Any
 
 import docker
-from docker.errors import NotFound
+
+from fgpuspawner.engines.docker.images.changed_files import read_file
 
 PASSWD = "/etc/passwd"
 MOST_BYTES = 1 << 20
@@ -33,7 +32,9 @@ def has_roots_number(client: docker.APIClient, image: Mapping[str, Any], *, help
         return is_root(name)
     client.create_container(image["Id"], ["true"], network_disabled=True, name=helper)
     try:
-        numbers = numbers_of(name, _file(client, helper, PASSWD))
+        numbers = numbers_of(name, read_file(client, helper, PASSWD, MOST_BYTES))
+    except ValueError:
+        return True
     finally:
         client.remove_container(helper, force=True, v=True)
     return not numbers or 0 in numbers
@@ -48,21 +49,3 @@ def numbers_of(name: str, passwd: bytes) -> list[int]:
         if fields[0] == name:
             found.append(int(fields[2]) if fields[2].isascii() and fields[2].isdigit() else 0)
     return found
-
-
-def _file(client: docker.APIClient, container: str, path: str) -> bytes:
-    """Return a regular file of a container; nothing where there is none, or one that is too large."""
-    try:
-        stream, _ = client.get_archive(container, path)
-    except NotFound:
-        return b""
-    packed = io.BytesIO()
-    for chunk in stream:
-        packed.write(chunk)
-        if packed.tell() > MOST_BYTES:
-            return b""
-    packed.seek(0)
-    with tarfile.open(fileobj=packed) as tar:
-        entry = tar.next()
-        found = tar.extractfile(entry) if entry is not None and entry.isreg() else None
-        return found.read() if found is not None else b""

@@ -1,10 +1,14 @@
-"""Which files a container has changed, as its engine tells it: a session can have made millions."""
+"""Which files a container has changed, and what is in one, as its engine tells it: a session can have made millions."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import tarfile
 from typing import Any
+
+from docker.errors import NotFound
 
 MOST_BYTES = 32 * 2**20
 MOST_CHANGES = 500_000
@@ -43,3 +47,26 @@ def _entries(text: str) -> dict[str, int]:
             raise ValueError(f"more than {MOST_CHANGES} files have changed, and no more are looked at")
         at = text.find("{", at)
     return found
+
+
+def read_file(client: Any, container: str, path: str, most_bytes: int) -> bytes:
+    """Return a regular file's content; nothing where it is none. Blocks.
+
+    Raises:
+        DockerException: the engine does not say.
+        ValueError: it is larger.
+    """
+    try:
+        stream, _ = client.get_archive(container, path)
+    except NotFound:
+        return b""
+    packed = io.BytesIO()
+    for chunk in stream:
+        packed.write(chunk)
+        if packed.tell() > most_bytes:
+            raise ValueError(f"{path} is larger than {most_bytes} bytes")
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as tar:
+        entry = tar.next()
+        found = tar.extractfile(entry) if entry is not None and entry.isreg() else None
+        return found.read() if found is not None else b""

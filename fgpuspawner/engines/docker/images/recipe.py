@@ -6,7 +6,6 @@ Nothing is run in the session, whose programs could lie.
 from __future__ import annotations
 
 import contextlib
-import io
 import tarfile
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +13,14 @@ from typing import Any
 from docker.errors import DockerException, NotFound
 
 from fgpuspawner.engines.docker.errors import GONE
-from fgpuspawner.engines.docker.images.changed_files import changed_files
+from fgpuspawner.engines.docker.images.changed_files import changed_files, read_file
 from fgpuspawner.images.recipe import (
     DPKG,
     MOST_BYTES,
     Base,
     Changes,
     not_written,
-    packages_of,
+    packages_changed,
     read_changes,
     written,
 )
@@ -58,28 +57,10 @@ def _apt(client: Any, container: str, helper: str) -> tuple[dict[str, str], list
     # Never started: only its files are looked at.
     base = client.create_container(image, ["true"], network_disabled=True, name=helper)["Id"]
     try:
-        before, after = packages_of(_file(client, base, DPKG)), packages_of(_file(client, container, DPKG))
+        before, after = (read_file(client, one, DPKG, MOST_BYTES) for one in (base, container))
+        return packages_changed(before, after)
     finally:
         client.remove_container(base, force=True, v=True)
-    return {n: v for n, v in after.items() if before.get(n) != v}, [n for n in before if n not in after]
-
-
-def _file(client: Any, container: str, path: str) -> bytes:
-    """Return a regular file's content; nothing where it is none."""
-    try:
-        stream, _ = client.get_archive(container, path)
-    except NotFound:
-        return b""
-    packed = io.BytesIO()
-    for chunk in stream:
-        packed.write(chunk)
-        if packed.tell() > MOST_BYTES:
-            raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-    packed.seek(0)
-    with tarfile.open(fileobj=packed) as tar:
-        entry = tar.next()
-        found = tar.extractfile(entry) if entry is not None and entry.isreg() else None
-        return found.read() if found is not None else b""
 
 
 def recorded(

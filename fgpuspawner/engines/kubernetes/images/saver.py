@@ -38,7 +38,15 @@ from fgpuspawner.engines.kubernetes.images.registry import (
     Registries,
 )
 from fgpuspawner.engines.kubernetes.pods import CONTAINER, owned
-from fgpuspawner.images.recipe import DPKG, MOST_BYTES, Base, not_written, packages_of, read_changes, written
+from fgpuspawner.images.recipe import (
+    DPKG,
+    MOST_BYTES,
+    Base,
+    not_written,
+    packages_changed,
+    read_changes,
+    written,
+)
 from fgpuspawner.images.saved import instant, is_server_apart, labels_of, own_labels
 
 log = logging.getLogger("fgpu.images")
@@ -246,11 +254,7 @@ class ImageSaver:
         try:
             apt: tuple[dict[str, str], list[str]] = ({}, [])
             if DPKG in found.kinds:
-                before, after = [packages_of(await self._file(pod, DPKG)) for pod in (helper, session)]
-                apt = (
-                    {n: v for n, v in after.items() if before.get(n) != v},
-                    [n for n in before if n not in after],
-                )
+                apt = packages_changed(*[await self._file(pod, DPKG) for pod in (helper, session)])
             plain = {path.encode("utf-8", "replace").decode(): kind for path, kind in found.kinds.items()}
             told = await asyncio.to_thread(read_changes, plain, *apt)
             return written(told, named, name=spec.image.name, before=spec.recipe)
