@@ -24,7 +24,6 @@ FILTERS = {
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = "Show the audit log, newest first. Who administers a resource group sees that group's lines."
     parser = add_users_command(commands, audit, "audit", "who did what, for administrators", about)
     for name, what in FILTERS.items():

@@ -23,11 +23,9 @@ from fgpuspawner.backup.archive import CONFIG, SECRETS, Manifest, database_file,
 from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, dump, kind_of, put_back
 from fgpuspawner.backup.secrets import opened, sealed
 from fgpuspawner.cli.check import NOT_YET
-from fgpuspawner.cli.command import add_command, add_config, read_only, read_secret
-from fgpuspawner.cli.hub_config import load_config
+from fgpuspawner.cli.command import add_command, add_config, loaded, read_only, read_secret
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.offline import without_engine
 
 SCHEDULER, HUB = "scheduler", "hub"
 COOKIE = "jupyterhub_cookie_secret"
@@ -48,7 +46,6 @@ class Here:
 
 
 def add_to(commands: Any) -> None:
-    """Add both commands to the parser of ``fgpu``."""
     about = "Write databases, configuration and catalogue into one file, while the Hub runs. It has no homes, no images."
     backup = add_command(
         commands, run_backup, "backup", "write what an installation knows into one file", about
@@ -174,9 +171,7 @@ def run_restore(given: argparse.Namespace) -> list[str]:
 
 def here_of(config: str) -> Here:
     """Return what a Hub's configuration says of its databases; no engine is asked."""
-    with without_engine():
-        found = load_config(config)
-    settings = FGPU.from_config(found).checked()
+    found, settings = loaded(config)
     hub = found.JupyterHub
     return Here(
         settings,

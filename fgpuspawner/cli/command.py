@@ -20,6 +20,8 @@ from fgpuspawner.cli.usage import CONFIG, UsageError
 from fgpuspawner.text.tables import printable
 
 if TYPE_CHECKING:
+    from traitlets.config import Config
+
     from fgpu_scheduler import Policy, Store
     from fgpuspawner.settings import FGPU
 
@@ -64,6 +66,12 @@ def add_command(
     return parser
 
 
+def add_commands(commands: Any, name: str, what: str, about: str, *, metavar: str = "WHAT") -> Any:
+    """Add a command that has commands of its own, and return what these are added to."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=about)
+    return parser.add_subparsers(dest="what", metavar=metavar, required=True, parser_class=type(parser))
+
+
 def add_config(parser: argparse.ArgumentParser, what: str = "default: ") -> None:
     """Add the option that names the Hub's configuration."""
     parser.add_argument("--config", metavar="FILE", default=CONFIG, help=f"{what}{CONFIG}")
@@ -76,8 +84,8 @@ def add_config_or_db(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--db", metavar="URL", help="the scheduler's database, instead of a configuration")
 
 
-def settings_of(path: str) -> FGPU:
-    """Return the settings of a Hub's configuration, checked; no engine is asked, and so none has to run.
+def loaded(path: str) -> tuple[Config, FGPU]:
+    """Return a Hub's configuration and its settings, checked; no engine is asked, and so none has to run.
 
     Raises:
         UsageError, BadSettings: there is no such file, or it cannot work.
@@ -87,7 +95,8 @@ def settings_of(path: str) -> FGPU:
     from fgpuspawner.settings.offline import without_engine
 
     with without_engine():
-        return FGPU.from_config(load_config(path)).checked()
+        config = load_config(path)
+        return config, FGPU.from_config(config).checked()
 
 
 def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
@@ -96,7 +105,7 @@ def named(given: argparse.Namespace) -> tuple[str, Policy, FGPU | None]:
 
     if given.db:
         return given.db, Policy(), None
-    settings = settings_of(given.config or CONFIG)
+    _, settings = loaded(given.config or CONFIG)
     return settings.database_url(), settings.policy(), settings
 
 
@@ -111,6 +120,20 @@ def read_only(url: str, **more: Any) -> Iterator[Store]:
 
     with contextlib.closing(Store(url, **more)) as store:
         store.connect_readonly()
+        yield store
+
+
+@contextlib.contextmanager
+def writable(settings: FGPU) -> Iterator[Store]:
+    """Open an installation's database for reading and writing, beside its Hub.
+
+    Raises:
+        StoreUnavailable: it cannot be used, or no Hub has used it so far.
+    """
+    from fgpu_scheduler import Store
+
+    with contextlib.closing(Store(settings.database_url())) as store:
+        store.connect()
         yield store
 
 

@@ -27,7 +27,6 @@ Offered = dict[str, str]
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = (
         "Print the lines with which a shell completes fgpu's commands, options, sessions and images. "
         'bash, in ~/.bashrc: eval "$(fgpu completion bash)"; zsh, in ~/.zshrc after compinit: '

@@ -109,6 +109,15 @@ def read_rows(path: str, *, columns: Sequence[str], needed: Collection[str] = ()
     return rows
 
 
+def printed(text: str, output: str | None, what: str) -> list[str]:
+    """Return a CSV file's lines; or write them into the new file ``output``, and return that ``what`` is in it."""
+    if output is None:
+        return text.rstrip("\n").splitlines()
+    with Path(output).open("x", encoding="utf-8", newline="") as file:
+        file.write(text)
+    return [f"wrote {what} to {output}"]
+
+
 def _nearest(name: str, columns: Sequence[str]) -> str:
     near = difflib.get_close_matches(name.lower(), columns, n=1)
     return f"there is no such column; use {near[0] if near else ', '.join(columns)}"

@@ -11,7 +11,6 @@ from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     parser = add_command(
         commands,
         run,

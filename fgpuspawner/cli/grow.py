@@ -18,7 +18,6 @@ ASKED, REFUSED = "ASKED", "REFUSED"
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = (
         "Give a running session more of its GPU, or less: the new amount, in fGPU. Its programs run on; its CPU and "
         "memory stay. At most it can have what is free on its GPU now, and at least what its programs use. "

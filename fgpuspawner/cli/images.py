@@ -12,7 +12,7 @@ from typing import Any
 from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings, Node, Store
-from fgpuspawner.cli.command import JsonReport, add_command, add_config, who
+from fgpuspawner.cli.command import JsonReport, add_command, add_commands, add_config, who, writable
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.engines.base import ImageStore, Installation
 from fgpuspawner.images.catalogue import CatalogueError, checked, load_catalogue, written
@@ -39,16 +39,11 @@ DONE = {
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     # They use what is here.
     from fgpuspawner.cli import image_build, private_images
 
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "images",
-        help="the images that sessions are started from",
-        description="Look at the image catalogue, and change it. The Hub and the service follow within seconds.",
-    )
-    own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
+    about = "Look at the image catalogue, and change it. The Hub and the service follow within seconds."
+    own = add_commands(commands, "images", "the images that sessions are started from", about)
     command(
         own, run_list, "list", "the images, their state, where file and database differ, and who has them"
     )
@@ -145,8 +140,7 @@ def opened(path: str) -> Iterator[Opened]:
     """
     config = load_config(path)
     settings = FGPU.from_config(config).checked()
-    with contextlib.closing(Store(settings.database_url())) as store:
-        store.connect()
+    with writable(settings) as store:
         with quiet():
             images = Images(settings.catalogue_path(), store, must_be_good=False)
             images.refresh()

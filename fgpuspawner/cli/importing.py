@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fgpu_scheduler import BadAmount, format_milli, parse_milli
-from fgpuspawner.cli.command import JsonReport, add_command
+from fgpuspawner.cli.command import JsonReport, add_command, add_commands
 from fgpuspawner.cli.csv_rows import BadFile
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.service.csv_file import csv_text
@@ -74,13 +74,9 @@ class Translated:
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "import",
-        help="quotas and presets from Backend.AI or KubeSpawner",
-        description="Translate what another system says of limits and profiles into settings. Nothing is changed.",
-    )
-    own = parser.add_subparsers(dest="what", metavar="SYSTEM", required=True, parser_class=type(parser))
+    what = "quotas and presets from Backend.AI or KubeSpawner"
+    about = "Translate what another system says of limits and profiles into settings. Nothing is changed."
+    own = add_commands(commands, "import", what, about, metavar="SYSTEM")
     backend = add_command(
         own,
         run_backend_ai,

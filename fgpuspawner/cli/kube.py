@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from fgpuspawner.cli.command import Report, add_command, add_config
+from fgpuspawner.cli.command import Report, add_command, add_commands, add_config
 from fgpuspawner.cli.hub_config import checked_like_the_hub, load_config, quiet
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS
@@ -31,13 +31,8 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "kube",
-        help="what sessions on Kubernetes need",
-        description="Make what sessions on Kubernetes need beside the Hub.",
-    )
-    own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
+    about = "Make what sessions on Kubernetes need beside the Hub."
+    own = add_commands(commands, "kube", "what sessions on Kubernetes need", about)
     image = add_command(
         own,
         run_image,

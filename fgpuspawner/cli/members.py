@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fgpuspawner.cli.api import TOKEN, URL, Api
-from fgpuspawner.cli.command import JsonReport, add_command
-from fgpuspawner.cli.csv_rows import BadFile, Mistake, Row, read_rows, refuse
+from fgpuspawner.cli.command import JsonReport, add_command, add_commands
+from fgpuspawner.cli.csv_rows import BadFile, Mistake, Row, printed, read_rows, refuse
 from fgpuspawner.cli.quota import add_apply, told
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.text.tables import printable
@@ -27,13 +26,8 @@ Members = dict[str, set[str]]
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "members",
-        help="the members of JupyterHub's groups as a CSV file",
-        description="Write who is in which group of JupyterHub into a CSV file, and read one.",
-    )
-    own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
+    about = "Write who is in which group of JupyterHub into a CSV file, and read one."
+    own = add_commands(commands, "members", "the members of JupyterHub's groups as a CSV file", about)
     where = f"{URL} is the Hub's address, {TOKEN} an administrator's token."
     what = "print the members of all groups as a CSV file"
     export = add_command(
@@ -61,12 +55,7 @@ def run_export(given: argparse.Namespace) -> list[str]:
     rows = [(group, user) for group in sorted(found) for user in sorted(found[group]) or [""]]
     if given.json:
         return JsonReport({"version": 1, "groups": {group: sorted(found[group]) for group in sorted(found)}})
-    text = csv_text(COLUMNS, rows)
-    if given.output is None:
-        return text.rstrip("\n").splitlines()
-    with Path(given.output).open("x", encoding="utf-8", newline="") as file:
-        file.write(text)
-    return [f"wrote {len(found)} groups to {given.output}"]
+    return printed(csv_text(COLUMNS, rows), given.output, f"{len(found)} groups")
 
 
 def run_import(given: argparse.Namespace) -> list[str]:

@@ -7,11 +7,10 @@ import contextlib
 from typing import Any
 
 from fgpu_scheduler import Claim, copy_database, lock_file
-from fgpuspawner.cli.command import add_command, add_config, settings_of
+from fgpuspawner.cli.command import add_command, add_config, loaded
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = (
         "Copy the scheduler's database into an empty one of either kind, while no Hub runs. The installation stays the "
         "same: its sessions, queue, history and images. The old database stays as it is."
@@ -23,7 +22,7 @@ def add_to(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> list[str]:
     """Copy it, and return what is to be done next."""
-    settings = settings_of(given.config)
+    _, settings = loaded(given.config)
     data = settings.data_path()
     with (
         lock_file(data / "hub.lock", f"a Hub runs on {data}; stop it first"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from typing import Any
 
-from fgpu_scheduler import BadSettings, NodeAction, Store, act_on_gpu, act_on_node
-from fgpuspawner.cli.command import add_command, add_config, settings_of, who
+from fgpu_scheduler import BadSettings, NodeAction, act_on_gpu, act_on_node
+from fgpuspawner.cli.command import add_command, add_config, loaded, who, writable
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     parser = add_command(
         commands,
         run,
@@ -33,8 +31,7 @@ def run(given: argparse.Namespace) -> list[str]:
     """Set the state of a node or of a GPU, and return what follows."""
     if given.reason and given.gpu is None:
         raise BadSettings("--reason: only with --gpu")
-    with contextlib.closing(Store(settings_of(given.config).database_url())) as store:
-        store.connect()
+    with writable(loaded(given.config)[1]) as store:
         action, by, now_s = NodeAction(given.action), f"{who()} (fgpu)", int(time.time())
         if given.gpu is None:
             return [f"node {given.node}: {act_on_node(store, given.node, action, by=by, now_s=now_s)}"]

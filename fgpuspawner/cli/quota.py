@@ -7,12 +7,10 @@ What no line is for stays as it is.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fgpu_scheduler import (
@@ -20,14 +18,13 @@ from fgpu_scheduler import (
     BadSettings,
     Quota,
     QuotaEdits,
-    Store,
     format_milli,
     in_force,
     limits_words,
     quota_words,
 )
-from fgpuspawner.cli.command import JsonReport, add_command, add_config, settings_of, who
-from fgpuspawner.cli.csv_rows import Mistake, Row, read_rows, refuse
+from fgpuspawner.cli.command import JsonReport, add_command, add_commands, add_config, loaded, who, writable
+from fgpuspawner.cli.csv_rows import Mistake, Row, printed, read_rows, refuse
 from fgpuspawner.service.admin.quotas_view import key_of, spec_of
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.settings import FGPU
@@ -38,13 +35,8 @@ WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "quota",
-        help="all quotas as a CSV file",
-        description="Write the quotas in force into a CSV file, and read one.",
-    )
-    own = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=type(parser))
+    about = "Write the quotas in force into a CSV file, and read one."
+    own = add_commands(commands, "quota", "all quotas as a CSV file", about)
     export = add_command(own, run_export, "export", "print the quotas in force as a CSV file")
     export.add_argument("--output", metavar="FILE", help="write it here, where there is no file yet")
     reading = add_command(
@@ -84,18 +76,12 @@ class Change:
 
 def run_export(given: argparse.Namespace) -> list[str]:
     """Return the quotas in force as a file's lines, or write the file."""
-    settings = settings_of(given.config)
-    with contextlib.closing(Store(settings.database_url())) as store:
-        store.connect()
+    _, settings = loaded(given.config)
+    with writable(settings) as store:
         quotas = in_force(settings.quotas_given(), QuotaEdits(store).all())
     if given.json:
         return JsonReport({"version": 1, "quotas": [spec_of(quota) for quota in quotas]})
-    text = written(quotas)
-    if given.output is None:
-        return text.rstrip("\n").splitlines()
-    with Path(given.output).open("x", encoding="utf-8", newline="") as file:
-        file.write(text)
-    return [f"wrote {len(quotas)} quotas to {given.output}"]
+    return printed(written(quotas), given.output, f"{len(quotas)} quotas")
 
 
 def written(quotas: Sequence[Quota]) -> str:
@@ -109,12 +95,11 @@ def run_import(given: argparse.Namespace) -> list[str]:
     Raises:
         BadFile: it cannot be read; nothing is changed.
     """
-    settings = settings_of(given.config)
+    _, settings = loaded(given.config)
     rows = read_rows(given.file, columns=QUOTA_KEYS)
     quotas = read_quotas(given.file, rows, settings)
     file = settings.quotas_given()
-    with contextlib.closing(Store(settings.database_url())) as store:
-        store.connect()
+    with writable(settings) as store:
         edits = QuotaEdits(store)
         changes = changed(rows, quotas, in_force(file, edits.all()))
         if given.apply and changes:

@@ -21,7 +21,6 @@ DAY_S = 86400
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     parser = add_command(
         commands,
         run,

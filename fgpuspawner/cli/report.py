@@ -85,7 +85,6 @@ SHORTEST_SECRET = 6
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = "Write what a support request needs into one new file: versions, check, settings, queue, logs. No secrets."
     parser = add_command(commands, run, "report", "what a support request needs, in one file", about)
     parser.add_argument("file", metavar="FILE", help="the new file")

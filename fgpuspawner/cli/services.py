@@ -20,11 +20,9 @@ import psutil
 import requests
 
 from fgpu_scheduler import BadSettings, FGPUError
-from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, read_only
-from fgpuspawner.cli.hub_config import load_config, quiet
+from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, loaded, read_only
+from fgpuspawner.cli.hub_config import quiet
 from fgpuspawner.hub.moved import noted_urls
-from fgpuspawner.settings import FGPU
-from fgpuspawner.settings.offline import without_engine
 from fgpuspawner.settings.room import MIB
 from fgpuspawner.text.tables import printable, table
 from fgpuspawner.text.times import instant
@@ -193,7 +191,6 @@ def _whose(line: str) -> str:
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = "Look at Hub, proxy, service, database and engine, and start, stop or restart what is of this installation."
     parser = add_command(commands, run, "services", "Hub, proxy, service, database, engine", about)
     parser.add_argument(
@@ -224,9 +221,8 @@ def run(given: argparse.Namespace) -> list[str]:
     from jupyterhub.app import JupyterHub
 
     # No check, and no engine is asked: this is wanted when something is wrong.
-    with without_engine(), quiet():
-        config = load_config(given.config)
-        settings = FGPU.from_config(config).checked()
+    with quiet():
+        config, settings = loaded(given.config)
         app = JupyterHub(config=config)
         app.init_hub()
     manager = manager_of(settings.data_path())

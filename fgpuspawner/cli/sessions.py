@@ -57,7 +57,6 @@ ASKED = {
 
 
 def add_to(commands: Any) -> None:
-    """Add the commands to the parser of ``fgpu``."""
     where = f"{URL} is the Hub's address, {TOKEN} your token."
     starting = add_users_command(
         commands, run, "run", "start sessions, or queue them", f"Start sessions, or queue them. {where}"

@@ -28,7 +28,6 @@ Json = dict[str, Any]
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = "Print capacity, sessions and the queue."
     parser = add_command(commands, run, "status", "capacity, sessions and queue", about)
     add_config_or_db(parser)

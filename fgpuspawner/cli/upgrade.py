@@ -22,7 +22,6 @@ from fgpuspawner.cli.hub_config import quiet
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = "Say what this version changes in the databases of an installation. It changes nothing itself."
     parser = add_command(commands, run, "upgrade", "say what an upgrade needs, before the Hub starts", about)
     parser.add_argument("--check", action="store_true", required=True, help="look, and change nothing")

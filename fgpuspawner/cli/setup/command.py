@@ -13,7 +13,7 @@ from typing import Any
 
 from fgpu_scheduler import BadSettings, StoreUnavailable
 from fgpuspawner.cli.check import NOT_YET
-from fgpuspawner.cli.command import Report, add_command, read_only, settings_of
+from fgpuspawner.cli.command import Report, add_command, loaded, read_only
 from fgpuspawner.cli.setup import record as records
 from fgpuspawner.cli.setup.answers import LOGINS, RUNTIMES, TLS, Answers, ask, from_json
 from fgpuspawner.cli.setup.checks import FAIL, WARN, Finding, look, of_the_configuration
@@ -38,7 +38,6 @@ READS_PASSWORDS = (
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser of ``fgpu``."""
     about = (
         "Set this machine up: configuration, systemd units, a user, firewall, backup, first image. Shows a plan first. "
         "Run it again to change something; options that are left out stay as they were."
@@ -198,7 +197,7 @@ def _installation_without_sessions(machine: Machine) -> str | None:
     if not machine.is_real or not config.exists():
         return None
     try:
-        with read_only(settings_of(str(config)).database_url()) as store:
+        with read_only(loaded(str(config))[1].database_url()) as store:
             live, installation = store.snapshot(int(time.time())).sessions, store.installation_id
     except StoreUnavailable as e:
         if not str(e).endswith(NOT_YET):
