@@ -149,7 +149,6 @@ def _by_all(allowed: Collection[str]) -> Callable[[Facts], bool | None]:
     return judge
 
 
-ENCRYPTED = 'c.JupyterHub.bind_url = "https://:443", and c.JupyterHub.ssl_cert or a proxy beside the Hub'
 HOLDS = ("mig", "driver-cgroup", "interposer", "mps", "hami")
 DEMANDS: tuple[Demand, ...] = (
     Demand(
