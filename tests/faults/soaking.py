@@ -171,9 +171,13 @@ class Soak:
         )
 
     def __enter__(self) -> Soak:
-        self._start()
-        for user in USERS:
-            self.hub.add_user(user)
+        try:
+            self._start()
+            for user in USERS:
+                self.hub.add_user(user)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -466,8 +470,8 @@ def service_of(hub: HubProcess) -> psutil.Process | None:
     assert hub.process is not None
     for child in psutil.Process(hub.process.pid).children():
         with suppress(psutil.Error):
-            # The one that was forked for it, or a later one.
-            if child.name() == quickstart.SERVICE_NAME or quickstart.SERVICE in child.cmdline():
+            # The one that was forked for it, or a later one, or one whose clock runs faster.
+            if child.name() == quickstart.SERVICE_NAME or quickstart.SERVICE in " ".join(child.cmdline()):
                 return child
     return None
 
