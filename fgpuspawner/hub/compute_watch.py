@@ -2,7 +2,9 @@
 
 Neither says enough alone. Whom libfgpu holds may be above the share for a while: kernels of seconds, what is lent. Who
 has no slot may compute nothing. So the account is asked for only where a session computed more than its share, and only
-processes without a slot count against it.
+processes without a slot count against it, or with one that could not read its changed limits. To ask takes a program that is
+started in a container, so what is answered is believed: of processes that each look has seen since, and each time twice as
+long.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fgpu_scheduler import FGPUError, Session, ShareMode
+from fgpu_scheduler import FGPUError, Placement, Session, ShareMode
 from fgpuspawner.hub.watchdog import Judge, Record, Sessions, launched_with
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.drivers import Place
@@ -30,6 +32,8 @@ STRIKE_AFTER_S = 5.0
 """From one strike to the next, and until the look after one."""
 LOOKS_EVERY_S = 5
 """As a mean: no two looks are further apart than four times that, so that who is around is ended within 30 s."""
+BELIEVED_S = 600.0
+"""At most, of what a session's account said; at first as long as it takes to the next look."""
 MOST_PROCESSES = 256
 """Of one session: those that computed most."""
 
@@ -54,13 +58,15 @@ class Around:
     percent: int
     share: int
     pids: tuple[int, ...]
+    behind: bool = False
+    """Whether libfgpu is there, and could not read the changed limits."""
 
     @property
     def words(self) -> str:
         """What they do, for the log."""
         return (
-            f"has {_programs(self.pids)} that computed {self.percent} % of GPU {self.uuid} without libfgpu, "
-            f"with a share of {self.share} %"
+            f"has {_programs(self.pids)} that computed {self.percent} % of GPU {self.uuid} "
+            f"{'by limits of before' if self.behind else 'without libfgpu'}, with a share of {self.share} %"
         )
 
     @property
@@ -70,7 +76,9 @@ class Around:
             f"this session has {_programs(self.pids)} that computed {self.percent} % of a GPU around its share of "
             f"{self.share} %",
             "doing so",
-            "End it, and run a program that is linked dynamically",
+            "End it, and start it again: it cannot read its changed limits"
+            if self.behind
+            else "End it, and run a program that is linked dynamically",
         )
 
     @property
@@ -78,8 +86,23 @@ class Around:
         """What its owner is told when it was ended."""
         return (
             f"your session was ended because it had {_programs(self.pids)} that computed {self.percent} % of a GPU "
-            f"around its share of {self.share} %, also after a warning; a statically linked program does that, for one"
+            f"around its share of {self.share} %, also after a warning; "
+            + (
+                "it could not read its changed limits"
+                if self.behind
+                else "a statically linked program does that, for one"
+            )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """Of whom of a session it is believed until when that libfgpu holds them."""
+
+    placement: Placement
+    slots: frozenset[int]
+    for_s: float
+    until_s: float
 
 
 def _programs(pids: Sequence[int]) -> str:
@@ -114,17 +137,24 @@ def above_share(look: Look, session: Session) -> list[Computed] | None:
     return found
 
 
-def around(computed: Computed, *, slots: Collection[int], running: Collection[int]) -> Around | None:
+def around(
+    computed: Computed,
+    *,
+    slots: Collection[int],
+    running: Collection[int],
+    behind: Collection[int] = frozenset(),
+) -> Around | None:
     """Return who computed without a slot, if that made it too much. Pure.
 
-    What is held counts as the share at most. Who has ended has given its slot back.
+    What is held counts as the share at most. Who has ended has given its slot back. ``slots`` are without who is ``behind``.
     """
     without = {p: sm for p, sm in computed.percents.items() if p in running and p not in slots}
     alone = sum(without.values())
     held = min(computed.share, sum(computed.percents.values()) - alone)
     if alone + held <= computed.share + TOLERANCE_PERCENT:
         return None
-    return Around(computed.uuid, round(alone), computed.share, tuple(sorted(without)))
+    pids = tuple(sorted(without))
+    return Around(computed.uuid, round(alone), computed.share, pids, behind=any(p in behind for p in pids))
 
 
 class ComputeWatch:
@@ -143,19 +173,22 @@ class ComputeWatch:
         self._ask = ask
         self._look_again = look_again
         self._asking: dict[int, asyncio.Task[None]] = {}
+        self._believed: dict[int, Believed] = {}
         self._silent: set[str] = set()
 
     async def saw(self, look: Look, live: Sequence[Session]) -> None:
         """Ask who is held, of sessions that computed too much. A session that does not answer keeps nobody waiting."""
         self._judge.keep(live)
+        self._believed = {s.id: self._believed[s.id] for s in live if s.id in self._believed}
         there = running_on(look.devices, live)
         for session in live:
             if session.id not in there or launched_with(session) not in WATCHED:
                 continue
+            self._believe_who_is_there(session, look)
             computed = above_share(look, session)
             if computed is None:
                 await self._judge.judge(session.id, look.at_s, None, known=False)
-            elif not computed:
+            elif not computed or self._is_believed(session, look, computed):
                 await self._judge.judge(session.id, look.at_s, None, known=True)
             elif session.id not in self._asking:
                 self._asking[session.id] = asyncio.create_task(self._look_closer(session, look, computed))
@@ -166,6 +199,37 @@ class ComputeWatch:
         while self._asking:
             await asyncio.wait(tuple(self._asking.values()))
 
+    def _believe_who_is_there(self, session: Session, look: Look) -> None:
+        """Believe nothing of who has ended: its number may be another's next."""
+        believed = self._believed.get(session.id)
+        if believed is None:
+            return
+        seen = {
+            process.inner_pid
+            for use in look.devices.values()
+            if isinstance(use, DeviceUse)
+            for process in use.processes
+            if look.owners.get(process.pid) == session.id
+        }
+        self._believed[session.id] = replace(believed, slots=believed.slots & seen)
+
+    def _is_believed(self, session: Session, look: Look, computed: Sequence[Computed]) -> bool:
+        """Return whether libfgpu holds all that made it too much, by an answer that is still believed."""
+        believed = self._believed.get(session.id)
+        return (
+            believed is not None
+            and believed.placement == session.placement
+            and look.at_s < believed.until_s
+            and all(around(one, slots=believed.slots, running=one.percents) is None for one in computed)
+        )
+
+    def _believe(self, session: Session, look: Look, slots: frozenset[int]) -> None:
+        before = self._believed.get(session.id)
+        again = before is not None and before.placement == session.placement and look.at_s >= before.until_s
+        for_s = min(BELIEVED_S, 2 * before.for_s) if before is not None and again else LOOKS_EVERY_S
+        assert session.placement is not None
+        self._believed[session.id] = Believed(session.placement, slots, for_s, look.at_s + for_s)
+
     async def _look_closer(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
         try:
             await self._judge_closely(session, look, computed)
@@ -174,8 +238,9 @@ class ComputeWatch:
 
     async def _judge_closely(self, session: Session, look: Look, computed: Sequence[Computed]) -> None:
         pids = {pid: sm for one in computed for pid, sm in one.percents.items()}
+        asked = sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES]
         try:
-            found = await self._ask(session, sorted(pids, key=lambda p: -pids[p])[:MOST_PROCESSES])
+            found = await self._ask(session, asked)
         except FGPUError as e:
             log.warning(
                 "Session %d computes more than its share, and it cannot be told whether around libfgpu: %s",
@@ -184,8 +249,14 @@ class ComputeWatch:
             )
             await self._judge.judge(session.id, look.at_s, None, known=False)
             return
-        offences = (around(one, slots=found.slots, running=found.running) for one in computed)
+        behind = frozenset(found.behind)
+        slots = frozenset(found.slots) - behind
+        offences = (around(one, slots=slots, running=found.running, behind=behind) for one in computed)
         offence = next((o for o in offences if o is not None), None)
+        if offence is None:
+            self._believe(session, look, slots.intersection(asked))
+        else:
+            self._believed.pop(session.id, None)
         await self._judge.judge(session.id, look.at_s, offence, known=True)
         if offence is not None:
             self._look_again(look.place, STRIKE_AFTER_S)

@@ -114,6 +114,7 @@ class Report:
 class Slots:
     """Whose slots in libfgpu's account are held, and which of the processes that were asked for run.
 
+    Who is ``behind`` could not read its changed limits, and computes by those of before.
     ``amounts`` have of such a process its number, and what it was charged of each device, in bytes. ``held`` is what all
     of them hold of each device; nothing where nobody has allocated yet.
     """
@@ -123,6 +124,7 @@ class Slots:
     running: tuple[Number, ...]
     amounts: tuple[tuple[Number, ...], ...] = ()
     held: tuple[Number, ...] = ()
+    behind: tuple[Number, ...] = ()
     nonce: object = None
 
 

@@ -123,6 +123,10 @@ unsigned fgpu_processes(int device, struct fgpu_process *out, unsigned room);
  * this library is used in it: what the parent's tables hold is not the child's. Cheap: one load when not forked. */
 bool fgpu_forked(void);
 
+/* Writes into this process's slot, if it has one, whether it could not read its changed limits. Until it can it is granted
+ * no memory and computes in the slots that it knows: the watchdog takes it for one without libfgpu. */
+void fgpu_say_behind(bool behind);
+
 /* The session's common account of GPU time on a device, in the region; NULL if there is none. For throttle.c.
  * Zero-filled at first. Only atomics, as processes die at any instruction. */
 struct fgpu_time_account {

@@ -372,6 +372,7 @@ static __attribute__((noinline)) const struct fgpu_limits *read_again(const stru
         if (mprotect(mine, sizeof *mine, PROT_READ) == 0)
             outcome = mine;
     }
+    fgpu_say_behind(outcome != mine);
     if (outcome != found && atomic_compare_exchange_strong(&result, &found, outcome))
         found = outcome;
     if (found != mine)

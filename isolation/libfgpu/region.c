@@ -205,6 +205,7 @@ static void clear(struct region *region, unsigned slot) {
         atomic_store(&region->cell[device][slot].pending, 0);
         atomic_store(&region->cell[device][slot].committed, 0);
     }
+    atomic_store(&region->owner[slot].behind, 0);
     atomic_store(&region->owner[slot].pid, 0);
 }
 
@@ -544,4 +545,13 @@ struct fgpu_time_account *fgpu_time_account(int device) {
         return NULL;
     this_slot(place.process, place.region);
     return &place.region->time[device];
+}
+
+/* Asks for no limits, as it is called while they are read. */
+void fgpu_say_behind(bool behind) {
+    struct process *process = atomic_load(&process_page);
+    struct region *region = atomic_load(&region_pages);
+    uint32_t slot_plus_one = process == NULL || region == NULL ? 0 : atomic_load(&process->slot_plus_one);
+    if (slot_plus_one != 0)
+        atomic_store(&region->owner[slot_plus_one - 1].behind, behind);
 }

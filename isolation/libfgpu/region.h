@@ -6,7 +6,7 @@
  *   0x000008  high water: one more than the highest slot ever taken
  *   0x000040  peak[16]: the most bytes of each device that were ever held at once
  *   0x001000  time[16]: 256 bytes of struct fgpu_time_account for each device
- *   0x002000  owner[1024]: 16 bytes for each slot: pid (4), 4 unused, inode of the pid's namespace (8)
+ *   0x002000  owner[1024]: 16 bytes for each slot: pid (4), whether it is behind (4), inode of the pid's namespace (8)
  *   0x100000  cell[16][1024]: a cache line for each device and slot: pending (8), committed (8), 48 unused
  *   0x200000  end
  *
@@ -28,7 +28,7 @@ struct region_cell {
 
 struct region_owner {
     _Atomic(uint32_t) pid;
-    uint32_t unused;
+    _Atomic(uint32_t) behind; /* 1: it could not read its changed limits */
     _Atomic(uint64_t) namespace;
 };
 

@@ -46,6 +46,16 @@ static void tell_slots(struct json *json, int descriptor)
     json_raw(json, "]");
 }
 
+/* Of those, who could not read the changed limits. */
+static void tell_behind(struct json *json)
+{
+    for (unsigned slot = 0; slot < REGION_SLOTS; slot++)
+        if (held[slot] && owners[slot].behind) {
+            json_next(json);
+            json_number(json, owners[slot].pid);
+        }
+}
+
 static bool is_asked(const char *processes, uint64_t process)
 {
     char *end;
@@ -134,6 +144,10 @@ void probe_slots(struct json *json, const struct options *options)
     else
         /* Nobody has been counted yet: libfgpu makes the file. */
         json_raw(json, errno == ENOENT ? "[]" : "null");
+    json_name(json, "behind");
+    json_raw(json, "[");
+    tell_behind(json);
+    json_raw(json, "]");
     json_name(json, "running");
     json_raw(json, "[");
     while (*rest != '\0') {

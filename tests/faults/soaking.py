@@ -390,11 +390,11 @@ class Soak:
         left += [f"process {p.pid}" for p in self._processes_of_no_hub()]
         if self.kind == "docker":
             own = f"label=fgpu.installation={self.hub.store.installation_id}"
-            warm = self._warm()
-            left += [f"container {name}" for name in self._engine_has("ps", own) if name not in warm]
-            # That of the pool is there also in the instants in which nothing waits in it.
-            waits = self._engine_has("network", f"name=^fgpu-{self.hub.store.installation_id}-warm$")
-            left += [f"network {name}" for name in self._engine_has("network", own) if name not in waits]
+            # What waits for a session comes and goes while this looks: its own name says it, as its network's does.
+            left += [f"container {name}" for name in self._engine_has("ps", own) if "-warm-" not in name]
+            left += [
+                f"network {name}" for name in self._engine_has("network", own) if not name.endswith("-warm")
+            ]
             unnamed = f"label=fgpu.unnamed={self.hub.store.installation_id}"
             left += [f"volume {name}" for name in self._engine_has("volume", unnamed)]
         return left
@@ -418,14 +418,11 @@ class Soak:
             return 0
         return sum(len(rules) for rules in firewall.state(self.hub.store.installation_id).values())
 
-    def _warm(self) -> list[str]:
-        """Return the containers that wait for a session."""
-        named = f"name=^fgpu-{self.hub.store.installation_id}-warm-"
-        return self._engine_has("ps", named)
-
     def _engine_has(self, what: str, wanted: str) -> list[str]:
+        """Return the names of what an engine has."""
         words = {"ps": ["ps", "--all"], "network": ["network", "ls"], "volume": ["volume", "ls"]}[what]
-        command = ["docker", *words, "--quiet", "--filter", wanted]
+        name = "{{.Names}}" if what == "ps" else "{{.Name}}"
+        command = ["docker", *words, "--format", name, "--filter", wanted]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from sessionfolders import UUID, preloaded
 
-from fgpuspawner.isolation import accounting, limits
+from fgpuspawner.isolation import accounting, limits, native
+from fgpuspawner.isolation.report import Answer, read_slots, slots_command
 
 MIB = 2**20
 DEVICE_MIB = 8192
@@ -167,6 +168,33 @@ def test_nothing_is_granted_while_changed_limits_cannot_be_read(
         (folder / "limits").write_bytes(good)
         (folder / "limits").chmod(0o444)
         assert program.ask("take 1024") == "0"
+
+
+def test_who_cannot_read_changed_limits_is_said_to_be_behind_until_it_can(
+    changing: Callable[..., Path],
+) -> None:
+    folder = changing(1024)
+    with running(folder) as program:
+        assert program.ask("take 1") == "0"
+        good = (folder / "limits").read_bytes()
+        set_limit(folder, 512)
+        (folder / "limits").unlink()
+        assert program.ask("take 1") == OUT_OF_MEMORY
+        assert behind(folder) == (1, 1)
+        (folder / "limits").write_bytes(good)
+        (folder / "limits").chmod(0o444)
+        assert program.ask("take 1") == "0"
+        assert behind(folder) == (1, 0)
+
+
+def behind(folder: Path) -> tuple[int, int]:
+    """Return how many processes libfgpu counts, and how many of them cannot read their limits: by the Hub's own question."""
+    probe = native.find()
+    assert probe is not None
+    words = slots_command("n", str(folder / "accounting"), ())
+    done = subprocess.run([probe.probes[words[0]], *words[1:]], capture_output=True, check=True)
+    found = read_slots(Answer(done.stdout, 0), "n")
+    return len(found.slots), len(found.behind)
 
 
 def test_limits_that_become_another_sessions_grant_nothing(changing: Callable[..., Path]) -> None:

@@ -40,6 +40,7 @@ class World:
     def __init__(self, *, ends: bool = True, one: Session | None = None) -> None:
         self.session = one or session()
         self.slots: set[int] = set()
+        self.behind: set[int] = set()
         self.ended: set[int] = set()
         self.silent = False
         self.asked: list[Sequence[int]] = []
@@ -55,7 +56,8 @@ class World:
         self.asked.append(processes)
         if self.silent:
             raise BadReport("the check printed no report")
-        return Slots(1, tuple(self.slots), tuple(p for p in processes if p not in self.ended))
+        running = tuple(p for p in processes if p not in self.ended)
+        return Slots(1, tuple(self.slots), running, behind=tuple(self.behind))
 
     async def warn(self, session_id: int, message: str | None) -> Session:
         self.told.append(("warn" if message else "take back", message or ""))
@@ -122,6 +124,45 @@ async def test_whom_libfgpu_holds_is_left_alone_whatever_it_computes(use: Device
     world = World()
     world.slots = set(range(1, 17))
     assert await world.sees(*[use] * 20) == []
+
+
+async def test_who_computes_by_limits_of_before_is_warned_and_ended_and_told_to_start_it_again() -> None:
+    world = World()
+    world.slots, world.behind = {7, 8}, {7}
+    assert await world.sees(*[computing((7, 50), (8, 10))] * 3) == ["warn", "warn", "ISOLATION_FAILED"]
+    assert world.told[0][1].endswith("End it, and start it again: it cannot read its changed limits")
+    assert world.told[-1][1].endswith("also after a warning; it could not read its changed limits")
+    assert "computed 50 % of GPU GPU-1f by limits of before, with a share of 25 %" in world.recorded[0][1]
+
+
+async def test_a_session_that_is_lent_more_all_the_time_is_asked_a_dozen_times_in_an_hour() -> None:
+    world = World()
+    world.slots = {7}
+    assert await world.sees(*[computing((7, 90))] * 720) == []
+    assert 10 <= len(world.asked) <= 13, "720 looks"
+
+
+async def test_who_comes_or_comes_back_while_a_session_is_believed_is_asked_for_at_once() -> None:
+    world = World()
+    world.slots = {7}
+    await world.sees(*[computing((7, 90))] * 100)
+    asked = len(world.asked)
+    assert await world.sees(computing((7, 90), (9, 40))) == ["warn"]
+    world.slots = {7, 9}
+    assert await world.sees(*[computing((7, 90), (9, 40))] * 100) == ["take back"]
+    assert len(world.asked) > asked + 1
+    # Its number is another's now: of one that libfgpu does not hold.
+    world.slots = {7}
+    await world.sees(computing((7, 20)))
+    assert await world.sees(computing((7, 20), (9, 70))) == ["warn"]
+
+
+async def test_a_session_of_another_size_is_asked_anew() -> None:
+    world = World()
+    world.slots = {7}
+    await world.sees(*[computing((7, 90))] * 100)
+    world.session, world.behind = session(percent=10), {7}
+    assert await world.sees(computing((7, 90))) == ["warn"]
 
 
 async def test_within_the_share_nobody_is_asked() -> None:
