@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import make_url
 
 from fgpu_scheduler import FGPUError, Node, StoreUnavailable, format_milli
+from fgpuspawner.cli import clock
 from fgpuspawner.cli.command import JsonReport, Report, add_command, add_config, one_line, read_only
 from fgpuspawner.cli.hub_config import checked_like_the_hub, lacks_proxy_token, load_config, quiet
 from fgpuspawner.form.presets import with_unknown_image
@@ -102,9 +103,10 @@ def examined(path: str) -> list[str]:
     words, installation = _database(settings.database_url())
     lines.append(f"  database: {words}")
     lines.extend(_disk(settings.data_path()))
+    lines.append(f"  {clock.words()}")
     lines.extend(f"  {line}" for line in spawner_class.holds(config, settings))
-    strangers = spawner_class.sessions_of_others(config, settings, installation)
-    lines.extend(f"  WARNING: {line}" for line in strangers)
+    elsewhere = spawner_class.wrong_elsewhere(config, settings, installation)
+    lines.extend(f"  WARNING: {line}" for line in elsewhere)
     with quiet():
         facts = profiles.facts_of(
             app,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 from fgpu_scheduler import Session
 
@@ -29,3 +31,13 @@ def session_and_attempt(name: str, installation: str) -> tuple[int, int] | None:
     if not name.startswith(prefix) or match is None:
         return None
     return int(match[1]), int(match[2])
+
+
+def of_others(found: Iterable[tuple[str, str]], installation: str) -> Counter[str]:
+    """Return how many sessions each other installation has, of names and the installations that their labels name."""
+    # Labels alone can be forged by an image.
+    return Counter(
+        other
+        for name, other in found
+        if other != installation and session_and_attempt(name, other) is not None
+    )

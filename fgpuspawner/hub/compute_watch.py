@@ -2,9 +2,9 @@
 
 Neither says enough alone. Whom libfgpu holds may be above the share for a while: kernels of seconds, what is lent. Who
 has no slot may compute nothing. So the account is asked for only where a session computed more than its share, and only
-processes without a slot count against it, or with one that could not read its changed limits. To ask takes a program that is
-started in a container, so what is answered is believed: of processes that each look has seen since, and each time twice as
-long.
+processes without a slot count against it, or with one that could not read its changed limits. To ask takes a program
+that is started in a container, so what is answered is believed: of processes that each look has seen since, and each time
+twice as long.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def around(
 ) -> Around | None:
     """Return who computed without a slot, if that made it too much. Pure.
 
-    What is held counts as the share at most. Who has ended has given its slot back. ``slots`` are without who is ``behind``.
+    What is held counts as the share at most. Who has ended has given its slot back. Who is ``behind`` is not in
+    ``slots``.
     """
     without = {p: sm for p, sm in computed.percents.items() if p in running and p not in slots}
     alone = sum(without.values())

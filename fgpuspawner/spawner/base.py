@@ -164,8 +164,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         ]
 
     @classmethod
-    def sessions_of_others(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return for ``fgpu check`` which sessions on the nodes are another installation's, a line each. Blocks.
+    def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
+        """Return for ``fgpu check`` what is wrong on the nodes, a line each: sessions of others, wrong clocks. Blocks.
 
         ``installation`` is empty where there is no database yet.
         """

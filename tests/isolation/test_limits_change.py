@@ -188,7 +188,7 @@ def test_who_cannot_read_changed_limits_is_said_to_be_behind_until_it_can(
 
 
 def behind(folder: Path) -> tuple[int, int]:
-    """Return how many processes libfgpu counts, and how many of them cannot read their limits: by the Hub's own question."""
+    """Return how many processes libfgpu counts, and how many of them cannot read their limits, as the Hub asks."""
     probe = native.find()
     assert probe is not None
     words = slots_command("n", str(folder / "accounting"), ())

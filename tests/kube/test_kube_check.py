@@ -13,6 +13,8 @@ import pytest
 from accounts import World
 from hubs import Cluster
 
+from fgpuspawner.engines import marks
+from fgpuspawner.engines.kubernetes import others
 from fgpuspawner.engines.kubernetes.rights import RIGHTS
 
 CONFIG = """
@@ -110,3 +112,26 @@ def test_images_nodes_and_storage_that_are_not_there_are_named(world: World, tmp
     owner = World(world.cluster, world.namespace, Path(world.cluster.kubeconfig))
     _, lines = check(owner, tmp_path, more=more, gpus={"simulated": 1}, node="gpu9")
     assert any(line.startswith("FAIL: homes: StorageClass fast is not there; ") for line in lines)
+
+
+def test_sessions_of_another_installation_in_the_namespace_are_told_and_those_elsewhere_are_not(
+    world: World, tmp_path: Path
+) -> None:
+    marked = {marks.INSTALLATION: "0123456789ab", marks.SESSION: "7"}
+    names = {"fgpu-0123456789ab-7-1": marked, "forged": marked, "fgpu-fedcba987654-1-1": {}}
+    paths = [f"{world.own}/pods", "/api/v1/namespaces/default/pods"]
+    for path in paths:
+        for name, labels in names.items():
+            spec = {"containers": [{"name": "c", "image": "none.example.org/none:1"}], "nodeName": "nowhere"}
+            world.cluster.ask("POST", path, body={"metadata": {"name": name, "labels": labels}, "spec": spec})
+    config = world.configuration()
+    try:
+        lines = others.in_namespace(lambda: config, world.namespace, "aaaaaaaaaaaa")
+        assert others.in_namespace(lambda: config, world.namespace, "0123456789ab") == []
+    finally:
+        for path in paths:
+            for name in names:
+                world.cluster.ask("DELETE", f"{path}/{name}?gracePeriodSeconds=0")
+    assert [line.split(":")[0] for line in lines] == [
+        f"Sessions of another installation, 0123456789ab, run in namespace {world.namespace} (1)"
+    ]

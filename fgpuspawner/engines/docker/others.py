@@ -1,21 +1,28 @@
-"""Sessions of other installations on our engines, as after a change of ``db_url``: nobody here counts what they hold."""
+"""What is wrong on the engines of our nodes.
+
+Sessions of other installations, as after a change of ``db_url``: nobody here counts what they hold. And another time than
+the Hub's.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import docker
 
+from fgpuspawner.engines import marks
 from fgpuspawner.engines.base import EngineSilent
 from fgpuspawner.engines.docker.address import Address, addresses
 from fgpuspawner.engines.docker.containers import LABEL
 from fgpuspawner.engines.docker.daemon import LOOK_TIMEOUT_S, Daemon
 from fgpuspawner.engines.docker.errors import FAILED, rows
-from fgpuspawner.engines.marks import session_and_attempt
 from fgpuspawner.settings import FGPU
+
+MOST_APART_S = 5
+"""Two clocks that something keeps right are milliseconds apart."""
 
 
 def sessions_of_others(client: docker.APIClient, address: Address, installation: str) -> list[str]:
@@ -28,13 +35,16 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
         listed = rows(client.containers(filters={"label": f"{LABEL}.session"}))
     except FAILED as e:
         raise EngineSilent(str(e)) from e
-    found: Counter[str] = Counter()
-    for entry in listed:
-        name = (entry.get("Names") or ["/"])[0].removeprefix("/")
-        other = (entry.get("Labels") or {}).get(f"{LABEL}.installation", "")
-        # Labels alone can be forged by an image.
-        if other != installation and session_and_attempt(name, other) is not None:
-            found[other] += 1
+    found = marks.of_others(
+        (
+            (
+                (entry.get("Names") or ["/"])[0].removeprefix("/"),
+                (entry.get("Labels") or {}).get(f"{LABEL}.installation", ""),
+            )
+            for entry in listed
+        ),
+        installation,
+    )
     return [
         f"Sessions of another installation, {other}, run on {address} ({count}): what they hold is not counted here. "
         "If they are this Hub's, of another database: use `fgpu move` to go on with them; else end them: "
@@ -43,14 +53,41 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
     ]
 
 
+def wrong_time(client: docker.APIClient, address: Address) -> list[str]:
+    """Return a line if an engine has another time than this machine. Blocks.
+
+    Raises:
+        EngineSilent: the engine does not answer.
+    """
+    before = datetime.now(UTC)
+    try:
+        said = str(client.info().get("SystemTime", ""))
+    except FAILED as e:
+        raise EngineSilent(str(e)) from e
+    after = datetime.now(UTC)
+    try:
+        there = datetime.fromisoformat(said)
+        ahead_s = max((there - after).total_seconds(), 0) or min((there - before).total_seconds(), 0)
+    except (ValueError, TypeError):
+        return [f"the time of {address} is not known: it says {said[:40]!r}"]
+    if abs(ahead_s) <= MOST_APART_S:
+        return []
+    which = "ahead of" if ahead_s > 0 else "behind"
+    return [
+        f"the clock of {address} is {abs(ahead_s):.0f} s {which} the Hub's: logs and ages of files do not fit "
+        "together; install chrony on both machines, and look again: timedatectl"
+    ]
+
+
 def on_engines(settings: FGPU, client_kwargs: Mapping[str, Any], installation: str) -> Sequence[str]:
-    """Return for ``fgpu check`` what `sessions_of_others` finds on each engine of the configured nodes. Blocks."""
+    """Return for ``fgpu check`` what is found on each engine of the configured nodes. Blocks."""
     found: list[str] = []
     for address in addresses(settings.nodes):
         daemon = Daemon(address, installation=installation, client_kwargs=client_kwargs)
         try:
             with closing(daemon.another_client(timeout_s=LOOK_TIMEOUT_S)) as client:
                 found += sessions_of_others(client, address, installation)
+                found += wrong_time(client, address) if address.is_elsewhere else []
         except EngineSilent:
             found.append(f"whose sessions run on {address} is not known, as it does not answer")
         finally:

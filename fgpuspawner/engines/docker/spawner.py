@@ -149,8 +149,8 @@ class FGPUSpawner(QueuedSpawner, DockerSpawner):
             client.close()
 
     @classmethod
-    def sessions_of_others(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
-        """Return whose containers run beside ours, and are not counted."""
+    def wrong_elsewhere(cls, config: Any, settings: FGPU, installation: str) -> Sequence[str]:
+        """Return whose containers run beside ours and are not counted, and which machines have another time."""
         return others.on_engines(settings, client_settings(configured(cls, config)), installation)
 
     @classmethod

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.base import Capabilities, EngineSilent, Held, Installation, LaunchFailed, Safeguard
-from fgpuspawner.engines.kubernetes import safeguards
+from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
 from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Kai, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
@@ -229,6 +229,11 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             "disk: what sessions may use of their nodes' disks is the cluster's: c.KubeSpawner.extra_resource_limits = "
             '{"ephemeral-storage": "20Gi"}; homes have the size of their claims'
         ]
+
+    @classmethod
+    def wrong_elsewhere(cls, config: Config, settings: FGPU, installation: str) -> Sequence[str]:
+        """Return whose pods run in the namespace of ours. Those of other namespaces are other Hubs' by right."""
+        return others.in_namespace(lambda: cls.reached(config), cls.where(config), installation)
 
     @classmethod
     def reached(cls, config: Config) -> Configuration:

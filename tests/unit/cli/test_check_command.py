@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from commandline import failure, fgpu, filled, run, write_config
-from fgpuspawner.cli import check
+from fgpuspawner.cli import check, clock
+from fgpuspawner.engines.docker import others
+from fgpuspawner.engines.docker.address import Address
 from fgpuspawner.engines.local.spawner import LocalFGPUSpawner
 from fgpuspawner.isolation import native
 from fgpuspawner.isolation.native import Native
@@ -38,7 +45,8 @@ def test_check_says_what_a_good_configuration_gives(
     status, out, err = fgpu(capsys, "check", "--config", path)
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    room, limits = lines.pop(7), lines.pop(7)
+    room, time, limits = lines.pop(7), lines.pop(7), lines.pop(7)
+    assert re.fullmatch("  (clock: |WARNING: the clock of this machine is not synchronised: ).*", time)
     assert re.fullmatch(rf"  disk: \d+ MiB left for {re.escape(str(tmp_path))}/data", room)
     assert (
         limits
@@ -84,6 +92,48 @@ def test_check_warns_of_more_than_the_machine_has(
     )
     _, out, _ = fgpu(capsys, "check", "--config", path)
     assert f"    WARNING: this machine has {warned}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0x2001, "clock: synchronised"),
+        (0x40, "WARNING: the clock of this machine is not synchronised: "),
+        (None, "clock: not known whether it is synchronised (Operation not permitted); ask on the machine: "),
+    ],
+)
+def test_check_says_whether_the_clock_is_kept_right(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, said: str
+) -> None:
+    def adjtimex(asked: ctypes.Array[ctypes.c_char]) -> int:
+        if status is None:
+            ctypes.set_errno(errno.EPERM)
+            return -1
+        asked[40:44] = status.to_bytes(4, "little")
+        return 0
+
+    assert clock.words().startswith(("clock: ", "WARNING: the clock ")), "the kernel's own answer"
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(adjtimex=adjtimex))
+    assert clock.words().startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        (lambda now: now.isoformat(), None),
+        (lambda now: f"{now - timedelta(seconds=4):%Y-%m-%dT%H:%M:%S}.123456789Z", None),
+        (lambda now: (now + timedelta(seconds=90)).isoformat(), r"is (90|89) s ahead of the Hub's: .*chrony"),
+        (lambda now: (now - timedelta(minutes=5)).isoformat(), r"is 30\d s behind the Hub's: .*timedatectl"),
+        (lambda now: "", "the time of the Docker engine of b is not known: it says ''"),
+    ],
+    ids=["the same", "nanoseconds", "ahead", "behind", "silent"],
+)
+def test_check_compares_the_time_of_engines_elsewhere_with_the_hubs(
+    time: Callable[[datetime], str], said: str | None
+) -> None:
+    client = SimpleNamespace(info=lambda: {"SystemTime": time(datetime.now(UTC))})
+    lines = others.wrong_time(client, Address("tcp://b:2376", ("b",), host="b"))
+    assert (lines == []) if said is None else re.search(said, *lines)
 
 
 def test_check_needs_no_token_of_the_proxy_and_says_that_the_hub_does(
