@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fgpu_scheduler import Device, Past, format_milli
+from fgpu_scheduler import Device, EndCause, Past, format_milli
 from fgpuspawner.images.model import Image
 from fgpuspawner.images.needs import least_fgpu_milli
 
@@ -24,7 +24,8 @@ SHARE_MIB = 128
 class Run:
     """One run on one GPU: what it had, what it held at most, and how much of the GPU it computed with.
 
-    ``compute_percent`` is what it was entitled to, 0 where it had no share of its own.
+    ``compute_percent`` is what it was entitled to, 0 where it had no share of its own. ``ran_out``: it ended as it ran
+    out of memory.
     """
 
     image: str
@@ -33,6 +34,7 @@ class Run:
     peak_mib: int
     compute_percent: int = 0
     sm_p95_percent: int | None = None
+    ran_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def advise(
 
     That is a multiple of the step, at least ``least_milli`` (the image's own minimum), and below what the newest run
     had. In memory it holds the highest peak and a fifth more. A run that computed with most of what it was entitled to
-    is given no less compute than it used. Where ``devices`` are given it is enough on each of them: an amount of fGPU
-    is as much memory as the GPU makes it.
+    is given no less compute than it used, and one that ran out of memory no less than it had. Where ``devices`` are
+    given it is enough on each of them: an amount of fGPU is as much memory as the GPU makes it.
     """
     kinds = {(d.capacity_milli, d.memory_mib) for d in devices}
     newest = runs[:NEWEST_RUNS]
@@ -83,7 +85,8 @@ def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
     milli = max(-(-needed_mib * worth_milli // of_mib) for worth_milli, of_mib in on)
     if run.compute_percent and run.sm_p95_percent is not None:
         milli = max(milli, -(-run.sm_p95_percent * run.fgpu_milli // run.compute_percent))
-    return milli
+    # What it would have taken is not known, but that it was more.
+    return max(milli, run.fgpu_milli) if run.ran_out else milli
 
 
 def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
@@ -98,7 +101,9 @@ def runs_of(past: Iterable[Past]) -> dict[str, list[Run]]:
         if len(shares) == 1 and told is not None and told.samples and told.peak_mib is not None:
             share, image = shares[0], one.session.request.image
             held = share.fgpu_milli, share.memory_mib, told.peak_mib
-            found.setdefault(image, []).append(Run(image, *held, share.compute_percent, told.sm_p95_percent))
+            computed = share.compute_percent, told.sm_p95_percent
+            ran_out = one.session.end_cause is EndCause.OOM
+            found.setdefault(image, []).append(Run(image, *held, *computed, ran_out))
     return found
 
 

@@ -106,11 +106,10 @@ class LaunchFormSpawner(HasTraits):
         given, now_s = {} if sent is None else sent.fields, int(time.time())
         failed = None if given else failed_lately(lately.sessions, self.name, now_s=now_s)
         most = self.most_sessions(offer.caps.max_count)
-        login = "" if self.handler is None else self.handler.get_session_cookie() or ""
         return form.render(
             replace(offer, caps=replace(offer.caps, max_count=most)),
             hub_prefix=self.hub.base_url,
-            ticket=ticket.make(ticket.KEY, self.user.name, self.hub_groups, login=login, now_s=now_s),
+            ticket=self.forecast_ticket(),
             request_id=logs.request_id(),
             given=given,
             refusals=() if sent is None else sent.refusals,
@@ -170,6 +169,12 @@ class LaunchFormSpawner(HasTraits):
             # Asked of a request; where there is none, it is found out at the start.
             limit = 0 if self.handler is None else limit(self.handler)
         return limit if isinstance(limit, int) and limit > 0 else 0
+
+    def forecast_ticket(self) -> str:
+        """Return what this server's pages show to the service for forecasts; see `ticket`."""
+        login = "" if self.handler is None else self.handler.get_session_cookie() or ""
+        now_s = int(time.time())
+        return ticket.make(ticket.KEY, self.user.name, self.hub_groups, login=login, now_s=now_s)
 
     async def announcement(self) -> Notice | None:
         """Return what the administrators announce on every page; None also where the database does not answer in time.

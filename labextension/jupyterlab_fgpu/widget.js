@@ -85,15 +85,13 @@ function draw(node, status) {
   add(table, "caption", "GPU share", { style: "text-align: left; font-weight: 600" });
   row(table, "Amount", `${session.amount ?? "not known"}${session.simulated ? " (simulated)" : ""}`);
   row(table, "GPU memory", `${used} / ${session.gpu_memory_mib ?? "not known"} MiB`);
-  const received = meter.compute_received_percent;
+  const computed = meter.sm_percent == null ? null : Math.round(meter.sm_percent);
   const entitled = meter.compute_entitled_percent ?? session.compute_percent;
   row(
     table,
     "Compute",
-    `${received == null ? "use not known" : `${Math.round(received)} % in use`}, your share is ${entitled ?? "?"} %` +
-      (meter.compute_borrowed_percent == null || meter.compute_lent_percent == null
-        ? ""
-        : ` (${Math.round(meter.compute_borrowed_percent)} % borrowed, ${Math.round(meter.compute_lent_percent)} % lent)`)
+    `${computed == null ? "use not known" : `${computed} % in use`}, your share is ${entitled ?? "?"} %` +
+      (meter.compute_lent_percent == null || !(computed > entitled) ? "" : ` (${computed - entitled} % borrowed)`)
   );
   const waiting = status.others.filter((other) => other.state === "PENDING");
   const queue = status.queue.length === null ? "not known" : `${status.queue.length} waiting`;

@@ -48,24 +48,33 @@ export function contextText(
     : null;
 }
 
-/** Return what a session was lent of a GPU's compute and what it lent, or null where that is not known, or nothing. */
+/** Return what is computed of a GPU now, of the share or with what of it is borrowed: it adds up. */
+export function computeText(
+  computed: number,
+  entitled: number,
+  meter: Pick<IMeter, 'compute_lent_percent'>,
+  trans: TranslationBundle
+): string {
+  const now = Math.round(computed);
+  if (now <= entitled) {
+    return trans.__('%1 of %2 % in use', now, entitled);
+  }
+  return meter.compute_lent_percent === null
+    ? trans.__('%1 % in use, your share is %2 %', now, entitled)
+    : trans.__('%1 % in use: %2 % share + %3 % borrowed', now, entitled, now - entitled);
+}
+
+/** Return what others have of a session's share while it needs less, or null where that is nothing, or not known. */
 export function lentText(
-  meter: IMeter,
+  computed: number,
+  entitled: number,
+  meter: Pick<IMeter, 'compute_lent_percent'>,
   trans: TranslationBundle
 ): string | null {
-  const { compute_borrowed_percent: borrowed, compute_lent_percent: lent } =
-    meter;
-  if (borrowed === null || lent === null) {
-    return null;
-  }
-  const parts: string[] = [];
-  if (Math.round(borrowed) > 0) {
-    parts.push(trans.__('%1 % borrowed from others', Math.round(borrowed)));
-  }
-  if (Math.round(lent) > 0) {
-    parts.push(trans.__('%1 % of yours lent to others', Math.round(lent)));
-  }
-  return parts.length > 0 ? parts.join(', ') : null;
+  const lent = Math.round(meter.compute_lent_percent ?? 0);
+  return lent > 0 && Math.round(computed) <= entitled
+    ? trans.__('Others use %1 % of it meanwhile', lent)
+    : null;
 }
 
 /** Return "Idle: ..., ends at 14:20", or when it ends anyway, or null where no end is settled. */

@@ -4,7 +4,7 @@ import * as React from 'react';
 import { Bar, type IContext, Section } from './parts';
 import type { IBarRow, IStatus } from './tokens';
 
-/** Two bars for each resource: mine in my resource group, and mine overall, of that and what I could still get. */
+/** For each resource what is mine of that and what I could still get: in my resource group, and overall where that is more. */
 export function Resources(props: {
   status: IStatus;
   context: IContext;
@@ -14,6 +14,10 @@ export function Resources(props: {
   if (bars === null) {
     return null;
   }
+  // With one resource group both bars would say the same.
+  const several = bars.rows.some(
+    row => row.mine !== row.mine_overall || row.total !== row.total_overall
+  );
   return (
     <Section title={trans.__('Your share of what you can use')}>
       {bars.rows.map(row => {
@@ -24,19 +28,25 @@ export function Resources(props: {
           <div key={row.kind} className="jp-fgpu-Resource">
             <div className="jp-fgpu-ResourceName">{name}</div>
             <div className="jp-fgpu-Minor">
-              {trans.__('In group %1: %2', bars.group, here)}
+              {several ? trans.__('In group %1: %2', bars.group, here) : here}
             </div>
             <Bar
-              label={trans.__('%1 in group %2', name, bars.group)}
+              label={several ? trans.__('%1 in group %2', name, bars.group) : name}
               text={here}
               percent={row.percent}
             />
-            <div className="jp-fgpu-Minor">{trans.__('Overall: %1', overall)}</div>
-            <Bar
-              label={trans.__('%1 overall', name)}
-              text={overall}
-              percent={row.percent_overall}
-            />
+            {several && (
+              <>
+                <div className="jp-fgpu-Minor">
+                  {trans.__('Overall: %1', overall)}
+                </div>
+                <Bar
+                  label={trans.__('%1 overall', name)}
+                  text={overall}
+                  percent={row.percent_overall}
+                />
+              </>
+            )}
           </div>
         );
       })}
@@ -55,6 +65,11 @@ function resourceName(row: IBarRow, trans: TranslationBundle): string {
   }
 }
 
+/** Return MiB as GiB, to a tenth. */
+function gib(mib: string): string {
+  return String(Math.round((10 * Number(mib)) / 1024) / 10);
+}
+
 function ofText(
   row: IBarRow,
   part: string,
@@ -67,6 +82,6 @@ function ofText(
     case 'cpu':
       return trans.__('%1 of %2 cores', part, whole);
     case 'memory_mib':
-      return trans.__('%1 of %2 MiB', part, whole);
+      return trans.__('%1 of %2 GiB', gib(part), gib(whole));
   }
 }

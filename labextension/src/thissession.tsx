@@ -6,6 +6,7 @@ import { Ending } from './ending';
 import {
   amountText,
   asSentence,
+  computeText,
   contextText,
   instantText,
   leftText,
@@ -145,7 +146,7 @@ function GpuName(props: { gpu: IGpu }): JSX.Element {
   );
 }
 
-/** What the session gets of the GPU's compute, held against what it is entitled to. */
+/** What the session computes with of the GPU now, held against what it is entitled to. */
 function Compute(props: {
   session: IThisSession;
   trans: TranslationBundle;
@@ -153,11 +154,11 @@ function Compute(props: {
   const { session, trans } = props;
   const { meter } = session;
   const entitled = meter?.compute_entitled_percent ?? session.compute_percent;
-  const received = meter?.compute_received_percent ?? null;
+  const computed = meter?.sm_percent ?? null;
   if (entitled === null) {
     return <>{trans.__('not known')}</>;
   }
-  if (received === null) {
+  if (meter === null || computed === null) {
     return (
       <>
         <div>{trans.__('%1 %', entitled)}</div>
@@ -169,19 +170,15 @@ function Compute(props: {
       </>
     );
   }
-  const text = trans.__(
-    '%1 % in use, your share is %2 %',
-    Math.round(received),
-    entitled
-  );
-  const lent = meter && lentText(meter, trans);
+  const text = computeText(computed, entitled, meter, trans);
+  const lent = lentText(computed, entitled, meter, trans);
   return (
     <>
       <div>{text}</div>
       <Bar
         label={trans.__('Compute in use')}
         text={text}
-        percent={entitled > 0 ? Math.min(100, (100 * received) / entitled) : 0}
+        percent={entitled > 0 ? Math.min(100, (100 * computed) / entitled) : 0}
       />
       {lent && <div className="jp-fgpu-Minor">{lent}</div>}
     </>

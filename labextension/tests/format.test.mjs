@@ -6,6 +6,7 @@ import {
   ageText,
   amountText,
   asSentence,
+  computeText,
   contextText,
   endText,
   leftText,
@@ -215,15 +216,22 @@ test('what of the memory is not the program\'s is said where it is known', () =>
   assert.equal(contextText(null, trans), null);
 });
 
-test('what is lent is said where it is known, and is something', () => {
-  const meter = { compute_borrowed_percent: 9.6, compute_lent_percent: 0 };
-  assert.equal(lentText(meter, trans), '10 % borrowed from others');
+test('what is computed beyond the share adds up with it', () => {
+  const elastic = { compute_lent_percent: 0 };
+  const strict = { compute_lent_percent: null };
+  assert.equal(computeText(12.4, 30, elastic, trans), '12 of 30 % in use');
+  assert.equal(computeText(30.4, 30, strict, trans), '30 of 30 % in use');
   assert.equal(
-    lentText({ ...meter, compute_lent_percent: 2.6 }, trans),
-    '10 % borrowed from others, 3 % of yours lent to others'
+    computeText(91.6, 30, elastic, trans),
+    '92 % in use: 30 % share + 62 % borrowed'
   );
-  assert.equal(lentText({ ...meter, compute_borrowed_percent: 0.4 }, trans), null);
-  for (const name of Object.keys(meter)) {
-    assert.equal(lentText({ ...meter, [name]: null }, trans), null);
+  assert.equal(computeText(33, 30, strict, trans), '33 % in use, your share is 30 %');
+});
+
+test('what is lent is said where it is known, and is something', () => {
+  const lent = percent => ({ compute_lent_percent: percent });
+  assert.equal(lentText(9, 30, lent(2.6), trans), 'Others use 3 % of it meanwhile');
+  for (const [computed, percent] of [[9, 0.4], [9, null], [40, 2.6]]) {
+    assert.equal(lentText(computed, 30, lent(percent), trans), null);
   }
 });

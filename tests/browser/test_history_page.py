@@ -77,7 +77,7 @@ def test_a_users_receipts_come_in_pages_with_totals_and_advice(
     for words in (
         "0.3 of 4 GiB",
         "p95 200 MiB, 3 % of the GPU",
-        "mean 62 %, share 50 %: 15 % borrowed, 3 % lent",
+        "mean 62 %: 47 of 50 % share + 15 % borrowed; others used 3 % of it",
         "1 h",
         "0.50",
         "10.0 Wh",

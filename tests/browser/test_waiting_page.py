@@ -115,6 +115,40 @@ def test_a_hidden_page_notifies_of_the_start_if_it_was_asked_to_and_its_title_sa
     assert page.evaluate("localStorage.getItem('noted')") == "Your session is ready: second has started."
 
 
+def test_what_would_start_now_is_offered_and_the_place_is_given_up_for_nothing_else(
+    hub: HubProcess, log_in: Callable[..., Person]
+) -> None:
+    for user in ("half", "quick"):
+        hub.add_user(user)
+    holds = {"fgpu": "1.2", "time_limit_s": 3600, **LITTLE}
+    assert hub.spawn("half", options=holds).status_code in (201, 202)
+    hub.reach({"half/": "RUNNING"})
+    eve = log_in(hub.url, "eve", "test-password", reduced_motion="reduce")
+    page = eve.page
+    start_by(page, eve.link("big", fgpu="2", **LITTLE))
+    take = page.get_by_role("button", name="Start with 0.8 fGPU now")
+    expect(take).to_be_visible()
+    expect(page.get_by_text("This request gives up its place for it.")).to_be_visible()
+    check_page(page)
+    # Somebody was faster.
+    assert hub.spawn("quick", options={"fgpu": "0.5", **LITTLE}).status_code in (201, 202)
+    hub.reach({"half/": "RUNNING", "quick/": "RUNNING", "eve/big": "PENDING"})
+    take.click()
+    kept = page.get_by_text("0.8 fGPU would not start now any more. You keep your place.")
+    expect(kept).to_be_visible()
+    expect(place(page)).to_have_text("1st in the queue")
+    hub.stop("quick")
+    until(lambda: "quick/" not in hub.states(), what="the other's session has ended")
+    page.reload()
+    take.click()
+    page.wait_for_url("**/user/eve/big/**", timeout=START_MS)
+    assert hub.states()["eve/big"] == "RUNNING"
+    assert hub.servers("eve")["big"]["user_options"]["fgpu"] == "0.8"
+    for user, name in (("half", ""), ("eve", "big")):
+        hub.stop(user, name)
+        until(lambda: f"{user}/{name}" not in hub.states(), what="it has ended")  # noqa: B023
+
+
 def keeping(routes: list[Route]) -> Callable[[Route], None]:
     """Return what holds requests back, for a test to break them off."""
     return lambda route: routes.append(route)

@@ -64,10 +64,7 @@ def use(meter: Json | None) -> Use | None:
     compute = None
     sm, entitled = meter["sm_percent"], meter["compute_entitled_percent"]
     if sm is not None:
-        # Half of a percent is rounded up, as the page's script does it: "12.5:.0f" would be 12.
-        computed = math.floor(sm + 0.5)
-        length = percent(round(sm * 1000), entitled * 1000)
-        compute = Bar("Compute", f"{computed} %, share {entitled} %", length)
+        compute = Bar("Compute", compute_words(sm, entitled), percent(round(sm * 1000), entitled * 1000))
     memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
     if memory is not None and meter["memory_context_mib"]:
         memory = replace(memory, text=memory.text + context_words(meter["memory_context_mib"]))
@@ -75,21 +72,36 @@ def use(meter: Json | None) -> Use | None:
         memory,
         compute,
         meter["trouble"] or "",
-        lent_words(meter["compute_borrowed_percent"], meter["compute_lent_percent"]),
+        lent_now(sm, entitled, meter["compute_lent_percent"]),
     )
+
+
+def rounded(percent: float) -> int:
+    """Return a percent as it is shown: half of one is rounded up, as scripts do it; "12.5:.0f" would be 12."""
+    return math.floor(percent + 0.5)
+
+
+def compute_words(computed: float, entitled: int) -> str:
+    """Return what of a GPU is computed with, of the share or beyond it."""
+    now = rounded(computed)
+    return f"{now} %" if now > entitled else f"{now} of {entitled} %"
+
+
+def lent_now(computed: float | None, entitled: int, lent: float | None) -> str:
+    """Return from where what is computed beyond the share comes, or who has what is left of it.
+
+    ``lent`` is None where compute is not lent: then nothing is said.
+    """
+    if computed is None or lent is None:
+        return ""
+    if (more := rounded(computed) - entitled) > 0:
+        return f"{entitled} % share + {more} % borrowed"
+    return f"others use {rounded(lent)} % of it" if rounded(lent) else ""
 
 
 def context_words(mib: int) -> str:
     """Return what of the memory is not the program's, to follow what is used."""
     return f", {gib_words(mib)} of it contexts and code"
-
-
-def lent_words(borrowed: float | None, lent: float | None) -> str:
-    """Return what a session was lent and lent of a GPU; empty where that is nothing, or not known."""
-    told = ((borrowed, "borrowed"), (lent, "lent"))
-    if borrowed is None or lent is None:
-        return ""
-    return ", ".join(f"{whole} % {word}" for value, word in told if (whole := math.floor((value or 0) + 0.5)))
 
 
 HELD = ("mine", "others", "used")

@@ -50,7 +50,7 @@ class PageHandler(Handler):
             "hub_files": f"{site.base_url}hub/",
             "site_name": self.service.settings.site_name,
             "viewer": viewer,
-            "title": "GPU sessions",
+            "title": here.title if here is not None and here.admin else "GPU sessions",
             "moment": moment,
             "navigation": navigation.entries(
                 self.service.reader.engine,

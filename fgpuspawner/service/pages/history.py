@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from fgpu_scheduler import memory_words
 from fgpuspawner.service.api.history import LARGEST_FILE, advice_for, receipts_of, send_receipts
 from fgpuspawner.service.model import Json
-from fgpuspawner.service.pages.bars import Bar, lent_words, memory_bar
+from fgpuspawner.service.pages.bars import Bar, memory_bar, rounded
 from fgpuspawner.service.pages.base import PageHandler
 from fgpuspawner.service.problems import bad_argument
 from fgpuspawner.text.sessions import end_words
@@ -75,12 +75,16 @@ def _usual(memory_mib: int | None, compute_percent: float | None) -> str:
 
 
 def _lent(receipt: Json) -> str:
-    """Return what it had of the compute, and of that from others; empty where none was lent."""
-    words = lent_words(receipt["compute_borrowed_percent"], receipt["compute_lent_percent"])
-    if not words:
+    """Return what it had of the compute on the mean, of its share and beyond; empty where none was lent."""
+    borrowed, lent = receipt["compute_borrowed_percent"], receipt["compute_lent_percent"]
+    if borrowed is None or lent is None or not (rounded(borrowed) or rounded(lent)):
         return ""
-    received, entitled = receipt["compute_received_percent"], receipt["compute_entitled_percent"]
-    return f"mean {received:.0f} %, share {entitled} %: {words}"
+    received, entitled = rounded(receipt["compute_received_percent"]), receipt["compute_entitled_percent"]
+    own = f"{received - rounded(borrowed)} of {entitled} % share"
+    told = (
+        f"mean {received} %: {own} + {rounded(borrowed)} % borrowed" if rounded(borrowed) else f"mean {own}"
+    )
+    return f"{told}; others used {rounded(lent)} % of it" if rounded(lent) else told
 
 
 def totals(receipts: Sequence[Json], *, more: bool) -> Totals:

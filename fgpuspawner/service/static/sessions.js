@@ -119,11 +119,19 @@
     const sm = meter.sm_percent;
     const share = meter.compute_entitled_percent;
     fill(fresh.querySelector(".memory"), used, limit, gib(used) + " of " + gib(limit) + " GiB" + own(meter.memory_context_mib));
-    fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + " %, share " + share + " %");
-    fresh.querySelector(".lent").textContent = [[meter.compute_borrowed_percent, "borrowed"], [meter.compute_lent_percent, "lent"]]
-      .filter(([percent]) => Math.round(percent)).map(([percent, word]) => Math.round(percent) + " % " + word).join(", ");
+    fill(fresh.querySelector(".compute"), sm, share, Math.round(sm) + (Math.round(sm) > share ? " %" : " of " + share + " %"));
+    fresh.querySelector(".lent").textContent = lentNow(sm, share, meter.compute_lent_percent);
     fresh.querySelector(".trouble").textContent = meter.trouble || "";
     cell.replaceChildren(fresh);
+  }
+
+  /** As `lent_now` of the service. */
+  function lentNow(sm, share, lent) {
+    if (sm === null || lent === null) {
+      return "";
+    }
+    const more = Math.round(sm) - share;
+    return more > 0 ? share + " % share + " + more + " % borrowed" : Math.round(lent) ? "others use " + Math.round(lent) + " % of it" : "";
   }
 
   /** As `context_words` of the service. */

@@ -63,6 +63,8 @@ function show(event) {
   fact("fgpu-start", !waiting ? null : f.expected_start_at_s === null
     ? (f.basis || "no estimate") : startWords(f) + ", from " + f.basis + (f.behind_s ? ", as of " + f.behind_s + " s ago" : ""));
   fact("fgpu-since", clock(f.submitted_at_s));
+  waitsAs = place ? f.session_id : null;
+  if (place) { askLess(); } else { by("fgpu-less").hidden = true; }
 }
 
 by("stop-server-btn").hidden = false;
@@ -72,25 +74,16 @@ by("stop-server-btn").addEventListener("click", function () {
   this.textContent = "Cancelling";
   status.hidden = true;
   cancelling = true;
-  const options = {
-    success: function () { window.location = root.dataset.sessions; },
-    error: (xhr) => {
-      cancelling = false;
-      if (over) { askAgain(); }
-      this.disabled = false;
-      this.textContent = "Cancel";
-      status.hidden = false;
-      status.className = "alert alert-danger";
-      status.textContent = "Cancelling failed: "
-        + ((xhr.responseJSON && xhr.responseJSON.message) || xhr.statusText || "the Hub does not answer");
-    }
-  };
   // The Hub's own page always cancels the default server; this one cancels the one it is about.
-  if (root.dataset.server) {
-    api.stop_named_server(root.dataset.user, root.dataset.server, options);
-  } else {
-    api.stop_server(root.dataset.user, options);
-  }
+  server("stop").then(() => { window.location = root.dataset.sessions; }, (xhr) => {
+    cancelling = false;
+    if (over) { askAgain(); }
+    this.disabled = false;
+    this.textContent = "Cancel";
+    status.hidden = false;
+    status.className = "alert alert-danger";
+    status.textContent = "Cancelling failed: " + whyNot(xhr);
+  });
 });
 
 // A Hub that has just started knows no named server until its request is taken up again: only if that stays so it is gone.

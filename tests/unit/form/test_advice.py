@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler import Device, Measured, Past, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import Device, EndCause, Measured, Past, Placement, Request, Session, SessionState, Share
 from fgpuspawner.form.advice import Run, advice_by_image, advise, runs_of
 from fgpuspawner.images.model import Image
 
@@ -19,6 +19,14 @@ def test_five_runs_with_a_small_peak_would_have_had_enough_with_less() -> None:
     assert advice is not None
     assert advice.text == "your last five runs peaked at 1.3 GiB: 0.5 fGPU would have been enough"
     assert (advice.runs, advice.asked_milli, advice.enough_milli) == (5, 1000, 500)
+
+
+def test_a_run_that_ran_out_of_memory_would_not_have_had_enough_with_less() -> None:
+    assert advise([RUN, RUN, replace(RUN, ran_out=True)], step_milli=100) is None
+    smaller = replace(RUN, fgpu_milli=700, peak_mib=300, ran_out=True)
+    advice = advise([RUN, RUN, smaller], step_milli=100)
+    assert advice is not None
+    assert advice.enough_milli == 700
 
 
 def test_three_runs_are_enough_to_say_so_and_two_are_not() -> None:
@@ -89,6 +97,8 @@ def test_what_was_not_measured_or_ran_on_several_gpus_does_not_count() -> None:
         ]
     )
     assert found == {"torch": [Run("torch", 500, 2048, 700, 25, 9)]}
+    full = replace(past(6, one), session=replace(past(6, one).session, end_cause=EndCause.OOM))
+    assert [run.ran_out for run in runs_of([full, past(5, one)])["torch"]] == [True, False]
 
 
 def test_what_is_advised_is_enough_on_every_gpu_that_may_be_given() -> None:

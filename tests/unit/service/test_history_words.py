@@ -64,7 +64,9 @@ def test_what_was_not_measured_is_not_shown_as_nothing() -> None:
 def test_what_was_lent_is_said_where_compute_was_lent() -> None:
     assert line(RECEIPT).lent == ""
     lent = {"compute_received_percent": 41.2, "compute_borrowed_percent": 18.4, "compute_lent_percent": 0.0}
-    assert line(RECEIPT | lent).lent == "mean 41 %, share 25 %: 18 % borrowed"
+    assert line(RECEIPT | lent).lent == "mean 41 %: 23 of 25 % share + 18 % borrowed"
+    only = {"compute_received_percent": 12.0, "compute_borrowed_percent": 0.2, "compute_lent_percent": 3.1}
+    assert line(RECEIPT | only).lent == "mean 12 of 25 % share; others used 3 % of it"
 
 
 def test_an_energy_that_is_estimated_says_so() -> None:

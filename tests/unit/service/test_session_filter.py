@@ -178,7 +178,7 @@ def test_the_bars_of_a_meter_are_of_the_sessions_own_slice() -> None:
     assert found.memory is not None
     assert found.compute is not None
     assert (found.memory.text, found.memory.percent) == ("1 of 4 GiB", "25.0")
-    assert (found.compute.text, found.compute.percent) == ("13 %, share 50 %", "25.2")
+    assert (found.compute.text, found.compute.percent) == ("13 of 50 %", "25.2")
     found = use(METER | {"memory_context_mib": 512})
     assert found is not None
     assert found.memory is not None
@@ -190,7 +190,21 @@ def test_half_percents_are_rounded_as_the_pages_script_rounds_them(sm: float, sa
     found = use(METER | {"sm_percent": sm})
     assert found is not None
     assert found.compute is not None
-    assert found.compute.text == f"{said} %, share 50 %"
+    assert found.compute.text == f"{said} of 50 %"
+
+
+def test_what_is_computed_beyond_the_share_adds_up_with_it() -> None:
+    for sm, lent, said in (
+        (92.4, 0.0, ("92 %", "50 % share + 42 % borrowed")),
+        (92.4, None, ("92 %", "")),
+        (50.4, 3.6, ("50 of 50 %", "others use 4 % of it")),
+        (12.0, 0.4, ("12 of 50 %", "")),
+        (12.0, None, ("12 of 50 %", "")),
+    ):
+        found = use(METER | {"sm_percent": sm, "compute_lent_percent": lent})
+        assert found is not None
+        assert found.compute is not None
+        assert (found.compute.text, found.lent) == said
 
 
 def test_what_is_not_measured_has_no_bar_but_its_reason() -> None:
