@@ -258,8 +258,10 @@ def test_a_start_that_fails_says_why_and_what_to_do_and_leads_back_to_the_form_a
 
 
 def test_how_much_of_an_image_is_there_is_a_bar_with_words(
-    held: HubProcess, log_in: Callable[..., Person]
+    held: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
+    # The stream is the test's, and names a session that is not hers.
+    faults.allow(r"(status GET|console) \S+/forecast\?instead_of=1&.* 404")
     eve = log_in(held.url, "eve", "test-password")
     page = eve.page
     words = "fetching the image: 1 of 2 layers, 45 of 200 MiB, about 12 s left"
