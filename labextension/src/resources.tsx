@@ -65,9 +65,10 @@ function resourceName(row: IBarRow, trans: TranslationBundle): string {
   }
 }
 
-/** Return MiB as GiB, to a tenth. */
+/** Return MiB as GiB, as the sessions page does: exactly, or to a tenth. */
 function gib(mib: string): string {
-  return String(Math.round((10 * Number(mib)) / 1024) / 10);
+  const exact = Number(mib) / 1024;
+  return String(Number(mib) % 128 === 0 ? exact : Math.round(10 * exact) / 10);
 }
 
 function ofText(
