@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache, partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ IMPORTED = (
     "fgpuspawner.engines.local.spawner",
 )
 """Nothing of the service's own: JupyterHub's part of it reads the environment as it is imported."""
+ENTRY_POINTS = ("jupyterhub.authenticators", "jupyterhub.proxies", "jupyterhub.spawners")
+"""Groups of classes that JupyterHub loads as it starts, all of them: half of what is left of the start of one."""
 PROMPTLY = (0.1, 2, 0.2, 10, 0.1)
 """How JupyterHub waits for what it has started: first and longest pause in seconds are the first and the third."""
 SERVICE, SERVICE_NAME = "fgpuspawner.service", "fgpu-service"
@@ -230,6 +234,12 @@ class Waiting(subprocess.Popen[bytes]):
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    for group in ENTRY_POINTS:
+        for found in entry_points(group=group):
+            # As JupyterHub does with those whose packages are not all there.
+            with suppress(Exception):
+                found.load()
+    sys.modules["sqlalchemy.orm"].configure_mappers()
     # What is there stays for good: no child has to look at it again, or to copy it.
     gc.freeze()
     child = serve()
