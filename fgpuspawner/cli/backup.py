@@ -154,7 +154,10 @@ def run_restore(given: argparse.Namespace) -> list[str]:
         ):
             claim.take()
             for name, (url, setting) in here.databases.items():
-                _of_the_same_kind(manifest.databases[name], kind_of(url, setting), setting)
+                of, own = manifest.databases[name], kind_of(url, setting)
+                if of != own:
+                    words = f"the backup is of {of}, and this is {own}; name a {of} database"
+                    raise BackupFailed(f"{setting}: {words}")
                 check_free(url, setting=setting)
             _known(folder / database_file(SCHEDULER, manifest.databases[SCHEDULER]), manifest)
             lines = [f"OK: restored the backup of {manifest.made_at}"]
@@ -182,13 +185,6 @@ def here_of(config: str) -> Here:
         },
         Path(str(hub.cookie_secret_file)),
     )
-
-
-def _of_the_same_kind(backed_up: str, here: str, setting: str) -> None:
-    if backed_up != here:
-        raise BackupFailed(
-            f"{setting}: the backup is of {backed_up}, and this is {here}; name a {backed_up} database"
-        )
 
 
 def _known(file: Path, manifest: Manifest) -> None:

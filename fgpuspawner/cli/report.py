@@ -95,7 +95,7 @@ def add_to(commands: Any) -> None:
 def run(given: argparse.Namespace) -> list[str]:
     """Write the file, and return what is in it."""
     parts: dict[str, list[str]] = {"versions": _versions()}
-    config, settings, known = Config(), None, _of_environment()
+    config, settings, known = Config(), None, {v for n, v in os.environ.items() if SECRET.search(n)}
     users: set[str] = set()
     try:
         with without_engine(), quiet():
@@ -209,10 +209,6 @@ def _queue(database: str) -> list[str]:
 
 
 # -- what is not to be told ---------------------------------------------------------------------------
-
-
-def _of_environment() -> set[str]:
-    return {value for name, value in os.environ.items() if SECRET.search(name)}
 
 
 def _of_config(value: object, *, secret: bool = False) -> Iterator[str]:

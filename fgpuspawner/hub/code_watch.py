@@ -63,11 +63,6 @@ class CodeWatch:
                 self._due_at_s[session.id] = look.at_s + EVERY_S
                 self._asking[session.id] = asyncio.create_task(self._look_closer(session, used))
 
-    async def answered(self) -> None:
-        """Return when nobody is being asked."""
-        while self._asking:
-            await asyncio.wait(tuple(self._asking.values()))
-
     def _used(self, look: Look, session: Session) -> dict[str, Used]:
         """Return what its processes hold of each device, as far as the driver tells."""
         own_devices = {d.uuid for d in self._isolation.devices_of(session)}

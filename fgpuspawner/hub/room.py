@@ -202,7 +202,9 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
 
     async def get(self) -> None:
         """Answer 200 while sessions can start and end, else 503."""
-        parts = {"disk": _disk_word(self.watch.room), "database": "ok", "engine": "ok"}
+        room = self.watch.room
+        disk = "full" if room.full else "short" if room.short else "ok"
+        parts = {"disk": disk, "database": "ok", "engine": "ok"}
         if not await self.writable.now():
             parts["database"] = "cannot be written"
         answering, silent = self.runtime.engine.answering()
@@ -215,10 +217,6 @@ class Health(HealthCheckHandler):  # type: ignore[misc]
         self.finish({"status": "ok" if fine else "degraded" if works else "unavailable", **parts})
 
     head = get
-
-
-def _disk_word(room: Room) -> str:
-    return "full" if room.full else "short" if room.short else "ok"
 
 
 def answer_health(app: Any, watch: DiskWatch, runtime: Runtime) -> None:

@@ -259,7 +259,8 @@ class Runtime:
         )
         await self.resizer.heal(live)
         for session in live:
-            if session.state is SessionState.RUNNING and _server_of(session) not in self._served:
+            server = session.request.user, session.request.server_name
+            if session.state is SessionState.RUNNING and server not in self._served:
                 message = "the Hub had no server for this session any more when it restarted"
                 end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
                 await self.queue.patiently(end)
@@ -452,7 +453,3 @@ class Runtime:
             user=user,
             hub_groups=hub_groups,
         )
-
-
-def _server_of(session: Session) -> tuple[str, str]:
-    return session.request.user, session.request.server_name

@@ -251,14 +251,9 @@ def _pip_lines(own: Environment, installed: Mapping[str, str], uninstalled: Sequ
         lines.append(f"{pip} uninstall -y {' '.join(map(shlex.quote, list(uninstalled)[:MOST_PACKAGES]))}")
     if installed:
         wanted = [f"{name}=={version}" for name, version in sorted(installed.items())][:MOST_PACKAGES]
-        # All that it needs is in the list.
-        lines.append(f"{pip} install --no-deps \\\n    " + " \\\n    ".join(map(_always_quoted, wanted)))
+        # All that it needs is in the list. Nothing in there can be a quote: see the grammars.
+        lines.append(f"{pip} install --no-deps \\\n    " + " \\\n    ".join(f"'{one}'" for one in wanted))
     return lines
-
-
-def _always_quoted(text: str) -> str:
-    # Nothing in there can be a quote: see the grammars.
-    return f"'{text}'"
 
 
 def _notes(changes: Changes) -> list[str]:

@@ -43,11 +43,6 @@ def assign(taken: Iterable[Slots], percent: int) -> Slots:
     return tuple(_runs(sorted(chosen)))
 
 
-def width(slots: Slots) -> int:
-    """Return how many hundredths these are."""
-    return sum(end - first for first, end in slots)
-
-
 def render(slots: Slots) -> str:
     """Return slots as the limits file has them: ``50-75,80-85``."""
     return ",".join(f"{first}-{end}" for first, end in slots)

@@ -136,10 +136,11 @@ class AmountSettings(Settings):
                 )
             if worth_milli % caps.fgpu_step_milli:
                 worth = format_milli(worth_milli)
-                near = format_milli(_near(worth_milli, caps.fgpu_step_milli))
+                # The largest smaller step that divides a GPU's worth.
+                near = next(n for n in range(caps.fgpu_step_milli, 0, -1) if worth_milli % n == 0)
                 raise BadSettings(
                     f"c.FGPU.fgpu_step is {step}, and no number of steps is one whole GPU ({where} is {worth}), so "
-                    f"nobody could have one; use a step that divides {worth}, such as {near}"
+                    f"nobody could have one; use a step that divides {worth}, such as {format_milli(near)}"
                 )
         if caps.max_fgpu_milli is not None and caps.max_fgpu_milli < caps.fgpu_step_milli:
             raise BadSettings(
@@ -163,8 +164,3 @@ class AmountSettings(Settings):
                 f"c.FGPU.default_time_limit_s is {self.default_time_limit_s}, above c.FGPU.max_time_limit_s of "
                 f"{self.max_time_limit_s}; make it at most that"
             )
-
-
-def _near(worth_milli: int, step_milli: int) -> int:
-    """Return the largest step of at most ``step_milli`` that divides a GPU's worth."""
-    return next(step for step in range(step_milli, 0, -1) if worth_milli % step == 0)

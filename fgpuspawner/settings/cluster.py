@@ -213,7 +213,7 @@ class ClusterSettings(AmountSettings):
                         f"{where}[{key!r}] is empty; name somebody, or leave it out for everybody"
                     )
         for name in names:
-            if not (_is_found_name(name) if self.finds_nodes else _is_name(name)):
+            if not _is_name(name, FOUND_NAME if self.finds_nodes else NAME):
                 form = "use the node's name in the cluster" if self.finds_nodes else NAME_FORM
                 raise BadSettings(f"c.FGPU.nodes: name {name!r} will not do; {form}")
             if names.count(name) > 1:
@@ -240,9 +240,5 @@ class ClusterSettings(AmountSettings):
             )
 
 
-def _is_found_name(name: object) -> bool:
-    return isinstance(name, str) and FOUND_NAME.fullmatch(name) is not None
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and NAME.fullmatch(name) is not None
+def _is_name(name: object, form: re.Pattern[str] = NAME) -> bool:
+    return isinstance(name, str) and form.fullmatch(name) is not None

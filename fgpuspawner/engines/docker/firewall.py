@@ -77,14 +77,6 @@ class Rules:
     egress_open: bool = True
     callers: tuple[str, ...] = ()
 
-    def chains(self) -> tuple[str, ...]:
-        """Return the names of the chains, of which there is a set for each installation on a machine."""
-        return chains(self.installation)
-
-    def jumps(self) -> tuple[tuple[str, str], ...]:
-        """Return where the jumps are and what they are."""
-        return jumps(self.installation)
-
     def filled(self, version: int) -> list[str]:
         """Return the rules of the chains, in iptables-restore's form, with commands for the shell that fills them in."""
         return [*self._input(version), *self._from(version, _refusal), *self._to(version, _refusal)]
@@ -99,20 +91,16 @@ class Rules:
         if version == 6:
             # Without these no IPv6 address of the bridge is found at all.
             rules += [f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j ACCEPT" for kind in (135, 136)]
-        rules += [
-            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j ACCEPT" for a, port in self._services(version)
-        ]
+        rules += self._services(version, "ACCEPT")
         rules += [f"-p tcp -m tcp --dport {port} -j ACCEPT" for port in self.allowed_ports]
         if self.egress_open:
             rules += self._names(version, "ACCEPT")
-        return _in_chain(self.chains()[0], [*rules, *_refusal(version)])
+        return _in_chain(chains(self.installation)[0], [*rules, *_refusal(version)])
 
     def _from(self, version: int, refuse: Refuse) -> list[str]:
         """From sessions through this machine. What is returned from here, Docker's own rules decide on."""
         rules = [*_answers(version, "RETURN")]
-        rules += [
-            f"-d {_one(a)} -p tcp -m tcp --dport {port} -j RETURN" for a, port in self._services(version)
-        ]
+        rules += self._services(version, "RETURN")
         if self.egress_open:
             rules += self._names(version, "RETURN")
         # Other sessions, other containers, and ports of theirs that are published here.
@@ -121,7 +109,7 @@ class Rules:
         for blocked in self.blocked:
             if ipaddress.ip_network(blocked).version == version:
                 rules += refuse(version, f"-d {ipaddress.ip_network(blocked)}")
-        chain = self.chains()[1]
+        chain = chains(self.installation)[1]
         if not self.egress_open:
             return _in_chain(chain, [*rules, *refuse(version, "")])
         # Docker's further bridges are called so, and so may be a bridge of the machine's own, which leads outside.
@@ -131,7 +119,9 @@ class Rules:
     def _to(self, version: int, refuse: Refuse) -> list[str]:
         """From elsewhere to sessions. The Hub of this machine does not pass here."""
         callers = [f"-s {_one(a)} -j RETURN" for a in self.callers if _version(a) == version]
-        return _in_chain(self.chains()[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")])
+        return _in_chain(
+            chains(self.installation)[2], [*_answers(version, "RETURN"), *callers, *refuse(version, "")]
+        )
 
     def _names(self, version: int, verdict: str) -> list[str]:
         return [
@@ -141,12 +131,16 @@ class Rules:
             for protocol in ("udp", "tcp")
         ]
 
-    def _services(self, version: int) -> Iterable[tuple[str, int]]:
-        return [(a, port) for a, port in self.services if _version(a) == version]
+    def _services(self, version: int, verdict: str) -> list[str]:
+        return [
+            f"-d {_one(address)} -p tcp -m tcp --dport {port} -j {verdict}"
+            for address, port in self.services
+            if _version(address) == version
+        ]
 
 
 def chains(installation: str) -> tuple[str, ...]:
-    """Return the names of an installation's chains."""
+    """Return the names of an installation's chains, of which there is a set for each on a machine."""
     return tuple(f"{chain}-{network.tag(installation)}" for chain in CHAINS)
 
 
@@ -292,7 +286,7 @@ LATER
 
 def script(rules: Rules) -> str:
     """Return a shell script that applies the rules; it may be run again at any time."""
-    made = [f":{chain} - [0:0]" for chain in rules.chains()]
+    made = [f":{chain} - [0:0]" for chain in chains(rules.installation)]
     text = _head(rules.installation) + APPLY.replace("CHAINS", "\n".join(made))
     text = text.replace("AFTER\n$3", "\n".join(made[PASSED_ON]) + "\n$3")
     text = _with_jumps(text, "jump", rules.installation)

@@ -194,33 +194,22 @@ class Api:
         """Return the answer to one request."""
         token = self._token
         try:
-            text, status = await self._answer(method, path, query, body, content, accept)
-            if status == NOT_LOGGED_IN and self._may_log_in_again(token):
-                text, status = await self._answer(method, path, query, body, content, accept)
+            for is_first in (True, False):
+                async with (
+                    asyncio.timeout(ANSWERS_WITHIN_S),
+                    self._asked(method, path, query, body, content, accept=accept) as answer,
+                ):
+                    text, status = await answer.read(), answer.status
+                if not (is_first and status == NOT_LOGGED_IN and self._may_log_in_again(token)):
+                    break
             if status >= 400:
                 raise _refusal(status, text)
             found = json.loads(text)
         except NO_ANSWER as e:
-            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+            raise _silent(e) from e
         if not isinstance(found, dict) or "kind" not in found:
             raise EngineSilent("something else answers in place of the cluster's API")
         return found
-
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        query: Sequence[tuple[str, str]],
-        body: object,
-        content: str,
-        accept: str,
-    ) -> tuple[bytes, int]:
-        """Return what is answered, and its HTTP status."""
-        async with (
-            asyncio.timeout(ANSWERS_WITHIN_S),
-            self._asked(method, path, query, body, content, accept=accept) as answer,
-        ):
-            return await answer.read(), answer.status
 
     @property
     def _token(self) -> object:
@@ -297,7 +286,7 @@ class Api:
                 # Clouds write "28+".
                 return int(found["major"]), int(str(found["minor"]).rstrip("+"))
         except (*NO_ANSWER, KeyError, TypeError) as e:
-            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+            raise _silent(e) from e
 
     async def watch(
         self, path: str, query: Sequence[tuple[str, str]], version: str
@@ -329,7 +318,7 @@ class Api:
                 raise Expired(str(e)) from e
             raise
         except (*NO_ANSWER, KeyError, TypeError) as e:
-            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+            raise _silent(e) from e
 
     async def run(self, pod: str, container: str, command: Sequence[str], *, most_bytes: int) -> Answer:
         """Run a command in a pod's container; return its exit status and what it prints, little more than so many bytes.
@@ -374,7 +363,7 @@ class Api:
                 elif data[:1] == bytes([ERROR_CHANNEL]):
                     yield Exited(_exit_status(data[1:]), words.decode(errors="replace"))
         except NO_ANSWER as e:
-            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+            raise _silent(e) from e
         finally:
             await channel.close()
 
@@ -402,7 +391,7 @@ class Api:
         except aiohttp.WSServerHandshakeError as e:
             raise Refused(e.status, "", f"HTTP {e.status}") from e
         except NO_ANSWER as e:
-            raise EngineSilent(f"the cluster's API does not answer: {e or type(e).__name__}") from e
+            raise _silent(e) from e
 
     @contextlib.asynccontextmanager
     async def _asked(
@@ -432,6 +421,10 @@ class Api:
             yield answer
         finally:
             answer.close()
+
+
+def _silent(error: Exception) -> EngineSilent:
+    return EngineSilent(f"the cluster's API does not answer: {error or type(error).__name__}")
 
 
 def _refusal(status: int, text: bytes) -> Refused | EngineSilent:

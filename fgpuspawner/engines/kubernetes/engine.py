@@ -473,7 +473,7 @@ class KubernetesEngine(Engine):
                 if up and endings.address_of(pod):
                     await self._note_card(spec, pod)
                     log.info("Session %d: pod %s is started", spec.session.id, name)
-                    return Endpoint(endings.address_of(pod), spec.port, self._has_driver(spec))
+                    return Endpoint(endings.address_of(pod), spec.port, spec.simulated or bool(spec.devices))
                 ended = endings.how_it_ended(pod)
                 if ended is not None and endings.was_refused(pod):
                     await self._give_up_place(name, ended.message)
@@ -577,9 +577,6 @@ class KubernetesEngine(Engine):
         """Have the session wait again, if nothing of its pod is left."""
         if await to_the_end(self._ended_and_gone(name, grace_s=1)):
             raise NotBound(why)
-
-    def _has_driver(self, spec: LaunchSpec) -> bool:
-        return spec.simulated or bool(spec.devices)
 
     async def ended(self, session: Session) -> Ended | None:
         assert self._pods is not None

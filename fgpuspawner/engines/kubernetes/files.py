@@ -88,13 +88,9 @@ def _by_depth(mounts: Sequence[Mount]) -> list[Mount]:
     return [last[target] for target in sorted(last)]
 
 
-def _is_in_folder(target: str) -> bool:
-    return target.startswith(f"{IN_CONTAINER}/")
-
-
 def _below(target: str) -> str:
     """Return where a file of the session's lies in the volume."""
-    if _is_in_folder(target):
+    if target.startswith(f"{IN_CONTAINER}/"):
         return f"run/{target.removeprefix(IN_CONTAINER + '/')}"
     return f"{BELOW}/{target.lstrip('/')}"
 

@@ -95,13 +95,12 @@ def _session(row: Sequence[Any], held: Mapping[int, list[Share]]) -> Session:
         if life[name] is not None:
             life[name] = word(life[name])
     life["sizes"] = sizes_of(life["sizes"])
-    life["refused"] = () if life["refused"] == NONE else _refused_of(life["refused"])
+    if life["refused"] == NONE:
+        life["refused"] = ()
+    else:
+        life["refused"] = tuple(RefusedNode(*node) for node in json.loads(life["refused"]))
     placement = None if node_id is None else Placement(node_id, tuple(held.get(id_, ())))
     return Session(id=id_, request=Request(**asked), placement=placement, **life)
-
-
-def _refused_of(column: str) -> tuple[RefusedNode, ...]:
-    return tuple(RefusedNode(*node) for node in json.loads(column))
 
 
 def sizes_of(column: str) -> tuple[Size, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ class World:
             (ProcessUse(1017, 1000 * MIB, 0, None, 17, "x"), ProcessUse(9, 1, 0, None, 9, "y"))
         )
         await self.watch.saw(Look(PLACE, at_s, {REAL.uuid: one}, {1017: 1}), [self.session])
-        await self.watch.answered()
+        await asyncio.gather(*self.watch._asking.values())
         return len(self.asked)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fgpuspawner.isolation.slots import Slots, assign, parse, render, width
+from fgpuspawner.isolation.slots import Slots, assign, parse, render
 
 percents = st.integers(1, 100)
 
@@ -41,15 +41,15 @@ def test_the_smallest_gap_that_holds_it_is_taken(taken: list[Slots], percent: in
 def test_sessions_that_come_and_go_never_overlap_and_always_fit(data: st.DataObject) -> None:
     live: dict[int, Slots] = {}
     for number in range(data.draw(st.integers(1, 40))):
-        room = 100 - sum(map(width, live.values()))
+        room = 100 - sum(len(hundredths(slots)) for slots in live.values())
         if live and (room == 0 or data.draw(st.booleans())):
             live.pop(data.draw(st.sampled_from(sorted(live))))
             continue
         percent = data.draw(st.integers(1, room))
         live[number] = assign(live.values(), percent)
-        assert width(live[number]) == percent
+        assert len(hundredths(live[number])) == percent
         held = [h for slots in live.values() for h in hundredths(slots)]
-        assert len(held) == len(set(held)) == sum(map(width, live.values()))
+        assert len(held) == len(set(held)) == sum(len(hundredths(slots)) for slots in live.values())
 
 
 @given(st.lists(percents, max_size=8), percents)
@@ -61,7 +61,7 @@ def test_what_it_returns_is_ascending_of_the_asked_width_and_nothing_libfgpu_wou
     for other in before:
         taken.append(assign(taken, other))
     slots = assign(taken, percent)
-    assert width(slots) == percent
+    assert len(hundredths(slots)) == percent
     assert len(slots) <= 50
     edges = [edge for slot in slots for edge in slot]
     assert edges == sorted(set(edges)), "no two touch, none is empty"

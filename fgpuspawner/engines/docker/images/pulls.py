@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,6 @@ FINAL = (Kind.DISK_FULL, Kind.DIGEST)
 """What another engine's copy would not mend."""
 AT_A_TIME = 3
 """Pulls of one engine at a time: as many layers as it fetches at a time by itself."""
-WRITE_EVERY_S = 1.0
 BROKE_OFF = "the registry broke off"
 """What is told of what the engine itself tries again."""
 
@@ -289,14 +288,11 @@ class Pulls:
     def _may_go(self, pull: _Pull) -> bool:
         """Return whether it is a pull's turn: who is launched comes first, and has a place kept free if there are two."""
         going = sum(other.daemon is pull.daemon for other in self._going)
-        line = [other for other in self._in_line() if other.daemon is pull.daemon]
+        line = [one for one in self._pulls.values() if one.in_line and one.daemon is pull.daemon]
         launched = [other for other in line if not other.is_ahead]
         if launched:
             return launched[0] is pull and going < self._at_a_time
         return line[:1] == [pull] and going < max(1, self._at_a_time - 1)
-
-    def _in_line(self) -> Iterator[_Pull]:
-        return (pull for pull in self._pulls.values() if pull.in_line)
 
     def _move(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
