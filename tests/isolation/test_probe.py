@@ -288,11 +288,12 @@ def test_who_launches_has_a_slot_with_libfgpu_only_and_who_has_ended_has_none(
             "probe": 1,
             "nonce": "n",
             "slots": [child.pid] if libfgpu else [],
+            "behind": [],
             "running": [child.pid, 1],
             "amounts": [[child.pid, 32 << 20, *[0] * 15]] if libfgpu else [],
             "held": [32 << 20 if libfgpu else 0, *[0] * 15],
         }
-    gone = {"slots": [], "running": [1], "amounts": [], "held": [0] * 16}
+    gone = {"slots": [], "behind": [], "running": [1], "amounts": [], "held": [0] * 16}
     assert report(folder / "probe-static", *asked, env={}) == {**told, **gone}
 
 
