@@ -233,7 +233,9 @@ def test_pictures_of_what_somebody_sees_of_their_own(hub: HubProcess, chromium: 
     drawn = re.compile("GPU memory, last .*: at most 1300 of 2432 MiB")
     expect(panel.get_by_role("img", name=drawn)).to_be_visible(timeout=60_000)
     received = panel.get_by_role("meter", name="Compute in use")
-    expect(received).to_have_attribute("aria-valuetext", re.compile("30 % share . .* % borrowed"), timeout=120_000)
+    expect(received).to_have_attribute(
+        "aria-valuetext", re.compile("30 % share . .* % borrowed"), timeout=120_000
+    )
     page.set_viewport_size({"width": 1280, "height": 900})
     page.screenshot(path=FOLDER / "lab.png", animations="disabled")
 
