@@ -32,8 +32,9 @@ STRIKE_AFTER_S = 5.0
 """From one strike to the next, and until the look after one."""
 LOOKS_EVERY_S = 5
 """As a mean: no two looks are further apart than four times that, so that who is around is ended within 30 s."""
-BELIEVED_S = 600.0
-"""At most, of what a session's account said; at first as long as it takes to the next look."""
+BELIEVED_S = 60.0
+"""At most, of what a session's account said; at first as long as it takes to the next look. As long may one who was held
+compute around libfgpu by executing another program."""
 MOST_PROCESSES = 256
 """Of one session: those that computed most."""
 

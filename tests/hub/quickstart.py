@@ -180,6 +180,9 @@ def become(asked: dict[str, Any]) -> None:
         sys.modules["jupyterhub.utils"].exponential_backoff.__defaults__ = PROMPTLY
     os.environ.clear()
     os.environ.update(asked["env"])
+    if kubeconfig := sys.modules.get("kubernetes_asyncio.config.kube_config"):
+        # It reads the environment as it is imported.
+        kubeconfig.KUBE_CONFIG_DEFAULT_LOCATION = os.environ.get("KUBECONFIG", "~/.kube/config")
     sys.argv = [asked["module"], *asked["words"]]
     sys.path[0] = ""
     runpy.run_module(asked["module"], run_name="__main__")
