@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import file_digest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fgpuspawner.backup.databases import SQLITE, BackupFailed, check
@@ -73,7 +74,7 @@ def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
         folder = Path(name)
         try:
             with tarfile.open(archive, mode="r:gz") as packed:
-                packed.extractall(folder, filter="data")
+                _unpack(packed, folder)
         except (tarfile.TarError, EOFError, OSError) as e:
             raise BackupFailed(f"{archive} is no backup, or damaged: {e}") from None
         manifest = _manifest(archive, folder)
@@ -88,6 +89,21 @@ def unpacked(archive: Path) -> Iterator[tuple[Path, Manifest]]:
 def database_file(name: str, kind: str) -> str:
     """Return where the archive has a database."""
     return f"{DATABASES}{name}.{'sqlite' if kind == SQLITE else 'pgdump'}"
+
+
+def _unpack(packed: tarfile.TarFile, folder: Path) -> None:
+    """Write files below the folder, and nothing else. Python before 3.11.4 (Debian 12) has no filters for that."""
+    for member in packed:
+        if member.isdir():
+            continue
+        path = PurePosixPath(member.name)
+        file = packed.extractfile(member) if member.isreg() else None
+        if file is None or path.is_absolute() or ".." in path.parts:
+            raise tarfile.ExtractError(f"{member.name} is no file of a backup")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with file, target.open("xb") as to:
+            shutil.copyfileobj(file, to)
 
 
 def _manifest(archive: Path, folder: Path) -> Manifest:

@@ -28,6 +28,7 @@ from fgpuspawner.spans import span
 log = logging.getLogger("fgpu")
 
 LOOK_EVERY_S = 0.5
+ENDING_KNOWN_S = 2.0
 
 Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
@@ -170,9 +171,9 @@ class Launch:
         verifying = asyncio.ensure_future(prove())
         try:
             await asyncio.wait((answering, verifying), return_when=asyncio.FIRST_EXCEPTION)
-            if not answering.done() and await self._engine.ended(spec.session) is not None:
-                # Nothing can be proved in what has ended. How it ended says more.
-                await answering
+            if not answering.done():
+                # Nothing can be proved in what has ended, and how it ended says more. The engine knows it a moment later.
+                await asyncio.wait((answering,), timeout=ENDING_KNOWN_S)
             for task in (answering, verifying):
                 if task.done():
                     task.result()

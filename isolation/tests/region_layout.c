@@ -4,11 +4,11 @@
 #include <stdio.h>
 
 int main(void) {
-    printf("{\"REGION_BYTES\": %zu, \"MAGIC\": %llu, \"SLOTS\": %d, \"DEVICES\": %d, \"HIGH_WATER_OFFSET\": %zu, "
+    printf("{\"REGION_BYTES\": %zu, \"MAGIC\": %llu, \"SLOTS\": %d, \"DEVICES\": %d, "
            "\"PEAK_OFFSET\": %zu, \"OWNER_OFFSET\": %zu, \"OWNER_BYTES\": %zu, \"CELL_OFFSET\": %zu, "
            "\"CELL_BYTES\": %zu}\n",
            sizeof(struct region), (unsigned long long)REGION_MAGIC, REGION_SLOTS, FGPU_MAX_DEVICES,
-           offsetof(struct region, high_water), offsetof(struct region, peak), offsetof(struct region, owner),
+           offsetof(struct region, peak), offsetof(struct region, owner),
            sizeof(struct region_owner), offsetof(struct region, cell), sizeof(struct region_cell));
     return 0;
 }

@@ -6,6 +6,7 @@ import json
 import secrets
 import sqlite3
 import stat
+import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -254,8 +255,8 @@ def test_one_that_is_damaged_is_told_before_it_is_needed(
     cut.write_bytes(good.read_bytes()[:-200])
     assert failure(capsys, "backup", "--verify", str(cut))[1].startswith(f"{cut} is no backup, or damaged: ")
     changed, folder = tmp_path / "changed.tar.gz", tmp_path / "changed"
-    with tarfile.open(good) as packed:
-        packed.extractall(folder, filter="data")
+    folder.mkdir()
+    subprocess.run(["tar", "xzf", good, "-C", folder], check=True)
     (folder / "config" / "jupyterhub_config.py").write_text("exit()")
     with tarfile.open(changed, "w:gz") as packed:
         packed.add(folder, arcname=".")
@@ -311,6 +312,24 @@ def test_of_those_in_a_folder_the_newest_are_kept(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../escaped", tarfile.REGTYPE), ("/tmp/escaped", tarfile.REGTYPE), ("link", tarfile.SYMTYPE)],
+)
+def test_what_would_be_written_elsewhere_is_no_backup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: bytes
+) -> None:
+    backup = tmp_path / "backup.tar.gz"
+    with tarfile.open(backup, "w:gz") as packed:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc"
+        packed.addfile(member)
+    assert failure(capsys, "backup", "--verify", str(backup)) == (
+        1,
+        f"{backup} is no backup, or damaged: {name} is no file of a backup",
+    )
+
+
 def test_one_of_a_newer_program_is_refused_before_anything_is_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,8 +342,8 @@ def test_one_of_a_newer_program_is_refused_before_anything_is_changed(
         backup = tmp_path / "backup.tar.gz"
         assert fgpu(capsys, "backup", str(backup), "--config", config)[0] == 0
         folder = tmp_path / "newer"
-        with tarfile.open(backup) as packed:
-            packed.extractall(folder, filter="data")
+        folder.mkdir()
+        subprocess.run(["tar", "xzf", backup, "-C", folder], check=True)
         with closing(sqlite3.connect(folder / "databases" / "scheduler.sqlite")) as database:
             database.execute("UPDATE fgpu_alembic_version SET version_num = '9999'")
             database.commit()
