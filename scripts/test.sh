@@ -103,7 +103,7 @@ fi
 
 echo "== tests"
 end collect
-# Most of them wait for a Hub or an engine: four more at a time than there are cores keep these busy.
+# Most of them wait for a Hub or an engine: two more at a time than there are cores keep these busy.
 # The longest first, as tests/conftest.py has put them.
 workers=(-n "${FGPU_TEST_WORKERS:-$(($(nproc) + 2))}" --dist loadgroup --no-loadscope-reorder)
 which="not slow"
