@@ -11,8 +11,8 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("tests", deadline=None)
+# How long an example takes says how busy the machine is. CI tries the same examples each time, others try new ones.
+settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("tests")
 
 TOGETHER = ("browser", "docker")

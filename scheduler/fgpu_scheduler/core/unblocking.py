@@ -48,9 +48,11 @@ def unblocking(snapshot: Snapshot, policy: Policy, *, tries: int = TRIED) -> Unb
     head_id = _head(now)
     if head_id is None:
         return None
-    # Who comes behind the head takes nothing from it: without them each of the many plans is a quick one.
+    # Who comes behind the head takes nothing from it, but for a start that was promised: without the others each of the
+    # many plans is a quick one.
     line = [d.session_id for d in now.decisions]
-    behind = set(line[line.index(head_id) + 1 :])
+    promised = {s.id for s in snapshot.sessions if s.promised_at_s is not None}
+    behind = set(line[line.index(head_id) + 1 :]) - promised
     world = snapshot.with_sessions(s for s in snapshot.sessions if s.id not in behind)
     head = world.session(head_id)
     assert head is not None

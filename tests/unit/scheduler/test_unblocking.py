@@ -36,6 +36,16 @@ def test_only_the_head_is_asked_about_and_an_empty_queue_has_none() -> None:
     assert told(full.pending("b", "0.5").pending("c", "0.1")) == ("b", ["a"])
 
 
+def test_what_was_promised_to_somebody_behind_the_head_is_not_the_heads() -> None:
+    lab = world(devices=1).running("a", "1").pending("b", "0.1").pending("c", "1")
+    promised = lab.with_sessions(
+        replace(s, promised_at_s=lab.now_s + 60) if s.request.user == "c" else s for s in lab.sessions
+    )
+    easy = Policy(group_policy(backfill="easy"))
+    assert unblocking(lab, easy) == Unblocking(lab.of("b").id, (lab.of("a").id,))
+    assert unblocking(promised, easy) == Unblocking(lab.of("b").id)
+
+
 def test_what_ends_already_is_not_to_be_ended() -> None:
     lab = world(devices=1).running("a", "0.6").running("b", "0.4").pending("c", "0.5")
     ending = lab.with_sessions(
