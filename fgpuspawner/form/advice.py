@@ -85,7 +85,7 @@ def _enough(run: Run, kinds: Collection[tuple[int, int]]) -> int:
     milli = max(-(-needed_mib * worth_milli // of_mib) for worth_milli, of_mib in on)
     if run.compute_percent and run.sm_p95_percent is not None:
         milli = max(milli, -(-run.sm_p95_percent * run.fgpu_milli // run.compute_percent))
-    # What it would have taken is not known, but that it was more.
+    # It was cut off: what it would have taken later is not known.
     return max(milli, run.fgpu_milli) if run.ran_out else milli
 
 

@@ -29,6 +29,7 @@ log = logging.getLogger("fgpu")
 
 LOOK_EVERY_S = 0.5
 ENDING_KNOWN_S = 2.0
+"""So long after a server's end its engine may still say that it runs."""
 
 Describe = Callable[[Session, Image, Prepared], Awaitable[LaunchSpec]]
 
@@ -174,6 +175,8 @@ class Launch:
             if not answering.done():
                 # Nothing can be proved in what has ended, and how it ended says more. The engine knows it a moment later.
                 await asyncio.wait((answering,), timeout=ENDING_KNOWN_S)
+            if not answering.done() and await self._engine.ended(spec.session) is not None:
+                await answering
             for task in (answering, verifying):
                 if task.done():
                     task.result()
