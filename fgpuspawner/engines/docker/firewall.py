@@ -166,6 +166,8 @@ def _answers(version: int, verdict: str) -> list[str]:
     return [
         f"-m conntrack --ctstate ESTABLISHED -j {verdict}",
         f"-p {icmp} -m conntrack --ctstate RELATED -j {verdict}",
+        # It may be of an open connection, come late or sent again: to refuse it with a reset would end that.
+        "-m conntrack --ctstate INVALID -j DROP",
     ]
 
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -400,6 +401,73 @@ def test_a_bridge_of_the_machine_that_is_called_like_dockers_leads_outside() -> 
             for process in processes:
                 process.kill()
                 process.wait()
+
+    in_network_of_its_own(world)
+
+
+STRAY = """
+import socket, struct, sys
+TCP_REPAIR, TCP_REPAIR_QUEUE, TCP_QUEUE_SEQ, ON, OFF, RECEIVED, SENT = 19, 20, 21, 1, -1, 1, 2
+def say(words): print(words, flush=True)
+def number(queue):
+    client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR_QUEUE, queue)
+    return client.getsockopt(socket.IPPROTO_TCP, TCP_QUEUE_SEQ) & 0xFFFFFFFF
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+listener = socket.create_server((sys.argv[1], 8888))
+say("listening")
+client, (peer, port) = listener.accept()
+client.sendall(client.recv(100))
+sys.stdin.readline()
+client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, ON)
+seen, sent = number(RECEIVED), number(SENT)
+client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, OFF)
+# Far beyond what the other side has room for: no connection tracker knows what to do with it.
+beyond = (sent + 100_000_000) & 0xFFFFFFFF
+def segment(check):
+    return struct.pack("!HHIIBBHHH2s", 8888, port, beyond, seen, 5 << 4, 0x18, 512, check, 0, b"??")
+between = socket.inet_aton(sys.argv[1]) + socket.inet_aton(peer) + struct.pack("!BBH", 0, socket.IPPROTO_TCP, 22)
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+raw.sendto(segment(checksum(between + segment(0))), (peer, 0))
+say("sent")
+client.sendall(client.recv(100))
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.usefixtures("iptables")
+def test_a_stray_packet_of_a_session_does_not_cut_its_open_connections() -> None:
+    """One that came late, or was sent again, is of no connection for the tracker. A reset would end a healthy one."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+
+    def world() -> None:
+        session = a_host(f"{OWN}0", "10.99.0.1/24", "10.99.0.2/24")
+        run(script(RULES))
+        words = ["nsenter", "-n", "-t", str(session.pid), sys.executable, "-c", STRAY, "10.99.0.2"]
+        server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            assert server.stdout.readline() == "listening\n"
+            with socket.create_connection(("10.99.0.2", 8888), timeout=30) as notebook:
+                notebook.sendall(b"before")
+                assert notebook.recv(100) == b"before"
+                print("now", file=server.stdin, flush=True)
+                assert server.stdout.readline() == "sent\n"
+                notebook.sendall(b"after")
+                assert notebook.recv(100) == b"after"
+            invalid = [line.split() for line in sh("iptables -w -nvx -L").splitlines() if " INVALID" in line]
+            assert [int(packets) for packets, *_ in invalid if int(packets)] == [1], "it was a stray one"
+        finally:
+            for process in (server, session):
+                process.kill()
+                process.wait()
+            for pipe in (server.stdin, server.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     in_network_of_its_own(world)
 
