@@ -139,10 +139,12 @@ def show(given: argparse.Namespace, api: Api) -> list[str]:
     found = api.service_call("GET", f"sessions/{given.session}")
     if given.json:
         return JsonReport(found)
-    rows = [
-        (name, _plain(name, value)) for name, value in found["session"].items() if value not in (None, [], "")
+    return [
+        f"{'' if n else name:24}{printable(text)}"
+        for name, value in found["session"].items()
+        if value not in (None, [], "")
+        for n, text in enumerate(_lines(name, value))
     ]
-    return [f"{name:24}{printable(value)}" for name, value in rows]
 
 
 def forecast(given: argparse.Namespace, api: Api) -> list[str]:
@@ -322,8 +324,24 @@ def _table(sessions: Sequence[Json], *, users: bool = False) -> list[str]:
     return table(["session", "user/server" if users else "server", "image", "amount", "since", "state"], rows)
 
 
+def _lines(name: str, value: object) -> list[str]:
+    """Return a member of a session's JSON for reading: each thing of a list, such as a GPU, on a line of its own."""
+    things = value if isinstance(value, list) and any(isinstance(one, dict) for one in value) else [value]
+    return [_plain(name, one) for one in things]
+
+
 def _plain(name: str, value: object) -> str:
-    """Return a member of a session's JSON for reading."""
-    if name.endswith("_at_s") and isinstance(value, int):
-        return instant(value)
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a value for reading, on one line; what is not known of a thing is left out."""
+    match value:
+        case str():
+            return value
+        case dict():
+            return ", ".join(
+                f"{key} {_plain(key, own)}" for key, own in value.items() if own not in (None, [], "")
+            )
+        case list():
+            return ", ".join(_plain(name, one) for one in value)
+        case int() if name.endswith("_at_s"):
+            return instant(value)
+        case _:
+            return json.dumps(value)

@@ -115,8 +115,11 @@ def test_a_session_is_started_listed_shown_and_ended(people: tuple[Person, Perso
     assert err.splitlines()[-1] == f"fgpu: session {number}: RUNNING"
 
     assert alice.fgpu("list")[0] == out
-    assert "fgpu                    0.5\n" in alice.fgpu("show", number)[0]
+    shown = alice.fgpu("show", number)[0]
+    assert "fgpu                    0.5\n" in shown
     told = alice.json("show", number)["session"]
+    assert f"gpus                    uuid {told['gpus'][0]['uuid']}, model " in shown
+    assert "{" not in shown
     assert (told["state"], told["fgpu"], told["mine"]) == ("RUNNING", "0.5", True)
 
     assert alice.fgpu("end", number)[0] in (
