@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from fgpu_scheduler import BadAmount, Refusal, parse_milli
+from fgpuspawner.text.times import seconds_of
 
 LONGEST_TIME_LIMIT_S = 10_000 * 3600
 GIB = r"[0-9]{1,6}(\.[0-9]{1,4})?"
@@ -171,9 +172,7 @@ class Given:
         found_s = None
         if seconds:
             found_s = self.maybe_whole("time_limit_s")
-        elif found := re.fullmatch(r"([0-9]{1,5}):([0-5][0-9])", str(self.raw["time_limit"])):
-            found_s = int(found[1]) * 3600 + int(found[2]) * 60
-        else:
+        elif (found_s := seconds_of(str(self.raw["time_limit"]))) is None:
             problem = f"{short(self.raw['time_limit'])} is not hours:minutes such as 2:30"
             self.refuse("time_limit", "bad_time", problem)
         return default_s if found_s is None else found_s or longest_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from fgpu_scheduler import duration as duration
@@ -30,3 +31,15 @@ def hours_minutes(duration_s: int) -> str:
     """Return a duration as hours:minutes, such as "2:30"; part of a minute counts as one."""
     minutes = -(-duration_s // 60)
     return f"{minutes // 60}:{minutes % 60:02}"
+
+
+def clock(duration_s: int) -> str:
+    """Return a duration as `seconds_of` reads it, nothing rounded: "2:30", "0:01:30"."""
+    minutes, rest_s = divmod(duration_s, 60)
+    return hours_minutes(minutes * 60) + (f":{rest_s:02}" if rest_s else "")
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of hours:minutes, such as "2:30", or hours:minutes:seconds; None for anything else."""
+    found = re.fullmatch(r"([0-9]{1,5}):([0-5][0-9])(?::([0-5][0-9]))?", text)
+    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0) if found else None

@@ -148,6 +148,8 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
 ) -> None:
     page = log_in(world.url, "admin", ADMIN, java_script_enabled=False).page
     open_page(page, world, "nodes")
+    expect(page.get_by_text("power and errors are not known")).to_have_count(1)
+    expect(page.get_by_text("unknown")).to_have_count(0)
     page.get_by_role("button", name="Cordon local", exact=True).click()
     expect(page.locator(".node .badge").first).to_have_text("CORDONED")
     page.get_by_role("button", name="Uncordon local", exact=True).click()
@@ -171,10 +173,18 @@ def test_a_node_is_cordoned_and_a_quota_and_a_banner_are_set_and_taken_back_with
     expect(page.get_by_role("alert")).to_contain_text("max_sessions must be a whole number")
     expect(page.get_by_label("Name; * for each")).to_have_value("frank")
     page.get_by_label("sessions at a time").fill("0")
+    page.get_by_label("Longest run (hours:minutes)").fill("90")
+    page.get_by_role("button", name="Set the quota").click()
+    expect(page.get_by_role("alert")).to_contain_text(
+        "Longest run: '90' is not hours:minutes from 0:01 to 10000:00, such as 24:00"
+    )
+    page.get_by_label("Longest run (hours:minutes)").fill("1:30")
     page.get_by_role("button", name="Set the quota").click()
     row = page.get_by_role("row").filter(has_text="user 'frank'")
     expect(row).to_contain_text("0 sessions")
     expect(row).to_contain_text("not in the file")
+    row.get_by_role("link", name="Change").click()
+    expect(page.get_by_label("Longest run (hours:minutes)")).to_have_value("1:30")
     world.hub.add_user("frank")
     assert "quota of user 'frank'" in world.hub.refused("frank", "one", options={"fgpu": 1}).text
     row.get_by_role("button", name="Remove").click()

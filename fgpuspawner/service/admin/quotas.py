@@ -7,7 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fgpu_scheduler import LARGEST_MILLI, MOST_EDITS, BadSettings, Quota, QuotaEdits, format_milli, in_force
+from fgpu_scheduler import (
+    LARGEST_MILLI,
+    MIN_TIME_LIMIT_S,
+    MOST_EDITS,
+    BadSettings,
+    Quota,
+    QuotaEdits,
+    format_milli,
+    in_force,
+)
 from fgpuspawner import scopes
 from fgpuspawner.service.admin.base import AdminApi, AdminFormPage
 from fgpuspawner.service.admin.quotas_view import key_of, not_for_group, quotas_object
@@ -15,16 +24,18 @@ from fgpuspawner.service.handler import Handler
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem, bad_argument, forbidden
 from fgpuspawner.settings.queue import QUOTA_AMOUNTS, QUOTA_KEYS, quota_of
+from fgpuspawner.text.fields import LONGEST_TIME_LIMIT_S
+from fgpuspawner.text.times import clock, seconds_of
 
 SHOWN = 200
 """So many quotas are on one page: there may be one for each user."""
 FOR = ("user", "hub_group", "resource_group")
-WHOLE = ("max_sessions", "max_pending", "max_lifetime_s")
+WHOLE = ("max_sessions", "max_pending")
 WORDS = {
     "max_fgpu": "fGPU at a time",
     "max_sessions": "Sessions at a time",
     "max_pending": "Waiting requests",
-    "max_lifetime_s": "Longest run (seconds)",
+    "max_lifetime_s": "Longest run (hours:minutes)",
 }
 ACTIONS = ("set", "remove", "back")
 
@@ -120,9 +131,7 @@ class QuotasPage(AdminFormPage):
             count=len(found),
             following=start + SHOWN if len(found) > start + SHOWN else None,
             trouble=trouble,
-            values=self._given()
-            if trouble
-            else {key: self.get_query_argument(key, "") for key in QUOTA_KEYS},
+            values=self._given() if trouble else self._linked(),
             words=WORDS,
             all_groups=self.viewer.administers,
         )
@@ -135,6 +144,14 @@ class QuotasPage(AdminFormPage):
         await write(self, action, quota)
         self.back()
 
+    def _linked(self) -> dict[str, str]:
+        """Return what a link to the form says of a quota; its longest run is in seconds there, as in the API."""
+        found = {key: self.get_query_argument(key, "") for key in QUOTA_KEYS}
+        longest = found["max_lifetime_s"]
+        if longest.isascii() and longest.isdigit() and len(longest) < 16:
+            found["max_lifetime_s"] = clock(int(longest))
+        return found
+
     def _given(self) -> dict[str, str]:
         """Return what the form says of a quota."""
         given = {key: self.field(key) for key in QUOTA_KEYS}
@@ -145,12 +162,23 @@ class QuotasPage(AdminFormPage):
 
 
 def _numbers(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a form as the API has them; what is no number stays as it is, to be refused."""
+    """Return the fields of a form as the API has them; what is no number stays as it is, to be refused.
+
+    Raises:
+        Problem: the longest run cannot be read.
+    """
     found: dict[str, Any] = dict(given)
     for key in WHOLE:
         text = given[key].strip()
         if text.isascii() and text.isdigit() and len(text) < 16:
             found[key] = int(text)
+    if longest := given["max_lifetime_s"].strip():
+        longest_s = seconds_of(longest)
+        if longest_s is None or not MIN_TIME_LIMIT_S <= longest_s <= LONGEST_TIME_LIMIT_S:
+            most = clock(LONGEST_TIME_LIMIT_S)
+            message = f"longest run: {longest[:40]!r} is not hours:minutes from 0:01 to {most}, such as 24:00"
+            raise Problem(400, "bad_argument", message, field="max_lifetime_s")
+        found["max_lifetime_s"] = longest_s
     return found
 
 

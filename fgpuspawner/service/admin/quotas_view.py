@@ -13,6 +13,7 @@ from fgpu_scheduler import (
     QuotaScope,
     QuotaSource,
     counted_of_each,
+    duration,
     format_milli,
     limits_words,
     listed_quotas,
@@ -92,7 +93,7 @@ def not_for_group(quota: Quota, viewer: Viewer, others: Iterable[Quota]) -> tupl
             # Nobody knows here in which of them a member is.
             most = max(most for most in of_some if most is not None)
         if asked is not None and most is not None and asked > most:
-            told = format_milli(most) if name == "max_fgpu" else most
+            told = {"max_fgpu": format_milli, "max_lifetime_s": duration}.get(name, str)(most)
             return name, f"at most {told}, the quota of resource group {group!r}"
     return None
 

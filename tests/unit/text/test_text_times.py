@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fgpuspawner.text.times import duration
+from fgpuspawner.text.times import clock, duration, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,17 @@ def test_durations_are_as_exact_as_it_matters(seconds: int, words: str) -> None:
 def test_lengths_of_time_are_in_the_units_that_people_use() -> None:
     told = [duration(s) for s in (0, 59, 60, 3599, 3600, 47 * 3600 + 300, 48 * 3600, 100 * 3600)]
     assert told == ["0 s", "59 s", "1 min", "59 min", "1 h", "47 h 05 min", "2 d", "4 d 4 h"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:01", 60), ("2:30", 9000), ("0:01:30", 90), ("24:00", 86400), ("10000:00", 36_000_000)],
+)
+def test_hours_and_minutes_are_read_and_written_alike(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["", "90", "2:3", "2:60", "2:30:60", "-1:00", "2h", "100000:00"])
+def test_what_is_no_time_is_not_read(text: str) -> None:
+    assert seconds_of(text) is None
