@@ -64,12 +64,15 @@ def test_who_may_not_open_a_page_reads_a_sentence_under_the_same_header(
     hub: HubProcess, log_in: Callable[..., Person], faults: Faults
 ) -> None:
     faults.allow(r"(status GET|console) \S+/admin/queue .*403")
-    faults.allow(r"(status GET|console) \S+/hub/nothing .*404")
+    faults.allow(r"(status GET|console) \S+/(hub|fgpu)/nothing .*404")
     page = log_in(hub.url, "dan", "test-password").page
     page.goto(f"{hub.url}/{SERVICE}")
     usual = header(page)
     page.goto(f"{hub.url}/{SERVICE}admin/queue")
     expect(page.get_by_role("alert")).to_contain_text("Only administrators may do this")
+    assert header(page) == usual
+    page.goto(f"{hub.url}/{SERVICE}nothing")
+    expect(page.get_by_role("alert")).to_have_text("There is no such page.")
     assert header(page) == usual
     page.goto(f"{hub.url}/hub/nothing")
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 
 from fgpu_scheduler import StoreUnavailable
 from fgpuspawner.service import navigation
-from fgpuspawner.service.handler import Handler
+from fgpuspawner.service.handler import Handler, viewer_of
 from fgpuspawner.service.model import Json
 from fgpuspawner.service.problems import Problem
 from fgpuspawner.text.times import moment
@@ -129,9 +129,15 @@ class FormPage(PageHandler):
 
 
 class NoPage(PageHandler):
-    """Whatever is not there."""
+    """Whatever is not there; under the header that who asks has everywhere."""
 
     needs_scope = None
 
     async def prepare(self) -> None:
+        # Also where the Hub does not answer, and for who may not open any page, there is none.
+        with contextlib.suppress(Problem):
+            model = await self.identify()
+            if model is not None and self.hub_auth.check_scopes(self.hub_auth.access_scopes, model):
+                self.current_user = model
+                self.viewer = viewer_of(model, self.service.settings, self.hub_auth)
         raise Problem(404, "not_found", "There is no such page.")
