@@ -106,6 +106,7 @@ class Offer:
     none.
     ``max_time_limit_s`` is None where sessions may run for ever. ``user`` and ``hub_groups`` are whom quotas count.
     ``usual_cpu_milli`` and ``usual_memory_mib`` go with every amount of the GPU; 0: the same part of the node.
+    ``lending`` are the nodes where a share of compute is what a session has at least.
     """
 
     images: tuple[Image, ...]
@@ -119,6 +120,7 @@ class Offer:
     hub_groups: tuple[str, ...] = ()
     usual_cpu_milli: int = 0
     usual_memory_mib: int = 0
+    lending: frozenset[str] = frozenset()
 
     @property
     def shown_images(self) -> tuple[Image, ...]:
@@ -233,6 +235,7 @@ def make_offer(
     *,
     user: str = "",
     hub_groups: Iterable[str] = (),
+    lending: frozenset[str] = frozenset(),
 ) -> Offer:
     """Return what a user with these resource ``groups`` and ``images`` may choose, with what is preselected.
 
@@ -274,6 +277,7 @@ def make_offer(
         hub_groups,
         settings.milli("default_cpu") or 0,
         settings.default_memory_mib,
+        lending,
     )
     # Half a GPU, at least a step.
     amounts = offer.amounts(groups[0]) or (offer.caps.fgpu_step_milli,)

@@ -130,7 +130,8 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "amounts": [
-            written(a, *offer.beside(a, name)) | {"means": meaning(a, devices)} for a in offer.amounts(name)
+            written(a, *offer.beside(a, name)) | {"means": meaning(a, devices, offer.lending)}
+            for a in offer.amounts(name)
         ],
         "max_cpu": format_milli(min(max((n.cpu_milli for n in own), default=0), caps.max_cpu_milli or 10**9)),
         # Rounded down: what is not there is refused.
@@ -139,6 +140,7 @@ def _group(offer: Offer, name: str) -> dict[str, Any]:
         "fgpu_of_one": format_milli(offer.worth_milli(most_gpu_memory_mib(offer, name), name)),
         "gpus": [f"{count} x {label}" + (" each" if count > 1 else "") for label, count in counts.items()],
         "models": offer.models(name),
+        "lends": bool(own) and all(node.id in offer.lending for node in own),
     }
 
 

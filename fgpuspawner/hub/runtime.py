@@ -452,4 +452,5 @@ class Runtime:
             self.settings.groups_of(user, hub_groups),
             user=user,
             hub_groups=hub_groups,
+            lending=self.isolation.lending,
         )

@@ -151,6 +151,11 @@ class Backend:
         """Return where the driver itself does not hold the session's cgroup, a path below the file system's root."""
         return []
 
+    @property
+    def lends(self) -> bool:
+        """Whether sessions have their share of compute at least: what others leave idle is lent."""
+        return self.lends_compute and self.host.lends and self.host.accounting is not None
+
     def prepare(self, session: Session, devices: Sequence[Device], neighbours: Sequence[Limits]) -> Prepared:
         """Write what the session needs, beside its ``neighbours`` on the same devices. Before every launch.
 
@@ -165,7 +170,7 @@ class Backend:
                 managed=self.host.managed,
                 context_mib=self._charged(session, devices),
                 compute=self.limits_compute,
-                lends=self.lends_compute and self.host.lends and self.host.accounting is not None,
+                lends=self.lends,
                 most_percent=self.host.most_percent,
             )
             own = self.folder(session.id)

@@ -186,6 +186,11 @@ class Isolation:
         return choice.backend
 
     @property
+    def lending(self) -> frozenset[str]:
+        """The nodes on which compute that is idle is lent."""
+        return frozenset(node_id for node_id, choice in self.choices.items() if choice.backend.lends)
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The configured nodes."""
         return tuple(self._nodes.values())

@@ -178,12 +178,12 @@ def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_e
 ) -> None:
     page = log_in(hub.url, "amy", "test-password").page
     field, means, cpu = page.locator("#fgpu-fgpu"), page.locator("#fgpu-means"), page.locator("#fgpu-cpu")
-    expect(means).to_have_text("1 fGPU = 1/2 GPU: 4 GiB GPU memory, 50 % compute")
+    expect(means).to_have_text("1 fGPU = 1/2 GPU: 4 GiB GPU memory, at least 50 % compute")
     field.press("ArrowDown")
     expect(field).to_have_value("0.9")
     field.press("ArrowUp")
     field.press("ArrowUp")
-    expect(means).to_have_text("1.1 fGPU = 11/20 GPU: 4.375 GiB GPU memory, 55 % compute")
+    expect(means).to_have_text("1.1 fGPU = 11/20 GPU: 4.375 GiB GPU memory, at least 55 % compute")
     cores = Decimal(cpu.get_attribute("max") or "0")
     for fgpu in ("0.5", "2"):
         field.fill(fgpu)
@@ -204,7 +204,7 @@ def test_an_amount_says_what_it_is_and_cpu_and_memory_follow_it_until_they_are_e
     page.get_by_label("Exact GPU memory and compute").check()
     page.fill("#fgpu-gpu-memory", "2048")
     page.fill("#fgpu-compute", "10")
-    expect(means).to_have_text("2 GiB of GPU memory, 10 % compute")
+    expect(means).to_have_text("2 GiB of GPU memory, at least 10 % compute")
 
 
 def test_where_cpu_is_short_the_amount_that_starts_now_is_offered(

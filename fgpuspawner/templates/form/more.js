@@ -23,7 +23,7 @@ function showMeaning() {
   let text = "";
   if (byMemory()) {
     const percent = field("compute_percent").value;
-    text = exactMemory() ? gibWords(exactMemory()) + " of GPU memory" + (percent ? ", " + percent + " % compute" : "") : "";
+    text = exactMemory() ? gibWords(exactMemory()) + " of GPU memory" + (percent ? (own().lends ? ", at least " : ", ") + percent + " % compute" : "") : "";
   } else {
     const amount = own().amounts.find((one) => Number(one.fgpu) === Number(field("fgpu").value));
     const words = amount ? Object.entries(amount.means) : [];

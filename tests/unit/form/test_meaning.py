@@ -40,6 +40,16 @@ def test_each_model_has_its_own_words_and_those_without_such_an_amount_have_none
     assert meaning(1000, []) == {}
 
 
+def test_where_idle_compute_is_lent_the_share_is_what_one_has_at_least() -> None:
+    strict = replace(T4, uuid="GPU-4", node_id="n2")
+    least = "1/4 GPU: 4 GiB GPU memory, at least 25 % compute"
+    assert meaning(1000, [T4], {"n1"}) == {"T4": least}
+    assert meaning(1000, [T4, strict], {"n1"}) == {
+        "T4": f"{least} or 1/4 GPU: 4 GiB GPU memory, 25 % compute"
+    }
+    assert meaning(4000, [T4, strict], {"n1"}) == {"T4": "1 GPU: 16 GiB GPU memory"}
+
+
 def test_a_model_of_two_sizes_is_told_with_both() -> None:
     larger = replace(A100, uuid="GPU-3", memory_mib=81920)
     assert meaning(4000, [A100, larger]) == {"A100": "1 GPU: 40 GiB GPU memory or 1 GPU: 80 GiB GPU memory"}
