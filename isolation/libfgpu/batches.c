@@ -329,19 +329,9 @@ static void open_batch(struct context *context, struct stream *stream, struct ki
         sentinel_record(&context->sentinels, &stream->open.start, stream->handle);
 }
 
-bool batches_add(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
+/* True if the batch is to be closed after this launch. */
+static inline bool count_launch(struct context *context, struct stream *stream, struct kind *kind, uint64_t now, bool full) {
     struct batch *open = &stream->open;
-    bool paused = now > stream->last_launch + IDLE_NS && now > context->began_at + context->in_flight + IDLE_NS;
-    bool alone = kind->measured_at == 0 || now > kind->measured_at + MEASURE_AGAIN_NS || stream->last_launch == 0;
-    if (paused)
-        batches_close(context, stream, now);
-    else if (open->launches > 0 && alone)
-        close_batch(context, stream);
-    bool first = open->launches == 0;
-    if (first)
-        open_batch(context, stream, kind, now);
-    else if (open->kind != kind)
-        open->kind = NULL;
     if (context->in_flight == 0 && context->began_at < now)
         context->began_at = now;
     stream->last_launch = now;
@@ -353,11 +343,35 @@ bool batches_add(struct context *context, struct stream *stream, struct kind *ki
     stream->in_flight += kind->expected;
     context->in_open += kind->expected;
     /* Launches that come one at a time are measured one at a time: then expectation need not be right. */
-    bool one_by_one = kind->wary > 0 || stream->watch > 0;
+    full |= kind->wary > 0 || stream->watch > 0;
     if (stream->watch > 0)
         stream->watch--;
-    open->full |= paused || alone || one_by_one || context->in_open >= THROTTLE_BATCH_NS || open->launches >= THROTTLE_BATCH_LAUNCHES;
-    return first || open->full;
+    open->full |= full || context->in_open >= THROTTLE_BATCH_NS || open->launches >= THROTTLE_BATCH_LAUNCHES;
+    return open->full;
+}
+
+/* A launch that may not join those before it. */
+static __attribute__((noinline)) bool add_apart(struct context *context, struct stream *stream, struct kind *kind,
+                                                uint64_t now, bool paused, bool alone) {
+    struct batch *open = &stream->open;
+    if (paused)
+        batches_close(context, stream, now);
+    else if (open->launches > 0)
+        close_batch(context, stream);
+    open_batch(context, stream, kind, now);
+    count_launch(context, stream, kind, now, paused || alone);
+    return true;
+}
+
+bool batches_add(struct context *context, struct stream *stream, struct kind *kind, uint64_t now) {
+    struct batch *open = &stream->open;
+    bool paused = now > stream->last_launch + IDLE_NS && now > context->began_at + context->in_flight + IDLE_NS;
+    bool alone = kind->measured_at == 0 || now > kind->measured_at + MEASURE_AGAIN_NS || stream->last_launch == 0;
+    if (__builtin_expect(paused || alone || open->launches == 0, 0))
+        return add_apart(context, stream, kind, now, paused, alone);
+    if (open->kind != kind)
+        open->kind = NULL;
+    return count_launch(context, stream, kind, now, false);
 }
 
 void batches_launched(struct context *context, struct stream *stream, uint64_t added_at) {

@@ -120,8 +120,15 @@ struct fgpu_process {
 unsigned fgpu_processes(int device, struct fgpu_process *out, unsigned room);
 
 /* True exactly once in each process that inherited this library's memory through fork, and before anything else of
- * this library is used in it: what the parent's tables hold is not the child's. Cheap: one load when not forked. */
-bool fgpu_forked(void);
+ * this library is used in it: what the parent's tables hold is not the child's. Cheap: two loads when not forked. */
+bool fgpu_forked_perhaps(void);
+extern _Atomic(uint32_t) *_Atomic fgpu_process_known; /* 0 in a child that nobody has noticed yet; NULL: there is none yet */
+
+static inline bool fgpu_forked(void) {
+    _Atomic(uint32_t) *known = atomic_load_explicit(&fgpu_process_known, memory_order_acquire);
+    return __builtin_expect(known == NULL || atomic_load_explicit(known, memory_order_relaxed) == 0, 0) &&
+           fgpu_forked_perhaps();
+}
 
 /* Writes into this process's slot, if it has one, whether it could not read its changed limits. Until it can it is granted
  * no memory and computes in the slots that it knows: the watchdog takes it for one without libfgpu. */

@@ -50,6 +50,7 @@ struct process {
 };
 
 static struct process *_Atomic process_page;
+_Atomic(uint32_t) *_Atomic fgpu_process_known;
 static struct region *_Atomic region_pages;
 
 static struct process *this_process(void) {
@@ -68,17 +69,18 @@ static struct process *this_process(void) {
         return NULL;
     }
     atomic_store(&mine->known, 1);
-    if (atomic_compare_exchange_strong(&process_page, &found, mine))
+    if (atomic_compare_exchange_strong(&process_page, &found, mine)) {
+        atomic_store(&fgpu_process_known, &mine->known);
         return mine;
+    }
     munmap(mine, sizeof *mine);
     return found;
 }
 
-bool fgpu_forked(void) {
+bool fgpu_forked_perhaps(void) {
     struct process *process = this_process();
     uint32_t unknown = 0;
-    return process != NULL && __builtin_expect(!atomic_load_explicit(&process->known, memory_order_relaxed), 0) &&
-           atomic_compare_exchange_strong(&process->known, &unknown, 1);
+    return process != NULL && atomic_compare_exchange_strong(&process->known, &unknown, 1);
 }
 
 static void pause_for(long ns) {

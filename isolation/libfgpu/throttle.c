@@ -97,6 +97,7 @@ static struct context *add_context(CUcontext handle) {
             found = calloc(1, sizeof *found);
             if (found == NULL)
                 break;
+            throttle_begin_lock(&found->lock);
             begin_context(found, handle, device);
             atomic_store_explicit(&contexts[n], found, memory_order_release);
         } else if (atomic_load(&context->handle) == NULL) {
@@ -241,10 +242,9 @@ _Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_
 
 /* NULL is one of two streams, and the thread's own is another one in each thread. */
 static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
-    static _Thread_local char here;
     if (stream == NULL)
         stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-    *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&here : (uint64_t)(uintptr_t)stream;
+    *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)__builtin_thread_pointer() : (uint64_t)(uintptr_t)stream;
     return stream;
 }
 

@@ -51,10 +51,23 @@ struct stream {
     unsigned watch;  /* so many more of its launches are measured one by one, to see whether expectation is right */
 };
 
+/* A launch takes and leaves its context's lock, and an atomic instruction would be half of what it costs. So the thread
+ * that launched first, the owner, has the lock with plain stores (`here`) as long as it is `favoured`. Whoever else
+ * wants it takes `taken` and ends the favour (lock.c): that takes microseconds, so the owner has it again only after many
+ * launches of its own in a row. */
+struct lock {
+    _Atomic(int) taken;
+    _Atomic(int) here; /* written by the owner alone */
+    _Atomic(bool) favoured;
+    const void *owner; /* that thread's pointer: the same as long as the context's place exists */
+    bool favours;      /* the system can end a favour */
+    unsigned in_row;   /* how often the owner took it since somebody else did */
+};
+
 /* Under `lock`, which is never held while waiting. */
 struct context {
     _Atomic(void *) handle; /* NULL: free */
-    _Atomic(int) lock;     /* 1: taken */
+    struct lock lock;
     /* From here on all is new for each context. */
     struct sentinels sentinels;
     int device;
@@ -84,19 +97,26 @@ struct context {
     struct kind kinds[THROTTLE_KINDS];
 };
 
-/* A launch takes and leaves this lock, and a mutex would cost it thrice as much. Leaving is a plain store, so nobody is
- * woken: who finds the lock taken looks again soon (lock.c), which is seldom, as it is held for some nanoseconds. */
-void throttle_wait_for_lock(struct context *context);
+void throttle_begin_lock(struct lock *lock);
+void throttle_lock_slowly(struct lock *lock);
 
 static inline void throttle_lock(struct context *context) {
-    int taken = 0;
-    if (__builtin_expect(!atomic_compare_exchange_strong_explicit(&context->lock, &taken, 1, memory_order_acquire,
-                                                                  memory_order_relaxed), 0))
-        throttle_wait_for_lock(context);
+    struct lock *lock = &context->lock;
+    if (__builtin_expect(lock->owner == __builtin_thread_pointer(), 1)) {
+        atomic_store_explicit(&lock->here, 1, memory_order_relaxed);
+        atomic_signal_fence(memory_order_seq_cst); /* the other half of it is whoever ends the favour */
+        if (__builtin_expect(atomic_load_explicit(&lock->favoured, memory_order_acquire), 1))
+            return;
+        atomic_store_explicit(&lock->here, 0, memory_order_release);
+    }
+    throttle_lock_slowly(lock);
 }
 
+/* Plain stores, so nobody is woken: who waits looks again soon, which is seldom, as it is held for some nanoseconds. */
 static inline void throttle_unlock(struct context *context) {
-    atomic_store_explicit(&context->lock, 0, memory_order_release);
+    struct lock *lock = &context->lock;
+    bool here = lock->owner == __builtin_thread_pointer() && atomic_load_explicit(&lock->here, memory_order_relaxed) != 0;
+    atomic_store_explicit(here ? &lock->here : &lock->taken, 0, memory_order_release);
 }
 
 /* What the neighbours say, not older than a millisecond. */

@@ -1,0 +1,40 @@
+"""The lock that each launch takes: its first thread has it with plain stores, until another wants it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SOURCES = ("tests/lock_turns.c", "libfgpu/lock.c", "libfgpu/clock.c")
+
+
+def take_turns(compile_c: Callable[..., Path], *arguments: str) -> tuple[int, int, int]:
+    """Return how often the lock was taken, by two at once, and how often its first thread lost it."""
+    done = subprocess.run(
+        [compile_c(*SOURCES, "-pthread"), *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    taken, together, lost = map(int, done.stdout.split())
+    return taken, together, lost
+
+
+def test_one_thread_alone_never_loses_the_lock(compile_c: Callable[..., Path]) -> None:
+    taken, together, lost = take_turns(compile_c, "1", "100")
+    assert (taken > 1000, together, lost) == (True, 0, 0)
+
+
+@pytest.mark.parametrize("threads", ["2", "4"])
+def test_no_two_threads_have_it_at_once_while_it_changes_hands(
+    compile_c: Callable[..., Path], threads: str
+) -> None:
+    _, together, lost = take_turns(compile_c, threads, "2000")
+    assert together == 0
+    assert lost > 100
+
+
+def test_nor_where_the_program_has_forbidden_itself_to_ask_the_kernel(compile_c: Callable[..., Path]) -> None:
+    _, together, lost = take_turns(compile_c, "3", "1000", "deny")
+    assert together == 0
+    assert lost > 10
