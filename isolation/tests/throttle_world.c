@@ -25,7 +25,6 @@
 #include "hooks.h"
 #include "slots.h"
 #include "throttle.h"
-
 #include "words.h"
 
 #include <dlfcn.h>
