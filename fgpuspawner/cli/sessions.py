@@ -18,12 +18,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fgpu_scheduler import memory_words
 from fgpuspawner.cli import completion
 from fgpuspawner.cli.api import AWAY, NO_HUB, TOKEN, URL, Api, CallFailed
 from fgpuspawner.cli.command import INTERRUPTED, JsonReport, Report, add_command
 from fgpuspawner.cli.completion import offers
 from fgpuspawner.text.tables import printable, table
-from fgpuspawner.text.times import instant
+from fgpuspawner.text.times import duration, instant
 
 Json = dict[str, Any]
 
@@ -140,7 +141,7 @@ def show(given: argparse.Namespace, api: Api) -> list[str]:
     if given.json:
         return JsonReport(found)
     return [
-        f"{'' if n else name:24}{printable(text)}"
+        f"{'' if n else _label(name):24}{printable(text)}"
         for name, value in found["session"].items()
         if value not in (None, [], "")
         for n, text in enumerate(_lines(name, value))
@@ -330,18 +331,30 @@ def _lines(name: str, value: object) -> list[str]:
     return [_plain(name, one) for one in things]
 
 
+def _label(name: str) -> str:
+    """Return a member's name without its unit, which is at the value."""
+    for unit in ("_mib", "_percent", "_s"):
+        name = name.removesuffix(unit)
+    return name
+
+
 def _plain(name: str, value: object) -> str:
-    """Return a value for reading, on one line; what is not known of a thing is left out."""
+    """Return a value for reading, on one line and with its unit; what is not known of a thing is left out."""
     match value:
         case str():
             return value
         case dict():
-            return ", ".join(
-                f"{key} {_plain(key, own)}" for key, own in value.items() if own not in (None, [], "")
-            )
+            known = ((key, own) for key, own in value.items() if own not in (None, [], ""))
+            return ", ".join(f"{_label(key)} {_plain(key, own)}" for key, own in known)
         case list():
             return ", ".join(_plain(name, one) for one in value)
-        case int() if name.endswith("_at_s"):
+        case int() if name.endswith(("at_s", "from_s")):
             return instant(value)
+        case int() if name.endswith("_s"):
+            return duration(value)
+        case int() if name.endswith("_mib"):
+            return memory_words(value)
+        case int() | float() if name.endswith("_percent"):
+            return f"{value} %"
         case _:
             return json.dumps(value)

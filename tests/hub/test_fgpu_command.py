@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fgpu_scheduler import memory_words
 from fgpuspawner.cli import main as cli
 from hubprocess import HubProcess, until
 
@@ -118,8 +119,12 @@ def test_a_session_is_started_listed_shown_and_ended(people: tuple[Person, Perso
     shown = alice.fgpu("show", number)[0]
     assert "fgpu                    0.5\n" in shown
     told = alice.json("show", number)["session"]
-    assert f"gpus                    uuid {told['gpus'][0]['uuid']}, model " in shown
-    assert "{" not in shown
+    gpu = told["gpus"][0]
+    held = f"memory {memory_words(gpu['memory_mib'])}, compute {gpu['compute_percent']} %, simulated true"
+    uuid_and_model = f"uuid {gpu['uuid']}, model {gpu['model']}, fgpu 0.5"
+    assert f"gpus                    {uuid_and_model}, {held}\n" in shown
+    assert " GiB" in held
+    assert not [raw for raw in ("{", "_mib", "_percent", "_s ") if raw in shown]
     assert (told["state"], told["fgpu"], told["mine"]) == ("RUNNING", "0.5", True)
 
     assert alice.fgpu("end", number)[0] in (
