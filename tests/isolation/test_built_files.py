@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,20 +32,19 @@ def check(out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def libfgpu_with(out: Path, source: str, *words: str) -> None:
+@pytest.fixture(scope="module")
+def all_of_libfgpu(compile_c: Callable[..., Path]) -> Path:
+    """libfgpu's sources as one object."""
+    first, *others = sorted((ISOLATION / "libfgpu").glob("*.c"))
+    hidden = ["-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"]
+    return compile_c(first, *others, "-std=gnu11", "-O0", *hidden, "-r")
+
+
+def libfgpu_with(out: Path, source: str, *words: str | Path) -> None:
     """Put a library that has one function too many in libfgpu's place."""
     (out / "more.c").write_text(source)
-    flags = [
-        "-std=gnu11",
-        "-D_GNU_SOURCE",
-        f"-I{ISOLATION / 'include'}",
-        "-O0",
-        "-fno-strict-aliasing",
-        "-fPIC",
-    ]
-    link = ["-fvisibility=hidden", "-shared", "-Wl,-z,noexecstack", "-Wl,-soname,libfgpu.so", *words]
-    sources = [str(path) for path in sorted((ISOLATION / "libfgpu").glob("*.c"))]
-    command = ["gcc", *flags, *link, "-o", str(out / "libfgpu.so"), str(out / "more.c"), *sources]
+    link = ["-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-z,noexecstack", "-Wl,-soname,libfgpu.so", *words]
+    command = ["gcc", *link, "-o", str(out / "libfgpu.so"), str(out / "more.c")]
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -77,10 +77,10 @@ def test_what_is_built_needs_an_old_c_library_only_and_exports_the_table(copied:
     ids=["a newer C library", "the driver", "a name more", "an executable stack"],
 )
 def test_what_would_not_load_everywhere_is_complained_of(
-    copied: Path, source: str, words: list[str], complaint: str
+    copied: Path, all_of_libfgpu: Path, source: str, words: list[str], complaint: str
 ) -> None:
     driver = str(copied / "simulated" / "libcuda.so.1")
-    libfgpu_with(copied, source, *(driver if word == "DRIVER" else word for word in words))
+    libfgpu_with(copied, source, all_of_libfgpu, *(driver if word == "DRIVER" else word for word in words))
     done = check(copied)
     assert done.returncode != 0
     assert complaint in done.stderr

@@ -104,6 +104,8 @@ def test_without_a_compiler_the_wheel_is_built_and_says_loudly_what_is_missing(c
 def test_a_compiler_that_fails_is_an_error_and_not_a_wheel_without(checkout: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
+    for source in (checkout / "isolation" / "libfgpu").glob("*.c"):
+        source.unlink()
     (checkout / "isolation" / "libfgpu" / "broken.c").write_text("int broken(void) { return; }\n")
     done = subprocess.run(
         [sys.executable, "scripts/build_isolation.py"],
