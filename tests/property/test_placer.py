@@ -69,7 +69,7 @@ def repeated(lab: World, times: int) -> World:
     st.sampled_from(((0, 1), (0, 1), (2, 1), (12, 128))),
     st.randoms(use_true_random=False),
 )
-def test_a_placer_decides_as_one_placement_after_the_other(
+def decides_as_one_placement_after_the_other(
     lab: World, times: int, asked: list[Request], name: str, bounds: tuple[int, int], rng: Random
 ) -> None:
     """Also where it looks at many nodes at once, which in so small worlds it would not."""
@@ -103,7 +103,9 @@ def test_a_placer_decides_as_one_placement_after_the_other(
         assert own.left == left
 
 
-def test_the_worlds_above_are_looked_at_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_placer_decides_as_one_placement_after_the_other_and_looks_in_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks: list[int] = []
     real = placer.Columns.takes
 
@@ -112,6 +114,6 @@ def test_the_worlds_above_are_looked_at_in_columns(monkeypatch: pytest.MonkeyPat
         return real(self, *of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(placer.Columns, "takes", counted)
-    test_a_placer_decides_as_one_placement_after_the_other()
+    decides_as_one_placement_after_the_other()
     # What is drawn depends on the modules that are loaded.
     assert len(looks) > 100
