@@ -224,3 +224,9 @@ def test_nothing_on_the_pages_keeps_anybody_from_using_them(
         check_page(page)
     open_page(page, world, "usage?by=user")
     expect(page.get_by_role("row").filter(has_text="erin")).to_contain_text("1")
+    open_page(page, world, "queue")
+    tops = [
+        page.locator(which).first.evaluate("e => e.getBoundingClientRect().y")
+        for which in (".table .inline", ".table .danger")
+    ]
+    assert abs(tops[0] - tops[1]) < 20, "a card on a phone ends in one line of buttons"
