@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from types import TracebackType
 from typing import Any
@@ -50,8 +51,16 @@ class Notebooks:
         """Ask a session something over its old connection, and look that it is that session which answers."""
         self.asked += 1
         connection = self._open[session_id]
-        connection.send(f"question {self.asked}")
-        assert connection.recv() == f"{session_id}: question {self.asked}"
+        try:
+            connection.send(f"question {self.asked}")
+            answer = connection.recv()
+        except (OSError, websocket.WebSocketException) as error:
+            proxy = (self._hub.folder / "proxy.log").read_text(errors="replace")
+            states = ", ".join(f"{name} {state}" for name, state in self._hub.states().items())
+            raise AssertionError(
+                f"session {session_id} at {time.strftime('%X')}: {error}; {states}; the proxy: {proxy[-3000:]}"
+            ) from error
+        assert answer == f"{session_id}: question {self.asked}"
 
     def forget(self, session_id: int) -> None:
         """Close what was open to a session that is to end."""
