@@ -11,13 +11,15 @@
 #define IN_ROW 2048         /* a favour ends in up to 15 us; an atomic instruction more for each of these takes as long */
 #define SETTLED_NS UINT64_C(1000000)
 
+_Thread_local char throttle_thread;
+
 /* What another processor's plain store wrote is seen after it, and what that one reads then is what was written before. */
 static bool membarrier(int command) {
     return syscall(SYS_membarrier, command, 0) == 0;
 }
 
 void throttle_begin_lock(struct lock *lock) {
-    lock->owner = __builtin_thread_pointer();
+    lock->owner = &throttle_thread;
     lock->favours = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
     atomic_store(&lock->favoured, lock->favours);
 }
@@ -30,8 +32,11 @@ static void look_again(unsigned *looks) {
 /* With `taken`, so that there is one at a time. The owner has either read that the favour is over, or is seen here. */
 static void end_favour(struct lock *lock) {
     atomic_store(&lock->favoured, false);
-    if (!membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) /* the program has forbidden itself to ask: a store takes no such time */
-        fgpu_sleep_until(fgpu_now() + SETTLED_NS);
+    if (!membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) { /* the program has forbidden itself to ask since */
+        lock->favours = false;
+        for (uint64_t settled = fgpu_now() + SETTLED_NS; fgpu_now() < settled;) /* a store takes no such time */
+            fgpu_sleep_until(settled);
+    }
     for (unsigned looks = 0; atomic_load_explicit(&lock->here, memory_order_acquire) != 0;)
         look_again(&looks);
 }
@@ -43,7 +48,7 @@ void throttle_lock_slowly(struct lock *lock) {
                                                                memory_order_relaxed);
          taken = 0)
         look_again(&looks);
-    if (lock->owner != __builtin_thread_pointer()) {
+    if (lock->owner != &throttle_thread) {
         lock->in_row = 0;
         if (atomic_load_explicit(&lock->favoured, memory_order_relaxed))
             end_favour(lock);

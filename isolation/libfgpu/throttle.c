@@ -244,7 +244,7 @@ _Static_assert(sizeof(struct pending) <= sizeof((struct fgpu_launch){0}.private_
 static CUstream stream_of(CUstream stream, bool per_thread, uint64_t *key) {
     if (stream == NULL)
         stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-    *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)__builtin_thread_pointer() : (uint64_t)(uintptr_t)stream;
+    *key = stream == CU_STREAM_PER_THREAD ? (uint64_t)(uintptr_t)&throttle_thread : (uint64_t)(uintptr_t)stream;
     return stream;
 }
 

@@ -59,8 +59,8 @@ struct lock {
     _Atomic(int) taken;
     _Atomic(int) here; /* written by the owner alone */
     _Atomic(bool) favoured;
-    const void *owner; /* that thread's pointer: the same as long as the context's place exists */
-    bool favours;      /* the system can end a favour */
+    const void *owner; /* that thread's own byte: the same as long as the context's place exists */
+    bool favours;      /* the system can end a favour at once */
     unsigned in_row;   /* how often the owner took it since somebody else did */
 };
 
@@ -97,12 +97,14 @@ struct context {
     struct kind kinds[THROTTLE_KINDS];
 };
 
+extern _Thread_local char throttle_thread __attribute__((tls_model("initial-exec"))); /* its address is a thread's own */
+
 void throttle_begin_lock(struct lock *lock);
 void throttle_lock_slowly(struct lock *lock);
 
 static inline void throttle_lock(struct context *context) {
     struct lock *lock = &context->lock;
-    if (__builtin_expect(lock->owner == __builtin_thread_pointer(), 1)) {
+    if (__builtin_expect(lock->owner == &throttle_thread, 1)) {
         atomic_store_explicit(&lock->here, 1, memory_order_relaxed);
         atomic_signal_fence(memory_order_seq_cst); /* the other half of it is whoever ends the favour */
         if (__builtin_expect(atomic_load_explicit(&lock->favoured, memory_order_acquire), 1))
@@ -115,7 +117,7 @@ static inline void throttle_lock(struct context *context) {
 /* Plain stores, so nobody is woken: who waits looks again soon, which is seldom, as it is held for some nanoseconds. */
 static inline void throttle_unlock(struct context *context) {
     struct lock *lock = &context->lock;
-    bool here = lock->owner == __builtin_thread_pointer() && atomic_load_explicit(&lock->here, memory_order_relaxed) != 0;
+    bool here = lock->owner == &throttle_thread && atomic_load_explicit(&lock->here, memory_order_relaxed) != 0;
     atomic_store_explicit(here ? &lock->here : &lock->taken, 0, memory_order_release);
 }
 

@@ -1,8 +1,9 @@
 /* Threads that take one context's lock: the one that launched first, which has it with plain stores as long as nobody else
  * wants it, and others, now and then.
  *     lock_turns THREADS MS [deny]
- * deny: once the lock is there, the system refuses to say that other processors' stores are seen.
- * Prints how often it was taken, how often somebody else was inside at the same time, and how often the favour ended. */
+ * deny: once the lock is there, the system refuses to say that other processors' stores are seen, and to sleep.
+ * Prints how often the threads took it, how often that was counted under it (less where two were inside at once), and how
+ * often the favour ended. The owner writes here and there before, so that its stores wait for memory. */
 #include "../libfgpu/throttle.h"
 #include "../libfgpu/clock.h"
 
@@ -15,18 +16,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/select.h>
 #include <sys/syscall.h>
 
 static struct context context;
 static uint64_t until;
-static volatile uint64_t inside, taken, together; /* under the lock */
-static volatile bool was_favoured;
-static uint64_t favours;
+static volatile uint64_t counted; /* under the lock, as the two below */
+static bool was_favoured;
+static uint64_t ended;
+static uint64_t taken[16];
+static volatile char cold[1 << 26];
 
-static void deny_membarrier(void) {
+static void deny(void) {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -35,27 +40,27 @@ static void deny_membarrier(void) {
         exit(2);
 }
 
-static void take(void) {
+static void take(unsigned number) {
     throttle_lock(&context);
-    together += inside != 0;
-    inside = 1;
-    bool favoured = context.lock.favoured;
-    favours += was_favoured && !favoured;
-    was_favoured = favoured;
-    taken++;
-    inside = 0;
+    counted = counted + 1;
+    ended += was_favoured && !context.lock.favoured;
+    was_favoured = context.lock.favoured;
     throttle_unlock(&context);
+    taken[number]++;
 }
 
 /* Bursts of a length of their own, then nothing for a while: the owner is favoured again in between. */
 static void *work(void *argument) {
     unsigned number = (unsigned)(uintptr_t)argument;
-    for (uint64_t now = fgpu_now(); now < until; now = fgpu_now()) {
-        for (unsigned n = 0; n < (number == 0 ? 2000u : number); n++)
-            take();
+    do { /* once at least, however late the thread is */
+        for (unsigned n = 0; n < (number == 0 ? 2000u : number); n++) {
+            for (unsigned line = 0; number == 0 && line < 4; line++)
+                cold[(counted * 4 + line) * 40503 * 64 % sizeof cold] = 1;
+            take(number);
+        }
         if (number > 0)
-            fgpu_sleep_until(now + 20000 * number);
-    }
+            select(0, NULL, NULL, NULL, &(struct timeval){.tv_usec = 20 * number});
+    } while (fgpu_now() < until);
     return NULL;
 }
 
@@ -64,8 +69,9 @@ int main(int argc, char **argv) {
     if (threads == 0 || threads > 16)
         return 2;
     throttle_begin_lock(&context.lock);
+    was_favoured = context.lock.favoured;
     if (argc > 3 && strcmp(argv[3], "deny") == 0)
-        deny_membarrier();
+        deny();
     until = fgpu_now() + (uint64_t)atoi(argv[2]) * 1000000;
     pthread_t others[16];
     for (unsigned n = 1; n < threads; n++)
@@ -74,6 +80,9 @@ int main(int argc, char **argv) {
     work(NULL);
     for (unsigned n = 1; n < threads; n++)
         pthread_join(others[n], NULL);
-    printf("%llu %llu %llu\n", (unsigned long long)taken, (unsigned long long)together, (unsigned long long)favours);
+    uint64_t sum = 0;
+    for (unsigned n = 0; n < threads; n++)
+        sum += taken[n];
+    printf("%llu %llu %llu\n", (unsigned long long)sum, (unsigned long long)counted, (unsigned long long)ended);
     return 0;
 }

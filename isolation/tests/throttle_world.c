@@ -287,6 +287,8 @@ int pthread_mutex_unlock(pthread_mutex_t *lock) {
     return 0;
 }
 
+_Thread_local char throttle_thread;
+
 /* All are the same thread here, so nobody has a context's lock with plain stores: then this would not notice. */
 void throttle_begin_lock(struct lock *lock) {
     lock->owner = NULL;
