@@ -51,8 +51,8 @@ struct stream {
     unsigned watch;  /* so many more of its launches are measured one by one, to see whether expectation is right */
 };
 
-/* A launch takes and leaves its context's lock, and an atomic instruction would be half of what it costs. So the thread
- * that launched first, the owner, has the lock with plain stores (`here`) as long as it is `favoured`. Whoever else
+/* A launch takes and leaves its context's lock, and an atomic instruction would be up to a third of what it costs. So the
+ * thread that launched first, the owner, has the lock with plain stores (`here`) as long as it is `favoured`. Whoever else
  * wants it takes `taken` and ends the favour (lock.c): that takes microseconds, so the owner has it again only after many
  * launches of its own in a row. */
 struct lock {
