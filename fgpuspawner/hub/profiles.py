@@ -149,7 +149,7 @@ def _by_all(allowed: Collection[str]) -> Callable[[Facts], bool | None]:
     return judge
 
 
-HOLDS = ("mig", "driver-cgroup", "interposer", "mps", "hami")
+HOLDS = ("mig", "driver-cgroup", "interposer", "mps")
 DEMANDS: tuple[Demand, ...] = (
     Demand(
         Profile.LAB, "Sessions run as users of their own", lambda facts: facts.able.apart, 'runtime="docker"'

@@ -82,7 +82,6 @@ class Host:
     cgroup_v2: bool = False
     mps_pipe: Path | None = None
     mps_trouble: str | None = None
-    hami_library: Path | None = None
     managed: str = "charge"
     opencl: bool = False
     lends: bool = False

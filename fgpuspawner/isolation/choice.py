@@ -13,7 +13,7 @@ from fgpuspawner.isolation.files import write_whole
 
 AUTO = "auto"
 STRONGEST_FIRST = ("mig", "driver-cgroup", "interposer")
-"""What `auto` tries on real GPUs. Not mps, whose sessions can end each other; nor hami, nor none."""
+"""What `auto` tries on real GPUs. Not mps, whose sessions can end each other, nor none."""
 
 WRITTEN = "isolation.json"
 """In ``data_dir``: each node's backend, and why; for the service and the command line."""
@@ -23,7 +23,6 @@ WORDS = {
     "driver-cgroup": "the driver holds memory by cgroup, libfgpu managed memory and compute",
     "interposer": "libfgpu holds memory and compute",
     "mps": "MPS holds compute, libfgpu memory; a fault in one session can end its neighbours",
-    "hami": "HAMi's library holds memory, from limits that a session can change",
     "none": "NOTHING holds a session to its slice",
 }
 

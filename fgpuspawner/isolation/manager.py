@@ -17,7 +17,6 @@ from fgpuspawner.isolation.choice import AUTO, Choice, choose, write_choices
 from fgpuspawner.isolation.code_memory import CodeMemory
 from fgpuspawner.isolation.driver_cgroup import DriverCgroup
 from fgpuspawner.isolation.files import make_folder, remove_folder, write_whole
-from fgpuspawner.isolation.hami import Hami
 from fgpuspawner.isolation.interposer import Interposer
 from fgpuspawner.isolation.limits import BadLimits, Limits
 from fgpuspawner.isolation.mig import Mig
@@ -26,7 +25,7 @@ from fgpuspawner.settings import FGPU
 
 log = logging.getLogger("fgpu.isolation")
 
-BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Hami, Backend)
+BACKENDS: tuple[type[Backend], ...] = (Interposer, DriverCgroup, Mig, Mps, Backend)
 """The last holds nobody."""
 LOG_KEPT_BYTES = 1 << 20
 _SMALLEST_FILE_BYTES = 4096
@@ -54,7 +53,6 @@ def find_host(settings: FGPU, nodes: Collection[Node], *, own_root: bool, instal
         cgroup_v2=facts.CGROUP_V2.exists(),
         mps_pipe=pipe,
         mps_trouble=facts.mps_trouble(pipe) if pipe and settings.isolation == "mps" else None,
-        hami_library=Path(settings.hami_library) if settings.hami_library else None,
         managed=settings.managed_memory,
         opencl=settings.opencl == "allow",
         code=CodeMemory(

@@ -191,11 +191,8 @@ def _read(kind: TypeAdapter[Told], answer: Answer, nonce: str) -> Told:
 # --- What is wrong ---
 
 
-def problems(limits: Limits, report: Report, *, any_refusal: bool = False) -> list[str]:
-    """Return where the session sees other than its limits, or could take more; empty if nowhere.
-
-    With ``any_refusal`` what is refused may be so with any error, not only as out of memory.
-    """
+def problems(limits: Limits, report: Report) -> list[str]:
+    """Return where the session sees other than its limits, or could take more; empty if nowhere."""
     found: list[str] = []
     by_uuid = {limit.uuid: limit for limit in limits.devices}
     by_bytes = {uuid_bytes(uuid): limit for uuid, limit in by_uuid.items()}
@@ -212,7 +209,7 @@ def problems(limits: Limits, report: Report, *, any_refusal: bool = False) -> li
         for device in own:
             found.extend(_wrong_totals(label, known[device.name], device))
     if report.allocate is not None:
-        found.extend(_wrong_allocations(by_uuid, report.allocate, any_refusal=any_refusal))
+        found.extend(_wrong_allocations(by_uuid, report.allocate))
     elif any(not limit.whole for limit in limits.devices):
         found.append("allocating more than the limit was not tried")
     return found
@@ -236,9 +233,7 @@ def _wrong_totals(label: str, limit: DeviceLimit, device: SeenDevice) -> list[st
     ]
 
 
-def _wrong_allocations(
-    limits: Mapping[str, DeviceLimit], section: Section, *, any_refusal: bool
-) -> list[str]:
+def _wrong_allocations(limits: Mapping[str, DeviceLimit], section: Section) -> list[str]:
     if section.status != "ok":
         full = section.status == "failed" and section.code == OUT_OF_MEMORY
         return [] if full else [f"allocating could not be tried: {_why(section)}"]
@@ -256,7 +251,7 @@ def _wrong_allocations(
                 found.append(f"allocating on GPU {uuid} could not be tried: {device.error[:200]}")
         elif device.over == 0:
             found.append(f"more than {limit.memory_mib} MiB of GPU {uuid} could be allocated")
-        elif device.over != OUT_OF_MEMORY and not (any_refusal and device.over is not None):
+        elif device.over != OUT_OF_MEMORY:
             found.append(
                 f"allocating more than {limit.memory_mib} MiB of GPU {uuid} failed with {device.over}, "
                 f"not with {OUT_OF_MEMORY}"

@@ -21,6 +21,9 @@ from fgpuspawner.settings.nodes import is_elsewhere
 from fgpuspawner.settings.queue import QueueSettings
 from fgpuspawner.settings.service import ServiceSettings, TimeoutSettings
 
+REMOVED = {"hami_library": "HAMi's library cannot hold sessions; leave it out, libfgpu holds them"}
+"""Each setting of an earlier version, and what to do now."""
+
 
 class FGPU(
     ServiceSettings,
@@ -44,6 +47,8 @@ class FGPU(
         """
         known = cls.class_traits(config=True)
         for name, value in config.get("FGPU", {}).items():
+            if name in REMOVED:
+                raise BadSettings(f"c.FGPU.{name} is no longer a setting: {REMOVED[name]}")
             if name not in known:
                 raise BadSettings(
                     f"c.FGPU.{name} is not a setting; the settings are {', '.join(sorted(known))}"

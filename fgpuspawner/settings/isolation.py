@@ -6,7 +6,7 @@ from traitlets import Bool, Enum, Integer, Union
 
 from fgpuspawner.settings.traits import LARGEST_MIB, AbsolutePath, Settings, Whole
 
-ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "hami", "none")
+ISOLATION = ("auto", "interposer", "driver-cgroup", "mig", "mps", "none")
 MANAGED = ("charge", "refuse")
 """What becomes of managed memory: it counts against the limit, or is not to be had."""
 COMPUTE = ("strict", "elastic")
@@ -21,7 +21,7 @@ class IsolationSettings(Settings):
     """The backend of isolation, what libfgpu charges, and the watchdog."""
 
     isolation = Enum(ISOLATION, "auto").tag(example='"interposer"')
-    """Isolation that holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps", "hami" or "none".
+    """Isolation that holds a session to its slice: "auto", "interposer", "driver-cgroup", "mig", "mps" or "none".
 
     "auto" takes the strongest that a node can have: "mig" where its GPUs are MIG instances, else "driver-cgroup"
     where the driver can (r615 or newer), else "interposer", which is libfgpu. If it can have none of these the Hub
@@ -35,7 +35,7 @@ class IsolationSettings(Settings):
 
     With "elastic" a session that is alone on its GPU, or whose neighbours have no work, computes up to ``max_percent``. A
     neighbour who has work again has its share at once. This holds for sessions in containers on the Hub's machine and for
-    local sessions, where libfgpu holds compute. In pods, on other machines, and with MIG, MPS or HAMi, it is "strict".
+    local sessions, where libfgpu holds compute. In pods, on other machines, and with MIG or MPS it is "strict".
     Sessions keep what they were started with.
     """
     max_percent = Integer(100, min=1, max=100).tag(example="50")
@@ -98,8 +98,6 @@ class IsolationSettings(Settings):
     A statically linked program is one. The watchdog warns after 5 s on the mean and ends after 15 s, at most after 30 s.
     Where the driver does not tell how much each process computes, nobody is warned or ended for it.
     """
-    hami_library = AbsolutePath().tag(example='"/usr/local/vgpu/libvgpu.so"')
-    """Path of HAMi-core's ``libvgpu.so`` on this machine, for ``isolation = "hami"``."""
     mps_pipe_directory = AbsolutePath("/tmp/nvidia-mps").tag(example='"/run/nvidia-mps"')
     """Where the MPS daemon has its pipes (its ``CUDA_MPS_PIPE_DIRECTORY``), for ``isolation = "mps"``.
 

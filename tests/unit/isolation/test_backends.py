@@ -60,7 +60,6 @@ def host(tmp_path: Path, native: Native) -> Host:
         accounting=tmp_path / "shm" / "fgpu-abc",
         commands=commands,
         mps_pipe=tmp_path / "mps",
-        hami_library=native.library,
     )
 
 
@@ -142,9 +141,6 @@ def test_none_can_be_chosen_and_is_loud(host: Host) -> None:
         ("mps", [MIG], {}, "MIG instances need a daemon each"),
         ("mps", [SIMULATED], {}, "the GPUs are simulated"),
         ("mps", [GPU], {"native": None}, "libfgpu is not built"),
-        ("hami", [GPU], {"hami_library": None}, "c.FGPU.hami_library is empty"),
-        ("hami", [GPU], {"hami_library": Path("/no/libvgpu.so")}, "there is no file /no/libvgpu.so"),
-        ("hami", [GPU], {"native": None}, "libfgpu is not built"),
         ("interposer", [GPU], {"native": None}, "libfgpu is not built"),
         (
             "interposer",
@@ -165,7 +161,7 @@ def test_one_that_was_set_and_cannot_be_had_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "devices", "facts"),
-    [("mig", [MIG], {}), ("driver-cgroup", [GPU], R615), ("mps", [GPU], {}), ("hami", [GPU], {})],
+    [("mig", [MIG], {}), ("driver-cgroup", [GPU], R615), ("mps", [GPU], {})],
 )
 def test_one_that_was_set_and_can_be_had_is_taken(
     name: str, devices: list[Device], facts: dict[str, Any], host: Host
@@ -241,7 +237,7 @@ def test_the_folder_is_a_mount_and_has_a_place_for_each_mount_in_it(prepare: Pre
     # It is read-only, so the engine could not make them; and what is mounted cannot be moved, as /run could.
     own = host.data / "limits" / "7"
     for device in (GPU, SIMULATED):
-        for name in ("interposer", "hami", "none"):
+        for name in ("interposer", "none"):
             found = by_target(prepare(name, device))
             assert found["/run/fgpu"] == Mount(own, "/run/fgpu")
             inside = [
@@ -463,24 +459,6 @@ def test_mps_shares_its_pipes_and_memory_and_holds_compute_itself(prepare: Prepa
     assert prepared.limits.devices[0].slots == (), "libfgpu's slots would halve MPS's part again"
     local = prepare("mps", GPU, own_root=False)
     assert (local.mounts, local.hosts_ipc) == ((), False)
-
-
-def test_hamis_library_takes_the_place_of_libfgpu(prepare: Prepare, native: Native) -> None:
-    small = replace(GPU, uuid="GPU-3c", memory_mib=16384)
-    prepared = prepare("hami", GPU, small, milli=2000)
-    assert prepared.environment == {
-        "CUDA_DEVICE_MEMORY_LIMIT_0": "40960m",
-        "CUDA_DEVICE_MEMORY_LIMIT_1": "16384m",
-        "CUDA_DEVICE_SM_LIMIT": "100",
-        "LIBCUDA_LOG_LEVEL": "0",
-    }
-    found = by_target(prepared)
-    assert found["/etc/ld.so.preload"].source.read_text() == "/usr/local/vgpu/libvgpu.so\n"
-    assert found["/usr/local/vgpu/libvgpu.so"] == Mount(native.library, "/usr/local/vgpu/libvgpu.so")
-    assert "/run/fgpu/libfgpu.so" not in found
-    assert "/run/fgpu/probe" in found, "it is verified like all others"
-    local = prepare("hami", GPU, own_root=False)
-    assert local.environment["LD_PRELOAD"] == str(native.library)
 
 
 def test_without_isolation_a_session_is_told_and_not_held(prepare: Prepare) -> None:

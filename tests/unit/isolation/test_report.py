@@ -225,14 +225,6 @@ def test_what_is_wrong_is_named(path: str, value: Any, words: str) -> None:
     assert words in "; ".join(said(PART, found))
 
 
-def test_another_librarys_refusal_may_have_another_number_but_has_to_be_one() -> None:
-    for code, right in ((2, True), (999, True), (0, False), (None, False)):
-        found = report(PART)
-        found["allocate"]["devices"][0]["over"] = None if code is None else {"bytes": 1, "code": code}
-        read = read_report(answer(found), NONCE)
-        assert (problems(PART, read, any_refusal=True) == []) is right
-
-
 def test_exactly_the_hosts_library_has_to_be_loaded() -> None:
     found = report(PART)
     own = read_report(answer(found), NONCE)

@@ -42,7 +42,7 @@ def test_what_programs_are_told_otherwise_stays(name: str) -> None:
 
 
 def test_ours_is_over_all_and_an_images_knobs_are_taken_away() -> None:
-    prepared = Prepared("hami", LIMITS, environment={"CUDA_DEVICE_SM_LIMIT": "25"})
+    prepared = Prepared("mps", LIMITS, environment={"CUDA_DEVICE_SM_LIMIT": "25"})
     found = sealed_environment(
         {
             "JUPYTERHUB_USER": "alice",

@@ -132,6 +132,11 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         # Names and types.
         ({"fgpu_per_gpus": 2}, f"c.FGPU.fgpu_per_gpus is not a setting; the settings are {NAMES}"),
+        (
+            {"hami_library": "/lib/libvgpu.so"},
+            "c.FGPU.hami_library is no longer a setting: HAMi's library cannot hold sessions; leave it out, "
+            "libfgpu holds them",
+        ),
         ({"max_sessions": "x"}, "c.FGPU.max_sessions is 'x'; it must be a whole number, at least 1"),
         ({"meter_every_s": 0.5}, "c.FGPU.meter_every_s is 0.5; it must be a whole number, between 1 and 300"),
         ({"owners_may_commit": "no"}, "c.FGPU.owners_may_commit is 'no'; it must be True or False"),
@@ -443,7 +448,7 @@ def node(**keys: Any) -> dict[str, Any]:
         # Isolation.
         (
             {"isolation": "hard"},
-            "c.FGPU.isolation is 'hard'; use one of auto, interposer, driver-cgroup, mig, mps, hami, none",
+            "c.FGPU.isolation is 'hard'; use one of auto, interposer, driver-cgroup, mig, mps, none",
         ),
         ({"managed_memory": "ignore"}, "c.FGPU.managed_memory is 'ignore'; use one of charge, refuse"),
         ({"gpu_reserve_mib": -1}, 'c.FGPU.gpu_reserve_mib is -1; use "auto" or MiB such as 1024'),
@@ -460,7 +465,6 @@ def node(**keys: Any) -> dict[str, Any]:
         ),
         ({"watchdog_every_s": 301}, "c.FGPU.watchdog_every_s is 301; it must be between 1 and 300"),
         ({"watchdog_tolerance_mib": -1}, "c.FGPU.watchdog_tolerance_mib is -1; it must not be negative"),
-        ({"hami_library": "libvgpu.so"}, "c.FGPU.hami_library is 'libvgpu.so'; it must be an absolute path"),
         ({"accounting_dir": "x"}, "c.FGPU.accounting_dir is 'x'; it must be an absolute path"),
         ({"mps_pipe_directory": "x"}, "c.FGPU.mps_pipe_directory is 'x'; it must be an absolute path"),
     ],
