@@ -109,7 +109,6 @@ if TYPE_CHECKING:
         BadSettings,
         FGPUError,
         InvalidTransition,
-        NoRoom,
         OverQuota,
         ProbeFailed,
         SessionExists,

@@ -33,12 +33,6 @@ class StaleVersion(FGPUError):
     code = "stale_version"
 
 
-class NoRoom(FGPUError):
-    """The devices that a session was given have no room for it, by what is recorded of others."""
-
-    code = "no_room"
-
-
 class UnknownSession(FGPUError):
     """No session has this id."""
 

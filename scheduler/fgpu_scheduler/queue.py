@@ -7,7 +7,7 @@ scheduler, another cluster) is a class for each of these two.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -43,7 +43,7 @@ class Queue(Protocol):
 
     What is told to it is durable when the call returns: another process that takes over goes on from there. A call
     raises StoreUnavailable, and has changed nothing, where that cannot be had now; `submit`, `placed`, `prepare`,
-    `pulling`, `give_back`, `settle`, `running` and `live` wait for it instead.
+    `pulling`, `give_back`, `running` and `live` wait for it instead.
     """
 
     on_end: Callable[[Session], None]
@@ -132,18 +132,6 @@ class Queue(Protocol):
         offered to it for a while.
 
         Raises:
-            SessionEnded: it was ended since.
-        """
-
-    async def settle(
-        self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
-    ) -> Session:
-        """Commit which devices of its node this attempt was given, where not the queue chose them.
-
-        Sessions that are being launched there make way for it, but for the ``known`` ones: of those it is known.
-
-        Raises:
-            NoRoom: by what is recorded it does not fit there. Nothing has changed.
             SessionEnded: it was ended since.
         """
 

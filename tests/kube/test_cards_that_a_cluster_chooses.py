@@ -1,4 +1,4 @@
-"""Dialects whose cluster chooses the card, on a real cluster. KAI-Scheduler and Volcano are played: they bind, and label.
+"""Dialects whose cluster chooses the card, on a real cluster. Volcano is played: it binds.
 
 The pods run, without GPUs; the API server and, with `mig`, the scheduler count what they ask for.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ HALF = {"fgpu": "1", **SMALL}
 
 
 class Scheduler:
-    """Another scheduler, that puts each pod on the card that ``choose`` says of its user; None: on none yet."""
+    """Another scheduler, that binds each pod of these users to the node."""
 
-    def __init__(self, cluster: Cluster, name: str, choose: dict[str, str]) -> None:
+    def __init__(self, cluster: Cluster, name: str, users: Collection[str]) -> None:
         self._api = KubeApi.of(Path(cluster.kubeconfig))
         self._node = cluster.name
         self._name = name
-        self.choose = choose
+        self._users = users
         self._over = threading.Event()
 
     @contextlib.contextmanager
@@ -50,11 +50,8 @@ class Scheduler:
 
     def _bind(self, pod: dict[str, Any]) -> None:
         name, user = pod["metadata"]["name"], pod["metadata"]["annotations"]["fgpu.user"]
-        if user not in self.choose:
+        if user not in self._users:
             return
-        if self.choose[user]:
-            label = {"metadata": {"labels": {"runai-gpu-group": self.choose[user]}}}
-            self._api.call("PATCH", f"{PODS}/{name}", body=label, content=MERGE)
         target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
         self._api.call("POST", f"{PODS}/{name}/binding", body={"metadata": {"name": name}, "target": target})
 
@@ -88,14 +85,6 @@ def offered(hub: HubProcess) -> set[str]:
     return {d.uuid for n in hub.store.snapshot(int(time.time())).nodes for d in n.devices}
 
 
-def card(hub: HubProcess, user: str) -> str:
-    """Return the card on which a session is recorded."""
-    session = hub.sessions()[f"{user}/"]
-    assert session.placement is not None
-    (share,) = session.placement.shares
-    return share.device_uuid
-
-
 def pod_of(cluster: Cluster, hub: HubProcess, user: str) -> dict[str, Any]:
     session = hub.sessions()[f"{user}/"]
     return cluster.pods(hub)[f"fgpu-{hub.store.installation_id}-{session.id}-{session.attempt}"]
@@ -114,67 +103,6 @@ def start(hub: HubProcess, *users: str, options: dict[str, Any]) -> None:
 def run(hub: HubProcess, *users: str, options: dict[str, Any]) -> None:
     start(hub, *users, options=options)
     until(lambda: all(hub.states().get(f"{user}/") == "RUNNING" for user in users), what=f"{users} run")
-
-
-def test_with_kai_the_record_follows_the_gpu_that_the_cluster_chose(cluster: Cluster, tmp_path: Path) -> None:
-    labels = {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "16160"}
-    before = 'c.KubernetesFGPUSpawner.dialect = "kai"\nc.KubernetesFGPUSpawner.kai_queue = "lab"'
-    # Our queue would put the first two on one GPU.
-    kai = Scheduler(cluster, "kai-scheduler", {"ann": "x", "ben": "y", "cat": "y", "dan": "x", "eve": "y"})
-    with (
-        node_with(cluster, labels=labels),
-        kai.running(),
-        on(cluster, tmp_path, before=before, nodes=[], isolation="none", fgpu_per_gpu=2) as hub,
-    ):
-        until(lambda: len(offered(hub)) == 2, what="both GPUs are offered")
-        run(hub, "ann", options=HALF)
-        run(hub, "ben", options=HALF)
-        assert card(hub, "ann") != card(hub, "ben")
-        run(hub, "cat", options=HALF)
-        assert card(hub, "cat") == card(hub, "ben")
-        pod = pod_of(cluster, hub, "cat")
-        assert pod["metadata"]["annotations"]["gpu-memory"] == str(7936), "half, in steps of 128 MiB"
-        assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "lab"
-        assert not {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"} & variables(pod)
-        hub.kill()
-        hub.start()
-        hub.reach({"ann/": "RUNNING", "ben/": "RUNNING", "cat/": "RUNNING"})
-        run(hub, "dan", options=HALF)
-        assert card(hub, "dan") == card(hub, "ann") != card(hub, "ben")
-        start(hub, "eve", options=HALF)
-        until(lambda: hub.states()["eve/"] == "PENDING", what="there is no room for a fifth")
-        assert hub.stop("ben").status_code in (202, 204)
-        until(lambda: hub.states().get("eve/") == "RUNNING", what="eve has what ben had")
-        assert card(hub, "eve") == card(hub, "cat")
-
-
-def test_where_kai_puts_two_on_one_gpu_that_are_recorded_on_two_they_are_recorded_on_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    labels = {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "16160"}
-    before = 'c.KubernetesFGPUSpawner.dialect = "kai"\nc.KubernetesFGPUSpawner.kai_queue = "lab"'
-    kai = Scheduler(cluster, "kai-scheduler", {"ann": "x", "ben": "y"})
-    with (
-        node_with(cluster, labels=labels),
-        kai.running(),
-        on(cluster, tmp_path, before=before, nodes=[], isolation="none", fgpu_per_gpu=2) as hub,
-    ):
-        until(lambda: len(offered(hub)) == 2, what="both GPUs are offered")
-        run(hub, "ann", options=HALF)
-        run(hub, "ben", options=HALF)
-        start(hub, "cat", "dan", options=HALF)
-        both = {"cat/": "PREPARING", "dan/": "PREPARING"}
-        until(lambda: both.items() <= hub.states().items(), what="both wait for the cluster")
-        # Crosswise to what was planned.
-        planned = {user: card(hub, user) for user in ("cat", "dan")}
-        with_ann, with_ben = ("x", "y")
-        for user in ("cat", "dan"):
-            kai.choose[user] = with_ben if planned[user] == card(hub, "ann") else with_ann
-        until(lambda: set(hub.states().values()) == {"RUNNING"}, what="all run")
-        assert {user: card(hub, user) for user in ("cat", "dan")} == {
-            "cat": planned["dan"],
-            "dan": planned["cat"],
-        }
 
 
 def test_with_mig_each_session_has_an_instance_and_the_scheduler_counts_them(
@@ -206,7 +134,7 @@ def test_with_mig_each_session_has_an_instance_and_the_scheduler_counts_them(
 
 def test_with_cce_a_session_gets_its_units_and_no_init_container(cluster: Cluster, tmp_path: Path) -> None:
     resources = {"volcano.sh/gpu-mem.128Mi": "126", "volcano.sh/gpu-core.percentage": "100"}
-    volcano = Scheduler(cluster, "volcano", {"ann": "", "ben": ""})
+    volcano = Scheduler(cluster, "volcano", ["ann", "ben"])
     with (
         node_with(cluster, labels={}, resources=resources),
         volcano.running(),

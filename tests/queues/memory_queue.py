@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,8 +32,7 @@ from fgpu_scheduler.core.model import (
     WaitReason,
 )
 from fgpu_scheduler.core.resizing import Amount, NotResized, resized
-from fgpu_scheduler.core.settling import settled
-from fgpu_scheduler.errors import NoRoom, SessionExists, TooManyPending, UnknownSession
+from fgpu_scheduler.errors import SessionExists, TooManyPending, UnknownSession
 from fgpu_scheduler.queue import Queue, Requeued, SessionEnded
 
 S = SessionState
@@ -132,19 +131,6 @@ class MemoryQueue(Queue):
         if session.state in ENDED or session.state is S.TERMINATING:
             raise SessionEnded(session)
         return self._put(given_back(session, why, now_s=self._now_s()))
-
-    async def settle(
-        self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
-    ) -> Session:
-        session = await self.session(session_id)
-        if session.state in ENDED or session.state is S.TERMINATING:
-            raise SessionEnded(session)
-        changed = settled(await self.snapshot(), session, device_uuids, known=known)
-        if changed is None:
-            raise NoRoom("no room")
-        for new in changed:
-            self._put(new)
-        return await self.session(session_id)
 
     async def running(self, session_id: int, attempt: int, launched: str) -> Session:
         return self._put(replace(self._move(await self.session(session_id), S.RUNNING), launched=launched))

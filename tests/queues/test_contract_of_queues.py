@@ -11,7 +11,7 @@ import pytest
 from queue_lab import MOST_WAITING, NODE, Lab
 
 from fgpu_scheduler.core.model import EndCause, Request, Session, SessionState, WaitReason
-from fgpu_scheduler.errors import NoRoom, SessionExists, TooManyPending, UnknownSession
+from fgpu_scheduler.errors import SessionExists, TooManyPending, UnknownSession
 from fgpu_scheduler.queue import Requeued, SessionEnded
 
 S = SessionState
@@ -284,27 +284,6 @@ async def test_a_place_is_not_given_back_for_a_session_that_has_ended(lab: Lab) 
     with pytest.raises(SessionEnded):
         await lab.queue.give_back(new, attempt, "no room")
     assert (await lab.clear(new)).state is S.TERMINATED
-
-
-async def test_the_device_that_a_session_was_given_is_recorded_if_it_is_one_of_its_node(lab: Lab) -> None:
-    more = replace(NODE.devices[0], uuid="GPU-2", index=1)
-    await lab.queue.change_nodes([replace(NODE, devices=(*NODE.devices, more))])
-    alice = (await submit(lab, "alice")).id
-    await lab.queue.placed(alice)
-    attempt = (await lab.queue.prepare(alice)).attempt
-    (other,) = {"GPU-1", "GPU-2"} - {(await devices_of(lab))[alice]}
-    await lab.queue.settle(alice, attempt, [other], known=[])
-    assert await devices_of(lab) == {alice: other}
-    with pytest.raises(NoRoom):
-        await lab.queue.settle(alice, attempt, ["GPU-9"], known=[])
-    await lab.queue.end(alice, EndCause.USER)
-    with pytest.raises(SessionEnded):
-        await lab.queue.settle(alice, attempt, [other], known=[])
-    assert await devices_of(lab) == {alice: other}
-
-
-async def devices_of(lab: Lab) -> dict[int, str]:
-    return {s.id: s.placement.shares[0].device_uuid for s in await lab.queue.live() if s.placement}
 
 
 async def test_a_warning_is_kept_for_one_that_runs_and_is_nothing_to_others(lab: Lab) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from store_worlds import S, ask, assert_nothing_is_oversold, node, run, schedule
+from store_worlds import S, ask, node, run, schedule
 
 from fgpu_scheduler.core.lifecycle import ENDED, LEGAL
-from fgpu_scheduler.core.model import EndCause, Session, Share
-from fgpu_scheduler.errors import InvalidTransition, NoRoom, UnknownSession
+from fgpu_scheduler.core.model import EndCause, Session
+from fgpu_scheduler.errors import InvalidTransition, UnknownSession
 from fgpu_scheduler.store.store import Store
 
 PATHS: dict[S, tuple[S, ...]] = {
@@ -203,38 +203,3 @@ def test_only_a_running_session_is_warned(store: Store, state: S) -> None:
     with pytest.raises(InvalidTransition, match="and not RUNNING"):
         store.warn(session.id, "above its limit", now_s=5)
     assert store.session(session.id) == session
-
-
-def test_the_devices_that_a_session_was_given_are_kept_and_who_was_to_have_them_makes_way(
-    store: Store,
-) -> None:
-    store.set_nodes([node(devices=2)], now_s=0)
-    one, other = (store.submit([ask(user, fgpu_milli=600)], now_s=1)[0].id for user in ("alice", "bob"))
-    schedule(store, now_s=2)
-    store.move(one, S.PREPARING, now_s=3)
-    first, second = (share_of(store, session_id) for session_id in (one, other))
-    settled = store.settle(one, [second.device_uuid], attempt=1, now_s=4)
-    assert settled == store.session(one)
-    assert share_of(store, one) == replace(first, device_uuid=second.device_uuid)
-    assert share_of(store, other) == replace(second, device_uuid=first.device_uuid)
-    assert_nothing_is_oversold(store)
-    assert [(e.kind, e.session_id, e.reason) for e in store.events(limit=1000)[-2:]] == [
-        ("settled", one, second.device_uuid),
-        ("settled", other, first.device_uuid),
-    ]
-    before = store.version()
-    with pytest.raises(NoRoom):
-        store.settle(one, [first.device_uuid], attempt=1, known=[other], now_s=5)
-    with pytest.raises(InvalidTransition):
-        store.settle(one, [first.device_uuid], attempt=2, now_s=5)
-    with pytest.raises(InvalidTransition):
-        store.settle(other, [second.device_uuid], attempt=0, now_s=5)
-    assert store.version() == before
-    assert store.settle(one, [second.device_uuid], attempt=1, now_s=5) == settled
-
-
-def share_of(store: Store, session_id: int) -> Share:
-    session = store.session(session_id)
-    assert session is not None
-    assert session.placement is not None
-    return session.placement.shares[0]

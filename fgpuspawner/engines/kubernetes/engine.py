@@ -10,7 +10,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import Configuration
 
-from fgpu_scheduler import HOLDING, EndCause, NoRoom, Observed, PrivateImage, Queue, Seen, Session
+from fgpu_scheduler import HOLDING, EndCause, Observed, PrivateImage, Queue, Seen, Session
 from fgpuspawner.concurrency.background import Failures
 from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines import marks
@@ -28,7 +28,7 @@ from fgpuspawner.engines.base import (
     SavedImage,
     SaveSpec,
 )
-from fgpuspawner.engines.kubernetes import cards, endings, files, inventory, leases
+from fgpuspawner.engines.kubernetes import endings, files, inventory, leases
 from fgpuspawner.engines.kubernetes.api import Api, Manifest, Refused, at_once
 from fgpuspawner.engines.kubernetes.dialects import Beside, Dialect, Lease, NotSayable, PodPatch
 from fgpuspawner.engines.kubernetes.dialects.base import name_of
@@ -132,11 +132,8 @@ class KubernetesEngine(Engine):
         self._leases: Leases | None = None
         self._nodes_changed: Callable[[], None] = lambda: None
         self._queue: Queue | None = None
-        self._choosing = asyncio.Lock()
-        self._noted: set[int] = set()
-        """Sessions that this Hub has launched, of which it is known on which card of their node they are."""
-        self._held: Mapping[str, str | None] = {}
-        """The cards that sessions hold, and what the cluster calls them; where not we choose the card."""
+        self._held: frozenset[str] = frozenset()
+        """The GPUs that sessions hold, where the cluster chooses them."""
         self._as_leased: set[str] = set()
         """Nodes of which it is known that what the queue offers of them is leased."""
 
@@ -400,8 +397,6 @@ class KubernetesEngine(Engine):
         assert spec.session.placement is not None
         if not spec.image.reference:
             raise LaunchFailed(f"there is no image {spec.image.slug!r} any more", EndCause.PULL_FAILED)
-        # What was known of an earlier launch of it says nothing of this one.
-        self._noted.discard(spec.session.id)
         carries = self._dialect.init_containers or not spec.devices
         try:
             carried = await asyncio.to_thread(files.carry, spec.prepared) if carries else None
@@ -471,7 +466,6 @@ class KubernetesEngine(Engine):
             if pod is not None:
                 up = endings.is_up(pod) or (endings.is_coming(pod) and await self._has_begun(name))
                 if up and endings.address_of(pod):
-                    await self._note_card(spec, pod)
                     log.info("Session %d: pod %s is started", spec.session.id, name)
                     return Endpoint(endings.address_of(pod), spec.port, spec.simulated or bool(spec.devices))
                 ended = endings.how_it_ended(pod)
@@ -497,58 +491,12 @@ class KubernetesEngine(Engine):
             return False
         return answer.status is not None
 
-    async def _note_card(self, spec: LaunchSpec, pod: Manifest) -> None:
-        """Have the queue know which card of its node the cluster chose for a session, where it says that.
-
-        Raises:
-            NotBound: by what the queue knows of others there is no room on that one.
-            LaunchFailed: the cluster does not say which it is.
-        """
-        session, queue = spec.session, self._queue
-        if not self._dialect.tells_card or not spec.devices:
-            return
-        assert queue is not None
-        assert session.placement is not None
-        node_id, name = session.placement.node_id, name_of(pod)
-        said = self._dialect.card(pod)
-        if said is None and not self._dialect.has_whole(pod):
-            raise LaunchFailed(f"{self._dialect.name} has not said which GPU the session has")
-        # One after the other: what one is found to have decides what another may have.
-        async with self._choosing:
-            world = await queue.snapshot()
-            known = cards.known_on(world, node_id, self._noted)
-            if said is not None:
-                there = [d.uuid for n in world.nodes if n.id == node_id for d in n.devices]
-                # As it is recorded now: others have been found to be where it was to be.
-                now = world.session(session.id) or session
-                card = cards.card_for(said, now, there, known, self._said_of(known))
-                try:
-                    if card is None:
-                        raise NoRoom("the cluster chose a GPU that is not offered")
-                    await queue.settle(session.id, session.attempt, [card], known=[s.id for s in known])
-                except NoRoom as e:
-                    await self._give_up_place(name, str(e))
-                    raise LaunchFailed(str(e)) from e
-            self._noted.add(session.id)
-
-    def _said_of(self, known: Sequence[Session]) -> dict[int, str]:
-        """Return what the cluster calls the cards of sessions, as far as it says so."""
-        found = {} if self._pods is None else self._pods.found
-        names = {s.id: marks.name_of(self._installation.id, s.id, s.attempt) for s in known}
-        said = {i: self._dialect.card(found[name]) for i, name in names.items() if name in found}
-        return {i: card for i, card in said.items() if card is not None}
-
     async def _note_held(self) -> None:
-        """Keep which cards sessions hold: what pods of others take is to be taken from the rest."""
+        """Keep which GPUs sessions hold, where the cluster chooses them: pods of others take the rest first."""
         if self._dialect.pins_card or self._queue is None:
             return
-        world = await self._queue.snapshot()
-        holding = [s for s in world.sessions if s.placement is not None and s.state in HOLDING]
-        said = self._said_of(holding)
-        self._held = {
-            share.device_uuid: said.get(s.id) for s in holding if s.placement for share in s.placement.shares
-        }
-        self._noted &= {s.id for s in holding}
+        placed = [s.placement for s in (await self._queue.snapshot()).sessions if s.state in HOLDING]
+        self._held = frozenset(share.device_uuid for where in placed if where for share in where.shares)
 
     def _holds(self, spec: LaunchSpec) -> bool:
         """Return whether the GPUs of a session's place are leased still, where they are leased at all."""

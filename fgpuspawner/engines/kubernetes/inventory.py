@@ -140,11 +140,11 @@ def machine_of(
     others: Sequence[Taken],
     dialect: Dialect,
     beside: Beside,
-    held: Mapping[str, str | None] | None = None,
+    held: Collection[str] = (),
 ) -> Machine | None:
     """Return what a node has for sessions beyond what pods of ``others`` take of it; None for one that is not ready.
 
-    ``held`` are the devices that sessions hold, with what the cluster calls the card, as far as it says so.
+    ``held`` are the devices that sessions hold.
 
     Raises:
         ValueError: the node, or one of these pods, has an amount that cannot be read.
@@ -167,7 +167,7 @@ def machine_of(
         found=True,
     )
     try:
-        return replace(own, devices=_devices(node, foreign, dialect, beside, held or {}))
+        return replace(own, devices=_devices(node, foreign, dialect, beside, held))
     except NotKnown as e:
         return replace(own, trouble=str(e), coming=isinstance(e, NotAsked))
 
@@ -177,7 +177,7 @@ def _devices(
     foreign: Sequence[Manifest],
     dialect: Dialect,
     beside: Beside,
-    held: Mapping[str, str | None],
+    held: Collection[str],
 ) -> tuple[FoundDevice, ...]:
     """Return the GPUs that no pod of others has a part of.
 
@@ -197,30 +197,24 @@ def _as_many(
     registered: Sequence[Registered],
     foreign: Sequence[Manifest],
     dialect: Dialect,
-    held: Mapping[str, str | None],
+    held: Collection[str],
 ) -> set[str | None]:
     """Return as many GPUs as pods of others may have a part of, where it is not told which these are.
 
-    Those that no session holds, as far as there are: a session keeps the card that it has.
+    Those that no session holds come first: a session keeps the GPU that it has.
     """
     theirs: set[str | None] = set()
-    cards: set[str] = set()
     for pod in foreign:
-        card = dialect.card(pod)
         try:
             given = dialect.given(pod, Beside())
         except NotKnown:
             given = [Given()]
-        if card in cards:
-            continue
-        cards |= set() if card is None else {card}
         for one in given:
             fits = [
                 r.found.uuid
                 for r in registered
                 if r.found.uuid not in theirs and (one.whole is None or r.resource in (None, one.whole))
             ]
-            shared = [uuid for uuid in fits if card is not None and held.get(uuid) == card]
             free = [uuid for uuid in fits if uuid not in held]
-            theirs |= set((shared or free or fits)[-1:])
+            theirs |= set((free or fits)[-1:])
     return theirs

@@ -16,7 +16,7 @@ from fgpu_scheduler import BadSettings
 from fgpuspawner.engines.base import Capabilities, EngineSilent, Held, Installation, LaunchFailed, Safeguard
 from fgpuspawner.engines.kubernetes import others, safeguards
 from fgpuspawner.engines.kubernetes.api import Manifest, at_once, configuration, is_closed_to_strangers
-from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Kai, Lease
+from fgpuspawner.engines.kubernetes.dialects import DIALECTS, Dialect, Lease
 from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.images.registry import Access
 from fgpuspawner.engines.kubernetes.images.saver import reference_of, target_of
@@ -39,6 +39,8 @@ NOT_USED = {
     "services_enabled": "the proxy reaches sessions at their pods' addresses",
 }
 """Settings of KubeSpawner that would be passed over without a word, and what there is in their place."""
+REMOVED = {"kai_queue": 'there is no dialect for KAI-Scheduler; on its nodes use dialect = "lease"'}
+"""Each setting of an earlier version, and what to do now."""
 FUNCTIONS = ("uid", "container_security_context", "pod_security_context", "extra_containers")
 """Settings that may be functions, and say what a session may do."""
 
@@ -72,15 +74,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
 
         Example: ``c.KubernetesFGPUSpawner.dialect = "hami"``
         """,
-    ).tag(config=True)
-
-    kai_queue = Unicode(
-        help="""The queue of KAI-Scheduler that sessions are in, with the dialect "kai".
-
-        Give it no limits below those of the nodes: our queue decides who is next.
-
-        Example: ``c.KubernetesFGPUSpawner.kai_queue = "jupyter"``
-        """
     ).tag(config=True)
 
     lease_image = Unicode(
@@ -174,6 +167,8 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
                 raise BadSettings(
                     f"c.KubeSpawner.{name} has no effect on queued sessions; take it out: {instead}"
                 )
+        for name in REMOVED.keys() & own.keys():
+            raise BadSettings(f"c.KubernetesFGPUSpawner.{name} is no longer a setting: {REMOVED[name]}")
         scheduler = str(own.get("scheduler_name") or "")
         if scheduler.endswith("user-scheduler"):
             raise BadSettings(
@@ -265,13 +260,6 @@ class KubernetesFGPUSpawner(QueuedSpawner, KubeSpawner):
             raise BadSettings(
                 f"c.KubernetesFGPUSpawner.dialect is {name!r}; use {' or '.join(map(repr, KINDS))}"
             )
-        if kind is Kai:
-            queue = str(own.get("kai_queue", ""))
-            if not queue:
-                raise BadSettings(
-                    "c.KubernetesFGPUSpawner.kai_queue is empty; with dialect 'kai' name the queue of sessions"
-                )
-            return Kai(queue)
         if kind is not Lease:
             return kind()
         runtime, priority = (

@@ -52,7 +52,6 @@ What is taken back
 
 What really happened
     reconcile      what is recorded against what the engines see, and what heals the difference
-    settling       which devices a session has where its cluster chose them
 
 What would have happened
     replay         a history under another policy, by the same planner

@@ -184,6 +184,17 @@ def after(left: NodeFree, request: Request | Shape, placement: Placement) -> Nod
     return claimed(left, request, placement)
 
 
+def fitted(left: NodeFree, session: Session, where: Placement) -> NodeFree | None:
+    """Return what is left of a node once a session has these shares there, or None if they do not fit."""
+    wanted = {share.device_uuid: share for share in where.shares}
+    own = [d for d in left.devices if d.device.uuid in wanted]
+    if len(own) < len(wanted) or not all(_holds(d, wanted[d.device.uuid]) for d in own):
+        return None
+    if left.cpu_milli < session.request.cpu_milli or left.memory_mib < session.request.memory_mib:
+        return None
+    return claimed(left, session.request, where)
+
+
 def _holds(free: DeviceFree, share: Share) -> bool:
     """Return whether a share fits on a device. Of what is there already all must be of its mode."""
     return (

@@ -19,7 +19,6 @@ class Event:
     - "held": HELD, or None once it is let go;
     - "waits": the wait reason;
     - "promised": RESERVED, when a start was first promised;
-    - "settled": the devices that it has, where its cluster chose others than those of its place;
     - "warned": the cause for which the session may be ended at once, or None (not any more);
     - "ends": the cause for which the owner was told that it will be ended, or None (it will not);
     - "idle": IDLE since it is, or None (not any more);

@@ -23,7 +23,6 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.planner import Place, Reserve, Wait, plan
 from fgpu_scheduler.core.policies import Backfill, Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.settling import fitted
 from fgpu_scheduler.core.shares import explicit, shares_of
 
 MOST_SIZES = 100
@@ -219,7 +218,7 @@ def _not_grown(world: Snapshot, node: Node, new: Session, more_milli: int) -> No
     left = replace(
         _beside(world, node, new), cpu_milli=new.request.cpu_milli, memory_mib=new.request.memory_mib
     )
-    if fitted(left, new, where) is None:
+    if placement.fitted(left, new, where) is None:
         return NotResized.NO_ROOM
     room = Ledger(world).left(new.request).fgpu_milli
     return NotResized.QUOTA if room is not None and more_milli > room else None

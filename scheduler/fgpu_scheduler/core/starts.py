@@ -31,7 +31,6 @@ from fgpu_scheduler.core.model import (
 from fgpu_scheduler.core.passes import Floor
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.quota import Ledger
-from fgpu_scheduler.core.settling import fitted
 from fgpu_scheduler.core.usage import taken_milli
 
 BASIS_NOW = "free now"
@@ -270,7 +269,7 @@ class _Run:
             session, where = self._at_first[session_id]
             # On a device that is not offered now nobody is in its place.
             shares = tuple(share for share in where.shares if share.device_uuid in offered)
-            stays = fitted(left, session, replace(where, shares=shares))
+            stays = placement.fitted(left, session, replace(where, shares=shares))
             if stays is None:
                 ids.append(session_id)
             else:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fgpu_scheduler.core.admission import Caps
@@ -181,18 +181,6 @@ class Steps(Queue):
         self.nudge()
         self.wake()
         return waits
-
-    @patient
-    async def settle(
-        self, session_id: int, attempt: int, device_uuids: Sequence[str], *, known: Collection[int]
-    ) -> Session:
-        now_s = self.clock.now_s()
-        async with self._unless_it_ended(session_id):
-            settled = await self.call(
-                self.store.settle, session_id, device_uuids, attempt=attempt, known=known, now_s=now_s
-            )
-        self.nudge()
-        return settled
 
     @contextlib.asynccontextmanager
     async def _unless_it_ended(self, session_id: int) -> AsyncIterator[None]:

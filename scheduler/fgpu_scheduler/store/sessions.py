@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
-from fgpu_scheduler.core import lifecycle, reclaim, resizing, settling
+from fgpu_scheduler.core import lifecycle, reclaim, resizing
 from fgpu_scheduler.core.commit import committed
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import (
@@ -28,7 +28,7 @@ from fgpu_scheduler.core.reclaim import End, Reclaim
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.units import format_milli
 from fgpu_scheduler.core.usage import HALF_LIFE_S, HalfLife, decayed, fgpu_seconds
-from fgpu_scheduler.errors import InvalidTransition, NoRoom, SessionExists, StaleVersion, TooManyPending
+from fgpu_scheduler.errors import InvalidTransition, SessionExists, StaleVersion, TooManyPending
 from fgpu_scheduler.store import quotas as accounts
 from fgpu_scheduler.store.snapshot_cache import Contents
 
@@ -264,36 +264,6 @@ class SessionStore(ABC):
             old = expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
             return self._move(write, old, lifecycle.given_back(old, words, now_s=now_s))
 
-    def settle(
-        self,
-        session_id: int,
-        device_uuids: Sequence[str],
-        *,
-        attempt: int,
-        known: Collection[int] = (),
-        now_s: int,
-    ) -> Session:
-        """Note which devices a session that launches was given; those of which that is not ``known`` make way.
-
-        Raises:
-            InvalidTransition: it is neither PREPARING nor PULLING, or at another attempt.
-            NoRoom: that cannot be. Nothing is written.
-        """
-        with self.writing(now_s=now_s) as write:
-            old = expected(write.one(session_id), lifecycle.LAUNCHING, attempt)
-            changed = settling.settled(write.world.snapshot(now_s), old, device_uuids, known=known)
-            if changed is None:
-                raise NoRoom(
-                    f"session {session_id} was given {', '.join(device_uuids)}, where there is no room"
-                )
-            for new in changed:
-                write.take_shares(new.id)
-            write.save(changed)
-            write.give_shares(changed)
-            for new in changed:
-                write.event("settled", new, reason=_devices_of(new))
-            return changed[0] if changed else old
-
     def reclaim(self, decisions: Sequence[Reclaim], version: int, *, now_s: int) -> tuple[Session, ...]:
         """Write who is warned, spared and ended, as decided on the snapshot of ``version``; return who has changed.
 
@@ -468,11 +438,6 @@ def amount_words(session: Session) -> str:
         return f"{format_milli(asked.fgpu_milli)} fGPU"
     percent = "" if asked.compute_percent is None else f", {asked.compute_percent} %"
     return f"{asked.gpu_memory_mib} MiB{percent}"
-
-
-def _devices_of(session: Session) -> str:
-    assert session.placement is not None
-    return ",".join(share.device_uuid for share in session.placement.shares)
 
 
 def expected(

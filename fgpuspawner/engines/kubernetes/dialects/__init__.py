@@ -13,12 +13,11 @@ from fgpuspawner.engines.kubernetes.dialects.base import (
 from fgpuspawner.engines.kubernetes.dialects.cce import Cce
 from fgpuspawner.engines.kubernetes.dialects.dra import Dra
 from fgpuspawner.engines.kubernetes.dialects.hami import Hami
-from fgpuspawner.engines.kubernetes.dialects.kai import Kai
 from fgpuspawner.engines.kubernetes.dialects.lease import Lease
 from fgpuspawner.engines.kubernetes.dialects.mig import Mig
 from fgpuspawner.engines.kubernetes.dialects.volcano import Volcano
 
-DIALECTS: tuple[type[Dialect], ...] = (Lease, Dra, Hami, Volcano, Cce, Kai, Mig)
+DIALECTS: tuple[type[Dialect], ...] = (Lease, Dra, Hami, Volcano, Cce, Mig)
 """All of them, the default first."""
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "Dra",
     "Given",
     "Hami",
-    "Kai",
     "Lease",
     "Mig",
     "NotKnown",

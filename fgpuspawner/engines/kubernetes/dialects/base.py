@@ -158,14 +158,13 @@ class Slice(NamedTuple):
 class Dialect(ABC):
     """The words of one way to share GPUs on Kubernetes.
 
-    ``pins_card``: a pod is held to the very GPU, otherwise only to its node; ``tells_card``: the cluster then says which
-    pods share one. ``whole_only``: a session has all of each of its devices. ``init_containers``: a session's pod may
-    have them, which is how our files get in. ``memory_held_by`` and ``compute_held_by`` say who enforces a share.
+    ``pins_card``: a pod is held to the very GPU, otherwise only to its node. ``whole_only``: a session has all of each of
+    its devices. ``init_containers``: a session's pod may have them, which is how our files get in. ``memory_held_by`` and
+    ``compute_held_by`` say who enforces a share.
     """
 
     name: ClassVar[str]
     pins_card: ClassVar[bool]
-    tells_card: ClassVar[bool] = False
     whole_only: ClassVar[bool] = False
     init_containers: ClassVar[bool] = True
     memory_held_by: ClassVar[str]
@@ -216,21 +215,6 @@ class Dialect(ABC):
         Raises:
             NotKnown: it asked, and what it was given is not said (yet).
         """
-
-    def card(self, pod: Manifest) -> str | None:
-        """Return what the cluster calls the GPU that a bound pod has a part of: the same for all pods on one GPU.
-
-        None: it does not say it, or not yet, or the pod has whole GPUs.
-        """
-        return None
-
-    def has_whole(self, pod: Manifest) -> bool:
-        """Return whether a pod has whole GPUs, which it shares with nobody."""
-        try:
-            given = self.given(pod, Beside())
-        except NotKnown:
-            return False
-        return bool(given) and all(one.whole is not None for one in given)
 
     def refusal(self, rule: str) -> NotSayable:
         """Return the refusal of a share for a rule of this dialect."""

@@ -5,8 +5,7 @@ GPU it got. A session's pod asks for none: it gets the GPU by its UUID, through 
 
 Sources: NVIDIA k8s-device-plugin, README (``nvidia.com/gpu``, RuntimeClass ``nvidia``); NVIDIA container toolkit,
 "Specialized Configurations" (``NVIDIA_VISIBLE_DEVICES`` takes UUIDs, and must be accepted from unprivileged
-containers: ``accept-nvidia-visible-devices-envvar-when-unprivileged``, on unless switched off); KAI-Scheduler,
-"GPU Sharing" (its reservation pods do the same).
+containers: ``accept-nvidia-visible-devices-envvar-when-unprivileged``, on unless switched off).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from fgpuspawner.engines.kubernetes.dialects import (
     Dialect,
     Dra,
     Hami,
-    Kai,
     Lease,
     Mig,
     PodPatch,
@@ -22,7 +21,7 @@ from fgpuspawner.engines.kubernetes.dialects import (
 )
 from fgpuspawner.engines.kubernetes.quantity import count, mebibytes
 
-ALL: tuple[Dialect, ...] = (Lease("lab"), Dra(), Hami(), Volcano(), Cce(), Kai("jupyter"), Mig())
+ALL: tuple[Dialect, ...] = (Lease("lab"), Dra(), Hami(), Volcano(), Cce(), Mig())
 BY_NAME = {dialect.name: dialect for dialect in ALL}
 
 NODE = "gpu-1"
@@ -115,17 +114,6 @@ def bound(dialect: Dialect, patch: PodPatch, devices: Sequence[Device]) -> tuple
                 "volcano.sh/vgpu-memory",
                 "volcano.sh/vgpu-cores",
             )
-        case "kai" if "gpu-memory" in notes:
-            pod["metadata"]["labels"]["runai-gpu-group"] = "group-1"
-            reservation = {
-                "metadata": {
-                    "name": "gpu-reservation-1",
-                    "namespace": "kai-resource-reservation",
-                    "labels": {"runai-gpu-group": "group-1"},
-                    "annotations": {"run.ai/reserve_for_gpu_index": devices[0].uuid},
-                }
-            }
-            return pod, Beside(pods=[pod, reservation])
         case "dra":
             return pod, Beside(
                 claims=[_allocated(claim, devices) for claim in patch.claims], slices=[slice_of(devices)]

@@ -15,7 +15,6 @@ UNITS = {
     "volcano": (1, 1),
     "cce": (128, 5),
     "dra": (1, 1),
-    "kai": (1, 1),
     "lease": (1, 1),
     "mig": (1, 1),
 }
@@ -56,8 +55,6 @@ def is_sayable(dialect: Dialect, shares: list[Share], devices: list[Device]) -> 
             return enough and len(shares) == 1
         case "hami" | "volcano":
             return enough and alike
-        case "kai":
-            return whole or len(shares) == 1
         case "mig":
             return whole
     return True
@@ -98,7 +95,7 @@ def test_who_holds_compute_is_told_it_and_memory_alone_is_no_percent(name: str) 
     assert (memory.memory_mib, memory.compute_percent) == (5120, None)
 
 
-@pytest.mark.parametrize("name", ["hami", "volcano", "cce", "dra", "kai"])
+@pytest.mark.parametrize("name", ["hami", "volcano", "cce", "dra"])
 def test_who_holds_or_counts_memory_is_told_it(name: str) -> None:
     dialect, device = BY_NAME[name], gpu()
     (found,) = dialect.given(*bound(dialect, said(dialect, share(device, 5120, 25), of=[device]), [device]))
@@ -106,7 +103,7 @@ def test_who_holds_or_counts_memory_is_told_it(name: str) -> None:
     assert found.whole is None
 
 
-@pytest.mark.parametrize(("name", "uuid"), [("lease", True), ("dra", True), ("kai", True), ("cce", False)])
+@pytest.mark.parametrize(("name", "uuid"), [("lease", True), ("dra", True), ("cce", False)])
 def test_a_card_is_read_back_where_the_cluster_says_it(name: str, uuid: bool) -> None:
     dialect, device = BY_NAME[name], gpu(1)
     (found,) = dialect.given(*bound(dialect, said(dialect, share(device, 5120), of=[device]), [device]))

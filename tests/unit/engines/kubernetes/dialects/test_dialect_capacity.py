@@ -121,36 +121,6 @@ def test_each_container_of_a_pod_on_cce_has_its_own() -> None:
     ]
 
 
-# --- KAI ---
-
-
-def test_kai_counts_what_feature_discovery_labels_less_what_older_releases_round_away() -> None:
-    labels = {
-        "nvidia.com/gpu.count": "2",
-        "nvidia.com/gpu.memory": "16160",
-        "nvidia.com/gpu.product": "Tesla-T4",
-    }
-    found = BY_NAME["kai"].capacity(node(labels=labels), Beside())
-    assert found == [
-        Registered(FoundDevice(f"{NODE}/gpu-{i}", i, "Tesla-T4", 16100), named=False) for i in range(2)
-    ]
-
-
-def test_all_containers_of_a_pod_count_for_the_gpus_that_it_holds() -> None:
-    several = pod(limits={"nvidia.com/gpu": "2"})
-    several["spec"]["containers"].append({"name": "other", "resources": {"limits": {"nvidia.com/gpu": 1}}})
-    assert BY_NAME["kai"].given(several, Beside()) == [Given(whole="nvidia.com/gpu")] * 3
-
-
-def test_a_pod_of_another_group_does_not_say_which_gpu_kai_gave() -> None:
-    device = gpu()
-    patched, beside = bound(BY_NAME["kai"], said(BY_NAME["kai"], share(device, 1280), of=[device]), [device])
-    patched["metadata"]["labels"]["runai-gpu-group"] = "group-2"
-    reservation = beside.pods[1]
-    with pytest.raises(NotKnown, match="KAI hasn't said yet which GPU the pod fgpu-lab-7-1 has"):
-        BY_NAME["kai"].given(patched, Beside(pods=[patched, reservation]))
-
-
 # --- MIG ---
 
 
@@ -300,7 +270,6 @@ MISSING: list[tuple[str, Callable[[], Any], str]] = [
         "no annotation volcano.sh/node-vgpu-register",
     ),
     ("cce", lambda: BY_NAME["cce"].capacity(node(), Beside()), "registers no volcano.sh/gpu-mem.128Mi"),
-    ("kai", lambda: BY_NAME["kai"].capacity(node(), Beside()), "no labels nvidia.com/gpu.count"),
     (
         "mig",
         lambda: BY_NAME["mig"].capacity(node(allocatable={"nvidia.com/mig-1g.10gb": "1"}), Beside()),
@@ -327,7 +296,6 @@ def test_every_dialect_has_a_case_of_what_is_not_said() -> None:
     [
         ("hami", pod(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1280"})),
         ("volcano", pod(limits={"volcano.sh/vgpu-memory": "1280"})),
-        ("kai", pod(annotations={"gpu-memory": "1280"})),
     ],
 )
 def test_a_pod_that_asked_and_got_nothing_yet_is_unknown(name: str, asked: dict[str, Any]) -> None:

@@ -43,13 +43,6 @@ RULES: list[tuple[str, list[Device], list[Share], str]] = [
         "volcano: each GPU of a pod gives the same, so 2 different shares aren't possible; choose GPUs of one model",
     ),
     (
-        "kai",
-        BIG,
-        [share(BIG[0], 1280), share(BIG[1], 16160)],
-        "kai: a pod has a share of one GPU or whole GPUs, so 2 shares aren't possible;"
-        " choose less than 1 GPU, or whole GPUs",
-    ),
-    (
         "mig",
         [SMALL],
         [share(SMALL, 1280)],
@@ -120,12 +113,6 @@ def test_compute_is_rounded_down_to_steps_of_5_on_cce() -> None:
     device = gpu()
     patch = said(BY_NAME["cce"], share(device, 5120, 33), of=[device])
     assert patch.limits == {"volcano.sh/gpu-mem.128Mi": "40", "volcano.sh/gpu-core.percentage": "30"}
-
-
-def test_whole_gpus_are_asked_for_as_such_from_kai() -> None:
-    patch = said(BY_NAME["kai"], share(BIG[0], 16160, 100), share(BIG[1], 16160, 100), of=BIG)
-    assert patch.limits == {"nvidia.com/gpu": "2"}
-    assert patch.annotations == {}
 
 
 @pytest.mark.parametrize(
