@@ -24,6 +24,7 @@ from fgpuspawner.backup.databases import POSTGRESQL, BackupFailed, check_free, d
 from fgpuspawner.backup.secrets import opened, sealed
 from fgpuspawner.cli.check import NOT_YET
 from fgpuspawner.cli.command import add_command, add_config, loaded, read_only, read_secret
+from fgpuspawner.cli.units import as_hub_user
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.settings import FGPU
 
@@ -147,8 +148,10 @@ def run_restore(given: argparse.Namespace) -> list[str]:
         if lacking:
             raise BackupFailed(f"{given.file} has no database {', '.join(sorted(lacking))}")
         data = here.settings.data_path()
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
+            # Root may run this, and the Hub has a user of its own: every file has to be that user's.
+            as_hub_user(data, folder),
             lock_file(data / "hub.lock", f"a Hub runs on {data}; stop it first"),
             contextlib.closing(Claim(here.settings.database_url())) as claim,
         ):
@@ -166,10 +169,11 @@ def run_restore(given: argparse.Namespace) -> list[str]:
                 file = folder / database_file(name, manifest.databases[name])
                 kept = put_back(file, url, setting=setting, aside=aside)
                 lines.append(f"  database {name}" + (f"; what was there is {kept}" if kept else ""))
-        if cookie is not None and not here.cookie.exists():
-            _write(here.cookie, cookie)
-            lines.append("  cookie secret: nobody has to log in again")
-        return [*lines, *left_out, *_follows(here)]
+            if cookie is not None and not here.cookie.exists():
+                _write(here.cookie, cookie)
+                lines.append("  cookie secret: nobody has to log in again")
+            lines += [*left_out, *_follows(here)]
+        return lines
 
 
 def here_of(config: str) -> Here:

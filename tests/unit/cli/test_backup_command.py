@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
 import stat
 import subprocess
 import tarfile
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -290,6 +292,46 @@ def test_nothing_is_put_back_under_a_running_hub_nor_over_tables_that_are_there(
         (kept,) = tmp_path.glob("first.sqlite.before-????????T??????")
         assert rows(f"sqlite:///{kept}") == before
     assert rows(at("first")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_what_root_restores_is_the_hub_users_who_starts_from_it_and_makes_the_nightly_backup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], passphrase: str
+) -> None:
+    user, opens = 4711, ("--passphrase-file", passphrase)
+    # Others than root cannot enter the folders of tests.
+    with tempfile.TemporaryDirectory() as name, databases("sqlite", Path(name, "data")) as url:
+        folder, data, nightly = Path(name), Path(name, "data"), Path(name, "nightly")
+        folder.chmod(0o755)
+        for own in (data, nightly):
+            own.mkdir(mode=0o700)
+            os.chown(own, user, user)
+        filled(url("fgpu"))
+        (data / "jupyterhub_cookie_secret").write_text("c00c1e")
+        backup, config = (
+            str(tmp_path / "backup.tar.gz"),
+            installation(folder, url("fgpu"), hub_database(data)),
+        )
+        assert fgpu(capsys, "backup", backup, "--secrets", *opens, "--config", config)[0] == 0
+        (data / "jupyterhub_cookie_secret").unlink()
+        for left in data.iterdir():
+            os.chown(left, user, user)
+        assert fgpu(capsys, "restore", backup, *opens, "--config", config)[0] == 0
+        assert (os.getuid(), os.geteuid(), os.getegid()) == (0, 0, 0)
+        found = {path.name: path.stat() for path in data.iterdir()}
+        assert {"fgpu.sqlite", "hub.sqlite", "hub.lock", "jupyterhub_cookie_secret"} <= found.keys()
+        assert {(s.st_uid, s.st_gid) for s in found.values()} == {(user, user)}
+        assert {found[n].st_mode & 0o777 for n in ("fgpu.sqlite", "hub.sqlite")} == {0o600}
+        os.setegid(user)
+        os.seteuid(user)
+        try:
+            with closing(Claim(url("fgpu"))) as claim, closing(Store(url("fgpu"))) as store:
+                claim.take()
+                store.open()
+            assert fgpu(capsys, "backup", str(nightly), "--keep", "2", "--config", config)[0] == 0
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
 
 
 def test_of_those_in_a_folder_the_newest_are_kept(
