@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "bench"), str(ROOT / "bench"
 from machine import load, machine, source  # noqa: E402
 
 import lab  # noqa: E402
-from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
+from fgpu_scheduler import (  # noqa: E402
     Caps,
     Policy,
     Request,
@@ -30,6 +30,7 @@ from fgpu_scheduler import (  # noqa: E402  # noqa: E402  # noqa: E402
     SessionState,
     Snapshot,
     Usage,
+    amounts_that_fit,
     forecast,
     forecast_request,
     group_policy,
@@ -128,7 +129,15 @@ def main() -> int:
             one = replace(asked[0], fgpu_milli=1000, time_limit_s=14400 if limits else None)
             found = took_ms(
                 lambda s=snapshot, r=one: forecast_request(
-                    r, 1, s, policy, Caps(fgpu_step_milli=100), lasting(9000)
+                    r,
+                    1,
+                    s,
+                    policy,
+                    lasting(9000),
+                    [
+                        replace(r, fgpu_milli=amount)
+                        for amount in amounts_that_fit(s.nodes, Caps(fgpu_step_milli=100))
+                    ],
                 ),
                 3,
             )

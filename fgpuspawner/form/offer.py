@@ -51,10 +51,6 @@ class Wanted:
         same: dict[str, Any] = {name: getattr(self, name) for name in SAME}
         return Request(user, server_name, resource_group=self.group, groups=tuple(sorted(hub_groups)), **same)
 
-    def with_fgpu(self, fgpu_milli: int) -> Wanted:
-        """Return the same with another amount of the GPU, asked for in fGPU."""
-        return replace(self, fgpu_milli=fgpu_milli, gpu_memory_mib=None, compute_percent=None)
-
     def as_options(self) -> dict[str, object]:
         """Return the user options that `parse` reads as this very thing."""
         gpu: dict[str, object] = {"fgpu": format_milli(self.fgpu_milli)}
@@ -218,13 +214,27 @@ class Offer:
         request = wanted.request(self.user, "", self.hub_groups)
         return refusals(image, request, self.nodes, step_milli=self.caps.fgpu_step_milli)
 
-    def takes(self, wanted: Wanted, fgpu_milli: int) -> bool:
-        """Return whether this amount could be asked for with the image of ``wanted``."""
-        return fgpu_milli in self.amounts(wanted.group) and not self.unmet(wanted.with_fgpu(fgpu_milli))
+    def others(self, wanted: Wanted) -> Iterator[Wanted]:
+        """Yield the same with each amount of fGPU that could be asked for with its image, smallest first.
 
-    def takeable_milli(self, wanted: Wanted) -> Iterator[int]:
-        """Yield, ascending, each fGPU amount in milli that could be asked for with the image of ``wanted``."""
-        return (a for a in self.amounts(wanted.group) if not self.unmet(wanted.with_fgpu(a)))
+        CPU and memory follow the amount as in the form; what was chosen stays.
+        """
+        image, amounts = self.image(wanted.image), self.amounts(wanted.group)
+        worth = wanted.fgpu_milli or self.worth_milli(wanted.gpu_memory_mib or 0, wanted.group)
+        # With exact GPU memory the form shows what goes with the amount below it.
+        asked = {worth, max((a for a in amounts if a <= worth), default=min(amounts, default=worth))}
+        usual = [self.beside(a, wanted.group, image) for a in asked]
+        plain = replace(wanted, gpu_memory_mib=None, compute_percent=None)
+        for amount in amounts:
+            cpu, memory_mib = self.beside(amount, wanted.group, image)
+            other = replace(
+                plain,
+                fgpu_milli=amount,
+                cpu_milli=cpu if wanted.cpu_milli in (c for c, _ in usual) else wanted.cpu_milli,
+                memory_mib=memory_mib if wanted.memory_mib in (m for _, m in usual) else wanted.memory_mib,
+            )
+            if not self.unmet(other):
+                yield other
 
 
 def make_offer(

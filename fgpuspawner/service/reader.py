@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,6 +25,7 @@ from fgpu_scheduler import (
     PrivateImage,
     PrivateImages,
     QueueReader,
+    Request,
     RequestForecast,
     Resizes,
     Session,
@@ -104,7 +105,7 @@ class Reader:
             self.savers = Savers.OWNERS
         self.images = images
         self._store = store
-        self._queue: QueueReader = StoreReader(store, settings.policy(), settings.caps())
+        self._queue: QueueReader = StoreReader(store, settings.policy())
         self._meters = MeterFile(settings.data_path())
         self._clock = clock
         self._caps: Caps = settings.caps()
@@ -245,9 +246,7 @@ class Reader:
         """Return what happened after an event; None where that is too much to tell."""
         return await self._read(self._changes, after_id)
 
-    async def forecast(
-        self, wanted: Wanted, user: str, hub_groups: Sequence[str], world: World
-    ) -> RequestForecast:
+    async def forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
         """Return what would become of a request that may queue.
 
         One of a user at a time, and never in the way of what everybody asks for: a long queue takes seconds.
@@ -256,13 +255,10 @@ class Reader:
             Problem: it takes too long, which is no fault of the database.
         """
         self._check_connected()
-        # Its name is none that a server can have: the request is only thought of.
-        request = wanted.request(user, "/", hub_groups)
+        turn = self._forecasting.setdefault(offer.user, asyncio.Lock())
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S), self._forecasting.setdefault(user, asyncio.Lock()):
-                return await self._run(
-                    self._forecasts, lambda: self._queue.forecast(request, wanted.count, world.snapshot)
-                )
+            async with asyncio.timeout(ANSWER_WITHIN_S), turn:
+                return await self._run(self._forecasts, lambda: self._forecast(wanted, offer, world))
         except TimeoutError:
             raise forecast_takes_long(ANSWER_WITHIN_S) from None
 
@@ -447,10 +443,16 @@ class Reader:
             step_milli=self.settings.caps().fgpu_step_milli,
         )
 
+    def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
+        request = _thought_of(wanted, offer)
+        others = [_thought_of(other, offer) for other in offer.others(wanted)]
+        return self._queue.forecast(request, wanted.count, world.snapshot, others)
+
     def _largest_now(self, snapshot: Snapshot, group: str) -> int | None:
         offer = self._any_offer(snapshot, group)
-        asked = replace(offer.default, group=group).request("", "")
-        return self._queue.largest_now_milli(asked, snapshot, lambda milli: offer.beside(milli, group))
+        others = [_thought_of(other, offer) for other in offer.others(offer.default)]
+        found = self._queue.largest_now(others, group, snapshot)
+        return None if found is None else found.fgpu_milli
 
     def _any_offer(self, snapshot: Snapshot, group: str) -> Offer:
         nodes = [node for node in snapshot.nodes if node.resource_group == group]
@@ -516,3 +518,8 @@ class Reader:
             if session is not None:
                 changed.append((event_id, session))
         return Changes(events[-1].id if events else after_id, tuple(changed))
+
+
+def _thought_of(wanted: Wanted, offer: Offer) -> Request:
+    """Return the request that is forecast; its server's name is none that a server can have."""
+    return wanted.request(offer.user, "/", offer.hub_groups)

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from fgpu_scheduler.core.forecast import Forecast, Outlook
 from fgpu_scheduler.core.model import EndCause, Node, Quota, Request, Session, Snapshot
 from fgpu_scheduler.core.records import Event, Past, Spent
-from fgpu_scheduler.core.request_forecast import Beside, RequestForecast
+from fgpu_scheduler.core.request_forecast import RequestForecast
 from fgpu_scheduler.core.resizing import Amount, NotResized
 from fgpu_scheduler.core.unblocking import Unblocking
 from fgpu_scheduler.errors import FGPUError
@@ -233,11 +233,16 @@ class QueueReader(Protocol):
     def outlook(self, snapshot: Snapshot) -> Outlook:
         """Return a snapshot with the forecast of every waiting session. Of a long queue it takes seconds."""
 
-    def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
-        """Return what would become of so many sessions if they were submitted now."""
+    def forecast(
+        self, request: Request, count: int, snapshot: Snapshot, others: Sequence[Request]
+    ) -> RequestForecast:
+        """Return what would become of ``count`` sessions if they were submitted now.
 
-    def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
-        """Return the largest amount with which this would start at once, with what goes ``beside`` it; or None."""
+        ``others`` are the amounts of fGPU to offer in place of it, smallest first, with their own CPU and memory.
+        """
+
+    def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
+        """Return the largest of these requests of a resource group that would start at once, or None."""
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
         """Return, by resource group, what would start the head of its queue, where somebody is blocked."""

@@ -15,7 +15,7 @@ from fgpu_scheduler.core.lifecycle import HOLDING
 from fgpu_scheduler.core.model import Node, NodeState, Request, Session, SessionState, Snapshot
 from fgpu_scheduler.core.placement import best_fit, claimed, free, place, placements, returned, untouched
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.request_forecast import forecast_request, largest_now_milli
+from fgpu_scheduler.core.request_forecast import forecast_request, largest_now
 from fgpu_scheduler.core.shares import shape
 from fgpu_scheduler.core.starts import SOON_S
 from fgpu_scheduler.testing import World, lasting
@@ -160,8 +160,7 @@ def test_a_forecast_starts_now_whom_the_plan_places(lab: World) -> None:
 def test_a_request_is_told_what_then_happens(
     lab: World, asked: Request, count: int, typical_length_s: int
 ) -> None:
-    caps = Caps(fgpu_step_milli=100)
-    told = forecast_request(asked, count, lab, POLICY, caps, lasting(typical_length_s))
+    told = forecast_request(asked, count, lab, POLICY, lasting(typical_length_s))
     first = max((s.id for s in lab.sessions), default=0) + 1
     new = [Session(first + n, asked, SessionState.PENDING, lab.now_s) for n in range(count)]
     submitted = lab.with_sessions((*lab.sessions, *new))
@@ -177,15 +176,16 @@ def test_a_request_is_told_what_then_happens(
 @given(worlds(most=8), requests())
 def test_the_largest_amount_now_would_start_and_no_larger_one(lab: World, asked: Request) -> None:
     caps = Caps(fgpu_step_milli=100)
-    largest = largest_now_milli(asked, lab, POLICY, caps)
     left = free(lab.placed(plan(lab, POLICY)))
     own = [n for n in lab.nodes if n.resource_group == asked.resource_group]
     plain = replace(asked, gpu_memory_mib=None, compute_percent=None)
-    for amount in amounts_that_fit(own, caps):
-        fits = place(replace(plain, fgpu_milli=amount), left, score=best_fit) is not None
-        if amount == largest:
+    others = [replace(plain, fgpu_milli=amount) for amount in amounts_that_fit(own, caps)]
+    largest = largest_now(others, 1, lab, POLICY)
+    for other in others:
+        fits = place(other, left, score=best_fit) is not None
+        if other == largest:
             assert fits
-        elif largest is None or amount > largest:
+        elif largest is None or other.fgpu_milli > largest.fgpu_milli:
             assert not fits
 
 

@@ -53,6 +53,7 @@ def forecast_object(
         "waits_for": waits_for(found.ahead, world, viewer),
         "largest_now": None if found.largest_now_milli is None else format_milli(found.largest_now_milli),
         "beside_now": None if found.beside_now is None else beside_object(*found.beside_now),
+        "beside_other": None if found.beside_other is None else beside_object(*found.beside_other),
         "soonest": None if found.soonest_milli is None else format_milli(found.soonest_milli),
         "soonest_at_s": found.soonest_at_s,
         "refusals": [],
@@ -89,6 +90,7 @@ def refused_object(refusals: Sequence[Refusal], *, count: int, simulated: bool) 
         "waits_for",
         "largest_now",
         "beside_now",
+        "beside_other",
         "soonest",
         "soonest_at_s",
     )
@@ -202,29 +204,13 @@ class Forecast(Api):
         self.answer(told | {"quota": quota})
 
     async def _forecast(self, wanted: Wanted, offer: Offer, world: World) -> RequestForecast:
-        """Return what would become of the request. Of other amounts it names those that its image may have."""
-
-        async def ask(asked: Wanted) -> RequestForecast:
-            return await self.service.reader.forecast(asked, offer.user, offer.hub_groups, world)
-
-        found = await ask(wanted)
-        if found.beside_now is not None:
-            cpu_milli, memory_mib = found.beside_now
-            if offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib)):
-                # It is too little for the image.
-                found = replace(found, beside_now=None)
-        named = found.largest_now_milli or found.soonest_milli
-        if named is None or offer.takes(wanted, named):
+        """Return what would become of the request. CPU and memory below the image's minimum are not offered."""
+        found = await self.service.reader.forecast(wanted, offer, world)
+        if found.beside_now is None:
             return found
-        # What is too little for the image: the least that is not starts no later than all others.
-        found = replace(found, largest_now_milli=None, soonest_milli=None, soonest_at_s=None)
-        least = next(offer.takeable_milli(wanted), wanted.fgpu_milli)
-        if found.startable_now == wanted.count or (least >= wanted.fgpu_milli and not wanted.gpu_memory_mib):
-            return found
-        at_s = (await ask(wanted.with_fgpu(least))).expected_start_at_s
-        if at_s is None or at_s >= (found.expected_start_at_s or at_s + 1):
-            return found
-        return replace(found, soonest_milli=least, soonest_at_s=at_s)
+        cpu_milli, memory_mib = found.beside_now
+        too_little = offer.unmet(replace(wanted, cpu_milli=cpu_milli, memory_mib=memory_mib))
+        return replace(found, beside_now=None) if too_little else found
 
 
 def _refuse_beside(world: World, asked: Request, count: int, caps: Caps) -> None:

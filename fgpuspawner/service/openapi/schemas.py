@@ -144,6 +144,7 @@ SCHEMAS: dict[str, Schema] = {
         wait_reason=WAIT_REASON,
         waits_for=WAITS_FOR,
         beside_now=maybe(thing("cpu:amount memory_mib:count memory_gib:text")),
+        beside_other=maybe(thing("cpu:amount memory_mib:count memory_gib:text")),
         refusals=many(thing("field:text code:text message:text limit:text? nearest:text?")),
         quota=maybe(thing("fgpu_left:amount? sessions_left:count? text:text?")),
     ),

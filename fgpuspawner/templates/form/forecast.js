@@ -100,8 +100,8 @@ function add(tag, text, kind) {
   next.append(part, " ");
   return part;
 }
-/** Offer another amount: what would happen with it is known already. */
-function offer(amount, what) {
+/** Offer another amount, with the CPU and memory that it was forecast with. */
+function offer(amount, beside, what) {
   const take = add("button", "Take " + amount + " fGPU: " + what, "btn btn-sm btn-outline-secondary take");
   take.type = "button";
   take.addEventListener("click", () => {
@@ -109,7 +109,9 @@ function offer(amount, what) {
     showWay();
     typed.add("fgpu");
     sliders.fgpu.set(amount);
-    follow();
+    sliders.cpu.set(beside.cpu);
+    sliders.memory_gib.set(beside.memory_gib);
+    showMore();
     changed = true;
     ask();
     field("fgpu").focus();
@@ -218,9 +220,9 @@ function describeAnswer(f) {
   if (f.beside_now) {
     offerBeside(f.beside_now.cpu, f.beside_now.memory_gib, starts);
   } else if (f.largest_now && (byMemory() || Number(f.largest_now) < Number(field("fgpu").value))) {
-    offer(f.largest_now, starts);
+    offer(f.largest_now, f.beside_other, starts);
   } else if (f.soonest) {
-    offer(f.soonest, (f.count > 1 ? "the last starts " : "starts ") + when(f.soonest_at_s));
+    offer(f.soonest, f.beside_other, (f.count > 1 ? "the last starts " : "starts ") + when(f.soonest_at_s));
   }
   return " wait";
 }

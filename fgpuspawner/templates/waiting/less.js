@@ -23,14 +23,14 @@ async function forecastOf(options) {
 }
 /** Return the options that would start now, and their amount in words; null where none would, or nobody knows. */
 function lessOf(f) {
+  const { memory_gib: typed, ...same } = asked;
   if (f && f.beside_now) {
     const { cpu, memory_mib, memory_gib } = f.beside_now;
-    const { memory_gib: typed, ...same } = asked;
     return { options: { ...same, cpu, memory_mib }, words: cpu + (cpu === "1" ? " core" : " cores") + " and " + memory_gib + " GiB" };
   }
   if (!f || !f.largest_now || Number(f.largest_now) >= Number(asked.fgpu)) { return null; }
-  const { gpu_memory_mib, compute_percent, ...same } = asked;
-  return { options: { ...same, fgpu: f.largest_now }, words: f.largest_now + " fGPU" };
+  const { cpu, memory_mib } = f.beside_other, { gpu_memory_mib, compute_percent, ...by_fgpu } = same;
+  return { options: { ...by_fgpu, fgpu: f.largest_now, cpu, memory_mib }, words: f.largest_now + " fGPU" };
 }
 async function askLess() {
   if (waitsAs === null || document.hidden || cancelling || Date.now() - lessAsked < LESS_EVERY_MS) { return; }

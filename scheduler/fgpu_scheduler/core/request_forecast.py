@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from fgpu_scheduler.core import placement
-from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB, Caps, amounts_that_fit
+from fgpu_scheduler.core.admission import MIN_CPU_MILLI, MIN_MEMORY_MIB
 from fgpu_scheduler.core.forecast import STARTS_NOW, forecast
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Request, Session, SessionState, Snapshot, WaitReason
@@ -16,9 +16,6 @@ from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.scores.chosen import score_for
 from fgpu_scheduler.core.starts import BASIS_NOW, Ahead, expected_starts
 from fgpu_scheduler.core.units import MEMORY_GRAIN_MIB
-
-Beside = Callable[[int], tuple[int, int]]
-"""Of an amount of fGPU x 1000: the CPU x 1000 and the memory in MiB that go with it."""
 
 CPU_GRAIN_MILLI = 100
 """Other amounts of CPU are offered in tenths of a core."""
@@ -33,8 +30,9 @@ class RequestForecast:
 
     ``largest_now_milli`` is the largest amount with which all would start at once. Where there is none, ``soonest_milli``
     is the amount with which all have started soonest, at ``soonest_at_s``, if that is sooner than with what was asked
-    for. ``beside_now`` is the most CPU, in thousandths of a core, and memory in MiB beside the same GPU with which all
-    would start at once, where only these are short. ``reason`` and ``ahead`` are those of the first that waits.
+    for. ``beside_other`` is the CPU, in thousandths of a core, and the memory in MiB with that other amount.
+    ``beside_now`` is the most CPU and memory beside the same GPU with which all would start at once, where only these
+    are short. ``reason`` and ``ahead`` are those of the first that waits.
     """
 
     startable_now: int
@@ -50,6 +48,7 @@ class RequestForecast:
     soonest_milli: int | None = None
     soonest_at_s: int | None = None
     beside_now: tuple[int, int] | None = None
+    beside_other: tuple[int, int] | None = None
 
 
 def forecast_request(
@@ -57,20 +56,22 @@ def forecast_request(
     count: int,
     snapshot: Snapshot,
     policy: Policy,
-    caps: Caps,
     experience: Experience,
+    others: Sequence[Request] = (),
 ) -> RequestForecast:
     """Forecast a request that is not submitted yet, by submitting it to a copy of the world.
 
-    ``position`` and the expected start are those of the last of the sessions, when all have started.
+    ``position`` and the expected start are those of the last of the sessions, when all have started. ``others`` are the
+    same with each amount of fGPU that could be asked for, smallest first, each with the CPU and memory of its own.
     """
     submitted, ids = _submitted(snapshot, request, count)
     found = {f.session_id: f for f in forecast(submitted, policy, experience, ids)}
     own = [found[i] for i in ids]
     waiting = [f for f in own if f.basis != BASIS_NOW]
-    largest = largest_now_milli(request, snapshot, policy, caps, count=count)
+    largest = largest_now(others, count, snapshot, policy)
     if not waiting:
-        return RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, largest)
+        told = RequestForecast(count, None, snapshot.now_s, BASIS_NOW, STARTS_NOW, None)
+        return told if largest is None else _with_largest(told, largest)
     first = min(waiting, key=lambda f: f.position)
     last = max(waiting, key=lambda f: f.position)
     told = RequestForecast(
@@ -79,7 +80,7 @@ def forecast_request(
         expected_start_at_s=last.expected_start_at_s,
         basis=last.basis,
         text=first.text,
-        largest_now_milli=largest,
+        largest_now_milli=None,
         reason=first.reason,
         ahead=first.ahead,
         early_at_s=last.early_at_s,
@@ -87,12 +88,20 @@ def forecast_request(
         beside_now=_beside_now(request, count, snapshot, policy),
     )
     if largest is not None:
+        return _with_largest(told, largest)
+    least = others[0] if others else request
+    if least.fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None:
         return told
-    sooner = _soonest(request, count, snapshot, policy, caps, experience)
-    start = last.expected_start_at_s
-    if sooner is None or (start is not None and sooner[1] >= start):
+    at_s, start = _all_started_at_s(least, count, snapshot, policy, experience), last.expected_start_at_s
+    if at_s is None or (start is not None and at_s >= start):
         return told
-    return replace(told, soonest_milli=sooner[0], soonest_at_s=sooner[1])
+    beside = least.cpu_milli, least.memory_mib
+    return replace(told, soonest_milli=least.fgpu_milli, soonest_at_s=at_s, beside_other=beside)
+
+
+def _with_largest(told: RequestForecast, largest: Request) -> RequestForecast:
+    beside = largest.cpu_milli, largest.memory_mib
+    return replace(told, largest_now_milli=largest.fgpu_milli, beside_other=beside)
 
 
 def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapshot, tuple[int, ...]]:
@@ -102,35 +111,18 @@ def _submitted(snapshot: Snapshot, request: Request, count: int) -> tuple[Snapsh
     return snapshot.with_sessions((*snapshot.sessions, *new)), tuple(s.id for s in new)
 
 
-def _amounts(request: Request, snapshot: Snapshot, caps: Caps) -> list[Request]:
-    """Return the request with each other amount that could be asked for, smallest first."""
-    own = [n for n in snapshot.nodes if n.resource_group == request.resource_group]
-    plain = replace(request, gpu_memory_mib=None, compute_percent=None)
-    return [replace(plain, fgpu_milli=amount) for amount in amounts_that_fit(own, caps)]
+def largest_now(others: Sequence[Request], count: int, snapshot: Snapshot, policy: Policy) -> Request | None:
+    """Return the largest of these amounts with which ``count`` would start at once, or None.
 
-
-def largest_now_milli(
-    request: Request,
-    snapshot: Snapshot,
-    policy: Policy,
-    caps: Caps,
-    *,
-    count: int = 1,
-    beside: Beside | None = None,
-) -> int | None:
-    """Return the largest amount with which ``count`` would start at once, or None.
-
-    The CPU and memory with it are the request's, or what goes ``beside`` each amount. What is free so often is
-    submitted to a copy of the world, and planned there.
+    What is free that many times is submitted to a copy of the world, and planned there.
     """
-    score = score_for(policy.of(request.resource_group).placing, snapshot, request.resource_group)
-    left = placement.free(snapshot)
-    for asked in reversed(_amounts(request, snapshot, caps)):
-        if beside is not None:
-            cpu_milli, memory_mib = beside(asked.fgpu_milli)
-            asked = replace(asked, cpu_milli=cpu_milli, memory_mib=memory_mib)
+    if not others:
+        return None
+    group = others[0].resource_group
+    score, left = score_for(policy.of(group).placing, snapshot, group), placement.free(snapshot)
+    for asked in reversed(others):
         if _is_free(asked, count, left, score) and _all_start(asked, count, snapshot, policy):
-            return asked.fgpu_milli
+            return asked
     return None
 
 
@@ -179,25 +171,17 @@ def _is_free(asked: Request, count: int, left: placement.Free, score: placement.
     return True
 
 
-def _soonest(
-    request: Request,
-    count: int,
-    snapshot: Snapshot,
-    policy: Policy,
-    caps: Caps,
-    experience: Experience,
-) -> tuple[int, int] | None:
-    """Return the smallest amount, and when all of them would have started.
+def _all_started_at_s(
+    asked: Request, count: int, snapshot: Snapshot, policy: Policy, experience: Experience
+) -> int | None:
+    """Return when all of them would have started; None where that is not known.
 
-    Nothing larger starts sooner: it fits wherever that does.
+    Of the smallest amount: nothing larger starts sooner, as it fits wherever that does.
     """
-    amounts = _amounts(request, snapshot, caps)
-    if not amounts or (amounts[0].fgpu_milli >= request.fgpu_milli and request.gpu_memory_mib is None):
-        return None
-    submitted, ids = _submitted(snapshot, amounts[0], count)
+    submitted, ids = _submitted(snapshot, asked, count)
     now = plan(submitted, policy)
     found = expected_starts(applied(submitted, now), policy, experience, ids).found
     waiting = set(ids) - {p.session_id for p in now.placed}
     if not waiting <= found.keys():
         return None
-    return amounts[0].fgpu_milli, max((found[i].at_s for i in waiting), default=snapshot.now_s)
+    return max((found[i].at_s for i in waiting), default=snapshot.now_s)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from fgpu_scheduler.core.admission import Caps
 from fgpu_scheduler.core.extending import delays_a_promise
 from fgpu_scheduler.core.forecast import Outlook, outlook
 from fgpu_scheduler.core.hindsight import Experience
 from fgpu_scheduler.core.model import Request, Session, Snapshot
 from fgpu_scheduler.core.policies import Policy
 from fgpu_scheduler.core.records import Event, Past, Spent
-from fgpu_scheduler.core.request_forecast import Beside, RequestForecast, forecast_request, largest_now_milli
+from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request, largest_now
 from fgpu_scheduler.core.unblocking import Unblocking, unblocking
 from fgpu_scheduler.queue import QueueReader
 from fgpu_scheduler.store.history import History
@@ -22,10 +21,9 @@ from fgpu_scheduler.store.store import Store
 class StoreReader(QueueReader):
     """Reads one store, and forecasts by the policy that its scheduler has. `QueueReader` has the promises."""
 
-    def __init__(self, store: Store, policy: Policy, caps: Caps) -> None:
+    def __init__(self, store: Store, policy: Policy) -> None:
         self._store = store
         self._policy = policy
-        self._caps = caps
         self._history = History(store)
         self._experience: tuple[int, dict[str, Experience]] = -1, {}
 
@@ -44,15 +42,17 @@ class StoreReader(QueueReader):
     def outlook(self, snapshot: Snapshot) -> Outlook:
         return outlook(snapshot, self._policy, self._store.experience)
 
-    def forecast(self, request: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+    def forecast(
+        self, request: Request, count: int, snapshot: Snapshot, others: Sequence[Request]
+    ) -> RequestForecast:
         group = request.resource_group
         return forecast_request(
             request,
             count,
             snapshot.of_group(group),
             self._policy,
-            self._caps,
             self._experience_of(snapshot, group),
+            others,
         )
 
     def _experience_of(self, snapshot: Snapshot, group: str) -> Experience:
@@ -63,10 +63,8 @@ class StoreReader(QueueReader):
             self._experience = snapshot.version, found
         return found.get(group, Experience())
 
-    def largest_now_milli(self, request: Request, snapshot: Snapshot, beside: Beside) -> int | None:
-        return largest_now_milli(
-            request, snapshot.of_group(request.resource_group), self._policy, self._caps, beside=beside
-        )
+    def largest_now(self, others: Sequence[Request], group: str, snapshot: Snapshot) -> Request | None:
+        return largest_now(others, 1, snapshot.of_group(group), self._policy)
 
     def unblockings(self, snapshot: Snapshot) -> Mapping[str, Unblocking]:
         found = {g: unblocking(snapshot.of_group(g), self._policy) for g in snapshot.resource_groups}

@@ -85,7 +85,7 @@ class Users(Hub):
         with self._store.faultless():
             experience = self._store.experience(asked.resource_group)
         told = request_forecast.forecast_request(
-            asked, len(requests), snapshot, self._policy, self._caps, experience
+            asked, len(requests), snapshot, self._policy, experience
         ).startable_now
         newest = max((s.id for s in snapshot.sessions), default=0)
         new = [Session(newest + n, one, S.PENDING, snapshot.now_s) for n, one in enumerate(requests, start=1)]

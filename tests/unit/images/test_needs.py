@@ -255,9 +255,19 @@ def test_a_refused_link_to_a_hidden_image_is_shown_again_with_its_name() -> None
 def test_only_amounts_that_the_image_may_have_are_offered_in_place_of_another() -> None:
     found = offer(big(min_gpu_memory_mib=2048), device(0), device(1))
     wanted = parse({"image": "big", "gpu_memory_mib": 4096, "compute_percent": 50}, found)
-    amounts = tuple(found.takeable_milli(wanted))
+    amounts = tuple(other.fgpu_milli for other in found.others(wanted))
     assert amounts == (300, 400, 500, 600, 700, 800, 900, 1000, 2000)
-    assert tuple(found.takeable_milli(parse({"fgpu": "1"}, found)))[:2] == (100, 200)
+    assert next(found.others(parse({"fgpu": "1"}, found))).fgpu_milli == 100
+
+
+@pytest.mark.parametrize("asked", [{"fgpu": "1"}, {"gpu_memory_mib": 4096, "compute_percent": 55}])
+def test_cpu_and_memory_follow_another_amount_unless_they_were_chosen(asked: dict[str, object]) -> None:
+    found = offer(big())
+    usual = {other.fgpu_milli: other for other in found.others(parse(asked, found))}[100]
+    plain = parse({"fgpu": "0.1"}, found)
+    assert (usual.cpu_milli, usual.memory_mib) == (plain.cpu_milli, plain.memory_mib)
+    chosen = next(found.others(parse({**asked, "cpu": "3.7"}, found)))
+    assert (chosen.cpu_milli, chosen.memory_mib) == (3700, plain.memory_mib)
 
 
 def test_a_form_with_no_image_chosen_starts_none() -> None:

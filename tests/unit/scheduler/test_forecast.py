@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from fgpu_scheduler.core.admission import Caps
+from fgpu_scheduler.core.admission import Caps, amounts_that_fit
 from fgpu_scheduler.core.forecast import Forecast, forecast
 from fgpu_scheduler.core.hindsight import Experience, Range, Stretch
 from fgpu_scheduler.core.lengths import Lengths, PastRun
-from fgpu_scheduler.core.model import SessionState, WaitReason
+from fgpu_scheduler.core.model import Request, SessionState, WaitReason
 from fgpu_scheduler.core.placement import free
 from fgpu_scheduler.core.planner import Policy, plan
-from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request, largest_now_milli
+from fgpu_scheduler.core.request_forecast import RequestForecast, forecast_request
 from fgpu_scheduler.core.shortage import shortage
 from fgpu_scheduler.core.starts import BASIS_NO_NODE, BASIS_NOW, BASIS_TYPICAL, BASIS_UNKNOWN, SOON_S, Ahead
 from fgpu_scheduler.testing import NOW_S, World, lasting, world
@@ -48,14 +48,16 @@ def asks(
     cpu: int | str = 1,
     memory_mib: int = 1024,
 ) -> RequestForecast:
-    return forecast_request(
-        request("new", fgpu, cpu=cpu, memory_mib=memory_mib),
-        count,
-        lab,
-        Policy(),
-        caps,
-        lasting(typical),
-    )
+    asked = request("new", fgpu, cpu=cpu, memory_mib=memory_mib)
+    return forecast_request(asked, count, lab, Policy(), lasting(typical), others(lab, asked, caps=caps))
+
+
+def others(lab: World, asked: Request, *, caps: Caps = CAPS, cores_per_gpu: int = 0) -> list[Request]:
+    """Return the request with every amount, beside its own CPU or a number of cores for each whole GPU."""
+    return [
+        replace(asked, fgpu_milli=amount, cpu_milli=cores_per_gpu * amount or asked.cpu_milli)
+        for amount in amounts_that_fit(lab.nodes, caps)
+    ]
 
 
 def test_the_next_one_starts_when_the_first_who_runs_is_expected_to_end() -> None:
@@ -234,7 +236,8 @@ def test_twenty_on_one_gpu_are_named_as_what_is_short() -> None:
 
 def test_a_request_that_fits_starts_now() -> None:
     lab = world().running("a", "0.5")
-    assert asks(lab, "0.4") == RequestForecast(1, None, NOW_S, BASIS_NOW, "starts now", 500)
+    now = RequestForecast(1, None, NOW_S, BASIS_NOW, "starts now", 500, beside_other=(1000, 1024))
+    assert asks(lab, "0.4") == now
 
 
 def test_of_several_sessions_some_start_and_the_last_is_forecast() -> None:
@@ -295,9 +298,13 @@ def test_the_largest_amount_that_starts_now_is_beside_the_same_cpu_and_memory() 
 def test_the_largest_amount_that_starts_now_may_bring_its_own_cpu_and_memory() -> None:
     lab = world(cpu=8).running("a", "0.1", cpu=4)
     asked = request("b", "0.5", cpu=8)
-    assert largest_now_milli(asked, lab, Policy(), CAPS) is None
     # Eight cores with a whole GPU: four are left.
-    assert largest_now_milli(asked, lab, Policy(), CAPS, beside=lambda milli: (8 * milli, 1024)) == 500
+    for amounts, found in (
+        (others(lab, asked), (None, None)),
+        (others(lab, asked, cores_per_gpu=8), (500, (4000, 1024))),
+    ):
+        told = forecast_request(asked, 1, lab, Policy(), lasting(HOUR), amounts)
+        assert (told.largest_now_milli, told.beside_other) == found
 
 
 def test_only_those_are_told_without_whose_end_it_would_not_start() -> None:

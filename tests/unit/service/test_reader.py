@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from traitlets.config import Config
+from worlds import Build, node
 
 from fgpu_scheduler import (
     Banner,
+    Caps,
     Notice,
     Outlook,
     Request,
@@ -25,11 +27,12 @@ from fgpu_scheduler import (
     SystemClock,
 )
 from fgpuspawner.engines.base import Capabilities
-from fgpuspawner.form.offer import Wanted
+from fgpuspawner.form.offer import Offer, Wanted
+from fgpuspawner.form.options import parse
 from fgpuspawner.images.live import Images
 from fgpuspawner.service.model import World
 from fgpuspawner.service.problems import Problem
-from fgpuspawner.service.reader import THREADS, Reader
+from fgpuspawner.service.reader import ANY_IMAGE, THREADS, Reader
 from fgpuspawner.settings import FGPU
 
 
@@ -174,32 +177,54 @@ def test_reports_that_take_long_are_in_nobodys_way_and_have_a_limit(
     asyncio.run(ask())
 
 
+def test_every_page_names_the_same_largest_amount_that_starts_now(
+    store: Store, reader_of: Callable[[Store], Reader]
+) -> None:
+    async def ask() -> None:
+        reader = reader_of(store)
+        reader._connected = True
+        try:
+            # One core is left: a whole GPU would have 1.2, and half of one 0.6.
+            world = Build(replace(node(), cpu_milli=2500)).running("bob", 1500).world()
+            offer = reader._any_offer(world.snapshot, "default")
+            told = await reader.forecast(parse({"fgpu": "1"}, offer), offer, world)
+            assert (told.startable_now, told.largest_now_milli, told.beside_other) == (0, 500, (600, 4096))
+            assert reader._largest_now(world.snapshot, "default") == told.largest_now_milli
+        finally:
+            await reader.close()
+
+    asyncio.run(ask())
+
+
+def of(user: str) -> tuple[Wanted, Offer]:
+    """Return a request, and what its user may choose."""
+    wanted = Wanted(ANY_IMAGE.slug, "default", 1000, 1000, 1024)
+    return wanted, Offer((ANY_IMAGE,), ("default",), (), Caps(fgpu_step_milli=100), wanted, user=user)
+
+
 def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
     store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request("", "", "python", "default", 1000, 1000, 1024)
     thought_of: list[str] = []
     go_on = threading.Event()
 
-    def slow(asked: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+    def slow(asked: Request, *_: object) -> RequestForecast:
         thought_of.append(asked.user)
         assert asked.user != "mallory" or go_on.wait(30)
-        return RequestForecast(count, None, 0, "now", "starts now", None)
+        return RequestForecast(1, None, 0, "now", "starts now", None)
 
     async def ask() -> None:
         reader = reader_of(store)
         reader._connected = True
         monkeypatch.setattr(reader._queue, "forecast", slow)
         world = await reader.now()
-        floods = [
-            asyncio.create_task(reader.forecast(Wanted.of(request), "mallory", (), world)) for _ in range(200)
-        ]
+        floods = [asyncio.create_task(reader.forecast(*of("mallory"), world)) for _ in range(200)]
         try:
             await asyncio.sleep(0)
             async with asyncio.timeout(10):
                 seen = (await reader.world()).snapshot
                 assert replace(seen, now_s=world.snapshot.now_s) == world.snapshot
-                assert (await reader.forecast(Wanted.of(request), "alice", (), world)).text == "starts now"
+                assert (await reader.forecast(*of("alice"), world)).text == "starts now"
             assert thought_of == ["mallory", "alice"]
             go_on.set()
             await asyncio.gather(*floods)
@@ -213,12 +238,11 @@ def test_who_asks_for_forecasts_without_end_is_in_nobodys_way(
 def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
     store: Store, reader_of: Callable[[Store], Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request("", "", "python", "default", 1000, 1000, 1024)
     go_on = threading.Event()
 
-    def slow(asked: Request, count: int, snapshot: Snapshot) -> RequestForecast:
+    def slow(asked: Request, *_: object) -> RequestForecast:
         assert go_on.wait(600)
-        return RequestForecast(count, None, 0, "now", "starts now", None)
+        return RequestForecast(1, None, 0, "now", "starts now", None)
 
     async def ask() -> None:
         reader = reader_of(store)
@@ -228,7 +252,7 @@ def test_a_forecast_of_a_long_queue_is_slow_and_no_outage(
         monkeypatch.setattr("fgpuspawner.service.reader.ANSWER_WITHIN_S", 0.05)
         try:
             with pytest.raises(Problem) as found:
-                await reader.forecast(Wanted.of(request), "alice", (), world)
+                await reader.forecast(*of("alice"), world)
             assert (found.value.status, found.value.code) == (503, "forecast_takes_long")
         finally:
             go_on.set()
