@@ -2,7 +2,7 @@
 
 Every error is one line on standard error: status 1 where something is wrong, 2 where the command was used
 wrongly. With ``--json`` it is on standard output, too, as the API has it. Only ``fgpu node``, ``fgpu images``,
-``fgpu quota``, ``fgpu restore`` and ``fgpu move`` write to a database themselves. No password is shown.
+``fgpu quota`` and ``fgpu restore`` write to a database themselves. No password is shown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ COMMANDS = {
     "node": "node",
     "backup": "backup",
     "restore": "backup",
-    "move": "move",
     "upgrade": "upgrade",
     "images": "images",
     "kube": "kube",

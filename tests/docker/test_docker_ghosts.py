@@ -147,7 +147,7 @@ def test_check_says_whose_sessions_are_not_counted_and_what_to_do_and_nothing_of
     database.rename(database.with_suffix(".away"))
     try:
         (line,) = [line for line in checked() if hub.installation in line]
-        assert "use `fgpu move` to go on with them" in line
+        assert "set c.FGPU.db_url back to go on with them" in line
     finally:
         database.with_suffix(".away").rename(database)
         hub.start()

@@ -47,7 +47,7 @@ def sessions_of_others(client: docker.APIClient, address: Address, installation:
     )
     return [
         f"Sessions of another installation, {other}, run on {address} ({count}): what they hold is not counted here. "
-        "If they are this Hub's, of another database: use `fgpu move` to go on with them; else end them: "
+        "If they are this Hub's, of another database: set c.FGPU.db_url back to go on with them; else end them: "
         f"docker rm -f $(docker ps -q --filter label={LABEL}.installation={other})"
         for other, count in found.items()
     ]

@@ -22,8 +22,8 @@ def in_namespace(reached: Callable[[], Configuration], where: str, installation:
         return [f"whose sessions run in namespace {where} is not known: {e}"]
     return [
         f"Sessions of another installation, {other}, run in namespace {where} ({count}): they count as any pods here, "
-        "and nobody ends them. If they are this Hub's, of another database: use `fgpu move` to go on with them; else end "
-        f"them: kubectl --namespace {where} delete pods --selector {marks.INSTALLATION}={other},{marks.SESSION}"
+        "and nobody ends them. If they are this Hub's, of another database: set c.FGPU.db_url back to go on with them; "
+        f"else end them: kubectl --namespace {where} delete pods --selector {marks.INSTALLATION}={other},{marks.SESSION}"
         for other, count in found.items()
     ]
 
