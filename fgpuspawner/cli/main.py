@@ -34,7 +34,6 @@ COMMANDS = {
     "status": "status",
     "check": "check",
     "report": "report",
-    "services": "services",
     "firewall": "firewall",
     "node": "node",
     "backup": "backup",

@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import re
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,9 +23,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from fgpu_scheduler import FGPUError, StoreUnavailable
-from fgpuspawner.cli import check, services
+from fgpuspawner.cli import check
 from fgpuspawner.cli.command import add_command, add_config, read_only
 from fgpuspawner.cli.hub_config import load_config, quiet
+from fgpuspawner.cli.units import HUB, PROXY
 from fgpuspawner.settings import FGPU
 from fgpuspawner.settings.offline import without_engine
 from fgpuspawner.text.tables import printable
@@ -77,8 +79,11 @@ OF_USERS = re.compile(
 )
 """Where the Hub's log has a user's name, also of one whom the databases no longer know."""
 GPU_ID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F-]+$|^GPU-simulated")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LINES = 200
 LOGS = "logs"
+LOG = "make-run.log"
+"""Where ``make run`` keeps what all of its programs say, in its data folder."""
 LONGEST_SECRET_FILE = 4096
 SHORTEST_SECRET = 6
 """What is shorter is no secret worth its name, and may be part of any word."""
@@ -112,8 +117,7 @@ def run(given: argparse.Namespace) -> list[str]:
         known |= set(_of_files(data))
         database = settings.database_url()
         parts["queue"] = _said(lambda: _queue(database))
-        manager = services.manager_of(data)
-        parts[LOGS] = _said(lambda: list(manager.lines(services.OURS, follow=False, most=LINES)))
+        parts[LOGS] = _said(lambda: _logs(data))
         if not given.users:
             try:
                 users = _users(database, str(config.JupyterHub.db_url))
@@ -150,7 +154,7 @@ class Hiding:
 
     def __call__(self, line: str, *, is_log: bool = False) -> str:
         """Return the line without."""
-        line = printable(services.COLOURS.sub("", line))
+        line = printable(COLOURS.sub("", line))
         if self._secrets is not None:
             line = self._secrets.sub(HIDDEN, line)
         line = QUERY.sub(f"?{HIDDEN}", IN_URL.sub(f"://{HIDDEN}@", line))
@@ -206,6 +210,26 @@ def _queue(database: str) -> list[str]:
         *(f"nodes: {number} {state}" for state, number in sorted(nodes.items())),
         *(lines or ["no sessions"]),
     ]
+
+
+def _logs(data: Path) -> list[str]:
+    """Return the last lines of Hub, proxy and service.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    if (data / LOG).is_file():
+        return (data / LOG).read_text(errors="replace").splitlines()[-LINES:]
+    words = [
+        "journalctl",
+        "--output=cat",
+        "--no-pager",
+        f"--lines={LINES}",
+        f"--unit={HUB}",
+        f"--unit={PROXY}",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    return (done.stdout or done.stderr).splitlines()
 
 
 # -- what is not to be told ---------------------------------------------------------------------------

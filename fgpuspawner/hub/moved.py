@@ -11,14 +11,6 @@ from fgpu_scheduler import BadSettings, Session, SessionState
 FILE = "hub-urls.json"
 
 
-def noted_urls(data: Path) -> object:
-    """Return the URLs at which sessions reach the Hub and its service, as the Hub that started last has noted them."""
-    try:
-        return json.loads((data / FILE).read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]) -> None:
     """Note the ``urls`` at which sessions reach the Hub and its service, if no running session knows them by others.
 
@@ -26,7 +18,11 @@ def check_not_moved(data: Path, urls: Sequence[str], sessions: Iterable[Session]
         BadSettings: some do. Their log-ins, and what their pages ask, would fail from now on.
         OSError: it cannot be noted.
     """
-    file, wanted, known = data / FILE, list(urls), noted_urls(data)
+    file, wanted = data / FILE, list(urls)
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        known = None
     if known == wanted:
         return
     running = sum(session.state is SessionState.RUNNING for session in sessions)

@@ -25,7 +25,6 @@ from traitlets import HasTraits
 from traitlets.config import Config, LazyConfigValue
 
 from fgpuspawner.cli.main import make_parser
-from fgpuspawner.cli.services import UNITS
 from fgpuspawner.cli.usage import UsageError
 from fgpuspawner.engines.docker.spawner import FGPUSpawner
 from fgpuspawner.engines.kubernetes.spawner import KubernetesFGPUSpawner
@@ -231,7 +230,8 @@ def test_every_target_of_make_and_every_unit_of_systemd_is_there() -> None:
     text = "\n".join(map(text_of, PAGES))
     targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z][\w-]*)", text, flags=re.MULTILINE)) - targets == set()
-    units = {unit.removesuffix(".service") for unit in UNITS.values()} | {"docker"}
+    ours = (ROOT / "fgpuspawner/cli/setup/files").glob("*.*")
+    units = {file.stem for file in ours if file.suffix in (".service", ".timer")} | {"docker", "postgresql"}
     assert set(re.findall(r"systemctl \w+ ([a-z][\w-]*)", text)) - units == set()
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fgpuspawner import logs
-from fgpuspawner.cli.services import HUB, SERVICE, _whose
 
 FORGED = 'ann\n{"level": "INFO", "message": "all is well"}\r\n[I 2026-01-01 00:00:00 fgpu] forged\u2028'
 
@@ -110,9 +109,3 @@ def test_ids_of_so_many_sessions_are_known_at_a_time(log: Told, monkeypatch: pyt
     for session_id in range(10):
         logs.keep(session_id, f"request-{session_id}")
     assert logs._kept == {i: f"request-{i}" for i in (7, 8, 9)}
-
-
-def test_fgpu_services_tells_the_lines_of_hub_and_service_apart() -> None:
-    said = logging.LogRecord("fgpu", logging.ERROR, "", 0, '{"process": "service"', (), None)
-    for handler, name in ((logs.JsonLines(), HUB), (logs.of_the_service("json"), SERVICE)):
-        assert _whose(handler.format(said)) == name

@@ -39,7 +39,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["start"],
             "argument COMMAND: invalid choice: 'start' (choose from 'run', 'list', 'show', 'end', 'forecast', 'grow', "
-            "'top', 'setup', 'status', 'check', 'report', 'services', "
+            "'top', 'setup', 'status', 'check', 'report', "
             "'firewall', 'node', 'backup', 'restore', 'upgrade', 'images', "
             "'kube', 'replay', 'quota', 'members', 'import', 'audit', 'completion'); "
             "see fgpu --help",

@@ -9,7 +9,6 @@ import sqlite3
 import stat
 from pathlib import Path
 
-import psutil
 import pytest
 
 from commandline import failure, fgpu, filled, write_config
@@ -63,8 +62,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (data / "jupyterhub_cookie_secret").write_text(PLANTED["cookie"] + "\n")
     (data / "admin-password").write_text(PLANTED["password file"])
     (data / "make-run.log").write_text(LOG.format(**PLANTED))
-    own = psutil.Process()
-    (data / "make-run.json").write_text(json.dumps({"run": [own.pid, own.create_time()]}))
     monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", PLANTED["variable"])
     return write_config(tmp_path, after=AFTER.format(**PLANTED))
 
