@@ -128,11 +128,11 @@ def _had_of_each_gpu(found: Json) -> dict[str, dict[str, Any]]:
     for session in found["sessions"]:
         meter = found["meters"].get(str(session["id"]))
         shares = session["gpus"]
-        whole = sum(share["compute_percent"] for share in shares)
+        whole = sum(share["compute_percent"] or 0 for share in shares)
         for share in shares:
             of_gpu = {"entitled": 0.0, "received": 0.0, "memory": 0.0, "shared": False}
             own = had.setdefault(share["uuid"], of_gpu)
-            own["entitled"] += share["compute_percent"]
+            own["entitled"] += share["compute_percent"] or 0
             own["shared"] |= len(shares) > 1
             part = share["compute_percent"] / whole if whole else 1 / len(shares)
             for name, key in (("received", "compute_received_percent"), ("memory", "memory_used_mib")):
@@ -150,7 +150,7 @@ def _meter(found: Json, session: Json, name: str) -> Any:
 
 def _pair(has: Any, of: Any, unit: str) -> str:
     if of is None:
-        return ""
+        return "" if has is None else f"{has:.0f}{unit}"
     return f"{UNKNOWN if has is None else f'{has:.0f}'}/{of:.0f}{unit}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fgpu_scheduler import Device, FGPUError, Session, ShareMode
+from fgpu_scheduler import Device, FGPUError, Session, ShareMode, compute_of
 from fgpuspawner.isolation import slots
 from fgpuspawner.isolation.files import read_bounded, write_whole
 from fgpuspawner.isolation.slots import Slots
@@ -47,7 +47,7 @@ class BadLimits(FGPUError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """What a session may have of one device. ``slots`` is empty in mode memory.
+    """What a session may have of one device. ``slots`` is empty in mode memory; of memory only the percent is 0.
 
     ``lending`` is its number among those that lend each other their slots there, 0 where it does not lend; then
     ``most_percent`` is what it may have at most with what it is lent.
@@ -275,7 +275,7 @@ def environment(session: Session, *, limits_path: str, simulated: bool) -> dict[
         "FGPU_SESSION_ID": str(session.id),
         "FGPU_AMOUNT": fgpu_of(session) or "",
         "FGPU_MEMORY_MIB": str(sum(s.memory_mib for s in shares)),
-        "FGPU_COMPUTE_PERCENT": str(sum(s.compute_percent for s in shares)),
+        "FGPU_COMPUTE_PERCENT": str(compute_of(shares) or ""),
         "FGPU_LIMITS_FILE": limits_path,
         "FGPU_SIMULATED": "1" if simulated else "0",
         "NVIDIA_VISIBLE_DEVICES": uuids,

@@ -41,7 +41,7 @@ class Mps(Interposer):
         held = prepared.limits.devices
         environment = {
             "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(limit.compute_percent for limit in held)),
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(limit.compute_percent or 100 for limit in held)),
             # By ordinal of the visible devices, exactly one each: one too many, and every limit is dropped.
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(
                 f"{ordinal}={limit.memory_mib}M" for ordinal, limit in enumerate(held)

@@ -47,15 +47,16 @@ class Meter:
     """The last look at a session, summed over its GPUs. What could not be measured is None, and ``trouble`` says why.
 
     ``compute_borrowed_percent`` is what of the compute received was lent to it, ``compute_lent_percent`` what others had
-    of its share, over the last minute; None where compute is not lent. ``memory_context_mib`` is what of the memory was
-    charged for contexts and code, and so is not the program's; None where that is not known, or nothing is charged.
+    of its share, over the last minute; None where compute is not lent. ``compute_entitled_percent`` is None where compute
+    is not limited. ``memory_context_mib`` is what of the memory was charged for contexts and code, and so is not the
+    program's; None where that is not known, or nothing is charged.
     """
 
     at_s: int
     memory_used_mib: int | None
     memory_limit_mib: int
     sm_percent: float | None
-    compute_entitled_percent: int
+    compute_entitled_percent: int | None
     compute_received_percent: float | None
     trouble: str | None
     compute_borrowed_percent: float | None = None

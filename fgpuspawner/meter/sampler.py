@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState
+from fgpu_scheduler import Clock, Measured, Meters, Session, SessionState, compute_of
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.isolation import limits
 from fgpuspawner.isolation.limits import BadLimits, DeviceLimit
@@ -233,7 +233,7 @@ class Sampler:
                 reading.memory_mib,
                 sum(share.memory_mib for share in shares),
                 reading.sm_percent,
-                sum(share.compute_percent for share in shares),
+                compute_of(shares),
                 round(sum(known) / len(known), 1) if known else None,
                 reading.trouble,
                 round(sum(one.borrowed for one in loans) / len(loans), 1) if loans else None,

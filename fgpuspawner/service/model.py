@@ -26,6 +26,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Snapshot,
+    compute_of,
 )
 from fgpuspawner.images.pull_state import PullState
 from fgpuspawner.isolation.choice import Chosen
@@ -230,7 +231,7 @@ def meter_of(session: Session, world: World) -> Live | None:
         return live
     # A slice that was resized since the last look is the one that it has now.
     shares = session.placement.shares
-    memory_mib, percent = sum(s.memory_mib for s in shares), sum(s.compute_percent for s in shares)
+    memory_mib, percent = sum(s.memory_mib for s in shares), compute_of(shares)
     return replace(live, now=replace(live.now, memory_limit_mib=memory_mib, compute_entitled_percent=percent))
 
 

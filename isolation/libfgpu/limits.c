@@ -173,7 +173,7 @@ static bool expect_device(struct parser *parser, struct fgpu_limits *limits) {
         return malformed(parser, "memory_mib is %llu; the device has device_mib=%llu only",
                          (unsigned long long)memory_mib, (unsigned long long)device_mib);
     if (!expect_field(parser, " context_mib=", 0, UINT64_C(9999999999), &context_mib) ||
-        !expect_field(parser, " compute_percent=", 1, 100, &percent) || !expect(parser, " mode=memory"))
+        !expect_field(parser, " compute_percent=", 0, 100, &percent) || !expect(parser, " mode=memory"))
         return false;
     bool timed = take(parser, "+compute");
     if (!expect(parser, " slots=") || !(timed ? expect_slots(parser, (unsigned)percent, device) : expect(parser, "-")))

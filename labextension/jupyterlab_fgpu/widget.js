@@ -90,7 +90,8 @@ function draw(node, status) {
   row(
     table,
     "Compute",
-    `${computed == null ? "use not known" : `${computed} % in use`}, your share is ${entitled ?? "?"} %` +
+    (computed == null ? "use not known" : `${computed} % in use`) +
+      (entitled == null ? ", not limited" : `, your share is ${entitled} %`) +
       (meter.compute_lent_percent == null || !(computed > entitled) ? "" : ` (${computed - entitled} % borrowed)`)
   );
   const waiting = status.others.filter((other) => other.state === "PENDING");

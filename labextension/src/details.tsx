@@ -55,12 +55,16 @@ export function History(props: {
           everyS={everyS}
           mark={entitled}
           label={trans.__(
-            'Compute, %1: at most %2 % of the GPU; the dashed line is your share',
+            entitled === null
+              ? 'Compute, %1: at most %2 % of the GPU'
+              : 'Compute, %1: at most %2 % of the GPU; the dashed line is your share',
             last,
             Math.round(computePeak)
           )}
           caption={trans.__(
-            'Compute, %1: at most %2 %; dashed: your share',
+            entitled === null
+              ? 'Compute, %1: at most %2 %'
+              : 'Compute, %1: at most %2 %; dashed: your share',
             last,
             Math.round(computePeak)
           )}

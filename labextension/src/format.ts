@@ -48,14 +48,17 @@ export function contextText(
     : null;
 }
 
-/** Return what is computed of a GPU now, of the share or with what of it is borrowed: it adds up. */
+/** Return what is computed of a GPU now, of the share or with what of it is borrowed: it adds up. Null: not limited. */
 export function computeText(
   computed: number,
-  entitled: number,
+  entitled: number | null,
   meter: Pick<IMeter, 'compute_lent_percent'>,
   trans: TranslationBundle
 ): string {
   const now = Math.round(computed);
+  if (entitled === null) {
+    return trans.__('%1 % of the GPU in use', now);
+  }
   if (now <= entitled) {
     return trans.__('%1 of %2 % in use', now, entitled);
   }

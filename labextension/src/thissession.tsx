@@ -155,13 +155,16 @@ function Compute(props: {
   const { meter } = session;
   const entitled = meter?.compute_entitled_percent ?? session.compute_percent;
   const computed = meter?.sm_percent ?? null;
-  if (entitled === null) {
-    return <>{trans.__('not known')}</>;
-  }
   if (meter === null || computed === null) {
     return (
       <>
-        <div>{trans.__('%1 %', entitled)}</div>
+        <div>
+          {entitled !== null
+            ? trans.__('%1 %', entitled)
+            : session.gpus.length > 0
+              ? trans.__('not limited')
+              : trans.__('not known')}
+        </div>
         {meter?.trouble && (
           <div className="jp-fgpu-Minor">
             {trans.__('Use not known: %1.', meter.trouble)}
@@ -171,14 +174,14 @@ function Compute(props: {
     );
   }
   const text = computeText(computed, entitled, meter, trans);
-  const lent = lentText(computed, entitled, meter, trans);
+  const lent = lentText(computed, entitled ?? 100, meter, trans);
   return (
     <>
       <div>{text}</div>
       <Bar
         label={trans.__('Compute in use')}
         text={text}
-        percent={entitled > 0 ? Math.min(100, (100 * computed) / entitled) : 0}
+        percent={Math.min(100, (100 * computed) / (entitled ?? 100))}
       />
       {lent && <div className="jp-fgpu-Minor">{lent}</div>}
     </>

@@ -22,7 +22,7 @@ LIMITS = """\
 fgpu-limits 1
 session=17
 managed=charge
-device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25 mode=memory slots=-
+device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=0 mode=memory slots=-
 end
 """
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         Snapshot,
         Usage,
         WaitReason,
+        compute_of,
     )
     from fgpu_scheduler.core.placement import (
         DeviceFree,

@@ -28,7 +28,18 @@ from machines import PORT, Machine
 from memory_engine import WORLDS, MemoryEngine, Room
 from traitlets.config import Config
 
-from fgpu_scheduler import EndCause, Observed, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import (
+    EndCause,
+    Observed,
+    Placement,
+    Policy,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    Snapshot,
+    plan,
+)
 from fgpuspawner.concurrency.background import Background
 from fgpuspawner.engines.base import Ended, Engine, HubSide, Installation, LaunchSpec
 from fgpuspawner.engines.docker.create import ContainerOptions
@@ -39,6 +50,8 @@ from fgpuspawner.engines.kubernetes.engine import KubernetesEngine
 from fgpuspawner.engines.kubernetes.files_image import REFERENCE as FILES_IMAGE
 from fgpuspawner.engines.kubernetes.pods import PodOptions
 from fgpuspawner.engines.local.engine import LocalEngine
+from fgpuspawner.form.offer import make_offer
+from fgpuspawner.form.options import parse, read_fields
 from fgpuspawner.hub.inventory import nodes_at_start
 from fgpuspawner.images.model import Catalogue, Image
 from fgpuspawner.isolation import limits
@@ -51,7 +64,7 @@ log = logging.getLogger("fgpu")
 NAMESPACE = "default"
 
 SERVER = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 mode, ip, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -66,16 +79,22 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else lambda *_: o
 
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self):
+        said = os.environ["FGPU_SESSION_ID"].encode()
+        if self.path == "/nvidia-smi":
+            command = ["nvidia-smi", "--query-gpu=count,memory.total", "--format=csv,noheader,nounits"]
+            said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(os.environ["FGPU_SESSION_ID"].encode())
+        self.wfile.write(said)
     def log_message(self, *args):
         pass
 
 print("up", flush=True)
 ThreadingHTTPServer((ip, port), Answer).serve_forever()
 """
-"""``serves``, ``exits`` with status 3, ``eats`` all memory, or is ``deaf`` to being asked to end."""
+"""``serves``, ``exits`` with status 3, ``eats`` all memory, or is ``deaf`` to being asked to end.
+
+At /nvidia-smi it answers with what that prints: the number of GPUs, and the memory of each."""
 
 
 def free_port() -> int:
@@ -112,7 +131,7 @@ class Lab:
     reference = ""
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"name": "one", "cpu": 8, "memory_mib": 8192, "gpus": {"simulated": 1}}]
+        return [{"name": "one", "cpu": 8, "memory_mib": 8192, "gpus": {"simulated": 2}}]
 
     @abstractmethod
     def make(self, installation: Installation) -> Engine:
@@ -147,19 +166,25 @@ class Lab:
 
     def session(self, node_id: str | None = None, *, memory_mib: int = 512) -> Session:
         """Return a session that has its place, about to be launched for the first time."""
-        self._sessions += 1
         node = next(n for n in self.placed if node_id in (None, n.id))
-        (device,) = node.devices
+        device = node.devices[0]
         share = Share(device.uuid, 500, device.memory_mib // 4, 25)
-        asked = Request("alice", f"s{self._sessions}", "python", node.resource_group, 500, 1000, memory_mib)
-        return Session(
-            self._sessions,
-            asked,
-            SessionState.PREPARING,
-            0,
-            attempt=1,
-            placement=Placement(node.id, (share,)),
-        )
+        asked = Request("alice", "s", "python", node.resource_group, 500, 1000, memory_mib)
+        return self._placed(asked, Placement(node.id, (share,)))
+
+    def asked_for(self, fields: dict[str, str]) -> Session:
+        """Return the session that the scheduler makes of the launch form's fields."""
+        offer = make_offer(self.settings, self.placed, (self.image,), ("default",), user="alice")
+        given = {"cpu": "0.5", "memory_mib": "512", **fields}
+        wanted = parse(read_fields({name: [text] for name, text in given.items()}), offer)
+        waiting = Session(1, wanted.request("alice", "s"), SessionState.PENDING, 0)
+        (decision,) = plan(Snapshot(0, 0, self.placed, (waiting,)), Policy()).placed
+        return self._placed(waiting.request, decision.placement)
+
+    def _placed(self, asked: Request, placement: Placement) -> Session:
+        self._sessions += 1
+        asked = replace(asked, server_name=f"s{self._sessions}")
+        return Session(self._sessions, asked, SessionState.PREPARING, 0, attempt=1, placement=placement)
 
     def again(self, session: Session) -> Session:
         """Return the session as it is launched once more."""
@@ -380,7 +405,7 @@ class MachineLab(DockerLab):
         super().__init__(folder, docker, machine)
 
     def nodes(self) -> list[dict[str, Any]]:
-        own = self.machine.node("far", gpus={"simulated": 1})
+        own = self.machine.node("far", gpus={"simulated": 2})
         return [{**own, "engine": self.relay.url, "address": self.machine.address}]
 
     @contextlib.contextmanager
@@ -453,7 +478,7 @@ class KubeLab(Lab):
         return found
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"name": self.node, "gpus": {"simulated": 1}}]
+        return [{"name": self.node, "gpus": {"simulated": 2}}]
 
     def make(self, installation: Installation) -> Engine:
         dialect = Lease(installation.id)

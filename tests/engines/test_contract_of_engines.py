@@ -31,11 +31,11 @@ async def until(true: Callable[[], Any], what: str) -> Any:
     raise AssertionError(what)
 
 
-async def answer(endpoint: Endpoint) -> str:
+async def answer(endpoint: Endpoint, path: str = "") -> str:
     """Return what the server at an endpoint says, once it does."""
     async with asyncio.timeout(PATIENCE_S):
         await it_answers(endpoint.ip, endpoint.port, "/")
-    url = f"http://{endpoint.ip}:{endpoint.port}/"
+    url = f"http://{endpoint.ip}:{endpoint.port}/{path}"
     return (await asyncio.to_thread(requests.get, url, timeout=10)).text
 
 
@@ -252,17 +252,34 @@ async def test_processes_are_known_by_their_sessions_and_strangers_are_not(lab: 
     assert dict(found) == ({pid: session.id} if pid else {})
 
 
-async def test_the_limits_are_proved_from_inside_the_session(lab: Lab) -> None:
+MODES = {
+    "a fraction": ({"gpu_by": "fgpu", "fgpu": "0.6"}, [2432]),
+    "a whole GPU": ({"gpu_by": "fgpu", "fgpu": "2"}, [8192]),
+    "several whole GPUs": ({"gpu_by": "fgpu", "fgpu": "4"}, [8192, 8192]),
+    "memory only": ({"gpu_by": "memory", "gpu_memory_mib": "5120", "compute_percent": ""}, [5120]),
+    "memory and compute": ({"gpu_by": "memory", "gpu_memory_mib": "1024", "compute_percent": "25"}, [1024]),
+    "full memory": ({"gpu_by": "memory", "gpu_memory_mib": "8192", "compute_percent": ""}, [8192]),
+}
+"""Each way that the launch form has to ask for a GPU, and the memory of each GPU that the session then has."""
+
+
+@pytest.mark.parametrize(("fields", "memory_mib"), MODES.values(), ids=MODES)
+async def test_each_way_to_ask_for_a_gpu_starts_and_nvidia_smi_inside_shows_the_slice(
+    lab: Lab, fields: dict[str, str], memory_mib: list[int]
+) -> None:
     engine = lab.engine()
-    session = lab.session()
+    session = lab.asked_for(fields)
     spec = lab.spec(engine, session)
-    await answer(await engine.start(spec))
+    endpoint = await engine.start(spec)
+    assert await answer(endpoint) == str(session.id)
     if lab.name == "memory":
         pytest.skip("a thread has no limits of its own")
     proof = Verification(
         engine, lab.isolation.backend_of(session), timeout_s=PATIENCE_S, data=lab.settings.data_path()
     )
     await proof.prove(session, spec.prepared, Endpoint("", 0), spec.told)
+    shown = (await answer(endpoint, "nvidia-smi")).splitlines()
+    assert shown == [f"{len(memory_mib)}, {mib}" for mib in memory_mib]
 
 
 async def test_an_image_that_is_there_is_not_fetched_and_one_that_cannot_be_had_says_so(lab: Lab) -> None:

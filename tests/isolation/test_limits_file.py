@@ -63,7 +63,8 @@ WELL_FORMED = {
     "session 0": GOOD.replace("17", "0", 1),
     "long uuid": with_device(device="GPU-" + "x" * 91),
     "whole device": with_device(memory_mib="8192"),
-    "memory": with_device(mode="memory", slots="-"),
+    "memory only": with_device(compute_percent="0", mode="memory", slots="-"),
+    "compute held by others": with_device(mode="memory", slots="-"),
     "all slots": with_device(compute_percent="100", slots="0-100"),
     "fifty parts": with_device(
         compute_percent="50", slots=",".join(f"{i}-{i + 1}" for i in range(0, 100, 2))
@@ -137,8 +138,8 @@ MALFORMED = {
     ),
     with_device(memory_mib="8193"): "line 4: memory_mib is 8193; the device has device_mib=8192 only",
     with_device(context_mib="-0"): "line 4: context_mib is '-0'; only digits are a number here",
-    with_device(compute_percent="0"): "line 4: compute_percent is 0; it must be from 1 to 100",
-    with_device(compute_percent="101"): "line 4: compute_percent is 101; it must be from 1 to 100",
+    with_device(compute_percent="0"): "line 4: slots add up to 25; compute_percent is 0",
+    with_device(compute_percent="101"): "line 4: compute_percent is 101; it must be from 0 to 100",
     with_device(mode="compute"): "line 4: ' mode=memory' should stand where '' does",
     with_device(mode="memory+"): "line 4: ' slots=' should stand where '+' does",
     with_device(slots="-"): "line 4: slots is '-'; only digits are a number here",
@@ -219,7 +220,7 @@ def is_well_formed(data: bytes) -> bool:
 
 def _is_possible(match: re.Match[str]) -> bool:
     percent = int(match["percent"])
-    if not 1 <= int(match["memory"]) <= int(match["device"]) or not 1 <= percent <= 100:
+    if not 1 <= int(match["memory"]) <= int(match["device"]) or not 0 <= percent <= 100:
         return False
     if len(match["uuid"]) > 95:
         return False

@@ -12,6 +12,7 @@ from fgpu_scheduler import (
     NodeState,
     Session,
     SessionState,
+    compute_of,
     format_milli,
     free,
     gpu_action_of,
@@ -114,7 +115,7 @@ def _device(left: DeviceFree, world: World) -> Json:
                 "state": session.state.value,
                 "fgpu": format_milli(share.fgpu_milli),
                 "memory_mib": share.memory_mib,
-                "compute_percent": share.compute_percent,
+                "compute_percent": compute_of((share,)),
             }
             for session, share in world.held.get(left.device.uuid, ())
         ],

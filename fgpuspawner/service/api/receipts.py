@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fgpu_scheduler import Past, held_between
+from fgpu_scheduler import Past, compute_of, held_between
 from fgpuspawner.meter.tally import lent_on_the_mean
 from fgpuspawner.service.api.session_objects import asked_object
 from fgpuspawner.service.csv_file import Cell
@@ -63,7 +63,7 @@ def receipt(past: Past, world: World, viewer: Viewer, site: Site) -> Json:
         "energy_wh": _wh(measured.energy_mj if measured else None),
         "energy_estimated": bool(measured and measured.energy_mj is not None and measured.energy_estimated),
         "samples": measured.samples if measured else 0,
-        "compute_entitled_percent": sum(share.compute_percent for share in placed) if placed else None,
+        "compute_entitled_percent": compute_of(placed),
         "compute_received_percent": lent.received if lent else None,
         "compute_borrowed_percent": lent.borrowed if lent else None,
         "compute_lent_percent": lent.lent if lent else None,

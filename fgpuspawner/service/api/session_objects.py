@@ -15,6 +15,7 @@ from fgpu_scheduler import (
     SessionState,
     Share,
     Unblocking,
+    compute_of,
     format_milli,
     lifetime_s,
     not_extended,
@@ -83,7 +84,7 @@ def session_object(session: Session, world: World, viewer: Viewer, site: Site) -
         "gpu_models": list(asked.gpu_models),
         "cpu": format_milli(asked.cpu_milli),
         "memory_mib": asked.memory_mib,
-        "compute_percent": sum(s.compute_percent for s in shares) if shares else None,
+        "compute_percent": compute_of(shares),
         "node": session.placement.node_id if session.placement else None,
         "gpus": [_gpu_object(share, world) for share in shares],
         **_wait_object(session, world, viewer),
@@ -235,7 +236,7 @@ def _gpu_object(share: Share, world: World) -> Json:
         "model": device.model if device else None,
         "fgpu": format_milli(share.fgpu_milli),
         "memory_mib": share.memory_mib,
-        "compute_percent": share.compute_percent,
+        "compute_percent": compute_of((share,)),
         "simulated": share_is_simulated(share, world),
     }
 

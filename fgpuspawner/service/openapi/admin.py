@@ -93,7 +93,7 @@ SCHEMAS: dict[str, Schema] = {
                             thing(
                                 """
                                 id:count user:text server_name:text display_name:text state:text fgpu:amount
-                                memory_mib:count compute_percent:count
+                                memory_mib:count compute_percent:count?
                                 """
                             )
                         ),

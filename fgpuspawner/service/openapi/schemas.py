@@ -34,7 +34,7 @@ SCHEMAS: dict[str, Schema] = {
     "meter": thing(
         """
         at_s:at_s memory_used_mib:count? memory_limit_mib:count sm_percent:number?
-        compute_entitled_percent:count compute_received_percent:number? trouble:text?
+        compute_entitled_percent:count? compute_received_percent:number? trouble:text?
         compute_borrowed_percent:number? compute_lent_percent:number? memory_context_mib:count?
         """
     ),
@@ -54,7 +54,9 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         gpus=many(
-            thing("uuid:text model:text? fgpu:amount memory_mib:count compute_percent:count simulated:yes_no")
+            thing(
+                "uuid:text model:text? fgpu:amount memory_mib:count compute_percent:count? simulated:yes_no"
+            )
         ),
         wait_reason=WAIT_REASON,
         waits_for=WAITS_FOR,

@@ -64,7 +64,9 @@ def use(meter: Json | None) -> Use | None:
     compute = None
     sm, entitled = meter["sm_percent"], meter["compute_entitled_percent"]
     if sm is not None:
-        compute = Bar("Compute", compute_words(sm, entitled), percent(round(sm * 1000), entitled * 1000))
+        compute = Bar(
+            "Compute", compute_words(sm, entitled), percent(round(sm * 1000), (entitled or 100) * 1000)
+        )
     memory = memory_bar("Memory", meter["memory_used_mib"], meter["memory_limit_mib"])
     if memory is not None and meter["memory_context_mib"]:
         memory = replace(memory, text=memory.text + context_words(meter["memory_context_mib"]))
@@ -81,9 +83,11 @@ def rounded(percent: float) -> int:
     return math.floor(percent + 0.5)
 
 
-def compute_words(computed: float, entitled: int) -> str:
-    """Return what of a GPU is computed with, of the share or beyond it."""
+def compute_words(computed: float, entitled: int | None) -> str:
+    """Return what of a GPU is computed with: of the share or beyond it, or of the GPU where compute is not limited."""
     now = rounded(computed)
+    if entitled is None:
+        return f"{now} % of the GPU"
     return f"{now} %" if now > entitled else f"{now} of {entitled} %"
 
 

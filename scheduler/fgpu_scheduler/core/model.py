@@ -159,7 +159,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a session holds, or would hold, of one device."""
+    """What a session holds, or would hold, of one device. In mode MEMORY compute is not limited: the percent is 0."""
 
     device_uuid: str
     fgpu_milli: int
@@ -180,6 +180,11 @@ class Share:
             ),
             compute_percent=share_compute_percent(fgpu_milli, capacity_milli=device.capacity_milli),
         )
+
+
+def compute_of(shares: Iterable[Share]) -> int | None:
+    """Return the percent of compute that shares limit a session to; None if they do not limit it, or there are none."""
+    return sum(share.compute_percent for share in shares) or None
 
 
 @dataclass(frozen=True, slots=True)

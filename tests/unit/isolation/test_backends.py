@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from fgpu_scheduler import BadSettings, Device, Node, Placement, Request, Session, SessionState, Share
+from fgpu_scheduler import (
+    BadSettings,
+    Device,
+    Node,
+    Placement,
+    Request,
+    Session,
+    SessionState,
+    Share,
+    ShareMode,
+)
 from fgpuspawner.isolation import accounting, limits
 from fgpuspawner.isolation.base import CannotPrepare, Host, Mount, Prepared
 from fgpuspawner.isolation.choice import choose
@@ -448,6 +458,13 @@ def test_mps_gets_exactly_one_entry_for_each_visible_device(prepare: Prepare, ho
     one = prepare("mps", GPU).environment
     assert one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M", "a second entry would drop every limit"
     assert one["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+
+
+def test_mps_does_not_limit_the_compute_of_memory_only(host: Host) -> None:
+    share = Share(GPU.uuid, 500, 10240, 0, ShareMode.MEMORY)
+    prepared = make_backends(host)["mps"].prepare(session(share), (GPU,), ())
+    assert prepared.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+    assert prepared.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
 
 
 def test_mps_shares_its_pipes_and_memory_and_holds_compute_itself(prepare: Prepare, host: Host) -> None:

@@ -34,7 +34,7 @@ def session(*shares: Share, fgpu_milli: int = 500, session_id: int = 12) -> Sess
 
 HALF = session(Share.of(SMALL, 500))
 TWO = session(Share.of(SMALL, 2000), Share.of(ODD, 2000), fgpu_milli=4000)
-MEMORY_ONLY = session(Share("GPU-a", 500, 2048, 25, ShareMode.MEMORY))
+MEMORY_ONLY = session(Share("GPU-a", 500, 2048, 0, ShareMode.MEMORY))
 
 
 def of(given: Session, *neighbours: Limits, managed: str = "charge", **contexts: int) -> Limits:
@@ -79,7 +79,7 @@ def mode_of(path: Path) -> int:
             "fgpu-limits 1\n"
             "session=12\n"
             "managed=charge\n"
-            "device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=25 mode=memory slots=-\n"
+            "device=GPU-a memory_mib=2048 device_mib=8192 context_mib=0 compute_percent=0 mode=memory slots=-\n"
             "end\n",
         ),
     ],
@@ -283,3 +283,8 @@ def test_several_gpus_are_told_as_sums_and_a_list() -> None:
     )
     assert (told["CUDA_VISIBLE_DEVICES"], told["NVIDIA_VISIBLE_DEVICES"]) == ("GPU-a,GPU-b", "GPU-a,GPU-b")
     assert told["FGPU_SIMULATED"] == "0"
+
+
+def test_memory_only_names_no_share_of_compute() -> None:
+    told = limits.environment(MEMORY_ONLY, limits_path="/x", simulated=False)
+    assert (told["FGPU_MEMORY_MIB"], told["FGPU_COMPUTE_PERCENT"]) == ("2048", "")

@@ -19,6 +19,7 @@ from fgpu_scheduler import (
     Session,
     SessionState,
     Share,
+    ShareMode,
     Snapshot,
 )
 from fgpuspawner.meter.model import Live, Meter, Told
@@ -26,6 +27,7 @@ from fgpuspawner.service.api.receipts import COLUMNS, cells, receipt
 from fgpuspawner.service.api.session_objects import session_object
 from fgpuspawner.service.csv_file import csv_text
 from fgpuspawner.service.model import Site, Viewer, World
+from fgpuspawner.service.pages.bars import Bar, use
 from fgpuspawner.text.times import cell
 
 ALICE = Viewer("alice", groups=("default",))
@@ -194,3 +196,16 @@ def test_a_session_that_was_resized_is_held_against_its_new_slice_before_the_nex
     shown = session_object(runs, world(GPU, meters=Told(10, {7: looked})), ALICE, SITE)["meter"]
     assert (shown["memory_limit_mib"], shown["compute_entitled_percent"]) == (4096, 50)
     assert shown["memory_used_mib"] == 1331
+
+
+def test_memory_only_is_held_against_no_share_of_compute() -> None:
+    looked = Live(Meter(99_990, 1331, 2048, 37.5, None, 37.5, None))
+    memory_only = Placement("n1", (Share("GPU-1", 500, 2048, 0, ShareMode.MEMORY),))
+    runs = replace(ENDED, state=SessionState.RUNNING, ended_at_s=None, placement=memory_only)
+    found = world(GPU, meters=Told(10, {7: looked}))
+    shown = session_object(runs, found, ALICE, SITE)
+    assert (shown["compute_percent"], shown["gpus"][0]["compute_percent"]) == (None, None)
+    assert receipt(Past(runs, None), found, ALICE, SITE)["compute_entitled_percent"] is None
+    bars = use(shown["meter"])
+    assert bars is not None
+    assert bars.compute == Bar("Compute", "38 % of the GPU", "37.5")
