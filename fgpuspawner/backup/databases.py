@@ -127,7 +127,7 @@ def put_back(file: Path, url: str, *, setting: str, aside: str) -> Path | None:
         with closing(sqlite3.connect(draft)) as target:
             source.backup(target)
     kept = None
-    if path.exists():
+    if path.exists() and path.stat().st_size:  # An empty one was made to be locked.
         kept = path.with_name(f"{path.name}{aside}")
         # What its last writer left in these belongs to it.
         for suffix in ("-wal", "-shm"):

@@ -1,30 +1,39 @@
 """Running sessions that the Hub's own database does not know: it is new, or older than they are.
 
-What JupyterHub's database has of a server is noted with its session (`ServerToken`), so it can be written anew: the
+What JupyterHub's database has of a server is noted with its session (`ServerToken`), so it can be written again: the
 server goes on with the token that it has, and its owner finds it after the next log-in.
+
+No start of a Hub ends a session that answers, unless a person has said so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlparse
 
 from jupyterhub import orm
 from jupyterhub.roles import assign_default_roles
 from jupyterhub.utils import url_escape_path, url_path_join
 
-from fgpu_scheduler import Session, SessionState
+from fgpu_scheduler import BadSettings, Seen, Session, SessionState, Store
 from fgpuspawner.engines.base import Launched, ServerToken
 from fgpuspawner.form.offer import Wanted
+from fgpuspawner.hub.session_server import NoAnswer, ask
 
 log = logging.getLogger("fgpu")
 
 KEPT = "fgpu_request"
 """In what the Hub keeps of a server: the id of its session, and of the request that it came of."""
+ENDED = "fgpu_ended"
+"""In what the Hub keeps of a server: the id of a session that a person ended while its end could not be committed."""
 MOST_NAMED = 5
-"""So many sessions a warning names."""
+"""Sessions that a warning names."""
+SET_BACK = "set it back, or have this start end them: c.FGPU.end_unknown_sessions = True"
 
 
 def token_of(db: Any, server: orm.Spawner, token: str) -> ServerToken | None:
@@ -45,14 +54,15 @@ def token_of(db: Any, server: orm.Spawner, token: str) -> ServerToken | None:
 def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
     """Write into the Hub's database what it lacks of running sessions, and return these. Before it looks at its servers.
 
-    Nobody is adopted whose name the authenticator does not take any more.
+    With the authenticator's ``delete_invalid_users``, sessions of users whose names it does not take are left out.
     """
+    named = app.authenticator
     adopted = [
         session
         for session in sessions
         if session.state is SessionState.RUNNING
-        and not _is_known(app.db, session)
-        and app.authenticator.validate_username(session.request.user)
+        and not _is_known_or_ended(app.db, session)
+        and (not named.delete_invalid_users or named.validate_username(session.request.user))
     ]
     for session in adopted:
         _write(app, session)
@@ -67,26 +77,68 @@ def adopt(app: Any, sessions: Iterable[Session]) -> list[Session]:
     return adopted
 
 
-def _is_known(db: Any, session: Session) -> bool:
-    """Return whether the Hub's database has heard of a session: of its server, or of that server's end."""
+async def check_engine(seen: Seen, store: Store, sessions: Iterable[Session]) -> None:
+    """Return if what the engine runs and what the database says can be of one installation. Ends and changes nothing.
+
+    Raises:
+        BadSettings: sessions run that this database has never had, or answer and are not on their engine.
+    """
+    there = {thing.session_id for thing in seen.things if thing.alive}
+    if newer := [n for n in sorted(there) if await asyncio.to_thread(store.session, n) is None]:
+        raise BadSettings(
+            f"c.FGPU.db_url: {len(newer)} sessions run that this database has never had ({_some(newer)}), so it is older "
+            f"than they are; {SET_BACK}"
+        )
+    unseen = [
+        session
+        for session in sessions
+        if session.state is SessionState.RUNNING and session.id not in there
+        if session.placement is not None and session.placement.node_id in seen.nodes
+    ]
+    answers = await asyncio.gather(*map(_answers, unseen))
+    if lost := [session.id for session, answer in zip(unseen, answers, strict=True) if answer]:
+        raise BadSettings(
+            f"runtime, or the engine's address: {len(lost)} sessions answer that the engine does not know "
+            f"({_some(lost)}); {SET_BACK}"
+        )
+
+
+async def _answers(session: Session) -> bool:
+    """Return whether a session's own Jupyter server answers where it did."""
+    launched = Launched.from_json(session.launched)
+    if launched is None or launched.token is None:
+        return False
+    base_url = urlparse(launched.token.redirect_uri).path.removesuffix("oauth_callback")
+    try:
+        return (await ask(f"http://{launched.ip}:{launched.port}{base_url}api")).code == HTTPStatus.OK
+    except NoAnswer:
+        return False
+
+
+def _some(ids: list[int]) -> str:
+    return ", ".join(map(str, ids[:MOST_NAMED])) + (", ..." if len(ids) > MOST_NAMED else "")
+
+
+def _is_known_or_ended(db: Any, session: Session) -> bool:
+    """Return whether the Hub's database has a session's server as running, or knows that a person ended it."""
     owner = orm.User.find(db, session.request.user)
     server = owner and owner.orm_spawners.get(session.request.server_name)
     if server is None:
         return False
-    if _session_in(server.state) == session.id:
-        return True
-    heard = server.last_activity
-    if heard is not None and heard.replace(tzinfo=UTC).timestamp() >= (session.started_at_s or 0):
-        # Its end is activity, too: who has ended it has done so for good.
-        return True
+    state = server.state or {}
+    if server.server is None or state.get(ENDED) == session.id:
+        return state.get(ENDED) == session.id
+    # What an earlier version launched has only its server's record to be known by.
     token = _token_noted(session)
-    if token is None:
-        # What an earlier version launched has no more than its server's record to be known by.
-        return server.server is not None
-    return db.query(orm.APIToken).filter_by(hashed=token.hashed).first() is not None
+    return (
+        token is None
+        or session_in(state) == session.id
+        or db.query(orm.APIToken).filter_by(hashed=token.hashed).first() is not None
+    )
 
 
-def _session_in(state: Mapping[str, Any] | None) -> int | None:
+def session_in(state: Mapping[str, Any] | None) -> int | None:
+    """Return the id of the session that the Hub has noted of a server."""
     kept = (state or {}).get(KEPT)
     return kept[0] if kept else None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from typing import Any
 
-from fgpu_scheduler import Claim, FGPUError, lock_file
+from fgpu_scheduler import BadSettings, Claim, FGPUError, lock_file
 from fgpuspawner.settings import FGPU
 
 LOOKED_AT_EVERY_S = 30.0
+NOTE = "installation"
+"""The file in the data folder that names the installation whose sessions' files are there."""
 
 
 class OnlyHub:
@@ -28,17 +31,43 @@ class OnlyHub:
             sys.exit(f"fgpuspawner: {e}")
         self._init_db()
 
+    def serve(self, installation: str) -> None:
+        """Take an installation on this machine, and note in the data folder that it is served from there.
+
+        Raises:
+            BadSettings: another Hub serves it from a copy of the database, or the folder has files of sessions of
+                another installation.
+        """
+        # The kernel frees this name when the process ends, and no file is left behind.
+        self._name = socket.socket(socket.AF_UNIX)
+        try:
+            self._name.bind(f"\0fgpu-hub-{installation}")
+        except OSError:
+            raise BadSettings(
+                f"c.FGPU.db_url: another Hub on this machine serves installation {installation}, and this database is a "
+                "copy of that Hub's; end it, or give this one another database"
+            ) from None
+        note, files = self._data / NOTE, self._data / "limits"
+        before = note.read_text() if note.exists() else installation
+        sessions = [path for path in files.glob("*") if path.name.isdigit()]
+        if before != installation and sessions:
+            raise BadSettings(
+                f"c.FGPU.db_url: this database is of installation {installation}, and {files} has files of "
+                f"{len(sessions)} sessions of installation {before}; set it back, or end those and remove {files}"
+            )
+        note.write_text(installation)
+
     def _take(self, settings: FGPU) -> None:
-        folder = settings.data_path()
+        self._data = settings.data_path()
         self._folder = lock_file(
-            folder / "hub.lock",
-            f"c.FGPU.data_dir: another Hub is running on {folder}; end it, or give this one another folder",
+            self._data / "hub.lock",
+            f"c.FGPU.data_dir: another Hub is running on {self._data}; end it, or give this one another folder",
         )
         self._claim = Claim(settings.database_url())
         self._claim.take()
 
     async def look(self) -> None:
-        """Take the claim anew where the database has given it up, as at its own restart.
+        """Take the claim again where the database has given it up, as at its own restart.
 
         Raises:
             BadSettings: another Hub has it now.

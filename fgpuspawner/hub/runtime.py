@@ -33,6 +33,7 @@ from fgpuspawner.concurrency.waiting import to_the_end
 from fgpuspawner.engines.base import Capabilities, Engine, HubSide, Installation
 from fgpuspawner.form.offer import Offer, Refused, make_offer
 from fgpuspawner.form.presets import with_unknown_image
+from fgpuspawner.hub.adoption import check_engine
 from fgpuspawner.hub.code_watch import CodeWatch
 from fgpuspawner.hub.compute_watch import LOOKS_EVERY_S as COMPUTE_LOOKS_EVERY_S
 from fgpuspawner.hub.compute_watch import ComputeWatch
@@ -68,6 +69,8 @@ log = logging.getLogger("fgpu")
 T = TypeVar("T")
 
 START_AGAIN_S = 1.0
+FIRST_LOOK_S = 5.0
+"""Seconds that a start waits for an engine to say what it runs. Of one that says nothing, nothing is concluded."""
 WATCHDOG = "the watchdog"
 FILERS = 4
 """Threads that write for launches, and remove after ends: of their own, as both go on whatever else hangs."""
@@ -119,8 +122,10 @@ class Runtime:
             )
         return cls._current
 
-    def open(self) -> None:
+    def open(self, serve: Callable[[str], None]) -> None:
         """Read the catalogue, find the GPUs, open the database, connect to the engine. Blocks; for the Hub's start.
+
+        ``serve`` takes the id of the database's installation, and raises where this Hub may not serve that.
 
         Raises:
             FGPUError: one of them cannot be used; the message is one line.
@@ -128,6 +133,7 @@ class Runtime:
         self.store = Store(self.settings.database_url(), half_life_s=self.settings.half_life_s)
         self.images = Images(self.settings.catalogue_path(), self.store)
         self.store.open()
+        serve(self.store.installation_id)
         self.images.refresh()
         slugs = {image.slug for image in self.images.catalogue.images}
         for line in with_unknown_image(self.settings.presets, self.settings.warm_pool, slugs):
@@ -237,8 +243,14 @@ class Runtime:
         self._pull_notes.begin(self.background)
 
     async def _start(self) -> None:
-        # Whoever polls waits meanwhile: a database that is away must not look like servers that are gone. Nothing of
-        # this is done a second time, so nothing may fail for good that can be had later.
+        # Polls wait until all of this is done: a database that is away must not look like servers that are gone.
+        # Nothing of it is done a second time, so nothing may fail for good that can be had later.
+        if not self.settings.end_unknown_sessions:
+            await until_it_works(
+                self._check_engine,
+                every_s=START_AGAIN_S,
+                failures=Failures(log, "The Hub does not begin its work", level=logging.ERROR),
+            )
         live = await until_it_works(
             lambda: self.queue.start(self.nodes, self.settings.quotas_given()),
             every_s=START_AGAIN_S,
@@ -261,13 +273,22 @@ class Runtime:
         for session in live:
             server = session.request.user, session.request.server_name
             if session.state is SessionState.RUNNING and server not in self._served:
-                message = "the Hub had no server for this session any more when it restarted"
+                message = (
+                    "its end had not been noted, or c.FGPU.end_unknown_sessions is set, when the Hub started"
+                )
                 end = functools.partial(self.queue.end, session.id, EndCause.EXITED, message)
                 await self.queue.patiently(end)
         self._look_after()
         kinds = "simulated GPUs" if self.simulated else "GPUs"
         count = sum(len(n.devices) for n in self.nodes)
         log.info("Scheduling %d %s on %d nodes", count, kinds, len(self.nodes))
+
+    async def _check_engine(self) -> None:
+        look = self.background.run(self.engine.observe(), failed="The engine could not be looked at")
+        await asyncio.wait([look], timeout=FIRST_LOOK_S)
+        if look.done():
+            snapshot = await asyncio.to_thread(self.store.snapshot, 0)
+            await check_engine(look.result(), self.store, snapshot.sessions)
 
     def _look_after(self) -> None:
         """Begin what goes on for as long as the Hub runs, now that it is known which sessions live."""

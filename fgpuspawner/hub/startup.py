@@ -45,7 +45,7 @@ def start_with_the_hub(app: Any, only: OnlyHub) -> None:
         use_subdomains(app, settings)
         watch = DiskWatch(app, settings.data_path())
         runtime = Runtime(settings, config=app.config, spawner_class=app.spawner_class)
-        runtime.open()
+        runtime.open(only.serve)
         sessions, urls = runtime.store.snapshot(0).sessions, [app.hub.api_url, settings.service_url()]
         check_not_moved(settings.data_path(), urls, sessions)
         runtime.open_engine(urls)

@@ -102,5 +102,9 @@ class TimeoutSettings(Settings):
     abandoned_after_s = Integer(900, min=1).tag(example="3600")
     """Cancel a request that nobody resumed for this long after a restart, in seconds."""
     end_unknown_sessions = Bool(False).tag(example="True")
-    """Whether a start of the Hub ends the running sessions that its own database does not know. Such a database is new,
-    or older than the sessions. If false, they are adopted: they go on, and their owners find them after a log-in."""
+    """Whether a start of the Hub ends running sessions that one of its databases, or the engine, does not know.
+
+    If false, those that JupyterHub's own database does not know are adopted: they go on, and their owners find them after
+    a log-in. Where the scheduler's database or the engine does not know them, a setting is wrong: the Hub says which,
+    does not begin its work, and ends nothing.
+    """

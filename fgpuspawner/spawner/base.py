@@ -58,7 +58,7 @@ from fgpuspawner.engines.base import (
 from fgpuspawner.form.offer import Refused, Wanted, asks_the_same
 from fgpuspawner.form.options import ACCEPT_IMAGE, parse_to_start
 from fgpuspawner.hub import idle
-from fgpuspawner.hub.adoption import KEPT, token_of
+from fgpuspawner.hub.adoption import ENDED, KEPT, session_in, token_of
 from fgpuspawner.hub.session_server import it_answers, wait_up
 from fgpuspawner.hub.who_asks import ended_by
 from fgpuspawner.images.model import Image
@@ -110,6 +110,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         self._phase = self.IDLE
         self._session: Session | None = None
         self._failure: tuple[EndCause, str] | None = None
+        self._ended: int | None = None
+        """The session whose end could not be committed yet."""
         self._own_token = "", 0.0
         self._notifying = asyncio.Lock()
         self._pages_told = 0
@@ -618,7 +620,8 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
         try:
             await self._stop_once(session, failure, now=now)
         except StoreUnavailable as e:
-            # The Hub forgets the server whatever we say. Its session must end all the same.
+            # The Hub forgets the server whatever we say. Its session must end all the same, also after a restart.
+            self._ended = session_in(self.orm_spawner.state) if session is None else session.id
             self.log.error("%s cannot be ended yet, trying on: %s", self._log_name, e)
             self._beside(self._stop_at_last(session, failure))
         else:
@@ -723,10 +726,12 @@ class QueuedSpawner(LaunchFormSpawner, Spawner):
                 self._phase = self.IDLE
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the Hub keeps of this server: of which request its session came, for the log."""
+        """Return what the Hub keeps of this server: of which request its session came, and which is to end."""
         state: dict[str, Any] = super().get_state()
         if self._session is not None:
             state[KEPT] = [self._session.id, logs.keep(self._session.id)]
+        if self._ended is not None:
+            state[ENDED] = self._ended
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:

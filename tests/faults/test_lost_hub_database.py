@@ -183,3 +183,67 @@ def test_a_hub_that_is_told_to_ends_what_it_does_not_know(
     hub.start()
     hub.reach({})
     until(lambda: launched(hub, kind) == {})
+
+
+@pytest.fixture
+def both(make_hub: Callable[..., HubProcess]) -> HubProcess:
+    """A Hub that was killed with a session of each of two users; `older.sqlite` is its database of one session."""
+    hub = make_hub(simulated_gpus="2").start()
+    for user in ("alice", "bob"):
+        hub.add_user(user)
+        hub.spawn(user, options=ONE)
+        until(lambda user=user: hub.ready(user), what="it runs")  # type: ignore[misc]
+        if user == "alice":
+            with (
+                closing(sqlite3.connect(hub.data / "fgpu.sqlite")) as source,
+                closing(sqlite3.connect(hub.folder / "older.sqlite")) as copy,
+            ):
+                source.backup(copy)
+    hub.kill()
+    return hub
+
+
+def goes_on_with_its_own(hub: HubProcess, running: dict[int, list[int]]) -> None:
+    """Start the Hub on its own database again, and see that nothing has ended."""
+    hub.settings.pop("db_url", None)
+    hub.start()
+    until(lambda: hub.ready("alice") and hub.ready("bob"), what="both servers are known")
+    assert hub.states() == {"alice/": "RUNNING", "bob/": "RUNNING"}
+    assert launched(hub, "local") == running
+
+
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
+def test_a_start_on_an_empty_database_is_refused_and_ends_nothing(both: HubProcess, kind: str) -> None:
+    running = launched(both, kind)
+    both.settings["db_url"] = f"sqlite:///{both.folder}/empty.sqlite"
+    both.start(wait=False)
+    assert both.process is not None
+    assert both.process.wait(120) == 1
+    said = both.log_text().splitlines()[-1]
+    assert "has files of 2 sessions of installation" in said
+    assert "set it back" in said
+    goes_on_with_its_own(both, running)
+
+
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
+def test_a_start_on_an_older_database_ends_nothing(both: HubProcess, kind: str) -> None:
+    running = launched(both, kind)
+    both.settings["db_url"] = f"sqlite:///{both.folder}/older.sqlite"
+    both.start()
+    until(lambda: "1 sessions run that this database has never had" in both.log_text(), what="it says so")
+    both.kill()
+    goes_on_with_its_own(both, running)
+
+
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
+def test_servers_that_the_hub_took_for_ended_on_a_wrong_start_are_known_again(
+    both: HubProcess, kind: str
+) -> None:
+    running = launched(both, kind)
+    # What an earlier version did to its own database when the scheduler's was empty.
+    with closing(sqlite3.connect(both.data / "jupyterhub.sqlite")) as db:
+        now = time.strftime("%Y-%m-%d %H:%M:%S.000000", time.gmtime(time.time() + 5))
+        db.execute("UPDATE spawners SET server_id = NULL, state = '{}', last_activity = ?", (now,))
+        db.execute("DELETE FROM api_tokens WHERE note LIKE 'Server at%'")
+        db.commit()
+    goes_on_with_its_own(both, running)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import pytest
 import requests
 
 from hubprocess import HubProcess, until
@@ -125,7 +126,8 @@ def test_further_sessions_keep_their_places_and_can_be_cancelled_while_a_hook_ru
     hub.reach({"alice/": "RUNNING", "bob/": "RUNNING"})
 
 
-def test_a_stop_outlives_a_database_that_is_away(make_hub: Callable[..., HubProcess]) -> None:
+@pytest.mark.parametrize("crash", [False, True], ids=["the Hub runs on", "the Hub is killed meanwhile"])
+def test_a_stop_outlives_a_database_that_is_away(make_hub: Callable[..., HubProcess], crash: bool) -> None:
     hub = make_hub(service=False)
     hub.settings["db_url"] = f"sqlite:///{hub.data / 'fgpu.sqlite'}?timeout=1"
     hub.start()
@@ -136,7 +138,12 @@ def test_a_stop_outlives_a_database_that_is_away(make_hub: Callable[..., HubProc
         other.execute("BEGIN IMMEDIATE")
         assert hub.stop("alice").status_code in (202, 204)
         until(lambda: "alice cannot be ended yet, trying on" in hub.log_text())
+        if crash:
+            until(lambda: not hub.servers("alice"), what="the Hub has forgotten the server")
+            hub.kill()
         other.execute("ROLLBACK")
+    if crash:
+        hub.start()
     hub.reach({})
     assert launched(hub, "local") == {}
 
@@ -189,20 +196,25 @@ def test_a_second_hub_on_the_same_database_is_refused_before_it_ends_anybodys_se
     assert hub.states() == {"a/": "RUNNING"}
 
 
-def test_a_running_session_that_the_hub_has_forgotten_is_ended_at_its_next_start(
+def test_a_second_hub_on_a_copy_of_the_database_is_refused_before_it_ends_anybodys_session(
     make_hub: Callable[..., HubProcess],
 ) -> None:
     hub = make_hub().start()
-    hub.add_user("alice")
-    hub.spawn("alice", options=ONE)
-    hub.reach({"alice/": "RUNNING"})
-    hub.kill()
-    with closing(sqlite3.connect(hub.data / "jupyterhub.sqlite")) as db:
-        db.execute("update spawners set server_id = null")
-        db.commit()
-    hub.start()
-    hub.reach({})
-    until(lambda: launched(hub, "local") == {})
+    hub.add_user("a")
+    hub.spawn("a", options=ONE)
+    hub.reach({"a/": "RUNNING"})
+    other = make_hub()
+    other.data.mkdir()
+    with (
+        closing(sqlite3.connect(hub.data / "fgpu.sqlite")) as source,
+        closing(sqlite3.connect(other.data / "fgpu.sqlite")) as copy,
+    ):
+        source.backup(copy)
+    refused = started(other)
+    assert refused.returncode == 1
+    assert "another Hub on this machine serves installation" in refused.stderr.splitlines()[-1]
+    assert hub.states() == {"a/": "RUNNING"}
+    assert launched(hub, "local") != {}
 
 
 def test_no_page_can_be_framed_and_a_forms_ticket_is_good_for_forecasts_only(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from store_worlds import opened
 
 from fgpu_scheduler import BadSettings
 from fgpu_scheduler.store import claim as module
@@ -58,6 +65,81 @@ def test_it_is_free_once_its_holder_has_gone(first: Claim, second: Claim) -> Non
     first.close()
     second.take()
     assert refusal(first)
+
+
+@pytest.mark.parametrize(
+    "linked",
+    [os.symlink, os.link, lambda file, to: to.symlink_to(Path("..", file.parent.name, file.name))],
+    ids=["symbolic link", "hard link", "relative link"],
+)
+def test_a_second_one_is_refused_whichever_name_leads_to_the_file(
+    tmp_path: Path, linked: Callable[[Path, Path], None]
+) -> None:
+    file = tmp_path / "fgpu.sqlite"
+    first = Claim(f"sqlite:///{file}")
+    first.take()
+    linked(file, tmp_path / "other.sqlite")
+    assert "another Hub serves" in refusal(Claim(f"sqlite:///{tmp_path / 'other.sqlite'}"))
+    assert "another Hub serves" in refusal(
+        Claim(f"sqlite+pysqlite:///{tmp_path}/../{tmp_path.name}/fgpu.sqlite?timeout=3")
+    )
+    first.close()
+
+
+def test_a_second_one_is_refused_whichever_search_path_leads_to_the_tables(url: str) -> None:
+    if make_url(url).get_backend_name() != "postgresql":
+        pytest.skip("SQLite has no search path")
+    schema = f"elsewhere_{os.getpid()}"
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        own = connection.execute(text("SELECT current_schema()")).scalar_one()
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    first, second = (
+        Claim(url),
+        Claim(
+            make_url(url)
+            .update_query_dict({"options": f"-csearch_path={schema},{own}"})
+            .render_as_string(hide_password=False)
+        ),
+    )
+    try:
+        with opened(url):
+            first.take()
+            assert refusal(second)
+    finally:
+        first.close()
+        with engine.connect() as connection:
+            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+        engine.dispose()
+
+
+def test_giving_it_back_leaves_the_locks_of_connections_to_the_same_file(tmp_path: Path) -> None:
+    file = tmp_path / "fgpu.sqlite"
+    claim = Claim(f"sqlite:///{file}")
+    claim.take()
+    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("CREATE TABLE t (x)")
+        writer.execute("BEGIN IMMEDIATE")
+        claim.close()
+        write = f"import sqlite3; sqlite3.connect({str(file)!r}, timeout=0).execute('BEGIN IMMEDIATE')"
+        other = subprocess.run([sys.executable, "-c", write], capture_output=True, text=True, check=False)
+    assert "database is locked" in other.stderr
+
+
+def test_the_file_is_for_its_owner_and_the_files_beside_it_too(tmp_path: Path) -> None:
+    file = tmp_path / "fgpu.sqlite"
+    Claim(f"sqlite:///{file}").take()
+    with opened(f"sqlite:///{file}"):
+        assert {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {
+            "fgpu.sqlite": 0,
+            "fgpu.sqlite-shm": 0,
+            "fgpu.sqlite-wal": 0,
+        }
+    # One that an earlier version made.
+    again = Claim(f"sqlite:///{tmp_path / 'earlier.sqlite'}")
+    (tmp_path / "earlier.sqlite").touch(mode=0o644)
+    again.take()
+    assert (tmp_path / "earlier.sqlite").stat().st_mode & 0o007 == 0
 
 
 def test_what_postgresql_has_cut_is_taken_anew_unless_another_was_quicker(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -14,13 +15,19 @@ from sqlalchemy.pool import NullPool
 
 from fgpu_scheduler.errors import BadSettings, StoreUnavailable
 from fgpu_scheduler.store.database import AWAY, PATIENCE, Database, one_line, shown, with_its_driver
+from fgpu_scheduler.store.schema import meta
 
 HUB_LOCK = 0x66677068
 """PostgreSQL's advisory lock of the Hub that serves the sessions of a database: "fgph" in ASCII."""
-TAKE = "SELECT pg_try_advisory_lock(:key, hashtext(current_schema()))"
-"""Several installations may share a database, each in a schema of its own."""
+TAKE = f"""
+SELECT pg_try_advisory_lock(:key, hashtext(coalesce(
+    (SELECT nspname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
+     WHERE pg_class.oid = to_regclass('{meta.name}')), current_schema())))
+"""
+"""Several installations may share a database, each in a schema of its own. URLs with different search paths may lead to
+the same tables, so the lock is that of the schema in which they are found."""
 GONE_AFTER_S = 15.0
-"""So long PostgreSQL may take to notice that the process which held it has ended."""
+"""Seconds that PostgreSQL may take to notice the end of the process that held the lock."""
 NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"
 """What its server is told, so that the lock of a Hub whose machine is cut off is free after half a minute."""
 
@@ -28,8 +35,8 @@ NOTICED = "tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepal
 class Claim:
     """The claim of a Hub on a database. It ends with the process that holds it. To be used in one thread at a time.
 
-    On SQLite it is a lock on a file beside the database's; on PostgreSQL an advisory lock of one connection, which
-    must therefore lead to the server itself, and to no pool that gives out connections by transaction.
+    On SQLite it is a lock on the database's file itself, whichever link or path leads to it; on PostgreSQL an advisory
+    lock of one connection, which must therefore lead to the server, not to a pool of connections by transaction.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,25 +47,29 @@ class Claim:
         """
         Database(url)
         self._url = make_url(url)
-        self._file: IO[str] | None = None
+        self._file: int | None = None
         self._connection: Connection | None = None
 
     def take(self) -> None:
-        """Take the claim, or keep it. After a restart of PostgreSQL it is taken anew.
+        """Take the claim, or keep it. After a restart of PostgreSQL it is taken again.
 
         Raises:
             BadSettings: another process holds it, or the database's driver is not installed.
             StoreUnavailable: it is not known, as the database does not answer.
         """
         if self._url.get_backend_name() == "sqlite":
-            if self._file is None and self._url.database not in (None, "", ":memory:"):
-                self._file = lock_file(Path(f"{self._url.database}.hub"), self._taken())
+            if self._url.database not in (None, "", ":memory:"):
+                if self._file is None:
+                    self._file = _private(Path(str(self._url.database)))
+                _lock(self._file, self._taken())
             return
         with one_line(self._url, *AWAY, DBAPIError):
             if self._connection is not None:
                 try:
-                    self._connection.execute(text("SELECT 1"))
-                    return
+                    # Once more, as the tables may be in another schema since they were made.
+                    if self._connection.execute(text(TAKE), {"key": HUB_LOCK}).scalar_one():
+                        return
+                    raise BadSettings(self._taken())
                 except DBAPIError:
                     self.close()
             self._take_lock()
@@ -66,11 +77,12 @@ class Claim:
     def close(self) -> None:
         """Give the claim back. Idempotent."""
         if self._file is not None:
-            self._file.close()
+            # Not closed before the process ends: that would drop the locks of SQLite's own connections to this file.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._connection is not None:
             with contextlib.suppress(DBAPIError):
                 self._connection.close()
-        self._file = self._connection = None
+        self._connection = None
 
     def _take_lock(self) -> None:
         arguments = {name: value for name, value in PATIENCE.items() if name not in self._url.query}
@@ -107,13 +119,29 @@ def lock_file(path: Path, taken: str) -> IO[str]:
         BadSettings: another process holds it; its message is ``taken``.
         StoreUnavailable: there can be no such file.
     """
+    file = os.fdopen(_private(path), "w")
     try:
-        file = path.open("w")
+        _lock(file.fileno(), taken)
+    except BadSettings:
+        file.close()
+        raise
+    return file
+
+
+def _private(path: Path) -> int:
+    """Open a file, which is made if it is not there, and close it and SQLite's files beside it to other users."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        for own in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                own.chmod(own.stat().st_mode & 0o770)
     except OSError as e:
         raise StoreUnavailable(f"{path}: {e.strerror}") from e
+    return file
+
+
+def _lock(file: int, taken: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
         raise BadSettings(taken) from None
-    return file

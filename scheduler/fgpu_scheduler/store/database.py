@@ -87,6 +87,10 @@ class Database:
                 "the database URL of SQLite has too few slashes: three before a path from here, four before one from "
                 f"the root; write sqlite:///{self._url.host}/{self._url.database or ''} or sqlite:////srv/fgpu.sqlite"
             )
+        if self._is_sqlite and "uri" in self._url.query:
+            raise BadSettings(
+                "the database URL of SQLite names a path, without uri=: sqlite:////srv/fgpu.sqlite"
+            )
         self._reader: Engine | None = None
         self._writer: Engine | None = None
         # In memory there is one connection, so one transaction at a time.

@@ -36,7 +36,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
     monkeypatch.setattr(module, "START_AGAIN_S", 0.01)
     settings = FGPU(data_dir=str(tmp_path), accounting_dir=str(tmp_path / "shm"), nodes=[LAB])
     made = Runtime(settings, config=Config(), spawner_class=LocalFGPUSpawner)
-    made.open()
+    made.open(lambda installation: None)
     store = made.store
     store.set_nodes(made.nodes, now_s=0)
     (session,) = store.submit([Request("alice", "", "python", "default", 500, 100, 256)], now_s=0)
@@ -156,7 +156,7 @@ nvml_reader.child_command = lambda *_: [sys.executable, "-c", "import time; time
 data, lab = sys.argv[1], {"name": "lab", "cpu": 4, "memory_mib": 4096, "gpus": {"simulated": 1}}
 settings = FGPU(data_dir=data, accounting_dir=f"{data}/shm", nodes=[lab])
 runtime = Runtime(settings, config=Config(), spawner_class=LocalFGPUSpawner)
-runtime.open()
+runtime.open(lambda installation: None)
 (place,) = runtime.drivers.places()
 reader = runtime.drivers.reader(place)
 threading.Thread(target=reader.ask_here, args=({"do": "look"},), daemon=True).start()
